@@ -63,6 +63,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
   // Written as a conductor leaves them: nothing is executed here.
   const { database } = conductor
   const messageId = `msg_${'a'.repeat(32)}`
+  const connectionId = `conn_${'a'.repeat(33)}`
   await database.batch(tenantId, [
     {
       text: `INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, run_count)
@@ -90,12 +91,19 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
       values: [tenantId],
     },
     {
+      text: `INSERT INTO app_connections (tenant_id, id, provider, toolkit, end_user_id, state)
+             VALUES ($1, $2, 'mcp', 'initech-server', 'initech-person', 'revoked')`,
+      values: [tenantId, connectionId],
+    },
+    {
       text: `INSERT INTO webhook_deliveries (tenant_id, id, run_id, url, state) VALUES ($1, $2, 'run-initech', 'https://initech.example/', 'dead')`,
       values: [tenantId, messageId],
     },
   ])
   return {
     '/api/api-keys/{id}': apiKey.id,
+    '/api/apps/{toolkit}': 'initech-server',
+    '/api/apps/{toolkit}/connections/{id}': connectionId,
     '/api/end-users/{id}': 'initech-person',
     '/api/mcp/catalog/{name}': 'initech-server',
     '/mcp/catalog/{name}': 'initech-server',

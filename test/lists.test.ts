@@ -68,6 +68,11 @@ const rows: readonly Statement[] = [
   ),
   sql(
     450,
+    `app_connections (tenant_id, id, provider, toolkit, end_user_id, state, created_at)`,
+    `'acme', 'conn_' || n, 'mcp', 'server1', 'person' || n, 'active', now() - n * interval '1 second'`,
+  ),
+  sql(
+    450,
     `secret_versions (tenant_id, name, version, master_key, wrapped_key, ciphertext, created_by)`,
     `'acme', 'secret' || n, 1, 'mk_1', '', '', 'test'`,
   ),
@@ -99,6 +104,7 @@ const lists = [
   '/api/published',
   '/api/webhooks/deliveries',
   '/api/mcp/catalog',
+  '/api/apps/server1/connections',
   '/api/secrets',
   '/api/secrets/secret1/versions',
   '/api/secrets/secret1/reads',

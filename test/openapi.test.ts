@@ -73,7 +73,7 @@ function wrongWith(
   for (const [status, { $ref, description, content }] of Object.entries(responses)) {
     expect($ref ?? (description && description !== 'Default Response'), `${status} has no description`)
     if ($ref !== undefined || description === undefined) continue
-    const empty = status === '204' || status === '304' || (status === '202' && content === undefined)
+    const empty = ['204', '303', '304'].includes(status) || (status === '202' && content === undefined)
     const forms = Object.values(content ?? {})
     expect(empty ? forms.length === 0 : forms.length > 0, `${status} has ${empty ? 'a' : 'no'} body`)
     expect(

@@ -23,6 +23,7 @@ const named: Partial<ProfileInput> = {
   tools: ['calculate'],
   skills: ['using-pdf'],
   mcpServers: ['files'],
+  apps: ['files'],
   sandbox: { provider: 'process', template: 'python', resources: { memoryMb: 64 } },
   egress: [{ host: 'api.example.com', paths: ['/v1'], methods: ['GET'], headers: { 'x-team': 'agents' } }],
   pool: 'gpu',

@@ -82,6 +82,8 @@ const resourcesOf = (path: string): string[] =>
 /** Ids that nothing has. A new resource adds one here; the tests of the whole route table say so when it is missing. */
 export const unknownIds: Fixtures = {
   '/api/api-keys/{id}': 'tak_0000',
+  '/api/apps/{toolkit}': 'nobody',
+  '/api/apps/{toolkit}/connections/{id}': 'conn_0000',
   '/api/end-users/{id}': 'nobody',
   '/api/mcp/catalog/{name}': 'nobody',
   '/mcp/catalog/{name}': 'nobody',

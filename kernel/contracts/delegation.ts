@@ -13,6 +13,27 @@ export const Delegation = Type.Object({
 })
 export type Delegation = Static<typeof Delegation>
 
+/** A call of a tool of an app, which waits on its runner until a conductor has made it: accounts never leave conductors. */
+export const AppCall = Type.Object({
+  id: Type.String(),
+  parentRunId: Type.String(),
+  app: Type.Object({
+    toolkit: Type.String(),
+    tool: Type.Optional(Type.String()),
+    input: Type.Record(Type.String(), Type.Unknown()),
+    /** Another conductor had it before, which went away: whether the call was made is not known. */
+    again: Type.Optional(Type.Literal(true)),
+  }),
+})
+export type AppCall = Static<typeof AppCall>
+
+/** A `progress` event with this stage makes the conductor take the waiting ones. */
+export const appCallStage = 'app_call'
+
+/** What waits on a runner for a conductor: a task for another profile, or a call of an app. */
+export const WaitingCall = Type.Union([Delegation, AppCall])
+export type WaitingCall = Static<typeof WaitingCall>
+
 /** How a delegation ended. `status` and `costCents` are those of the child run, when one was started. */
 export const DelegationAnswer = Type.Object({
   ok: Type.Boolean(),
@@ -25,10 +46,15 @@ export type DelegationAnswer = Static<typeof DelegationAnswer>
 /** A `progress` event with this stage tells readers of a delegation, and makes the conductor take the waiting ones. */
 export const delegationStage = 'delegation'
 
-/** The waiting delegations of a runner. A worker can write a `progress` event, but cannot add a delegation here. */
+/** What waits on a runner for a conductor. A worker can write a `progress` event, but cannot add anything here. */
 export interface Delegations {
-  /** Returns the waiting delegations of a session and marks them as taken. */
-  take(tenantId: string, sessionId: string): readonly Delegation[]
+  /** Has a call of an app wait for a conductor. Rejects when the signal aborts. */
+  call(
+    of: { readonly tenantId: string; readonly sessionId: string; readonly signal: AbortSignal },
+    call: AppCall,
+  ): Promise<DelegationAnswer>
+  /** Returns what waits in a session, and marks it as taken. */
+  take(tenantId: string, sessionId: string): readonly WaitingCall[]
   /** Gives the waiting tool call its answer. False: the call does not wait any more. */
   answer(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): boolean
 }

@@ -24,6 +24,7 @@ interface LimitKind {
     | 'servers'
     | 'objects'
     | 'files'
+    | 'connections'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -147,6 +148,12 @@ export const limitKinds = {
     unit: 'bytes',
     relief: 'held',
     about: 'The size of one entry of the MCP catalog, as JSON.',
+  },
+  appConnections: {
+    default: 10_000,
+    unit: 'connections',
+    relief: 'held',
+    about: 'Accounts in apps, its own and those of its end users; those that ended are counted for 90 days.',
   },
   secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
   objects: { default: 100_000, unit: 'objects', relief: 'held', about: 'Objects in the object store.' },

@@ -86,6 +86,14 @@ export const ProfileInput = Type.Object(
       }),
     ),
     mcpServers: Type.Optional(Type.Array(Type.String({ maxLength: 128 }), { maxItems: 50, default: [] })),
+    apps: Type.Optional(
+      Type.Array(Type.String({ maxLength: 128 }), {
+        maxItems: 50,
+        uniqueItems: true,
+        description:
+          'Toolkits whose tools the agent has, called `<toolkit>__<tool>`: see `GET /api/apps`. Where each end user has an account of their own, `metadata.end_user_id` of the run says whose is used.',
+      }),
+    ),
     workerMode: Type.Optional(Type.Union([Type.Literal('static'), Type.Literal('sandbox')], { default: 'static' })),
     sandbox: Type.Optional(
       Type.Object(
@@ -150,6 +158,7 @@ export const Profile = Type.Object({
   tools: Type.Array(Type.String()),
   skills: Type.Array(Type.String()),
   mcpServers: Type.Array(Type.String()),
+  apps: Type.Optional(Type.Array(Type.String())),
   workerMode: Type.Union([Type.Literal('static'), Type.Literal('sandbox')]),
   sandbox: Type.Optional(Type.Unknown()),
   egress: Type.Optional(Type.Array(EgressEntry)),

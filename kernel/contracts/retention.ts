@@ -66,3 +66,13 @@ export interface TenantDataStore {
 }
 /** Keyed by what users call it, which is how the proof of an erasure counts it. */
 export const TenantData = slot<TenantDataStore>('conductor.tenant-data')
+
+/** What a plugin keeps of the people whom tenants name in their chats, beside what they said. */
+export interface EndUserStore {
+  /** What there is of one person, in bounded parts, as an export shows it. */
+  items(tenantId: string, endUserId: string): AsyncIterable<readonly Readonly<Record<string, unknown>>[]>
+  /** Deletes all of it, and resolves to how much that was. Stops between two deletions when the signal aborts; it is called again then. */
+  erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<number>
+}
+/** Keyed by what users call one of it, e.g. `connection`. */
+export const EndUserData = slot<EndUserStore>('conductor.end-user-data')

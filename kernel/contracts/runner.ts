@@ -1,8 +1,9 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
+import { AppTool } from './apps.ts'
+import type { DelegationAnswer, WaitingCall } from './delegation.ts'
 import type { VfsLease, WorkerLease } from './leases.ts'
-import type { Delegation, DelegationAnswer } from './delegation.ts'
 import { EgressOrder } from './egress.ts'
 import type { EndingCode } from './endings.ts'
 import { McpServer, UnavailableMcpServer } from './mcp-servers.ts'
@@ -35,6 +36,8 @@ export const ExecuteRun = Type.Object(
     /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
     create: Type.Optional(Type.Object({ profile: Profile })),
     mcpServers: Type.Optional(Type.Array(McpServer)),
+    /** The tools of the apps of its profile, which a conductor calls. */
+    apps: Type.Optional(Type.Array(AppTool)),
     /** Sent for profiles with `egress`. */
     egress: Type.Optional(EgressOrder),
     /** Those of its names that it has to do without, and why. */
@@ -195,8 +198,8 @@ export interface RunnerLink {
   invalidateSandbox(provider: string, sandboxId: string): Promise<number>
   vfsLeases(tenantId: string, signal?: AbortSignal): Promise<readonly VfsLease[]>
   vfsLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
-  /** Tool calls of a session that wait for a run of another profile. */
-  delegations(tenantId: string, sessionId: string): Promise<readonly Delegation[]>
+  /** Tool calls of a session that wait for a run of another profile, or for a call of an app. */
+  delegations(tenantId: string, sessionId: string): Promise<readonly WaitingCall[]>
   /** Does nothing when the tool call does not wait any more. */
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
   /** Brings a version of a skill, for sessions that keep it. */

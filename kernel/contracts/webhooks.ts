@@ -1,4 +1,5 @@
 import { capability } from '../plugin.ts'
+import type { TenantTx } from './database.ts'
 import { errorTable } from './errors.ts'
 import type { RunSummary } from './runs.ts'
 
@@ -7,10 +8,20 @@ export const webhookErrors = errorTable('webhooks', {
   webhooksUnavailable: { status: 503, message: 'Webhooks need AGENT_ORC_WEBHOOK_KEY on the conductor.' },
 })
 
-/** Checks webhook addresses. The message itself is written with the row of the run. */
+/** Something that is told beside the ends of runs. */
+export interface Told {
+  readonly url: string
+  /** As receivers tell messages apart, e.g. `app.connection.expired`. */
+  readonly type: string
+  readonly data: Readonly<Record<string, unknown>>
+}
+
+/** Checks webhook addresses, and takes messages. That of a run is written with the row of the run. */
 export interface Webhooks {
   /** AppError 400 `invalid_webhook` for an address that a tenant may not have asked, 503 `webhooks_unavailable` without a signing key. */
   check(tenantId: string, url: string): void
+  /** Has something told, at least once, if the transaction commits. */
+  tell(tx: TenantTx, told: Told): Promise<void>
   /** Gives the deliverer a way to read runs that have ended. Nothing is delivered before this call. */
   readRuns(find: FindRun): void
 }

@@ -38,6 +38,7 @@ export { type Poll, startSuiteRunner, type SuiteRunner, type SuiteSession } from
 export { type SandboxPart, type SandboxSuiteOptions, testSandboxProvider } from './sandbox-suite.ts'
 export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startStandInApi } from './stand-ins.ts'
 export { createStandInMachine, type StandInMachine } from './stand-ins.ts'
+export { type AuthorizationServer, startAuthorizationServer } from './authorization-server.ts'
 export { type ExternalServer, type ExternalTool, startExternalServer, startSseServer } from './mcp-server.ts'
 export { type StandInTool, startToolServer, type ToolServer } from './stand-ins.ts'
 export { newObject, oddKeys, testObjectBackend } from './object-suite.ts'

@@ -1,8 +1,8 @@
 import type { SystemTx } from '#contracts/database'
 
 /**
- * Tables that every transaction sees: who the tenants and the processes are, which tenants have a queue, which migrations were
- * applied, and nonces and limits from before a tenant is known.
+ * Tables that every transaction sees: who the tenants and the processes are, which tenants have a queue, or an account in an app that
+ * is due to be renewed, which migrations were applied, and nonces and limits from before a tenant is known.
  */
 const untenanted = [
   'tenants',
@@ -10,6 +10,7 @@ const untenanted = [
   'run_queue_tenants',
   'schema_migrations',
   'plugin_migrations',
+  'app_due_tenants',
   'kv_memory',
   'kv_claims',
   'kv_windows',

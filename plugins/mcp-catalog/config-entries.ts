@@ -1,6 +1,7 @@
 import { isIP } from 'node:net'
 import { type StaticDecode, Type } from '@sinclair/typebox'
 import { type TenantList, Tenants } from '#kernel'
+import type { AppAccounts } from '#contracts/apps'
 import { type HeaderMap, secretsIn } from '#contracts/secrets'
 import { hostOf, isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
 import { type Entry, entryOf } from './entry.ts'
@@ -42,6 +43,7 @@ export interface ConfigEntries {
 interface Means {
   readonly secrets: boolean
   readonly database: boolean
+  readonly accounts: Pick<AppAccounts, 'redirectUrl' | 'missing'> | undefined
 }
 
 export function createConfigEntries(table: ServerTable, means: Means): ConfigEntries {
@@ -53,6 +55,10 @@ export function createConfigEntries(table: ServerTable, means: Means): ConfigEnt
     const entry = entryOf(name, document, true, 'config')
     if (entry.oauth && !(means.secrets && means.database)) {
       throw refused(name, " has 'oauth', which needs a database and the plugin 'secrets'")
+    }
+    if (entry.oauth?.grant === 'authorization_code' && means.accounts?.redirectUrl === undefined) {
+      const why = means.accounts?.missing ?? "To connect accounts, this role needs the plugin 'app-connections'."
+      throw refused(name, ` has 'oauth' with authorization_code. ${why}`)
     }
     if (entry.toolPolicy === 'review' && !means.database) {
       throw refused(name, " has 'toolPolicy: review', which needs a database")

@@ -1,6 +1,10 @@
+import { type AppAccounts, sentenceOf } from '#contracts/apps'
 import type { Secrets } from '#contracts/secrets'
-import { type Entry, secretsOf } from './entry.ts'
-import type { Tokens } from './tokens.ts'
+import { isAppError } from '#kernel'
+import { tokenOf } from './authorization-code.ts'
+import { accountOf, type Entry, mcpProvider, secretsOf } from './entry.ts'
+import { catalogErrors } from './errors.ts'
+import { basisOf, type Tokens } from './tokens.ts'
 
 /** What is sent to a server to prove who asks. */
 export interface Sent {
@@ -15,7 +19,11 @@ export interface Credentials {
   of(tenantId: string, entry: Entry, signal: AbortSignal): Promise<Sent>
 }
 
-export function createCredentials(secrets: Secrets | undefined, tokens: Tokens | undefined): Credentials {
+export function createCredentials(
+  secrets: Secrets | undefined,
+  tokens: Tokens | undefined,
+  accounts: AppAccounts | undefined,
+): Credentials {
   return {
     async of(tenantId, entry, signal) {
       const { name, headers = {}, oauth } = entry
@@ -23,8 +31,15 @@ export function createCredentials(secrets: Secrets | undefined, tokens: Tokens |
         secrets && secretsOf({ headers }).length > 0
           ? await secrets.headers(tenantId, headers, `mcp-servers/${name}`)
           : headers
-      if (!oauth || !tokens) return { headers: plain }
       const withToken = (token: string) => ({ ...plain, authorization: `Bearer ${token}` })
+      if (oauth?.grant === 'authorization_code') {
+        const account = await tenantAccount(accounts, tenantId, entry, signal)
+        return {
+          headers: withToken(account.token),
+          renew: async () => withToken((await account.renew()).token),
+        }
+      }
+      if (!oauth || !tokens) return { headers: plain }
       const token = await tokens.of(tenantId, entry, signal)
       return {
         headers: withToken(token),
@@ -36,3 +51,50 @@ export function createCredentials(secrets: Secrets | undefined, tokens: Tokens |
     },
   }
 }
+
+interface TenantAccount {
+  readonly token: string
+  renew(): Promise<TenantAccount>
+}
+
+/** The account of the tenant itself: those of end users never leave the plugin that keeps them for anything but their own calls. */
+async function tenantAccount(
+  accounts: AppAccounts | undefined,
+  tenantId: string,
+  entry: Entry,
+  signal: AbortSignal,
+): Promise<TenantAccount> {
+  if (accountOf(entry) === 'user') throw catalogErrors.mcpTokenRefused({ message: ofUsers })
+  if (!accounts) throw catalogErrors.mcpTokenRefused({ message: noAccounts })
+  const key = { provider: mcpProvider, toolkit: entry.name, endUserId: '' }
+  const got = async (using: ReturnType<AppAccounts['use']>): Promise<TenantAccount> => {
+    const account = await using.catch((error: unknown) => {
+      throw isAppError(error) ? catalogErrors.mcpTokenRefused({ cause: error, message: sentenceOf(error) }) : error
+    })
+    const { access: token, basis } = tokenOf(account.secret)
+    if (basis !== basisOf(entry)) throw catalogErrors.mcpTokenRefused({ message: elsewhere })
+    return { token, renew: () => got(accounts.refused(tenantId, key, account, signal)) }
+  }
+  return got(accounts.use(tenantId, key, signal))
+}
+
+/** The server does not take the tenant's account as it is: another token of it, where there is such an account. */
+export async function renewAccount(
+  accounts: AppAccounts | undefined,
+  tenantId: string,
+  toolkit: string,
+  signal: AbortSignal,
+): Promise<void> {
+  const key = { provider: mcpProvider, toolkit, endUserId: '' }
+  try {
+    const account = await accounts?.use(tenantId, key, signal)
+    if (account) await accounts!.refused(tenantId, key, account, signal)
+  } catch (error) {
+    // Whoever asks for it next is told.
+    if (!isAppError(error)) throw error
+  }
+}
+
+const ofUsers = 'Each end user has an account of their own with this server: profiles name it in `apps`.'
+const noAccounts = 'This server keeps no accounts: its role file has no plugin `app-connections`.'
+const elsewhere = 'The entry leads elsewhere by now: connect the account again, with POST /api/apps/{name}/connect.'

@@ -16,7 +16,7 @@ import {
   storeFailure,
   storeFound,
 } from './discoveries.store.ts'
-import { type Entry, isAllowed } from './entry.ts'
+import { type Entry, isAllowed, withoutAccount } from './entry.ts'
 import { askErrors, catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
 import type { Failure, ToolState } from './schema.ts'
@@ -58,8 +58,8 @@ export class Discoveries {
     this.#options = options
   }
 
-  /** Asks the server now; an error of `askErrors`, or of secrets, when that fails. */
-  async ask(tenantId: string, entry: Entry): Promise<Found> {
+  /** Asks the server now, as an account when its headers are given; an error of `askErrors`, or of secrets, when that fails. */
+  async ask(tenantId: string, entry: Entry, account?: Readonly<Record<string, string>>): Promise<Found> {
     const key = JSON.stringify([tenantId, entry])
     const running = this.#underWay.get(key)
     if (running) return running
@@ -68,7 +68,7 @@ export class Discoveries {
     this.#tenants.set(tenantId, own)
     own.asked++
     const asked = own
-      .limit(() => this.#all(() => this.#askNow(tenantId, entry)))
+      .limit(() => this.#all(() => this.#askNow(tenantId, entry, account)))
       .finally(() => {
         this.#underWay.delete(key)
         if (--own.asked === 0) this.#tenants.delete(tenantId)
@@ -99,10 +99,10 @@ export class Discoveries {
     this.ask(tenantId, entry).catch(() => {})
   }
 
-  async #askNow(tenantId: string, entry: Entry): Promise<Found> {
+  async #askNow(tenantId: string, entry: Entry, account?: Readonly<Record<string, string>>): Promise<Found> {
     const { database, metrics, limits, log } = this.#options
     try {
-      const found = await this.#connect(tenantId, entry)
+      const found = await this.#connect(tenantId, entry, account)
       limits?.stored.admit(tenantId)
       const { changes, grown } = await storeFound(database, tenantId, entry, found)
       if (grown > 0) limits?.stored.add(tenantId, grown)
@@ -120,10 +120,12 @@ export class Discoveries {
     }
   }
 
-  async #connect(tenantId: string, entry: Entry): Promise<Found> {
+  async #connect(tenantId: string, entry: Entry, account?: Readonly<Record<string, string>>): Promise<Found> {
     const { credentials, stopping } = this.#options
     const signal = AbortSignal.any([stopping, AbortSignal.timeout(this.#options.timeoutMs)])
-    const { headers, renew } = await credentials.of(tenantId, entry, signal)
+    const asked = account ? withoutAccount(entry) : entry
+    const { headers: own, renew } = await credentials.of(tenantId, asked, signal)
+    const headers = { ...own, ...account }
     try {
       return await this.#list(entry, headers, signal)
     } catch (error) {

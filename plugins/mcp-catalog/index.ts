@@ -1,5 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { AppAccounts, appErrors, ToolkitProviders } from '#contracts/apps'
 import { ApiGuard } from '#contracts/auth'
 import { AuditLog } from '#contracts/audit'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
@@ -10,11 +11,12 @@ import { Sealer, secretErrors, Secrets } from '#contracts/secrets'
 import { createModelConnections } from '#kit/models'
 import { permittedAddresses, systemResolve } from '#kit/outbound'
 import { createAddressPolicy } from './address.ts'
+import { AuthorizationCodes } from './authorization-code.ts'
 import { createConfigEntries, ServerTable } from './config-entries.ts'
-import { createCredentials } from './credentials.ts'
+import { createCredentials, renewAccount } from './credentials.ts'
 import { Discoveries } from './discovery.ts'
-import type { Entry } from './entry.ts'
 import { CatalogEndpoint, endpointRoutes } from './endpoint/routes.ts'
+import { type Entry, isNamedBy, mcpProvider } from './entry.ts'
 import { catalogErrors } from './errors.ts'
 import { createCatalogMetrics } from './metrics.ts'
 import { createOAuthClient } from './oauth.ts'
@@ -23,6 +25,7 @@ import { entryReadRoutes, entryWriteRoutes } from './routes.ts'
 import { createCatalogService } from './service.ts'
 import { countEntries } from './store.ts'
 import { Tokens } from './tokens.ts'
+import { createToolkitProvider } from './toolkit.ts'
 import { toolRoutes } from './tools.routes.ts'
 
 /**
@@ -40,7 +43,7 @@ export default definePlugin({
     callTimeout: Duration('5m', 'How long a call of a tool at `POST /mcp/catalog` may take.'),
     toolsFor: Duration('10m', 'How long the tools of a server are kept before it is asked again.'),
   }),
-  errors: [catalogErrors, databaseErrors, limitErrors, secretErrors],
+  errors: [catalogErrors, appErrors, databaseErrors, limitErrors, secretErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -49,17 +52,19 @@ export default definePlugin({
     limits: maybe(TenantLimits),
     trail: maybe(AuditLog),
     kv: maybe(Kv),
+    accounts: maybe(AppAccounts),
   },
-  provides: { servers: McpServers },
+  provides: { servers: McpServers, toolkits: ToolkitProviders },
   async setup({ config: settings, deps, log, metrics, routes, onStop, stopping }) {
     const { servers: listed, allowHosts, toolsFor: keepMs, timeout: timeoutMs = 10_000, callTimeout: callMs } = settings
-    const { guard, database, secrets, sealer, limits, trail, kv } = deps
+    const { guard, database, secrets, sealer, limits, trail, kv, accounts } = deps
     const stored = presentDatabase(database)
-    const config = createConfigEntries(listed, { secrets: secrets !== undefined, database: stored !== undefined })
+    const means = { secrets: secrets !== undefined, database: stored !== undefined, accounts }
+    const config = createConfigEntries(listed, means)
     const addresses = createAddressPolicy(allowHosts, systemResolve)
-    // What the role file names may be private.
-    const addressesOf = ({ managedBy, url }: Entry, asked = url) =>
-      managedBy === 'config' ? 'network' : addresses.addressesOf(asked)
+    // What the role file names may be private; where a server leads from there may be only what is allowed to all.
+    const addressesOf = (entry: Entry, asked = entry.url) =>
+      entry.managedBy === 'config' && isNamedBy(entry, asked) ? 'network' : addresses.addressesOf(asked)
     const connections = {
       public: createModelConnections({ permits: permittedAddresses.public }),
       network: createModelConnections({ permits: permittedAddresses.network }),
@@ -68,12 +73,14 @@ export default definePlugin({
       await Promise.all([connections.public.close(), connections.network.close()])
     })
     const counted = createCatalogMetrics(metrics)
-    const oauth = createOAuthClient({ connections, addressesOf })
+    const asking = { connections, addressesOf }
+    const oauth = createOAuthClient(asking)
     const tokens =
       stored && secrets && sealer
         ? new Tokens({ database, sealer, secrets, oauth, metrics: counted, stopping })
         : undefined
-    const credentials = createCredentials(secrets, tokens)
+    const codes = stored && sealer ? new AuthorizationCodes({ ...asking, database, sealer, secrets }) : undefined
+    const credentials = createCredentials(secrets, tokens, accounts)
     const discoveries = new Discoveries({
       database,
       credentials,
@@ -96,12 +103,14 @@ export default definePlugin({
       addressesOf: (entry) => addressesOf(entry),
       keepMs,
     })
-    const dropToken = async (tenantId: string, name: string): Promise<void> => tokens?.drop(tenantId, { name })
+    const dropToken = async (tenantId: string, name: string): Promise<void> => {
+      await Promise.all([tokens?.drop(tenantId, { name }), renewAccount(accounts, tenantId, name, stopping)])
+    }
     const shared = { database, config, discoveries, connections, limits, keepMs, stopping, metrics: counted }
     const endpoint = new CatalogEndpoint({ ...shared, servers, kv, callMs, dropToken })
     onStop(() => endpoint.close())
     if (stored) limits?.uses('mcpEntries', (tenantId) => countEntries(stored, tenantId))
-    const service = createCatalogService({ database, config, addresses, secrets, limits })
+    const service = createCatalogService({ database, config, addresses, secrets, limits, accounts })
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)
@@ -110,6 +119,10 @@ export default definePlugin({
       toolRoutes(app, guard, { database, service, discoveries })
       endpointRoutes(app, guard, servers, endpoint)
     })
-    return { servers }
+    const toolkit = createToolkitProvider({
+      ...{ database, config, credentials, discoveries, codes, endpoint, keepMs },
+      addressesOf: (entry) => addressesOf(entry),
+    })
+    return { servers, toolkits: { [mcpProvider]: toolkit } }
   },
 })

@@ -1,9 +1,14 @@
-import type { McpServer } from '#contracts/mcp-servers'
-import { type AppError, isAppError } from '#kernel'
-import type { ModelConnections } from '#kit/models'
 import type { Entry } from './entry.ts'
-import { catalogErrors } from './errors.ts'
-import type { OAuth } from './schema.ts'
+import {
+  type AuthorizationServerOptions,
+  type Fetch,
+  fetchFor,
+  maxTokenChars,
+  refused,
+  toldCode,
+  whyNot,
+} from './authorization-server.ts'
+import type { ClientCredentials } from './schema.ts'
 
 /** A token as an authorization server gave it. */
 export interface Granted {
@@ -14,33 +19,13 @@ export interface Granted {
 /** A token of which nobody says how long it holds. */
 const unknownSeconds = 300
 const mostSeconds = 30 * 24 * 60 * 60
-const maxAnswerBytes = 256 * 1024
-const maxTokenChars = 16_000
-
-export interface OAuthClientOptions {
-  readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
-  /** Which addresses a URL may have that is asked for an entry. */
-  addressesOf(entry: Entry, url: string): NonNullable<McpServer['addresses']>
-}
-
-type Fetch = (url: string | URL, init?: RequestInit) => Promise<Response>
 
 /** Gets tokens by the grant `client_credentials` (RFC 6749 4.4), with the resource that they are for (RFC 8707). */
-export function createOAuthClient({ connections, addressesOf }: OAuthClientOptions) {
-  const fetchFor =
-    (entry: Entry, signal: AbortSignal): Fetch =>
-    async (url, init) => {
-      const addresses = addressesOf(entry, String(url))
-      // Whatever a server says of where tokens are, secrets leave encrypted, or to hosts of the operator's own.
-      if (addresses === 'public' && new URL(url).protocol !== 'https:') throw refused('is not asked without TLS')
-      const response = await connections[addresses].fetch(String(url), { ...init, signal })
-      return bounded(response)
-    }
-
+export function createOAuthClient(options: AuthorizationServerOptions) {
   return {
     /** `mcp_token_refused` (502), with a sentence that quotes neither side. */
-    async grant(entry: Entry, oauth: OAuth, clientSecret: string, signal: AbortSignal): Promise<Granted> {
-      const fetch = fetchFor(entry, signal)
+    async grant(entry: Entry, oauth: ClientCredentials, clientSecret: string, signal: AbortSignal): Promise<Granted> {
+      const fetch = fetchFor(options, entry, signal)
       try {
         const { tokenUrl, methods, resource } = await endpointOf(fetch, entry, oauth)
         const form = new URLSearchParams({ grant_type: 'client_credentials', resource })
@@ -56,11 +41,7 @@ export function createOAuthClient({ connections, addressesOf }: OAuthClientOptio
         const response = await fetch(tokenUrl, { method: 'POST', headers, body: form.toString() })
         return await grantedBy(response)
       } catch (cause) {
-        if (isAppError(cause)) throw cause
-        const { reasonOf, whyUnavailable } = await import('#kit/mcp')
-        throw reasonOf(cause).kind === 'protocol'
-          ? refused('does not answer as one', cause)
-          : refused(`cannot be asked: ${whyUnavailable(cause)}`, cause)
+        throw await whyNot(cause)
       }
     },
   }
@@ -74,7 +55,7 @@ interface Endpoint {
   readonly resource: string
 }
 
-async function endpointOf(fetch: Fetch, { url }: Entry, { tokenUrl }: OAuth): Promise<Endpoint> {
+async function endpointOf(fetch: Fetch, { url }: Entry, { tokenUrl }: ClientCredentials): Promise<Endpoint> {
   const resource = new URL(url)
   resource.hash = ''
   if (tokenUrl !== undefined) return { tokenUrl, resource: resource.href }
@@ -98,28 +79,17 @@ async function endpointOf(fetch: Fetch, { url }: Entry, { tokenUrl }: OAuth): Pr
 }
 
 /** RFC 6749 2.3.1: both parts are encoded as in forms before they are joined. */
-const basic = (id: string, secret: string): string => {
+export const basic = (id: string, secret: string): string => {
   const encoded = [id, secret].map((part) => new URLSearchParams({ '': part }).toString().slice(1))
   return `Basic ${Buffer.from(encoded.join(':')).toString('base64')}`
 }
-
-/** Codes of RFC 6749 5.2: of what a server says these alone are told. */
-const told = new Set([
-  'invalid_request',
-  'invalid_client',
-  'invalid_grant',
-  'unauthorized_client',
-  'unsupported_grant_type',
-  'invalid_scope',
-  'invalid_target',
-])
 
 async function grantedBy(response: Response): Promise<Granted> {
   const body = (await response.json().catch(() => undefined)) as Readonly<Record<string, unknown>> | undefined
   const { access_token: token, token_type: type, expires_in: expires, error } = body ?? {}
   if (!response.ok) {
-    const code = typeof error === 'string' && told.has(error) ? ` and ${error}` : ''
-    throw refused(`answered ${response.status}${code}`)
+    const code = toldCode(error)
+    throw refused(`answered ${response.status}${code === undefined ? '' : ` and ${code}`}`)
   }
   if (typeof token !== 'string' || token.length > maxTokenChars || !/^[\x21-\x7e]+$/.test(token)) {
     throw refused('answered without a token')
@@ -129,24 +99,3 @@ async function grantedBy(response: Response): Promise<Granted> {
   const holds = expires !== undefined && expires !== null && seconds > 0
   return { token, seconds: holds ? Math.min(Math.floor(seconds) || 1, mostSeconds) : unknownSeconds }
 }
-
-async function bounded(response: Response): Promise<Response> {
-  const { status, headers } = response
-  if (!response.body) return response
-  // A stream of events has no end, and nothing that is asked here is one.
-  if (headers.get('content-type')?.startsWith('text/event-stream')) {
-    await response.body.cancel()
-    return new Response(null, { status, headers })
-  }
-  const chunks: Uint8Array[] = []
-  let bytes = 0
-  for await (const chunk of response.body) {
-    bytes += chunk.length
-    if (bytes > maxAnswerBytes) throw refused('answers with more than is read')
-    chunks.push(chunk)
-  }
-  return new Response(Buffer.concat(chunks), { status, headers })
-}
-
-const refused = (why: string, cause?: unknown): AppError =>
-  catalogErrors.mcpTokenRefused({ cause, message: `The authorization server of the entry ${why}.` })

@@ -11,7 +11,12 @@ export const maskedValue = '********'
 const Time = Type.String({ format: 'date-time' })
 const text = (most: number, description: string) => Type.String({ minLength: 1, maxLength: most, description })
 
-export const OAuth = Type.Object(
+const scopes = Type.Optional(
+  Type.Array(Type.String({ pattern: '^[\\x21\\x23-\\x5b\\x5d-\\x7e]{1,200}$' }), { maxItems: 50 }),
+)
+const secretRef = { pattern: '^secret://[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$' }
+
+const ClientCredentials = Type.Object(
   {
     grant: Type.Literal('client_credentials'),
     tokenUrl: Type.Optional(
@@ -21,19 +26,45 @@ export const OAuth = Type.Object(
       ),
     ),
     clientId: text(500, 'As the authorization server knows us.'),
-    clientSecret: Type.String({
-      pattern: '^secret://[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$',
-      description: '`secret://<name>`: a secret of the tenant.',
-    }),
-    scopes: Type.Optional(
-      Type.Array(Type.String({ pattern: '^[\\x21\\x23-\\x5b\\x5d-\\x7e]{1,200}$' }), { maxItems: 50 }),
-    ),
+    clientSecret: Type.String({ ...secretRef, description: '`secret://<name>`: a secret of the tenant.' }),
+    scopes,
   },
   {
     additionalProperties: false,
     description: 'How access tokens for the server are got; they are sent as `Authorization`.',
   },
 )
+
+const AuthorizationCode = Type.Object(
+  {
+    grant: Type.Literal('authorization_code'),
+    connection: Type.Optional(
+      Type.Union([Type.Literal('tenant'), Type.Literal('user')], {
+        description:
+          'Whose account it is: one of the tenant (unless given), which every run uses that names the entry; or one of each end user, which is used through `apps` alone.',
+      }),
+    ),
+    issuer: Type.Optional(
+      text(2_000, 'The authorization server. Without it the server is asked who that is (RFC 9728).'),
+    ),
+    clientId: Type.Optional(
+      text(500, 'As the authorization server knows us. Without it we register with that by ourselves (RFC 7591).'),
+    ),
+    clientSecret: Type.Optional(
+      Type.String({ ...secretRef, description: '`secret://<name>`, for a `clientId` that has a secret.' }),
+    ),
+    scopes,
+  },
+  {
+    additionalProperties: false,
+    description:
+      'The owner of an account connects it in a browser: `POST /api/apps/{name}/connect`. With PKCE; tokens are renewed by themselves.',
+  },
+)
+export type ClientCredentials = Static<typeof ClientCredentials>
+export type AuthorizationCode = Static<typeof AuthorizationCode>
+
+export const OAuth = Type.Union([ClientCredentials, AuthorizationCode])
 export type OAuth = Static<typeof OAuth>
 
 /** What the role file and the API have in common of an entry. */

@@ -1,3 +1,4 @@
+import type { AppAccounts } from '#contracts/apps'
 import type { Database } from '#contracts/database'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
@@ -26,12 +27,14 @@ export interface CatalogServiceOptions {
   readonly addresses: AddressPolicy
   readonly secrets: Secrets | undefined
   readonly limits: Pick<TenantLimits, 'of' | 'stored'> | undefined
+  readonly accounts: Pick<AppAccounts, 'redirectUrl' | 'missing'> | undefined
 }
 
 export type CatalogService = ReturnType<typeof createCatalogService>
 
 /** The entries of tenants, beside those of the role file. Specification 2.11 and 4.13. */
-export function createCatalogService({ database, config, addresses, secrets, limits }: CatalogServiceOptions) {
+export function createCatalogService(options: CatalogServiceOptions) {
+  const { database, config, addresses, secrets, limits, accounts } = options
   const limitsOf = (tenantId: string) => limits?.of(tenantId) ?? defaultLimits
 
   const sizeOf = (entry: Entry): number => Buffer.byteLength(JSON.stringify(entry))
@@ -42,7 +45,7 @@ export function createCatalogService({ database, config, addresses, secrets, lim
     limits?.stored.admit(tenantId)
     checkHeaders(entry)
     await addresses.check(entry.url, 'body/url')
-    if (entry.oauth?.tokenUrl !== undefined) await addresses.check(entry.oauth.tokenUrl, 'body/oauth/tokenUrl')
+    await checkOAuth(entry, addresses, accounts)
     const referred = secretsOf(entry)
     if (referred.length === 0) return
     if (!secrets) throw secretErrors.secretsUnavailable()
@@ -103,3 +106,23 @@ export function createCatalogService({ database, config, addresses, secrets, lim
 }
 
 const originOf = (url: string): string | undefined => (URL.canParse(url) ? new URL(url).origin : undefined)
+const noAccounts = 'To connect accounts, this server needs the plugin `app-connections`.'
+
+/** 400 for what could not be kept: its owner would connect an account in vain. */
+async function checkOAuth(
+  { oauth }: Entry,
+  addresses: AddressPolicy,
+  accounts: CatalogServiceOptions['accounts'],
+): Promise<void> {
+  if (oauth?.grant === 'client_credentials') {
+    if (oauth.tokenUrl !== undefined) await addresses.check(oauth.tokenUrl, 'body/oauth/tokenUrl')
+  } else if (oauth) {
+    if (accounts?.redirectUrl === undefined) {
+      throw invalidField('body/oauth/grant', `cannot be kept here. ${accounts?.missing ?? noAccounts}`)
+    }
+    if (oauth.clientSecret !== undefined && oauth.clientId === undefined) {
+      throw invalidField('body/oauth/clientId', 'must be there beside `clientSecret`')
+    }
+    if (oauth.issuer !== undefined) await addresses.check(oauth.issuer, 'body/oauth/issuer')
+  }
+}

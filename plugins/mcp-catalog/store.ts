@@ -146,6 +146,7 @@ export async function forgetServer(tx: TenantTx, name: string): Promise<void> {
   const values = [tx.tenantId, name]
   await tx.query({ text: 'DELETE FROM mcp_discoveries WHERE tenant_id = $1 AND name = $2', values })
   await tx.query({ text: 'DELETE FROM mcp_tokens WHERE tenant_id = $1 AND name = $2', values })
+  await tx.query({ text: 'DELETE FROM mcp_oauth_clients WHERE tenant_id = $1 AND name = $2', values })
 }
 
 export async function countEntries(database: Database, tenantId: string): Promise<number> {

@@ -7,6 +7,7 @@ import { addressOf, type Entry } from './entry.ts'
 import { catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
 import type { OAuthClient } from './oauth.ts'
+import type { ClientCredentials } from './schema.ts'
 import { dropToken, findToken, type StoredToken, storeToken, storeTokenFailure, takeLease } from './tokens.store.ts'
 
 export interface TokensOptions {
@@ -96,8 +97,9 @@ export class Tokens {
     const { database, sealer, secrets, oauth, metrics, stopping } = this.#options
     try {
       const signal = AbortSignal.any([stopping, AbortSignal.timeout(patienceMs)])
-      const secret = await secrets.resolve(tenantId, secretOf(entry.oauth!.clientSecret)!, `mcp-servers/${entry.name}`)
-      const { token, seconds } = await oauth.grant(entry, entry.oauth!, secret.value, signal)
+      const client = entry.oauth as ClientCredentials
+      const secret = await secrets.resolve(tenantId, secretOf(client.clientSecret)!, `mcp-servers/${entry.name}`)
+      const { token, seconds } = await oauth.grant(entry, client, secret.value, signal)
       metrics.tokens.inc({ outcome: 'granted' })
       const sealed = sealer.seal(tenantId, sealedName(entry), token)
       const kept = await storeToken(database, tenantId, entry.name, lease, { token: sealed, seconds })

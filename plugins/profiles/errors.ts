@@ -1,3 +1,4 @@
+import { appErrors } from '#contracts/apps'
 import { egressErrors } from '#contracts/egress'
 import { modelAccessErrors } from '#contracts/model-access'
 import { secretErrors } from '#contracts/secrets'
@@ -27,6 +28,7 @@ export const unfit = [
   skillErrors.skillNeedsSandbox,
   skillErrors.skillsTooLarge,
   profileErrors.unknownMcpServer,
+  appErrors.unknownToolkit,
   modelAccessErrors.unknownModel,
   egressErrors.invalidEgress,
   secretErrors.invalidRef,
@@ -55,6 +57,13 @@ export const unknownMcpServer = (names: readonly string[], usable: readonly stri
   const there = usable.join(', ') || 'none'
   const message = `There is no MCP server ${which} for this tenant; there are: ${there}.`
   return profileErrors.unknownMcpServer({ name, message })
+}
+export const unknownToolkit = (names: readonly string[], active: readonly string[]) => {
+  const [name = '', ...more] = names
+  const which = more.length === 0 ? 'of that name' : `of the names ${names.join(', ')}`
+  const there = active.join(', ') || 'none'
+  const message = `There is no toolkit ${which} that is active for this tenant; there are: ${there}.`
+  return appErrors.unknownToolkit({ name, message })
 }
 export const missingSecret = (name: string) =>
   secretErrors.unknownSecret({

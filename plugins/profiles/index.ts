@@ -1,5 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
+import { appErrors, Apps } from '#contracts/apps'
 import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Egress, egressErrors } from '#contracts/egress'
@@ -32,7 +33,7 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
-  errors: [profileErrors, egressErrors, limitErrors, modelAccessErrors, secretErrors, skillErrors],
+  errors: [profileErrors, appErrors, egressErrors, limitErrors, modelAccessErrors, secretErrors, skillErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -40,12 +41,13 @@ export default definePlugin({
     skills: maybe(Skills),
     mcpServers: maybe(McpServers),
     egress: maybe(Egress),
+    apps: maybe(Apps),
     limits: maybe(TenantLimits),
     models: maybe(ModelAccess),
   },
   provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
-    const { guard, database, fleet, skills, mcpServers, egress, limits, models } = deps
+    const { guard, database, fleet, skills, mcpServers, egress, apps, limits, models } = deps
     const memory = database.absent ? new MemoryProfileStore() : undefined
     const store = memory ?? new PostgresProfileStore(database)
     const broadcast = new BroadcastSender({
@@ -56,7 +58,13 @@ export default definePlugin({
       signal: stopping,
     })
     void broadcast.watch()
-    const service = createProfileService(store, database, broadcast, { skills, mcpServers, egress, models }, limits)
+    const service = createProfileService(
+      store,
+      database,
+      broadcast,
+      { skills, mcpServers, egress, apps, models },
+      limits,
+    )
     limits?.uses('profiles', (tenantId) => store.count(tenantId))
     const viewOf = createView(fleet)
     routes('conductor', async (app) => {

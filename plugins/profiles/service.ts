@@ -1,3 +1,4 @@
+import type { Apps } from '#contracts/apps'
 import type { Database } from '#contracts/database'
 import type { Egress } from '#contracts/egress'
 import { newId } from '#contracts/ids'
@@ -14,6 +15,7 @@ import {
   poolWithoutRuntime,
   profileErrors,
   unknownMcpServer,
+  unknownToolkit,
   withoutEgress,
 } from './errors.ts'
 import { runtimesOfPool } from './pools.ts'
@@ -27,6 +29,7 @@ export interface References {
   readonly skills: Skills | undefined
   readonly mcpServers: McpServers | undefined
   readonly egress: Egress | undefined
+  readonly apps: Apps | undefined
   /** Absent: every tenant may use every model. */
   readonly models: ModelAccess | undefined
 }
@@ -112,13 +115,16 @@ export type ProfileService = ReturnType<typeof createProfileService>
 
 /** An unknown name is refused when the profile is written, not when a run lacks what it stands for. Specification 4.3. */
 async function checkReferences(
-  { skills, mcpServers, egress }: References,
+  { skills, mcpServers, egress, apps }: References,
   tenantId: string,
   document: ProfileDocument,
 ): Promise<void> {
   await checkSkills(skills, tenantId, document)
   if (document.egress && !egress) throw withoutEgress()
   await egress?.check(tenantId, document)
+  const { apps: toolkits = [] } = document
+  const strange = toolkits.length === 0 ? [] : ((await apps?.unknown(tenantId, toolkits)) ?? toolkits)
+  if (strange.length > 0) throw unknownToolkit(strange, (await apps?.names(tenantId)) ?? [])
   if (document.mcpServers.length === 0) return
   const servers = (await mcpServers?.unknown(tenantId, document.mcpServers)) ?? document.mcpServers
   if (servers.length > 0) throw unknownMcpServer(servers, (await mcpServers?.names(tenantId)) ?? [])

@@ -2,6 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { notFound } from '#kernel'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
+import type { EndUserStore } from '#contracts/retention'
 import type { Fleet } from '#contracts/runner'
 import type { Batches } from './batches.ts'
 import { clearConversations, closeIdle, type LeftSession } from './conversations.ts'
@@ -16,6 +17,8 @@ export interface Erased {
   readonly messages: number
   readonly runs: number
   readonly sessions: number
+  /** What plugins kept beside, by what they call it. */
+  readonly data: Readonly<Record<string, number>>
   /** Conversations that something is under way in, or that there was no time for: they are erased when that is over. */
   readonly pending: number
 }
@@ -26,6 +29,8 @@ interface EndUsersParts {
   readonly trail: AuditTrail
   /** Undefined in a role without runners: then nothing else has a copy. */
   readonly fleet: Pick<Fleet, 'owner'> | undefined
+  /** What plugins keep of people beside what they said. */
+  readonly people: ReadonlyMap<string, EndUserStore>
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
@@ -50,16 +55,25 @@ export class EndUsers {
   }
   /** Rejects with 404 for one of whom nothing is here, as for another tenant's, and with 409 under a legal hold. */
   async request(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
+    const isElsewhere = await this.isElsewhere(tenantId, endUserId)
     await this.#parts.batches.once(tenantId, async (tx) => {
       const [known] = await tx.query({
-        text: `WITH known AS (SELECT 1 FROM public_runs WHERE tenant_id = $1 AND end_user_id = $2 LIMIT 1)
+        text: `WITH known AS (SELECT 1 WHERE $3::boolean UNION ALL
+                 SELECT 1 FROM public_runs WHERE tenant_id = $1 AND end_user_id = $2 LIMIT 1)
                INSERT INTO end_user_erasures (tenant_id, end_user_id) SELECT $1, $2 FROM known
                ON CONFLICT (tenant_id, end_user_id) DO UPDATE SET asked_at = end_user_erasures.asked_at RETURNING 1`,
-        values: [tenantId, endUserId],
+        values: [tenantId, endUserId, isElsewhere],
       })
       if (!known) throw notFound()
     })
     return this.erase(tenantId, endUserId, signal)
+  }
+  /** True when plugins keep something of them beside what they said. */
+  async isElsewhere(tenantId: string, endUserId: string): Promise<boolean> {
+    for (const store of this.#parts.people.values()) {
+      for await (const items of store.items(tenantId, endUserId)) if (items.length > 0) return true
+    }
+    return false
   }
   /** Those whose erasure is not over. */
   async asked(tenantId: string): Promise<string[]> {
@@ -87,16 +101,24 @@ export class EndUsers {
       const closed = await this.#parts.batches.once(tenantId, (tx) => closeIdle(tx, page))
       for (const id of closed) await this.#clear(tenantId, id, endUserId, total, signal)
     }
+    const data: Record<string, number> = {}
+    for (const [name, store] of this.#parts.people) {
+      const erased = await store.erase(tenantId, endUserId, signal)
+      if (erased > 0) data[name] = erased
+    }
+    await this.#untell(tenantId, endUserId)
     const left = await this.conversations(tenantId, endUserId, '', 1_000)
-    if (left.length === 0) await this.#forget(tenantId, endUserId)
-    return { ...total, pending: left.length }
+    // Whoever had no more time does not know that nothing is left.
+    const pending = left.length === 0 && signal.aborted ? 1 : left.length
+    if (pending === 0) await this.#forget(tenantId, endUserId)
+    return { ...total, data, pending }
   }
 
   async #clear(
     tenantId: string,
     id: string,
     endUser: string,
-    total: { -readonly [Kind in Exclude<keyof Erased, 'pending'>]: number },
+    total: { -readonly [Kind in Exclude<keyof Erased, 'pending' | 'data'>]: number },
     signal: AbortSignal,
   ): Promise<void> {
     while (!signal.aborted) {
@@ -124,6 +146,14 @@ export class EndUsers {
           log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased'),
         )
     }
+  }
+  /** Messages about what was kept of them elsewhere say of whom. */
+  async #untell(tenantId: string, endUserId: string): Promise<void> {
+    const drop = {
+      text: `DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND body IS NOT NULL AND body::json #>> '{data,endUserId}' = $2`,
+      values: [tenantId, endUserId],
+    }
+    await this.#parts.database.batch(tenantId, [drop])
   }
   async #forget(tenantId: string, endUserId: string): Promise<void> {
     const drop = {

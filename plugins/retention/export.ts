@@ -1,16 +1,17 @@
 import { type Static, Type } from '@sinclair/typebox'
 import type { Database } from '#contracts/database'
+import type { EndUserStore } from '#contracts/retention'
 import type { EndUsers } from './end-users.ts'
 
 /** Rows of one read; the logs of runs, which are larger, are read one by one. */
 const atOnce = 50
 
 export const ExportedItem = Type.Object(
-  { type: Type.Union(['conversation', 'message', 'run', 'events'].map((type) => Type.Literal(type))) },
+  { type: Type.String() },
   {
     additionalProperties: true,
     description:
-      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, behind each run, its log in parts as `events` {runId, events}.',
+      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, behind each run, its log in parts as `events` {runId, events}. Before them what else is kept of the person, such as each `connection`: an account in an app, without its secret.',
   },
 )
 export type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>
@@ -25,12 +26,14 @@ export const Export = Type.Object({
 interface ExportOf {
   readonly database: Database
   readonly endUsers: Pick<EndUsers, 'conversations'>
+  readonly people: ReadonlyMap<string, EndUserStore>
   readonly tenantId: string
   readonly endUserId: string
 }
 
 /** All that is stored of an end user, in bounded parts, each read when the one before has left. */
-export async function* exported({ database, endUsers, tenantId, endUserId }: ExportOf): AsyncGenerator<ExportedItem[]> {
+export async function* exported(of: ExportOf): AsyncGenerator<ExportedItem[]> {
+  const { database, endUsers, people, tenantId, endUserId } = of
   const read = async (text: string, values: readonly unknown[]): Promise<Record<string, unknown>[]> =>
     (
       await database.as('reads').batch<[Record<string, unknown>[]]>(tenantId, [{ text, values: [tenantId, ...values] }])
@@ -38,6 +41,9 @@ export async function* exported({ database, endUsers, tenantId, endUserId }: Exp
   const typed = (type: string, rows: readonly Record<string, unknown>[]): ExportedItem[] =>
     rows.map((row) => ({ type, ...row }) as ExportedItem)
 
+  for (const [type, store] of people) {
+    for await (const items of store.items(tenantId, endUserId)) yield items.map((item) => ({ type, ...item }))
+  }
   for (let after = '', ids: string[]; ; after = ids.at(-1)!) {
     ids = await endUsers.conversations(tenantId, endUserId, after, atOnce)
     if (ids.length === 0) return

@@ -5,6 +5,7 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import {
+  EndUserData,
   mostDays,
   Retention,
   type RetentionDays,
@@ -47,15 +48,23 @@ export default definePlugin({
     }),
   }),
   errors: retentionErrors,
-  requires: { guard: ApiGuard, database: Database, jobs: Jobs, trail: AuditLog, fleet: maybe(Fleet), data: TenantData },
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    jobs: Jobs,
+    trail: AuditLog,
+    fleet: maybe(Fleet),
+    data: TenantData,
+    people: EndUserData,
+  },
   provides: { retention: Retention },
   async setup({ config, deps, log, metrics, routes }) {
     const { eraseAfter, schedule, recount: nightly, pauseMs, operatorTenant, ...rest } = config
-    const { guard, database, jobs, trail, fleet, data } = deps
+    const { guard, database, jobs, trail, fleet, data, people } = deps
     const defaults = rest as RetentionDays
     const figures = new Figures(metrics)
     const batches = new Batches(database, pauseMs, figures.deleted)
-    const endUsers = new EndUsers({ database, batches, trail, fleet, log })
+    const endUsers = new EndUsers({ database, batches, trail, fleet, people, log })
     const erasure = { database, batches, data, trail, log, operatorTenant }
     const parts = { database, batches, endUsers, defaults, figures, log }
     jobs.every(job, schedule, (signal) =>
@@ -69,7 +78,7 @@ export default definePlugin({
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)
-      endUserRoutes(app, guard, database, endUsers, () => void wake())
+      endUserRoutes(app, guard, { database, endUsers, people }, () => void wake())
     })
     return { retention: { defaults, eraseAfter, wake } }
   },

@@ -3,7 +3,7 @@ import { access, type App, failures, notFound } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
-import { retentionErrors } from '#contracts/retention'
+import { type EndUserStore, retentionErrors } from '#contracts/retention'
 import { sendItems } from '#kit/lists'
 import type { EndUsers } from './end-users.ts'
 import { Export, exported, ExportedItem } from './export.ts'
@@ -22,10 +22,25 @@ const Erased = Type.Object({
   messages: Type.Integer(),
   runs: count('Runs, those that they delegated included, with event logs, files and webhook messages.'),
   sessions: count('Sessions with their saved state.'),
+  data: Type.Record(Type.String(), Type.Integer(), {
+    description:
+      'What else was kept of them, by its kind, such as `connection`: accounts in apps, which are revoked as well.',
+  }),
   pending: count('Conversations that something is under way in: they are erased when it is over. 0: nothing is left.'),
 })
 
-export function endUserRoutes(app: App, guard: Guard, database: Database, endUsers: EndUsers, wake: () => void): void {
+interface EndUserParts {
+  readonly database: Database
+  readonly endUsers: EndUsers
+  readonly people: ReadonlyMap<string, EndUserStore>
+}
+
+export function endUserRoutes(
+  app: App,
+  guard: Guard,
+  { database, endUsers, people }: EndUserParts,
+  wake: () => void,
+): void {
   app.delete(
     '/api/end-users/:id',
     {
@@ -34,7 +49,7 @@ export function endUserRoutes(app: App, guard: Guard, database: Database, endUse
         tags,
         summary: 'Erase an end user',
         description:
-          'Deletes their conversations with messages, public runs, runs, event logs, files, webhook messages and saved state. Meters stay: they hold no content. May be repeated.',
+          'Deletes their conversations with messages, public runs, runs, event logs, files, webhook messages and saved state, and what else is kept of them, such as accounts in apps. Meters stay: they hold no content. May be repeated.',
         params: EndUserParams,
         response: { 200: Erased, ...failures(notFound, retentionErrors.legalHold) },
       },
@@ -63,8 +78,8 @@ export function endUserRoutes(app: App, guard: Guard, database: Database, endUse
       const { tenantId } = guard.callerOf(request)
       const endUserId = idOf(request.params.id)
       const [known] = await endUsers.conversations(tenantId, endUserId, '', 1)
-      if (known === undefined) throw notFound()
-      const rest = exported({ database, endUsers, tenantId, endUserId })
+      if (known === undefined && !(await endUsers.isElsewhere(tenantId, endUserId))) throw notFound()
+      const rest = exported({ database, endUsers, people, tenantId, endUserId })
       const { value: items = [] } = await rest.next()
       const document = (all: readonly ExportedItem[]) => ({ endUserId, items: all })
       return sendItems(request, reply, { items, rest }, { item: ExportedItem, document })

@@ -108,7 +108,10 @@ export default definePlugin({
     const sessions: RunnerSessions = {
       get: (id) => table.any(id),
       admits: (session, authorization) => runs.admits(session, authorization),
-      toolSpecs: (session) => toolkit.specs(session.tools),
+      toolSpecs: (session) => [
+        ...toolkit.specs(session.tools),
+        ...(session.status === 'running' ? (runs.of(session)?.apps.values() ?? []) : []),
+      ],
       invokeTool: createToolCalls(toolkit, runs, deps),
     }
     ctx.routes('runner', async (app) => {

@@ -8,6 +8,7 @@ import { restoredFromLog } from '#contracts/profiles'
 import type { SkillCache, SkillContent } from '#contracts/skills'
 import type { PreparedRun } from '#contracts/workers'
 import { retry } from '#kit'
+import { appsOf, type RunApps, withApps } from './apps.ts'
 import type { Conversations } from './conversations.ts'
 import type { EndCode } from './relay.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
@@ -64,6 +65,7 @@ export class Run implements OutputOwner {
   readonly depth: number
   /** The skills of the session; undefined when it has none. */
   readonly skills: readonly SkillContent[] | undefined
+  readonly apps: RunApps
   readonly output: RunOutput<Run>
   readonly #host: RunContext
   readonly #relay: Relay
@@ -86,6 +88,7 @@ export class Run implements OutputOwner {
   constructor(host: RunContext, session: LiveSession, order: ExecuteRun, skills?: readonly SkillContent[]) {
     this.#host = host
     this.skills = skills
+    this.apps = appsOf(session, order.apps)
     this.session = session
     this.attempt = order.attempt ?? 1
     this.depth = order.depth ?? 0
@@ -233,11 +236,11 @@ export class Run implements OutputOwner {
       runId: order.runId,
       sessionId: session.id,
       tenantId: session.tenantId,
-      profile: this.skills ? withSkills(session.profile, this.skills) : session.profile,
+      profile: withApps(this.skills ? withSkills(session.profile, this.skills) : session.profile, this.apps),
       prompt: order.prompt,
       ...(order.metadata ? { metadata: order.metadata } : {}),
       sessionMcpUrl: this.#host.mcpUrl(session.id),
-      ...(session.tools.length > 0 ? { sessionMcpToken: this.toolsToken } : {}),
+      ...(session.tools.length + this.apps.size > 0 ? { sessionMcpToken: this.toolsToken } : {}),
       ...(handle === undefined ? {} : { runtimeSessionId: handle }),
       ...(session.conversation ? { resume: true } : {}),
       firstSeq: this.#relay.next,

@@ -8,6 +8,7 @@ import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contract
 import type { VfsManager } from '#contracts/vfs-manager'
 import type { SandboxWorkers } from '#contracts/workers'
 import { Pace } from '#kit'
+import { callApp } from './apps.ts'
 import { hasSandbox, keyOf } from './sessions.ts'
 import type { Run } from './run.ts'
 
@@ -40,10 +41,11 @@ export function createToolCalls(
     if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
   }
   return async (session, name, input, signal, callId) => {
-    if (!session.tools.includes(name)) {
+    const run = runs.of(session)
+    const app = session.tools.includes(name) ? undefined : run?.apps.get(name)
+    if (!app && !session.tools.includes(name)) {
       throw runnerErrors.toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
     }
-    const run = runs.of(session)
     const runId = session.activeRunId ?? ''
     const ledger = runId === '' ? undefined : runs.ledgers.of(session)
     // A cancelled run stops the tool it is waiting for, whoever holds the connection. A connection that breaks under a run
@@ -69,9 +71,11 @@ export function createToolCalls(
       ...(sandboxes && hasSandbox(profile) ? { sandbox } : {}),
       ...(files ? { vfs: files } : {}),
     }
-    if (!ledger) return toolkit.invoke(name, input, context)
+    const invoke = (): Promise<ToolResult> =>
+      app ? callApp(toolkit.delegations, app, input, context) : toolkit.invoke(name, input, context)
+    if (!ledger) return invoke()
     return ledger.call(name, input, callId, async () => {
-      const result = await toolkit.invoke(name, input, context)
+      const result = await invoke()
       return { result, finished: result.ok || !stop.aborted }
     })
   }

@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
-import type { Delegation, DelegationAnswer } from '#contracts/delegation'
+import { type Apps, endUserOf } from '#contracts/apps'
+import type { AppCall, Delegation, DelegationAnswer, WaitingCall } from '#contracts/delegation'
 import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
@@ -58,10 +59,12 @@ export interface DelegationsDeps {
   /** Starts and ends the runs that others delegate to. */
   readonly children: ChildRuns
   readonly trees: DelegationTrees
+  /** Undefined: this role has no apps. */
+  readonly apps: Apps | undefined
   readonly log: FastifyBaseLogger
 }
 
-/** The child runs of one run: started for its tool calls, and ended with it. */
+/** What the tool calls of one run have a conductor do: child runs, which end with it, and calls of apps. */
 export class Delegations {
   readonly #deps: DelegationsDeps
   readonly #claim: Claim
@@ -71,6 +74,9 @@ export class Delegations {
   readonly #tree: Tree
   /** Profiles it may delegate to; any unless given. */
   readonly #delegates: readonly string[] | undefined
+  /** The toolkits of its profile, and for whom it is. */
+  readonly #toolkits: readonly string[]
+  readonly #endUserId: string | undefined
   readonly #usage: RunUsage
   readonly #onExceeded: () => void
   readonly #seen = new Set<string>()
@@ -91,6 +97,8 @@ export class Delegations {
     this.#root = task.parent?.rootId ?? task.parent?.runId ?? claim.runId
     this.#tree = deps.trees.enter(claim.tenantId, this.#root)
     this.#delegates = session.profile.delegates
+    this.#toolkits = session.profile.apps ?? []
+    this.#endUserId = endUserOf(task.metadata)
     this.#usage = usage
     this.#onExceeded = onExceeded
   }
@@ -124,16 +132,26 @@ export class Delegations {
       void this.#serve(delegation, link)
     }
   }
-  async #serve(delegation: Delegation, link: RunnerLink): Promise<void> {
+  async #serve(delegation: WaitingCall, link: RunnerLink): Promise<void> {
     const { tenantId, sessionId } = this.#claim
-    const refused = this.#refusal(delegation)
-    const answer = refused === undefined ? await this.#answerTo(delegation) : { ok: false, content: refused }
+    const answer = 'app' in delegation ? await this.#called(delegation) : await this.#done(delegation)
     if (this.#usage.exceeded) this.#onExceeded()
     if (this.#over.signal.aborted) return
     await link
       .answerDelegation(tenantId, sessionId, delegation.id, answer)
       // If the runner is gone, this run ends too, or is tried again and delegates again.
       .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
+  }
+  async #called({ app }: AppCall): Promise<DelegationAnswer> {
+    const { apps } = this.#deps
+    if (!apps || !this.#toolkits.includes(app.toolkit))
+      return { ok: false, content: 'This agent does not have the app.' }
+    if (app.again) return { ok: false, content: doubtful }
+    return apps.call(this.#claim.tenantId, app, this.#endUserId, this.#over.signal)
+  }
+  async #done(delegation: Delegation): Promise<DelegationAnswer> {
+    const refused = this.#refusal(delegation)
+    return refused === undefined ? this.#answerTo(delegation) : { ok: false, content: refused }
   }
   #refusal({ profile }: Delegation): string | undefined {
     const { delegationDepth, delegatedRuns, delegatedAtOnce } = this.#deps.trees.limitsOf(this.#claim.tenantId)
@@ -180,7 +198,8 @@ export class Delegations {
       ...(left === undefined ? {} : { budgetCents: left }),
     }
     // A repeated call joins the run that the first one has started.
-    await children.start(tenantId, { id, profile, prompt, parent })
+    const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
+    await children.start(tenantId, { id, profile, prompt, parent, ...metadata })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     signal.addEventListener('abort', leave, { once: true })
     try {
@@ -195,3 +214,7 @@ export class Delegations {
     this.#deps.log.warn({ err, runId: this.#claim.runId }, message)
   }
 }
+
+/** The conductor that had the call before is gone, and a call must not be made twice. */
+const doubtful =
+  'The server that called the app was interrupted: whether the call was made is not known. Look before you call again.'

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin, Duration, maybe, type Plugin, Settings } from '#kernel'
+import { Apps } from '#contracts/apps'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { Database, presentDatabase } from '#contracts/database'
 import { Egress } from '#contracts/egress'
@@ -67,6 +68,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       prices: maybe(Prices),
       mcpServers: maybe(McpServers),
       egress: maybe(Egress),
+      apps: maybe(Apps),
       skills: maybe(Skills),
       models: maybe(ModelAccess),
       webhooks: maybe(Webhooks),

@@ -267,6 +267,7 @@ export class Run {
   }
   /** Another process had the run: its runner may still execute it. */
   async #readOn(handedOver: boolean): Promise<Ending> {
+    if (this.#stream.waits) this.#children().look(this.#stream.waits)
     const ending = await this.#consume(this.#stream.attach(this.log.lastSeq), this.log.lastSeq + 1)
     // No runner has the run: it was never started, or was lost with its runner.
     if (this.#state !== 'dispatching') return ending
@@ -332,7 +333,6 @@ export class Run {
   }
   #finishOf(ending: Ending): Omit<FinishRun, 'claim' | 'tail'> {
     const { calls, toolCalls, sandbox, runtimeSessionId } = this.#usage
-    const { runtime } = this.#order.session.profile
     return {
       status: ending.status,
       sessionStatus: ending.status === 'error' ? 'errored' : 'idle',
@@ -341,7 +341,7 @@ export class Run {
         : { error: { code: ending.code, message: ending.message } }),
       ...(calls ? { usage: calls } : {}),
       toolCalls,
-      keepInput: restoredFromLog(runtime),
+      keepInput: restoredFromLog(this.#order.session.profile.runtime),
       ...(sandbox ? { sandbox } : {}),
       ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
       ...(this.runner ? { runner: this.runner.hash } : {}),

@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
-import { delegationStage } from '#contracts/delegation'
+import { type Apps, endUserOf } from '#contracts/apps'
+import { appCallStage, delegationStage } from '#contracts/delegation'
 import type { Egress } from '#contracts/egress'
 import { hashOfSession } from '#contracts/ids'
 import { limitErrors } from '#contracts/limits'
@@ -38,6 +39,7 @@ export interface RunnerStreamDeps {
   readonly runners: Fleet
   readonly mcpServers: McpServers | undefined
   readonly egress: Egress | undefined
+  readonly apps: Apps | undefined
   readonly skills: Skills | undefined
 }
 
@@ -126,7 +128,7 @@ export class RunnerStream {
   async *attach(afterSeq: number): AsyncGenerator<Buffer> {
     const { tenantId, sessionId, runId, epoch } = this.#claim
     const { runners } = this.#deps
-    const first = runners.owner(sessionId, this.#session.runner)
+    const first = this.owner
     for (const link of new Set([...(first ? [first] : []), ...runners.all()])) {
       try {
         for await (const bytes of link.attach(tenantId, { sessionId, runId, afterSeq, epoch }, this.#signal)) {
@@ -141,6 +143,15 @@ export class RunnerStream {
     }
   }
 
+  /** The runner that has the session, if this conductor knows it. */
+  get owner(): RunnerLink | undefined {
+    return this.#deps.runners.owner(this.#claim.sessionId, this.#session.runner)
+  }
+  /** The runner where tools may wait for a conductor: that they do was told to the one that is gone. */
+  get waits(): RunnerLink | undefined {
+    const { apps = [], tools } = this.#session.profile
+    return apps.length > 0 || tools.includes('delegate') ? this.owner : undefined
+  }
   /** The runner with the newest conversation; any other one has an old copy, or none. */
   get #newestAt(): string | undefined {
     return this.#session.runner ?? hashOfSession(this.#session.id)
@@ -197,19 +208,23 @@ export class RunnerStream {
   }
   /** What may hold secrets is looked up for each attempt: it may have changed, and is never stored with the run. */
   async #withSecrets(body: ExecuteRun): Promise<ExecuteRun> {
-    const { mcpServers, egress } = this.#deps
-    const { mcpServers: names, egress: entries = [] } = this.#session.profile
-    if (names.length === 0 && entries.length === 0) return body
+    const { mcpServers, egress, apps } = this.#deps
+    const { mcpServers: names, egress: entries = [], apps: toolkits = [] } = this.#session.profile
+    if (names.length + entries.length + toolkits.length === 0) return body
     const { tenantId } = this.#claim
-    const [resolved, reached] = await Promise.all([
+    const [resolved, reached, offered] = await Promise.all([
       names.length > 0 ? mcpServers?.resolve(tenantId, names) : undefined,
       entries.length > 0 ? egress?.resolve(tenantId, entries) : undefined,
+      toolkits.length > 0 ? apps?.toolsFor(tenantId, toolkits, endUserOf(body.metadata)) : undefined,
     ])
-    const { servers, unavailable = [] } = resolved ?? {}
+    const { servers } = resolved ?? {}
+    const absent = (offered?.unavailable ?? []).map(({ toolkit, message }) => ({ server: toolkit, message }))
+    const unavailable = [...(resolved?.unavailable ?? []), ...absent]
     return {
       ...body,
       ...(servers ? { mcpServers: [...servers] } : {}),
-      ...(unavailable.length > 0 ? { mcpUnavailable: [...unavailable] } : {}),
+      ...(unavailable.length > 0 ? { mcpUnavailable: unavailable } : {}),
+      ...(offered && offered.tools.length > 0 ? { apps: [...offered.tools] } : {}),
       ...(reached ? { egress: reached } : {}),
     }
   }
@@ -221,14 +236,14 @@ interface Read {
   readonly ending: Ending | undefined
   /** It holds a tool call or a result, which must not happen twice. */
   readonly tools: boolean
-  /** A tool waits for a run of another profile: the runner knows which. */
+  /** A tool waits for a run of another profile, or for a call of an app: the runner knows which. */
   readonly delegates: boolean
 }
 
 const maxCode = 128
 const maxMessage = 4_000
 const newline = 0x0a
-const delegation = Buffer.from(`"stage":"${delegationStage}"`)
+const waits = [delegationStage, appCallStage].map((stage) => Buffer.from(`"stage":"${stage}"`))
 
 /** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */
 export class RunnerEvents {
@@ -260,7 +275,7 @@ export class RunnerEvents {
       ending = type ? this.#understand(type, line) : endingOf('runner_protocol')
       if (ending) break
       tools ||= type === 'tool_call' || type === 'tool_result'
-      delegates ||= type === 'progress' && line.includes(delegation)
+      delegates ||= type === 'progress' && waits.some((stage) => line.includes(stage))
       this.#seq++
       start = end + 1
     }

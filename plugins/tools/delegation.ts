@@ -1,6 +1,13 @@
 import { createHash, randomUUID } from 'node:crypto'
 import type { Static } from '@sinclair/typebox'
-import { type Delegation, type DelegationAnswer, type Delegations, delegationStage } from '#contracts/delegation'
+import {
+  type AppCall,
+  type Delegation,
+  type DelegationAnswer,
+  type Delegations,
+  delegationStage,
+  type WaitingCall,
+} from '#contracts/delegation'
 import type { ProgressEvent } from '#contracts/run-event'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 
@@ -10,20 +17,30 @@ const takenWithinMs = 30_000
 const timeoutMs = 24 * 60 * 60 * 1_000
 
 interface Waiting {
-  readonly delegation: Delegation
+  readonly what: WaitingCall
+  /** A conductor has it, or had it. */
+  taken: boolean
   readonly answer: (answer: DelegationAnswer) => void
   /** Rejects the call when no conductor has taken the delegation in time. */
   readonly late: NodeJS.Timeout
 }
 
-/** The tool calls of this runner that wait until a conductor has run another profile for them, by session. */
+/** The tool calls of this runner that wait until a conductor has run another profile for them, or called an app, by session. */
 export class WaitingDelegations implements Delegations {
   readonly #sessions = new Map<string, Map<string, Waiting>>()
 
-  take(tenantId: string, sessionId: string): readonly Delegation[] {
+  call(of: Pick<ToolContext, 'tenantId' | 'sessionId' | 'signal'>, call: AppCall): Promise<DelegationAnswer> {
+    return this.wait(of, call)
+  }
+  take(tenantId: string, sessionId: string): readonly WaitingCall[] {
     const waiting = [...(this.#sessions.get(keyOf(tenantId, sessionId))?.values() ?? [])]
-    for (const { late } of waiting) clearTimeout(late)
-    return waiting.map(({ delegation }) => delegation)
+    return waiting.map((one) => {
+      clearTimeout(one.late)
+      const { what, taken } = one
+      one.taken = true
+      // A task that is given again is joined; a call of an app would be made twice.
+      return taken && 'app' in what ? { ...what, app: { ...what.app, again: true as const } } : what
+    })
   }
   answer(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): boolean {
     const waiting = this.#sessions.get(keyOf(tenantId, sessionId))?.get(id)
@@ -31,8 +48,11 @@ export class WaitingDelegations implements Delegations {
     return waiting !== undefined
   }
   /** From now on it can be taken. Rejects when `signal` of the context aborts. */
-  wait({ tenantId, sessionId, signal }: ToolContext, delegation: Delegation): Promise<DelegationAnswer> {
-    const { id } = delegation
+  wait(
+    { tenantId, sessionId, signal }: Pick<ToolContext, 'tenantId' | 'sessionId' | 'signal'>,
+    what: WaitingCall,
+  ): Promise<DelegationAnswer> {
+    const { id } = what
     const key = keyOf(tenantId, sessionId)
     const session = this.#sessions.get(key) ?? new Map<string, Waiting>()
     this.#sessions.set(key, session)
@@ -52,8 +72,8 @@ export class WaitingDelegations implements Delegations {
         over()
         reject(signal.reason instanceof Error ? signal.reason : new Error('aborted'))
       }
-      const nobody = { ok: false, content: 'No conductor takes delegated tasks here.' }
-      const waiting: Waiting = { delegation, answer, late: setTimeout(answer, takenWithinMs, nobody) }
+      const nobody = { ok: false, content: 'No conductor takes what waits here.' }
+      const waiting: Waiting = { what, taken: false, answer, late: setTimeout(answer, takenWithinMs, nobody) }
       session.set(id, waiting)
       if (signal.aborted) return onAbort()
       signal.addEventListener('abort', onAbort, { once: true })

@@ -22,26 +22,33 @@ interface AttemptDeps {
 export const createAttempt =
   ({ database, findRun, secrets, policy, timeoutMs, stop }: AttemptDeps) =>
   async (tenantId: string, message: TakenMessage): Promise<Settled> => {
-    const [run, state] = await Promise.all([findRun(tenantId, message.runId), currentState(database, tenantId)])
-    if (!run || !secrets) return { state: 'dead', status: undefined, error: 'There is nothing to tell any more.' }
+    const [told, state] = await Promise.all([bodyOf(tenantId, message, findRun), currentState(database, tenantId)])
+    if (told === undefined || !secrets)
+      return { state: 'dead', status: undefined, error: 'There is nothing to tell any more.' }
     const keys = await secrets.keys(tenantId, state).catch((error: unknown) => {
       if (isAppError(error)) return error
       throw error
     })
     // The tenant may mend its secret: the message waits as if its receiver was away.
     if (isAppError(keys)) return outcomeOf(failed(keys.message), message, Math.random())
-    const body = messageBody(run)
     const timestamp = Math.floor(Date.now() / 1_000)
     const headers = {
       'webhook-id': message.id,
       'webhook-timestamp': String(timestamp),
-      'webhook-signature': signatures(keys, message.id, timestamp, body),
+      'webhook-signature': signatures(keys, message.id, timestamp, told),
     }
-    const answer = await send(policy, { tenantId, url: message.url, headers, body }, timeoutMs, stop)
+    const answer = await send(policy, { tenantId, url: message.url, headers, body: told }, timeoutMs, stop)
     // This process is stopping and gave the attempt up: another one may take the message at once.
     if (stop.aborted && !answer.taken) return { state: 'pending', status: undefined, error: undefined, inMs: 0 }
     return outcomeOf(answer, message, Math.random())
   }
+
+/** What a message tells; undefined when its run is gone. */
+async function bodyOf(tenantId: string, { runId, body }: TakenMessage, findRun: FindRun): Promise<string | undefined> {
+  if (body !== null) return body
+  const run = runId === null ? undefined : await findRun(tenantId, runId)
+  return run && messageBody(run)
+}
 
 /** A longer result is cut: receivers read the whole of it from the run. */
 const maxResultLength = 64 * 1024

@@ -95,6 +95,7 @@ export default definePlugin({
           if (!secrets) throw webhookErrors.webhooksUnavailable()
           policy.check(tenantId, url)
         },
+        tell: (tx, told) => outbox.add(tx, told),
         readRuns(find) {
           findRun = find
         },

@@ -9,7 +9,8 @@ export type DeliveryState = (typeof deliveryStates)[number]
 
 export const Delivery = Type.Object({
   id: Type.String({ description: 'The `webhook-id` of the message: the same in every attempt.' }),
-  runId: Type.String(),
+  type: Type.String({ description: '`run.finished`, or what else is told, such as `app.connection.expired`.' }),
+  runId: Type.Optional(Type.String({ description: 'The run whose end it tells.' })),
   url: Type.String(),
   state: Type.Union(
     deliveryStates.map((state) => Type.Literal(state)),

@@ -1,11 +1,15 @@
-import type { Database } from '#contracts/database'
+import { randomBytes } from 'node:crypto'
+import type { Database, TenantTx } from '#contracts/database'
 import type { Listing, Page } from '#contracts/paging'
+import type { Told } from '#contracts/webhooks'
 import { type ListSql, readList } from '#kit/lists'
 import type { Delivery, DeliveryState } from './schema.ts'
 
 interface Row {
   id: string
-  run_id: string
+  /** Null: the message brings what it tells. */
+  run_id: string | null
+  body: string | null
   url: string
   state: DeliveryState
   attempts: number
@@ -15,11 +19,12 @@ interface Row {
   created_at: string
   ended_at: string | null
 }
-const columns = 'id, run_id, url, state, attempts, next_at, last_status, last_error, created_at, ended_at'
+const columns = 'id, run_id, body, url, state, attempts, next_at, last_status, last_error, created_at, ended_at'
 
 const toDelivery = (row: Row): Delivery => ({
   id: row.id,
-  runId: row.run_id,
+  type: row.body === null ? 'run.finished' : typeOf(row.body),
+  ...(row.run_id === null ? {} : { runId: row.run_id }),
   url: row.url,
   state: row.state,
   attempts: row.attempts,
@@ -30,10 +35,14 @@ const toDelivery = (row: Row): Delivery => ({
   endedAt: row.ended_at,
 })
 
+const typeOf = (body: string): string => String((JSON.parse(body) as { type?: unknown }).type)
+
 /** A message that this process took and must settle. */
 export interface TakenMessage {
   readonly id: string
-  readonly runId: string
+  /** The run whose end it tells; else `body` is what it tells. */
+  readonly runId: string | null
+  readonly body: string | null
   readonly url: string
   /** This attempt, counted from 1. */
   readonly attempt: number
@@ -55,7 +64,7 @@ const take = {
     WHERE tenant_id = $1 AND id IN (
       SELECT id FROM webhook_deliveries WHERE tenant_id = $1 AND state = 'pending' AND next_at <= now()
       ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED)
-    RETURNING id, run_id, url, attempts`,
+    RETURNING id, run_id, body, url, attempts`,
 }
 const soonest = {
   name: 'webhooks-soonest',
@@ -78,6 +87,16 @@ const revive = {
 }
 
 export const createOutbox = (database: Database) => ({
+  /** Has something told once the transaction has committed; every attempt posts the same bytes. */
+  async add(tx: TenantTx, { url, type, data }: Told): Promise<void> {
+    const body = JSON.stringify({ type, timestamp: new Date().toISOString(), data })
+    await tx.query({
+      text: `WITH told AS (
+               INSERT INTO webhook_deliveries (tenant_id, id, url, body) VALUES ($1, $2, $3, $4) RETURNING tenant_id)
+             SELECT pg_notify('webhooks', tenant_id) FROM told`,
+      values: [tx.tenantId, `msg_${randomBytes(16).toString('hex')}`, url, body],
+    })
+  },
   /** Takes what is due for `leaseMs`. `inMs`: when the next one will be, undefined when nothing waits. */
   async take(
     tenantId: string,
@@ -88,7 +107,13 @@ export const createOutbox = (database: Database) => ({
       { ...take, values: [tenantId, limit, leaseMs] },
       { ...soonest, values: [tenantId] },
     ])
-    const taken = rows.map((row) => ({ id: row.id, runId: row.run_id, url: row.url, attempt: row.attempts }))
+    const taken = rows.map((row) => ({
+      id: row.id,
+      runId: row.run_id,
+      body: row.body,
+      url: row.url,
+      attempt: row.attempts,
+    }))
     return { taken, inMs: next?.in_ms ?? undefined }
   },
   settle: (tenantId: string, { id, attempt }: TakenMessage, how: Settled): Promise<unknown> =>

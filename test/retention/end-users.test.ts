@@ -20,7 +20,15 @@ test('an end user is erased whole, with what their runs delegated; other people 
   for (const tenant of ['acme', 'globex']) await sql(tenant, ...rolledUp(tenant))
   const reply = await call('DELETE', '/api/end-users/ann', 'acme')
   assert.equal(reply.statusCode, 200)
-  assert.deepEqual(reply.json(), { endUserId: 'ann', conversations: 1, messages: 4, runs: 3, sessions: 2, pending: 0 })
+  assert.deepEqual(reply.json(), {
+    endUserId: 'ann',
+    conversations: 1,
+    messages: 4,
+    runs: 3,
+    sessions: 2,
+    data: {},
+    pending: 0,
+  })
   for (const table of [
     'conversations',
     'public_runs',

@@ -1,6 +1,6 @@
 import { type TObject, type TSchema, Type } from '@sinclair/typebox'
 import { BroadcastPage, BroadcastRevisions } from '../broadcast.ts'
-import { Delegation, DelegationAnswer } from '../delegation.ts'
+import { DelegationAnswer, WaitingCall } from '../delegation.ts'
 import { Profile, profileName } from '../profiles.ts'
 import { ExecuteRun, RunnerTopology, RunnerUsage, UnsavedSession } from '../runner.ts'
 import { limitErrors } from '../limits.ts'
@@ -296,10 +296,10 @@ export const runnerWire = {
   },
   delegations: {
     ...of('tools'),
-    ...inGet(Type.Array(Delegation)),
+    ...inGet(Type.Array(WaitingCall)),
     path: '/runner/sessions/:id/delegations',
     summary: 'Take the delegations of a session',
-    description: 'Those that wait. They count as taken from then on, and wait until they are answered.',
+    description: 'Those that wait, and calls of apps. They count as taken, and wait until they are answered.',
     ...ofSession,
   },
   answerDelegation: {

@@ -37,6 +37,12 @@ export class CatalogEndpoint {
     return endpoint.answer(request, reply, tools.of(caller, only), `${caller.tenantId} ${caller.keyId}`)
   }
 
+  /** A call of a tool for somebody else than a client of the endpoint, in the sessions that all calls share. */
+  async call(...call: Parameters<Upstreams['call']>): ReturnType<Upstreams['call']> {
+    const { upstreams } = await (this.#parts ??= this.#load())
+    return upstreams.call(...call)
+  }
+
   async close(): Promise<void> {
     const parts = await this.#parts
     await Promise.all([parts?.endpoint.close(), parts?.upstreams.close()])

@@ -140,7 +140,7 @@ export async function runnerOf(
     }),
     fake(Toolkit, {
       specs: (wanted) => names.filter((name) => !wanted || wanted.includes(name)).map(spec),
-      delegations: { take: () => [], answer: () => false },
+      delegations: { take: () => [], answer: () => false, call: async () => ({ ok: true, content: 'called' }) },
       async invoke(name, input, context) {
         invoked.push({ name, context })
         return input === undefined ? { ok: false, content: 'No input.' } : { ok: true, content: 'done' }

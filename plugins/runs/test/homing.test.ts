@@ -12,6 +12,8 @@ const sessionId = 'sess-aaaaaaaa-00000001'
 const unreachable = () => new AppError('runner_unreachable', 503, { retryable: true })
 const cut = () => new AppError('runner_unreachable', 503)
 
+const without = { mcpServers: undefined, egress: undefined, apps: undefined, skills: undefined }
+
 interface Behaviour {
   readonly execute?: () => void
   readonly hydrate?: () => void
@@ -48,7 +50,7 @@ function stage(
   const runners = { place: choose, home: choose, all: () => links, owner: () => links[0] } as unknown as Fleet
   const profile = { ...profileNamed('writer'), runtime: 'runtime_a' }
   const stream = new RunnerStream(
-    { store: store as unknown as RunStore, runners, mcpServers: undefined, egress: undefined, skills: undefined },
+    { store: store as unknown as RunStore, runners, ...without },
     {
       claim: { tenantId: 'acme', sessionId, runId: 'r1', epoch: 1 },
       session: { id: sessionId, profile, status: 'running', stateRev, epoch: 1, ...(runner ? { runner } : {}) },

@@ -91,6 +91,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     runners,
     mcpServers: undefined,
     egress: undefined,
+    apps: undefined,
     skills: undefined,
     prices: undefined,
     log: pino({ level: 'silent' }),

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { testToolContext } from '#testing'
+import type { Delegation } from '#contracts/delegation'
 import { createDelegate, WaitingDelegations } from '../delegation.ts'
 
 const task = { profile: 'writer', prompt: 'Write.' }
@@ -20,7 +21,7 @@ function staged(maxDepth = 3) {
 test('a task waits until a conductor takes and answers it, and both are told in the log', async () => {
   const { tool, delegations, events, context } = staged()
   const result = tool.execute(task, context)
-  const [waiting] = delegations.take('t', 's')
+  const [waiting] = delegations.take('t', 's') as Delegation[]
   assert.deepEqual([waiting!.parentRunId, waiting!.profile, waiting!.prompt], ['r', 'writer', 'Write.'])
   assert.deepEqual(delegations.take('u', 's'), [], 'another tenant sees nothing')
   assert.equal(delegations.answer('u', 's', waiting!.id, { ok: true, content: 'forged' }), false)

@@ -9,6 +9,7 @@ const log = pino({ level: 'silent' })
 const message = (id: string, attempt = 1): TakenMessage => ({
   id,
   runId: `run-${id}`,
+  body: null,
   url: 'https://example.com/',
   attempt,
 })

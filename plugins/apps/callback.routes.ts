@@ -1,0 +1,98 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyReply } from 'fastify'
+import { access, type App, failures } from '#kernel'
+import { appErrors } from '#contracts/apps'
+import type { Kv } from '#contracts/kv'
+import { limitErrors } from '#contracts/limits'
+import { type ClientAddress, countedAs, rateLimit } from '#kit'
+import { callbackPath } from './connections/index.ts'
+import type { Arrival, Connector } from './connect.ts'
+import { CallbackQuery } from './schema.ts'
+
+interface CallbackOptions {
+  readonly connector: Pick<Connector, 'finish'>
+  readonly kv: Pick<Kv, 'hit'>
+  readonly clientOf: ClientAddress
+  /** How many may come back from one address in a minute. */
+  readonly requestsPerMinute: number
+}
+
+/** Parameters that say more than any authorization server has to. */
+const mostParameters = 20
+const mostLength = 8_000
+
+/**
+ * Where owners of accounts come back to. It is open to anybody: what they bring names the attempt, which nobody can guess and nobody can
+ * use twice. They are sent on to nothing that came with them.
+ */
+export async function callbackRoutes(app: App, options: CallbackOptions): Promise<void> {
+  const { connector, kv, clientOf, requestsPerMinute } = options
+  const limit = await rateLimit(app, {
+    name: 'apps-callback',
+    keyOf: (request) => `ao:apps-callback:${countedAs(clientOf(request))}`,
+    max: requestsPerMinute,
+    hit: (...counted) => kv.hit(...counted),
+    refused: (when) =>
+      limitErrors.limitReached({ ...when, message: 'Too many come back from this address; try again in a minute.' }),
+  })
+  app.get(
+    callbackPath,
+    {
+      ...access('public'),
+      onRequest: limit,
+      schema: {
+        tags: ['apps'],
+        summary: 'Come back from connecting an account',
+        description:
+          'For browsers, which authorization servers send here (RFC 6749, RFC 9207). Answers a page, or sends on to the `returnUrl` of the connection. An attempt is good once, for ten minutes. What goes wrong is a page as well for whom takes `text/html`.',
+        querystring: CallbackQuery,
+        produces: ['text/html'],
+        response: {
+          200: Type.String({ description: 'A page that says how it ended.' }),
+          303: Type.Unsafe<undefined>({ type: 'null', description: 'Sent on to the `returnUrl`.' }),
+          ...failures(appErrors.connectRefused, limitErrors.limitReached),
+        },
+      },
+    },
+    async (request, reply) => {
+      const arrival = await connector.finish(parametersOf(request.query))
+      // Neither the code nor where it led to is anybody else's to see.
+      void reply.header('cache-control', 'no-store').header('referrer-policy', 'no-referrer')
+      if (arrival.returnUrl !== undefined) return reply.redirect(arrival.returnUrl, 303)
+      // Browsers get a page in any case; programs the error that they know.
+      if (!arrival.ok && !request.headers.accept?.includes('text/html')) {
+        throw appErrors.connectRefused({ message: arrival.message })
+      }
+      return page(reply, arrival)
+    },
+  )
+}
+
+/** Those that are there once, as text: RFC 6749 3.1 allows no other. */
+function parametersOf(query: Readonly<Record<string, unknown>>): Record<string, string> {
+  const once = Object.entries(query).filter(
+    (entry): entry is [string, string] => typeof entry[1] === 'string' && entry[1].length <= mostLength,
+  )
+  return Object.fromEntries(once.slice(0, mostParameters))
+}
+
+function page(reply: FastifyReply, { ok, message }: Arrival): FastifyReply {
+  const title = ok ? 'Connected' : 'Not connected'
+  return reply
+    .code(ok ? 200 : 400)
+    .header('content-security-policy', "default-src 'none'; frame-ancestors 'none'; base-uri 'none'")
+    .header('x-content-type-options', 'nosniff')
+    .type('text/html; charset=utf-8')
+    .send(
+      `<!doctype html><html lang="en"><meta charset="utf-8"><title>${title}</title><h1>${title}</h1><p>${escaped(message)}</p></html>`,
+    )
+}
+
+const entities: Readonly<Record<string, string>> = {
+  '&': '&amp;',
+  '<': '&lt;',
+  '>': '&gt;',
+  '"': '&quot;',
+  "'": '&#39;',
+}
+const escaped = (text: string): string => text.replaceAll(/[&<>"']/g, (character) => entities[character]!)

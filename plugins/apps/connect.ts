@@ -1,0 +1,165 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { appErrors, sentenceOf } from '#contracts/apps'
+import type { Database } from '#contracts/database'
+import { newId } from '#contracts/ids'
+import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
+import type { Webhooks } from '#contracts/webhooks'
+import { invalidField, isAppError, notFound } from '#kernel'
+import type { Accounts } from './connections/accounts.ts'
+import {
+  authorizationSeconds,
+  newState,
+  storeAuthorization,
+  takeAuthorization,
+  tenantOfState,
+} from './connections/authorizations.store.ts'
+import { type Connection, connectionById, ensureConnection, lockConnection, markRevoked } from './connections/store.ts'
+import type { AppMetrics } from './metrics.ts'
+import { type ActiveToolkit, ownerOf, type Toolkits } from './toolkits.ts'
+
+export interface ConnectorOptions {
+  readonly database: Database
+  readonly accounts: Accounts
+  readonly toolkits: Toolkits
+  readonly limits: Pick<TenantLimits, 'of'> | undefined
+  readonly webhooks: Pick<Webhooks, 'check'> | undefined
+  /** Origins of pages to which owners of accounts may be sent on. */
+  readonly returnOrigins: readonly string[]
+  readonly metrics: AppMetrics
+  readonly log: FastifyBaseLogger
+  readonly stopping: AbortSignal
+}
+
+/** What is to be connected. */
+export interface ConnectOrder {
+  readonly endUserId?: string | undefined
+  readonly returnUrl?: string | undefined
+  readonly webhookUrl?: string | undefined
+}
+
+export interface ConnectLink {
+  readonly url: string
+  readonly connectionId: string
+  /** ISO 8601. */
+  readonly expiresAt: string
+}
+
+/** How it ended for whoever came back. */
+export interface Arrival {
+  readonly ok: boolean
+  /** For people. */
+  readonly message: string
+  readonly returnUrl?: string
+}
+
+/** How long a provider may take at each step. */
+const patienceMs = 15_000
+
+/** Connects accounts: gives links to their owners, takes them back, and revokes. */
+export class Connector {
+  readonly #options: ConnectorOptions
+
+  constructor(options: ConnectorOptions) {
+    this.#options = options
+  }
+
+  /** 400 `connect_refused` for a toolkit without accounts, or where this server cannot be come back to. */
+  async begin(tenantId: string, toolkit: ActiveToolkit, order: ConnectOrder): Promise<ConnectLink> {
+    const { database, accounts, toolkits, limits, webhooks, metrics } = this.#options
+    if (toolkit.connection === 'none') throw appErrors.connectRefused({ message: 'This toolkit needs no account.' })
+    const { redirectUrl } = accounts
+    if (redirectUrl === undefined) throw appErrors.connectRefused({ message: accounts.missing })
+    const endUserId = ownerOf(toolkit, order.endUserId)
+    const { returnUrl, webhookUrl } = order
+    this.#checkReturn(returnUrl)
+    if (webhookUrl !== undefined) webhooks?.check(tenantId, webhookUrl)
+    const { appConnections: most } = limits?.of(tenantId) ?? defaultLimits
+    const state = newState(tenantId)
+    const { provider, name } = toolkit
+    const connecting = { tenantId, toolkit: name, endUserId, redirectUrl, state, signal: this.#patience() }
+    // Asked first: what the app refuses leaves no trace here.
+    const { url, keep } = await toolkits.providerOf(toolkit).begin(connecting)
+    const connectionId = await database.tenant(tenantId, async (tx) => {
+      const of = { id: newId('conn'), provider, toolkit: name, endUserId, webhookUrl }
+      const connection = await ensureConnection(tx, of, most)
+      if (!connection) throw overLimit('appConnections', most)
+      const kept = accounts.seal(tenantId, connection.id, keep)
+      await storeAuthorization(tx, state, { connectionId: connection.id, kept, returnUrl: returnUrl ?? null })
+      return connection.id
+    })
+    metrics.links.inc({ outcome: 'given' })
+    return { url, connectionId, expiresAt: new Date(Date.now() + authorizationSeconds * 1_000).toISOString() }
+  }
+
+  /** Whoever was sent to connect an account has come back, with these parameters. */
+  async finish(answer: Readonly<Record<string, string>>): Promise<Arrival> {
+    const { metrics } = this.#options
+    const { state = '', ...rest } = answer
+    const tenantId = tenantOfState(state)
+    const taken = tenantId === undefined ? undefined : await takeAuthorization(this.#options.database, tenantId, state)
+    if (tenantId === undefined || !taken) {
+      metrics.links.inc({ outcome: 'unknown' })
+      return { ok: false, message: 'This link was used already, or its time is over. Ask for another one.' }
+    }
+    const arrival = await this.#exchange(tenantId, taken, rest)
+    metrics.links.inc({ outcome: arrival.ok ? 'connected' : 'refused' })
+    if (taken.returnUrl === null) return arrival
+    const returnUrl = new URL(taken.returnUrl)
+    returnUrl.searchParams.set('connection', taken.connectionId)
+    returnUrl.searchParams.set('state', arrival.ok ? 'active' : 'failed')
+    return { ...arrival, returnUrl: returnUrl.href }
+  }
+
+  /** Revokes a connection here at once, and at its app as soon as that answers. 404 for one that the toolkit does not have. */
+  async revoke(tenantId: string, toolkit: string, id: string): Promise<void> {
+    const { database, accounts } = this.#options
+    const revoked = await database.tenant(tenantId, async (tx): Promise<Connection> => {
+      const found = await lockConnection(tx, id)
+      if (!found || found.toolkit !== toolkit) throw notFound()
+      await markRevoked(tx, id)
+      return (await lockConnection(tx, id))!
+    })
+    await accounts.revoke(tenantId, revoked)
+  }
+
+  async #exchange(
+    tenantId: string,
+    { connectionId, kept }: { readonly connectionId: string; readonly kept: string },
+    answer: Readonly<Record<string, string>>,
+  ): Promise<Arrival> {
+    const { database, accounts, toolkits, log } = this.#options
+    try {
+      const connection = await connectionById(database, tenantId, connectionId)
+      const keep = accounts.open(tenantId, connectionId, kept)
+      if (!connection || keep === undefined) throw appErrors.connectRefused({ message: gone })
+      const { toolkit, endUserId, provider } = connection
+      const active = await toolkits.find(tenantId, toolkit)
+      if (active.provider !== provider) throw appErrors.toolkitNotActive()
+      const redirectUrl = accounts.redirectUrl ?? ''
+      const back = { tenantId, toolkit, endUserId, redirectUrl, signal: this.#patience() }
+      const grant = await toolkits.providerOf(active).finish(back, keep, answer)
+      const stored = await accounts.connected(tenantId, connectionId, provider, grant)
+      if (!stored) throw appErrors.connectRefused({ message: gone })
+      return { ok: true, message: `Your account is connected to ${toolkit}. You can close this page.` }
+    } catch (error) {
+      if (!isAppError(error))
+        log.warn({ err: error, tenantId, connection: connectionId }, 'an account was not connected')
+      const message = isAppError(error) ? sentenceOf(error) : 'Something went wrong here.'
+      await accounts.notConnected(tenantId, connectionId, message)
+      return { ok: false, message }
+    }
+  }
+  /** Where people are sent on is said by whoever runs the server: a link of ours leads nowhere else. */
+  #checkReturn(returnUrl: string | undefined): void {
+    if (returnUrl === undefined) return
+    const origin = URL.canParse(returnUrl) ? new URL(returnUrl).origin : 'null'
+    if (origin === 'null' || !this.#options.returnOrigins.includes(origin)) {
+      throw invalidField('body/returnUrl', 'must be a page of an origin that AGENT_ORC_APPS_RETURN_ORIGINS names')
+    }
+  }
+  #patience(): AbortSignal {
+    return AbortSignal.any([this.#options.stopping, AbortSignal.timeout(patienceMs)])
+  }
+}
+
+const gone = 'The connection was revoked meanwhile. Ask for another link.'

@@ -1,0 +1,286 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import {
+  type Account,
+  type AccountKey,
+  type AppAccounts,
+  appErrors,
+  type ConnectionState,
+  type Grant,
+  type Lost,
+  sentenceOf,
+  type ToolkitProvider,
+} from '#contracts/apps'
+import type { Database, TenantTx } from '#contracts/database'
+import type { Sealer } from '#contracts/secrets'
+import type { Webhooks } from '#contracts/webhooks'
+import { capability, isAppError } from '#kernel'
+import type { ConnectionMetrics } from './metrics.ts'
+import {
+  type Connection,
+  connectionById,
+  deleteConnection,
+  doubtGrant,
+  findConnection,
+  isUsable,
+  lockConnection,
+  storeEnd,
+  storeFailure,
+  storeGrant,
+  takeLease,
+} from './store.ts'
+
+export interface AccountsOptions {
+  readonly database: Database
+  /** Undefined: nothing can be kept encrypted, so nothing is connected. */
+  readonly sealer: Sealer | undefined
+  readonly webhooks: Pick<Webhooks, 'tell'> | undefined
+  readonly redirectUrl: string | undefined
+  readonly missing: string
+  readonly metrics: ConnectionMetrics
+  readonly log: FastifyBaseLogger
+  readonly stopping: AbortSignal
+}
+
+/** How long a provider may take to renew an account. Shorter than a lease. */
+const patienceMs = 10_000
+/** How often somebody looks who waits for what another one renews. */
+const lookMs = 50
+/** After so many failures an account that does not hold any more counts as failed. It is tried on, ever less often. */
+const failuresToTell = 3
+const longestPauseSeconds = 3_600
+/** So often it is tried to take an account back. */
+const mostRevocations = 5
+
+/**
+ * The accounts, with what is done about them: whoever finds one due takes a lease and renews it, on whichever conductor; the others go
+ * on with the old grant while it holds, and wait for the new one otherwise. What a holder brings of a grant that is not the stored one any
+ * more is refused by its number, a failure as well as a success: so a slow one neither brings an old account back nor ends a new one.
+ */
+export class Accounts implements AppAccounts {
+  readonly redirectUrl: string | undefined
+  readonly missing: string
+  readonly #options: AccountsOptions
+  readonly #underWay = new Map<string, Promise<void>>()
+  #providers: ReadonlyMap<string, ToolkitProvider> = new Map()
+
+  constructor(options: AccountsOptions) {
+    this.#options = options
+    this.redirectUrl = options.redirectUrl
+    this.missing = options.missing
+  }
+
+  serve(providers: ReadonlyMap<string, ToolkitProvider>): void {
+    this.#providers = providers
+  }
+
+  async use(tenantId: string, key: AccountKey, signal: AbortSignal): Promise<Account> {
+    const found = await this.#find(tenantId, key)
+    const held = this.#opened(tenantId, found)
+    if (held && !found.due) return held
+    const renewed = this.settle(tenantId, found.id)
+    if (held) {
+      // It holds for a while yet.
+      renewed.catch(() => {})
+      return held
+    }
+    await Promise.race([renewed, aborted(signal)])
+    const now = await this.#find(tenantId, key)
+    const account = this.#opened(tenantId, now)
+    if (account) return account
+    throw isUsable(now) ? appErrors.appUnavailable({ message: now.reason ?? notRenewed }) : notConnected(now)
+  }
+  async refused(tenantId: string, key: AccountKey, account: Account, signal: AbortSignal): Promise<Account> {
+    await doubtGrant(this.#options.database, tenantId, account.id, account.fence)
+    return this.use(tenantId, key, signal)
+  }
+
+  /** Does what is due about a connection, once for all that want it. Rejects when that could not be tried. */
+  settle(tenantId: string, id: string): Promise<void> {
+    const key = JSON.stringify([tenantId, id])
+    const running = this.#underWay.get(key)
+    if (running) return running
+    const settling = this.#settle(tenantId, id).finally(() => this.#underWay.delete(key))
+    this.#underWay.set(key, settling)
+    return settling
+  }
+
+  seal(tenantId: string, id: string, text: string): string {
+    if (!this.#options.sealer) throw appErrors.appsUnavailable()
+    return this.#options.sealer.seal(tenantId, sealedName(id), text)
+  }
+  open(tenantId: string, id: string, sealed: string): string | undefined {
+    return this.#options.sealer?.open(tenantId, sealedName(id), sealed)
+  }
+  /** The owner has connected the account. False: the connection is gone, or was revoked meanwhile. */
+  async connected(tenantId: string, id: string, provider: string, grant: Grant): Promise<boolean> {
+    return this.#options.database.tenant(tenantId, async (tx) => {
+      const before = await lockConnection(tx, id)
+      if (!before || before.provider !== provider || before.state === 'revoked') return false
+      await this.#keep(tx, before, grant)
+      return true
+    })
+  }
+  /** The owner has not connected the account: one that worked before goes on working. */
+  async notConnected(tenantId: string, id: string, reason: string): Promise<void> {
+    await this.#options.database.tenant(tenantId, async (tx) => {
+      const before = await lockConnection(tx, id)
+      if (before?.state === 'initiated') await this.#end(tx, before, 'failed', reason)
+    })
+  }
+  /** Takes an account back that is marked as revoked; what does not answer is tried again later. */
+  async revoke(tenantId: string, connection: Connection): Promise<void> {
+    const { database, metrics, log } = this.#options
+    const secret = connection.secret === null ? undefined : this.open(tenantId, connection.id, connection.secret)
+    const provider = this.#providers.get(connection.provider)
+    try {
+      if (secret !== undefined && provider) await provider.revoke(this.#callerOf(tenantId, connection, secret))
+      metrics.revocations.inc({ outcome: 'done' })
+    } catch (err) {
+      metrics.revocations.inc({ outcome: 'failed' })
+      if (connection.failures + 1 < mostRevocations) {
+        const failure = { reason: 'It could not be taken back yet.', inSeconds: pauseAfter(connection.failures) }
+        await this.#under(tenantId, connection, (tx) => storeFailure(tx, connection.id, failure))
+        return
+      }
+      log.warn({ err, tenantId, connection: connection.id }, 'an account could not be taken back; it is forgotten here')
+    }
+    await database.tenant(tenantId, async (tx) => {
+      if (await lockConnection(tx, connection.id, connection.fence)) await storeEnd(tx, connection.id, 'revoked', null)
+    })
+  }
+
+  async #find(tenantId: string, key: AccountKey): Promise<Connection> {
+    const { database, sealer } = this.#options
+    if (database.absent || !sealer) throw appErrors.appsUnavailable()
+    const found = await findConnection(database, tenantId, key)
+    if (!found || found.provider !== key.provider || !isUsable(found)) throw notConnected(found)
+    return found
+  }
+  #opened(tenantId: string, { id, secret, fence, valid }: Connection): Account | undefined {
+    const opened = valid && secret !== null ? this.open(tenantId, id, secret) : undefined
+    return opened === undefined ? undefined : { id, fence, secret: opened }
+  }
+  #callerOf(tenantId: string, { toolkit }: Connection, secret: string) {
+    const signal = AbortSignal.any([this.#options.stopping, AbortSignal.timeout(patienceMs)])
+    return { tenantId, toolkit, secret, signal }
+  }
+
+  async #settle(tenantId: string, id: string): Promise<void> {
+    const { database, stopping } = this.#options
+    const signal = AbortSignal.any([stopping, AbortSignal.timeout(2 * patienceMs)])
+    for (;;) {
+      const leased = await takeLease(database, tenantId, id)
+      if (leased) return this.#doWhatIsDue(tenantId, leased)
+      const now = await connectionById(database, tenantId, id)
+      // A secret that nobody here can open is no account, whatever its row says.
+      const unreadable = now?.valid && !now.due && this.#opened(tenantId, now) === undefined
+      if (unreadable) await this.#unreadable(tenantId, now)
+      if (!now?.due || signal.aborted) return
+      await sleep(lookMs, undefined, { signal }).catch(() => {})
+    }
+  }
+  async #doWhatIsDue(tenantId: string, leased: Connection): Promise<void> {
+    const { state, secret } = leased
+    if (state === 'revoked' && secret !== null) return this.revoke(tenantId, leased)
+    if (!isUsable(leased)) return void (await this.#under(tenantId, leased, (tx) => deleteConnection(tx, leased.id)))
+    const opened = this.open(tenantId, leased.id, secret!)
+    if (opened === undefined) return this.#unreadable(tenantId, leased)
+    return this.#renew(tenantId, leased, opened)
+  }
+  async #renew(tenantId: string, leased: Connection, secret: string): Promise<void> {
+    const { metrics } = this.#options
+    try {
+      const renewed = await this.#renewed(tenantId, leased, secret)
+      const kept = await this.#under(tenantId, leased, (tx, now) =>
+        'lost' in renewed ? this.#end(tx, now, renewed.lost, renewed.reason) : this.#keep(tx, now, renewed),
+      )
+      metrics.renewals.inc({ outcome: !kept ? 'superseded' : 'lost' in renewed ? 'lost' : 'renewed' })
+    } catch (error) {
+      if (!isAppError(error)) throw error
+      metrics.renewals.inc({ outcome: 'failed' })
+      await this.#under(tenantId, leased, (tx, now) => this.#failed(tx, now, sentenceOf(error)))
+    }
+  }
+  async #renewed(tenantId: string, leased: Connection, secret: string): Promise<Grant | Lost> {
+    if (!leased.renewable) return { lost: 'expired', reason: 'The access has ended, and cannot be renewed by itself.' }
+    const provider = this.#providers.get(leased.provider)
+    if (!provider) throw appErrors.appUnavailable({ message: 'This server does not lead to the app any more.' })
+    return provider.renew(this.#callerOf(tenantId, leased, secret))
+  }
+  /** Writes under the grant that was leased. False: it is not the stored one any more, and nothing was written. */
+  async #under(
+    tenantId: string,
+    { id, fence }: Connection,
+    write: (tx: TenantTx, now: Connection) => Promise<void>,
+  ): Promise<boolean> {
+    return this.#options.database.tenant(tenantId, async (tx) => {
+      const now = await lockConnection(tx, id, fence)
+      if (now) await write(tx, now)
+      return now !== undefined
+    })
+  }
+  async #keep(tx: TenantTx, before: Connection, { secret, ...grant }: Grant): Promise<void> {
+    await storeGrant(tx, before.id, { sealed: this.seal(tx.tenantId, before.id, secret), ...grant })
+    await this.#tell(tx, before, 'active', null)
+  }
+  async #end(tx: TenantTx, before: Connection, state: Lost['lost'], reason: string): Promise<void> {
+    await storeEnd(tx, before.id, state, reason)
+    await this.#tell(tx, before, state, reason)
+  }
+  async #failed(tx: TenantTx, before: Connection, reason: string): Promise<void> {
+    const over = !before.valid && before.failures + 1 >= failuresToTell
+    const inSeconds = pauseAfter(before.failures)
+    await storeFailure(tx, before.id, { reason, inSeconds, ...(over ? { state: 'failed' as const } : {}) })
+    if (over) await this.#tell(tx, before, 'failed', reason)
+  }
+  async #unreadable(tenantId: string, found: Connection): Promise<void> {
+    const reason = 'It is encrypted with a master key that this server does not have.'
+    await this.#under(tenantId, found, (tx, now) => this.#end(tx, now, 'failed', reason))
+  }
+  /** Who is to be told of a connection is told when it works, and when it does not any more, and of each once. */
+  async #tell(tx: TenantTx, before: Connection, state: ConnectionState, reason: string | null): Promise<void> {
+    const { webhooks, metrics } = this.#options
+    if (state === before.state) return
+    metrics.changes.inc({ provider: before.provider, state })
+    if (before.webhookUrl === null) return
+    const { id, toolkit, endUserId } = before
+    await webhooks?.tell(tx, {
+      url: before.webhookUrl,
+      type: `app.connection.${state}`,
+      data: {
+        id,
+        toolkit,
+        ...(endUserId === '' ? {} : { endUserId }),
+        state,
+        previousState: before.state,
+        ...(reason === null ? {} : { reason }),
+      },
+    })
+  }
+}
+
+/** The same, for the plugin `apps`, which connects and revokes them. */
+export const Connections = capability<Accounts>('conductor.app-connections')
+
+const sealedName = (id: string): string => `app-connections/${id}`
+const notRenewed = 'The access to the account could not be renewed in time.'
+const pauseAfter = (failures: number): number => Math.min(5 * 2 ** Math.min(failures, 20), longestPauseSeconds)
+
+function notConnected(found: Connection | undefined) {
+  const state = found?.state ?? 'none'
+  const why: Readonly<Record<string, string>> = {
+    none: 'The account has not been connected yet.',
+    initiated: 'The owner of the account has not finished connecting it.',
+    revoked: 'The connection of the account was revoked.',
+  }
+  const ended = `The account has to be connected again${found?.reason ? `: ${found.reason}` : '.'}`
+  return appErrors.appNotConnected({ message: why[state] ?? ended, detail: { state } })
+}
+
+const aborted = (signal: AbortSignal): Promise<never> =>
+  new Promise((_, reject) => {
+    const fail = (): void => reject(appErrors.appUnavailable({ message: notRenewed }))
+    if (signal.aborted) fail()
+    else signal.addEventListener('abort', fail, { once: true })
+  })

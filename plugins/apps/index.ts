@@ -1,0 +1,80 @@
+import { Type } from '@sinclair/typebox'
+import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { appErrors, Apps, type ToolkitProvider, ToolkitProviders } from '#contracts/apps'
+import { ApiGuard } from '#contracts/auth'
+import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
+import { Kv } from '#contracts/kv'
+import { limitErrors, TenantLimits } from '#contracts/limits'
+import { EndUserData } from '#contracts/retention'
+import { Webhooks, webhookErrors } from '#contracts/webhooks'
+import { createClientAddress, trustedProxies } from '#kit'
+import { callbackRoutes } from './callback.routes.ts'
+import { Connector } from './connect.ts'
+import { Connections } from './connections/accounts.ts'
+import { connectionRoutes, connectRoutes } from './connections.routes.ts'
+import { createEndUserData } from './end-users.ts'
+import { createAppMetrics } from './metrics.ts'
+import { toolkitRoutes } from './routes.ts'
+import { RunTools } from './run-tools.ts'
+import { Toolkits } from './toolkits.ts'
+
+/**
+ * Connected apps: the toolkits of all providers as one list, their tools called as the account of a tenant or of an end user, for the API
+ * and for runs. Specification 4.13.
+ */
+export default definePlugin({
+  name: 'apps',
+  config: Settings({
+    returnOrigins: CommaList(
+      'Origins of pages, with commas between, to which owners of accounts may be sent on when they have connected them (`returnUrl`).',
+    ),
+    timeout: Type.Optional(Duration('60s', 'How long an app may take over a call.')),
+    requestsPerMinute: Type.Integer({
+      default: 300,
+      minimum: 1,
+      maximum: 100_000,
+      description: 'Owners of accounts that come back from one client address.',
+    }),
+    trustedProxies,
+  }),
+  errors: [appErrors, databaseErrors, limitErrors, webhookErrors],
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    providers: ToolkitProviders,
+    connections: Connections,
+    kv: Kv,
+    limits: maybe(TenantLimits),
+    webhooks: maybe(Webhooks),
+  },
+  provides: { apps: Apps, people: EndUserData },
+  async setup({ config, deps, log, metrics: registry, routes, stopping }) {
+    const { guard, database, connections, kv, limits, webhooks } = deps
+    const stored = presentDatabase(database)
+    // What they have is kept in the database.
+    const providers = stored ? deps.providers : new Map<string, ToolkitProvider>()
+    const metrics = createAppMetrics(registry)
+    connections.serve(providers)
+    const timeoutMs = config.timeout ?? 60_000
+    const toolkits = new Toolkits({ providers, accounts: connections, metrics, timeoutMs, stopping })
+    const { returnOrigins } = config
+    const more = { database, limits, webhooks, returnOrigins, metrics, log, stopping }
+    const connector = new Connector({ accounts: connections, toolkits, ...more })
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      needsDatabase(app, database)
+      toolkitRoutes(app, guard, toolkits)
+      connectRoutes(app, guard, { toolkits, connector })
+      connectionRoutes(app, guard, { database, toolkits })
+    })
+    routes('conductor', async (app) => {
+      needsDatabase(app, database)
+      const clientOf = createClientAddress(config.trustedProxies)
+      await callbackRoutes(app, { connector, kv, clientOf, requestsPerMinute: config.requestsPerMinute })
+    })
+    return {
+      apps: new RunTools({ toolkits, connector, log }),
+      people: stored ? { connection: createEndUserData(stored, connections) } : {},
+    }
+  },
+})

@@ -1,0 +1,100 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, failures, invalidRequest } from '#kernel'
+import { appErrors } from '#contracts/apps'
+import { auditedAccess } from '#contracts/audit'
+import type { Guard } from '#contracts/auth'
+import { PageQuery } from '#contracts/paging'
+import { listOf, sendList } from '#kit/lists'
+import { AppToolView, CallAnswer, CallBody, ToolkitParams, ToolkitView, ToolsQuery } from './schema.ts'
+import type { ActiveToolkit, Toolkits } from './toolkits.ts'
+
+export const tags = ['apps']
+/** Items of one part of an answer. */
+const atOnce = 200
+
+const asking = [
+  invalidRequest,
+  appErrors.toolkitNotActive,
+  appErrors.appNotConnected,
+  appErrors.appUnavailable,
+  appErrors.appBusy,
+  appErrors.appsUnavailable,
+] as const
+
+/** What apps there are, and their tools. */
+export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void {
+  app.get(
+    '/api/apps',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List apps',
+        description:
+          'The toolkits that are active for the tenant, by name: active entries of its MCP catalog, and others that are built in.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(ToolkitView) },
+      },
+    },
+    async (request, reply) => {
+      const { query: page } = request
+      const active = await toolkits.active(guard.callerOf(request).tenantId)
+      return sendList(request, reply, listOf(active, page, atOnce, viewOf), { page, item: ToolkitView })
+    },
+  )
+  app.get(
+    '/api/apps/:toolkit/tools',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List the tools of an app',
+        description: 'Those that the tenant may call, as the app defines them.',
+        params: ToolkitParams,
+        querystring: ToolsQuery,
+        response: { 200: Type.Array(AppToolView), ...failures(...asking) },
+      },
+    },
+    async (request, reply) => {
+      const { endUserId, ...page } = request.query
+      const { tenantId } = guard.callerOf(request)
+      const toolkit = await toolkits.find(tenantId, request.params.toolkit)
+      const tools = await toolkits.tools(tenantId, toolkit, endUserId)
+      const list = listOf(tools, page, atOnce, ({ name, description, inputSchema }) => ({
+        name,
+        description,
+        inputSchema,
+      }))
+      return sendList(request, reply, list, { page, item: AppToolView })
+    },
+  )
+  app.post(
+    '/api/apps/:toolkit/call',
+    {
+      ...auditedAccess('admin', 'apps.call'),
+      schema: {
+        tags,
+        summary: 'Call a tool of an app',
+        description:
+          'As the account of the tenant, or of the end user that is named. A failure of the tool itself is 200 with `ok` false; what the app answers is in `result` as it is.',
+        params: ToolkitParams,
+        body: CallBody,
+        response: { 200: CallAnswer, ...failures(...asking) },
+      },
+    },
+    async (request) => {
+      const { name: tool, arguments: input = {}, endUserId } = request.body
+      const { tenantId } = guard.callerOf(request)
+      const toolkit = await toolkits.find(tenantId, request.params.toolkit)
+      const { ok, result } = await toolkits.call(tenantId, toolkit, { tool, input, endUserId })
+      return { ok, result }
+    },
+  )
+}
+
+const viewOf = ({ name, description, provider, connection }: ActiveToolkit): ToolkitView => ({
+  name,
+  ...(description === undefined ? {} : { description }),
+  provider,
+  connection,
+})

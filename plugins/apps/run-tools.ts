@@ -1,0 +1,177 @@
+import { createHash } from 'node:crypto'
+import type { FastifyBaseLogger } from 'fastify'
+import { appErrors, type Apps, type AppTool, sentenceOf } from '#contracts/apps'
+import type { AppCall } from '#contracts/delegation'
+import type { ToolResult, ToolSpec } from '#contracts/tools'
+import { type AppError, isAppError } from '#kernel'
+import type { Connector } from './connect.ts'
+import type { ActiveToolkit, Toolkits } from './toolkits.ts'
+
+/** Names in a message. */
+const mostNames = 100
+/** The tools of apps that one run may have, by their number and size: they are in the memory of its runner and sidecar. */
+const mostTools = 500
+const mostBytes = 1024 * 1024
+/** The name of a tool that model servers accept. */
+const mostChars = 64
+
+interface RunToolsOptions {
+  readonly toolkits: Toolkits
+  readonly connector: Connector
+  readonly log: FastifyBaseLogger
+}
+
+/** The tools of apps as runs have them: named after their toolkit, and called here, where the accounts are. */
+export class RunTools implements Apps {
+  readonly #options: RunToolsOptions
+
+  constructor(options: RunToolsOptions) {
+    this.#options = options
+  }
+
+  async unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]> {
+    const active = new Set((await this.#options.toolkits.active(tenantId, names)).map(({ name }) => name))
+    return names.filter((name) => !active.has(name))
+  }
+  async names(tenantId: string): Promise<readonly string[]> {
+    return (await this.#options.toolkits.active(tenantId)).slice(0, mostNames).map(({ name }) => name)
+  }
+  async toolsFor(tenantId: string, names: readonly string[], endUserId: string | undefined) {
+    const found = await this.#options.toolkits.active(tenantId, names)
+    const active = new Map(found.map((toolkit) => [toolkit.name, toolkit]))
+    const offered = await Promise.all(
+      names.map(async (name) => {
+        const toolkit = active.get(name)
+        const of = toolkit
+          ? await this.#offered(tenantId, toolkit, endUserId)
+          : sentenceOf(appErrors.toolkitNotActive())
+        return { name, of }
+      }),
+    )
+    const unavailable: { toolkit: string; message: string }[] = []
+    const tools = new Map<string, AppTool>()
+    let left = mostBytes
+    for (const { name: toolkit, of } of offered) {
+      if (typeof of === 'string') unavailable.push({ toolkit, message: of })
+      else {
+        const fits = of.filter((tool) => (left -= Buffer.byteLength(JSON.stringify(tool))) > 0)
+        const shown = fits.slice(0, mostTools - tools.size)
+        if (shown.length < of.length) unavailable.push({ toolkit, message: tooMany })
+        // Of two that come to one name the first is it, as for everybody else.
+        for (const tool of shown) if (!tools.has(tool.name)) tools.set(tool.name, tool)
+      }
+    }
+    return { tools: [...tools.values()], unavailable }
+  }
+  async call(
+    tenantId: string,
+    { toolkit: name, tool, input }: AppCall['app'],
+    endUserId: string | undefined,
+    signal: AbortSignal,
+  ): Promise<ToolResult> {
+    const { toolkits, log } = this.#options
+    try {
+      const toolkit = await toolkits.find(tenantId, name)
+      try {
+        if (tool === undefined) {
+          await toolkits.check(tenantId, toolkit, endUserId)
+          return {
+            ok: true,
+            content: `The account is connected. The tools of ${name} are there from the next message on.`,
+          }
+        }
+        const { ok, content } = await toolkits.call(tenantId, toolkit, { tool, input, endUserId }, signal)
+        return { ok, content: bounded(content) }
+      } catch (error) {
+        if (!isAppError(error) || !isUnconnected(error)) throw error
+        return {
+          ok: false,
+          content: await this.#withLink(tenantId, toolkit, endUserId, whyUnconnected(error, toolkit)),
+        }
+      }
+    } catch (error) {
+      if (!isAppError(error)) log.warn({ err: error, tenantId, toolkit: name }, 'a call of an app failed')
+      return { ok: false, content: isAppError(error) ? sentenceOf(error) : 'The app could not be called.' }
+    }
+  }
+
+  /** The tools of one toolkit, or why there are none. */
+  async #offered(
+    tenantId: string,
+    toolkit: ActiveToolkit,
+    endUserId: string | undefined,
+  ): Promise<readonly AppTool[] | string> {
+    try {
+      const tools = await this.#options.toolkits.tools(tenantId, toolkit, endUserId)
+      return tools.map((tool) => toolOf(toolkit, tool))
+    } catch (error) {
+      if (!isAppError(error)) throw error
+      return isUnconnected(error) ? [connectTool(toolkit)] : sentenceOf(error)
+    }
+  }
+  /** What a model is told when an account is missing: why, and where its owner connects it, if there is such a place. */
+  async #withLink(
+    tenantId: string,
+    toolkit: ActiveToolkit,
+    endUserId: string | undefined,
+    why: string,
+  ): Promise<string> {
+    const { connector, log } = this.#options
+    try {
+      const { url } = await connector.begin(tenantId, toolkit, { endUserId })
+      const whose = toolkit.connection === 'user' ? 'The user connects it here' : 'An administrator connects it here'
+      return `${why} ${whose}, within ten minutes: ${url}`
+    } catch (error) {
+      if (!isAppError(error))
+        log.warn({ err: error, tenantId, toolkit: toolkit.name }, 'an account cannot be connected')
+      return isAppError(error) && error.code === appErrors.connectRefused.row.code ? `${why} ${sentenceOf(error)}` : why
+    }
+  }
+}
+
+const tooMany = 'The apps of the profile have more tools than a run can have.'
+
+/** The account is missing, or nobody said whose it is. */
+const isUnconnected = ({ code }: AppError): boolean =>
+  code === appErrors.appNotConnected.row.code || code === 'invalid_request'
+
+const whyUnconnected = (error: AppError, { name }: ActiveToolkit): string =>
+  error.code === appErrors.appNotConnected.row.code
+    ? `${name}: ${sentenceOf(error)}`
+    : `${name}: each person has an account of their own here, and it is not known for whom this is.`
+
+const toolOf = ({ name: toolkit }: ActiveToolkit, { name: tool, description, inputSchema }: ToolSpec): AppTool => ({
+  name: nameOf(toolkit, tool),
+  description,
+  inputSchema: { ...inputSchema },
+  toolkit,
+  tool,
+})
+
+/** The one tool of an app whose account is missing, where nobody knows yet what it has. */
+const connectTool = ({ name: toolkit, description }: ActiveToolkit): AppTool => ({
+  name: nameOf(toolkit, 'connect'),
+  description: `Says how the account of the user is connected to ${toolkit}, whose tools are there afterwards.${description ? ` ${toolkit}: ${description}` : ''}`,
+  inputSchema: { type: 'object', properties: {}, additionalProperties: false },
+  toolkit,
+})
+
+/** The largest result that goes into the context of a model and the log of a run, as with other tools. */
+const mostContent = 256 * 1024
+const note = '\n[The output was cut here: it is longer than 256 KiB.]'
+
+function bounded(text: string): string {
+  if (text.length * 3 <= mostContent || Buffer.byteLength(text) <= mostContent) return text
+  const bytes = Buffer.from(text.slice(0, mostContent))
+  let end = mostContent - note.length
+  while ((bytes[end]! & 0xc0) === 0x80) end--
+  return bytes.toString('utf8', 0, end) + note
+}
+
+/** Begins with the toolkit; what model servers do not accept, or is too long, is told apart by a hash. */
+function nameOf(toolkit: string, tool: string): string {
+  const name = `${toolkit}__${tool}`
+  if (/^[A-Za-z0-9_-]+$/.test(name) && name.length <= mostChars) return name
+  const hash = createHash('sha256').update(name).digest('hex').slice(0, 8)
+  return `${name.replaceAll(/[^A-Za-z0-9_-]/g, '_').slice(0, mostChars - 9)}_${hash}`
+}

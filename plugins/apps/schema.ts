@@ -1,0 +1,113 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { connectionStates } from '#contracts/apps'
+import { PageQuery } from '#contracts/paging'
+import { WebhookTarget } from '#contracts/runs'
+
+const Time = Type.String({ format: 'date-time' })
+const endUserId = Type.String({
+  minLength: 1,
+  maxLength: 256,
+  // PostgreSQL stores no NUL.
+  pattern: '^[^\\u0000]*$',
+  description: 'Your id of the person, as chats name them in `metadata.end_user_id`.',
+})
+
+export const ToolkitParams = Type.Object({ toolkit: Type.String({ description: 'Name of the toolkit.' }) })
+export const ConnectionParams = Type.Object({ ...ToolkitParams.properties, id: Type.String() })
+
+export const ToolkitView = Type.Object({
+  name: Type.String(),
+  description: Type.Optional(Type.String()),
+  provider: Type.String({ description: '`mcp`: an entry of the MCP catalog; or what else is built in.' }),
+  connection: Type.Union([Type.Literal('none'), Type.Literal('tenant'), Type.Literal('user')], {
+    description: 'Whose account it uses: none, one of the tenant, or one of each end user.',
+  }),
+})
+export type ToolkitView = Static<typeof ToolkitView>
+
+export const AppToolView = Type.Object({
+  name: Type.String(),
+  description: Type.String(),
+  inputSchema: Type.Record(Type.String(), Type.Unknown()),
+})
+
+export const ToolsQuery = Type.Composite([
+  PageQuery,
+  Type.Object({
+    endUserId: Type.Optional(
+      Type.String({ ...endUserId, description: 'Whose account is used if the app has to be asked.' }),
+    ),
+  }),
+])
+
+export const CallBody = Type.Object(
+  {
+    name: Type.String({ minLength: 1, maxLength: 200, description: 'Name of the tool, as the list of tools has it.' }),
+    arguments: Type.Optional(Type.Record(Type.String(), Type.Unknown(), { default: {} })),
+    endUserId: Type.Optional(endUserId),
+  },
+  { additionalProperties: false },
+)
+export const CallAnswer = Type.Object({
+  ok: Type.Boolean({ description: 'False: the tool says that it failed.' }),
+  result: Type.Unknown({ description: 'As the app answered.' }),
+})
+
+export const ConnectBody = Type.Object(
+  {
+    endUserId: Type.Optional(endUserId),
+    returnUrl: Type.Optional(
+      Type.String({
+        maxLength: 2_000,
+        description:
+          'Where the person is sent on to, with `connection` and `state` (`active` or `failed`); a page of an origin that the server allows. A plain page unless given.',
+      }),
+    ),
+    webhook: Type.Optional(WebhookTarget),
+  },
+  { additionalProperties: false },
+)
+export const ConnectAnswer = Type.Object({
+  url: Type.String({ description: 'Show it to the owner of the account alone: who follows it connects theirs.' }),
+  connectionId: Type.String(),
+  expiresAt: Time,
+})
+
+export const ConnectionView = Type.Object({
+  id: Type.String(),
+  toolkit: Type.String(),
+  endUserId: Type.Optional(Type.String({ description: 'Absent for the account of the tenant.' })),
+  state: Type.Union(connectionStates.map((state) => Type.Literal(state))),
+  reason: Type.Optional(Type.String({ description: 'Why it is not active, or why it could not be renewed of late.' })),
+  expiresAt: Type.Optional(
+    Type.String({
+      format: 'date-time',
+      description: 'When the present access ends; it is renewed before if it can be.',
+    }),
+  ),
+  renewable: Type.Boolean({ description: 'Access is renewed without its owner.' }),
+  webhook: Type.Optional(WebhookTarget),
+  createdAt: Time,
+  updatedAt: Time,
+})
+export type ConnectionView = Static<typeof ConnectionView>
+
+export const ConnectionsQuery = Type.Composite([
+  PageQuery,
+  Type.Object({
+    endUserId: Type.Optional(endUserId),
+    state: Type.Optional(Type.Union(connectionStates.map((state) => Type.Literal(state)))),
+  }),
+])
+
+/** What comes with an owner of an account who is back. */
+const said = (description: string) => Type.Optional(Type.Unknown({ description }))
+export const CallbackQuery = Type.Object(
+  {
+    state: said('Names the attempt.'),
+    code: said('What is exchanged for tokens.'),
+    iss: said('Whose answer it is (RFC 9207).'),
+    error: said('Why there is no code.'),
+  },
+  { additionalProperties: true },
+)

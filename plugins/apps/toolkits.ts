@@ -1,0 +1,167 @@
+import pLimit, { type LimitFunction } from 'p-limit'
+import {
+  type AppAccounts,
+  type AppCaller,
+  appErrors,
+  type AppResult,
+  isToolkitName,
+  type ToolkitInfo,
+  type ToolkitProvider,
+} from '#contracts/apps'
+import type { ToolSpec } from '#contracts/tools'
+import { invalidField, isAppError } from '#kernel'
+import type { AppMetrics } from './metrics.ts'
+
+/** A toolkit that is active for a tenant, and whose it is. */
+export interface ActiveToolkit extends ToolkitInfo {
+  readonly provider: string
+}
+
+export interface ToolkitsOptions {
+  readonly providers: ReadonlyMap<string, ToolkitProvider>
+  readonly accounts: AppAccounts
+  readonly metrics: AppMetrics
+  /** How long an app may take over a call. */
+  readonly timeoutMs: number
+  readonly stopping: AbortSignal
+}
+
+/** Calls that one conductor makes at once for a tenant, and how many may wait for their turn. */
+const ofTenantAtOnce = 32
+const mostWaiting = 200
+
+/** The toolkits of all providers as one list, and their tools. */
+export class Toolkits {
+  readonly #options: ToolkitsOptions
+  /** By the name of their provider, so that one name means one toolkit on every conductor. */
+  readonly #providers: readonly (readonly [string, ToolkitProvider])[]
+  readonly #tenants = new Map<string, LimitFunction>()
+
+  constructor(options: ToolkitsOptions) {
+    this.#options = options
+    this.#providers = [...options.providers].toSorted(([a], [b]) => (a < b ? -1 : 1))
+  }
+
+  /** By name: all that are active, or those of `names`. */
+  async active(tenantId: string, names?: readonly string[]): Promise<readonly ActiveToolkit[]> {
+    const wanted = names?.filter(isToolkitName)
+    if (wanted?.length === 0) return []
+    const found = await Promise.all(
+      this.#providers.map(async ([provider, { toolkits }]) =>
+        (await toolkits(tenantId, wanted)).map((toolkit) => ({ ...toolkit, provider })),
+      ),
+    )
+    const byName = new Map(
+      found
+        .flat()
+        .toReversed()
+        .map((toolkit) => [toolkit.name, toolkit]),
+    )
+    return [...byName.values()].toSorted((a, b) => (a.name < b.name ? -1 : 1))
+  }
+  /** 403 `toolkit_not_active`. */
+  async find(tenantId: string, name: string): Promise<ActiveToolkit> {
+    const [toolkit] = await this.active(tenantId, [name])
+    if (!toolkit) throw appErrors.toolkitNotActive()
+    return toolkit
+  }
+  providerOf({ provider }: Pick<ActiveToolkit, 'provider'>): ToolkitProvider {
+    return this.#options.providers.get(provider)!
+  }
+
+  /** As the app defines them. What is known already needs no account. */
+  async tools(tenantId: string, toolkit: ActiveToolkit, endUserId: string | undefined): Promise<readonly ToolSpec[]> {
+    const provider = this.providerOf(toolkit)
+    const known = await provider.knownTools?.(tenantId, toolkit.name)
+    if (known && !known.old) return known.tools
+    try {
+      return await this.#as(tenantId, toolkit, endUserId, (caller) => provider.tools(caller))
+    } catch (error) {
+      // What is old is better than nothing.
+      if (known && isAppError(error)) return known.tools
+      throw error
+    }
+  }
+  /** `app_not_connected` (409) unless there is an account that can be used. */
+  async check(tenantId: string, toolkit: ActiveToolkit, endUserId: string | undefined): Promise<void> {
+    await this.#as(tenantId, toolkit, endUserId, async () => true)
+  }
+  async call(
+    tenantId: string,
+    toolkit: ActiveToolkit,
+    call: {
+      readonly tool: string
+      readonly input: Readonly<Record<string, unknown>>
+      readonly endUserId?: string | undefined
+    },
+    signal?: AbortSignal,
+  ): Promise<AppResult> {
+    const { metrics } = this.#options
+    const provider = this.providerOf(toolkit)
+    const labels = { provider: toolkit.provider }
+    try {
+      const result = await this.#as(
+        tenantId,
+        toolkit,
+        call.endUserId,
+        (caller) => provider.call(caller, call.tool, call.input),
+        signal,
+      )
+      metrics.calls.inc({ ...labels, outcome: result.ok ? 'ok' : 'failed' })
+      return result
+    } catch (error) {
+      metrics.calls.inc({ ...labels, outcome: isAppError(error) ? error.code : 'threw' })
+      throw error
+    }
+  }
+
+  /** Asks the app as the account that is meant; with another grant of it when it does not take the first one. */
+  async #as<T>(
+    tenantId: string,
+    toolkit: ActiveToolkit,
+    endUserId: string | undefined,
+    ask: (caller: AppCaller) => Promise<T | undefined>,
+    cancelled?: AbortSignal,
+  ): Promise<T> {
+    const { accounts, timeoutMs, stopping } = this.#options
+    const signal = AbortSignal.any([stopping, AbortSignal.timeout(timeoutMs), ...(cancelled ? [cancelled] : [])])
+    return this.#turn(tenantId, async () => {
+      const caller = { tenantId, toolkit: toolkit.name, signal }
+      if (toolkit.connection === 'none') {
+        const answer = await ask({ ...caller, secret: undefined })
+        if (answer === undefined) throw appErrors.appUnavailable({ message: 'The app does not take its credentials.' })
+        return answer
+      }
+      const key = { provider: toolkit.provider, toolkit: toolkit.name, endUserId: ownerOf(toolkit, endUserId) }
+      const account = await accounts.use(tenantId, key, signal)
+      const first = await ask({ ...caller, secret: account.secret })
+      if (first !== undefined) return first
+      const again = await accounts.refused(tenantId, key, account, signal)
+      const second = await ask({ ...caller, secret: again.secret })
+      if (second === undefined) throw appErrors.appUnavailable({ message: 'The app does not take the account.' })
+      return second
+    })
+  }
+  async #turn<T>(tenantId: string, work: () => Promise<T>): Promise<T> {
+    const limit = this.#tenants.get(tenantId) ?? pLimit(ofTenantAtOnce)
+    if (limit.pendingCount >= mostWaiting) throw appErrors.appBusy()
+    this.#tenants.set(tenantId, limit)
+    try {
+      return await limit(work)
+    } finally {
+      if (limit.activeCount + limit.pendingCount === 0) this.#tenants.delete(tenantId)
+    }
+  }
+}
+
+/** Whose account it is: '' for that of the tenant. 400 when the toolkit has one for each end user, and none is named. */
+export function ownerOf({ connection }: Pick<ToolkitInfo, 'connection'>, endUserId: string | undefined): string {
+  if (connection !== 'user') return ''
+  if (endUserId === undefined) {
+    throw invalidField(
+      'body/endUserId',
+      'must name the person: each end user has an account of their own in this toolkit',
+    )
+  }
+  return endUserId
+}

@@ -1,0 +1,147 @@
+import { createHash } from 'node:crypto'
+import type { AuthorizationServerMetadata, OAuthClientInformationFull } from '@modelcontextprotocol/sdk/shared/auth.js'
+import type { Database } from '#contracts/database'
+import { type Sealer, secretOf, type Secrets } from '#contracts/secrets'
+import { type Fetch, refused } from './authorization-server.ts'
+import { findClient, storeClient } from './clients.store.ts'
+import type { Entry } from './entry.ts'
+import type { AuthorizationCode } from './schema.ts'
+
+/** Whom the owner of an account is sent to, and for what. */
+export interface Discovered {
+  /** As the server names it, or where it should be. */
+  readonly serverUrl: string
+  /** Undefined: it publishes none, and is where servers were before they did. */
+  readonly metadata: AuthorizationServerMetadata | undefined
+  /** What tokens are for (RFC 8707). */
+  readonly resource: string
+  readonly scope: string | undefined
+}
+
+/** What the authorization server knows us as. */
+export interface Client {
+  readonly id: string
+  readonly secret?: string
+  /** The reference of a secret that the tenant has written; it is looked up each time. */
+  readonly secretRef?: string
+  readonly method: 'client_secret_basic' | 'client_secret_post' | 'none'
+  /** As it is stored when we have registered it ourselves. */
+  readonly registered?: string
+}
+
+const loadAuth = () => import('@modelcontextprotocol/sdk/client/auth.js')
+
+/**
+ * Finds the authorization server of an entry: by what the server says (RFC 9728), else at its own origin; and that one's metadata (RFC 8414).
+ * What a server says is believed of itself alone: a token for another one must not be sent to it.
+ */
+export async function discover(fetch: Fetch, { url }: Entry, oauth: AuthorizationCode): Promise<Discovered> {
+  const auth = await loadAuth()
+  const { checkResourceAllowed, resourceUrlFromServerUrl } =
+    await import('@modelcontextprotocol/sdk/shared/auth-utils.js')
+  const own = resourceUrlFromServerUrl(url)
+  const probe = await fetch(url, { method: 'GET', headers: { accept: 'application/json, text/event-stream' } })
+  await probe.body?.cancel()
+  const { resourceMetadataUrl, scope: asked } = auth.extractWWWAuthenticateParams(probe)
+  const found = oauth.issuer
+    ? {
+        authorizationServerUrl: oauth.issuer,
+        authorizationServerMetadata: await auth.discoverAuthorizationServerMetadata(oauth.issuer, { fetchFn: fetch }),
+        resourceMetadata: undefined,
+      }
+    : await auth.discoverOAuthServerInfo(url, {
+        fetchFn: fetch,
+        ...(resourceMetadataUrl ? { resourceMetadataUrl } : {}),
+      })
+  const { authorizationServerUrl: serverUrl, authorizationServerMetadata: metadata, resourceMetadata } = found
+  const resource = resourceMetadata ? new URL(resourceMetadata.resource) : own
+  if (resourceMetadata && !checkResourceAllowed({ requestedResource: own, configuredResource: resource })) {
+    throw refused('is named by a server that speaks for another one')
+  }
+  if (metadata) checkMetadata(metadata, serverUrl)
+  const wanted = oauth.scopes ?? asked?.split(' ') ?? resourceMetadata?.scopes_supported ?? []
+  // Without it some servers give no refresh token, and the account would end by itself.
+  const offline = metadata?.scopes_supported?.includes('offline_access') && !oauth.scopes ? ['offline_access'] : []
+  const scope = [...new Set([...wanted, ...offline])].join(' ')
+  return { serverUrl, metadata, resource: resource.href, scope: scope === '' ? undefined : scope }
+}
+
+/** RFC 8414 3.3, and what the protocol demands of PKCE. */
+function checkMetadata(metadata: AuthorizationServerMetadata, serverUrl: string): void {
+  if (withoutSlash(metadata.issuer) !== withoutSlash(serverUrl)) throw refused('says that it is another one')
+  if (!metadata.code_challenge_methods_supported?.includes('S256')) throw refused('does not support PKCE with S256')
+}
+const withoutSlash = (url: string): string => (URL.canParse(url) ? new URL(url).href : url).replace(/\/$/, '')
+
+export interface ClientsOptions {
+  readonly database: Database
+  readonly sealer: Sealer
+  readonly secrets: Secrets | undefined
+}
+
+/** What we are known as: as the entry says, or as we were registered, which is done once for all who connect. */
+export async function clientFor(
+  { database, sealer }: ClientsOptions,
+  fetch: Fetch,
+  of: { readonly tenantId: string; readonly entry: Entry; readonly oauth: AuthorizationCode },
+  { serverUrl, metadata, scope }: Discovered,
+  redirectUrl: string,
+): Promise<Client> {
+  const { tenantId, entry, oauth } = of
+  const methods = metadata?.token_endpoint_auth_methods_supported
+  if (oauth.clientId !== undefined) {
+    if (oauth.clientSecret === undefined) return { id: oauth.clientId, method: 'none' }
+    return { id: oauth.clientId, secretRef: oauth.clientSecret, method: methodOf(methods) }
+  }
+  const basis = createHash('sha256')
+    .update(JSON.stringify([serverUrl, redirectUrl, entry.url]))
+    .digest('hex')
+  const known = await findClient(database, tenantId, entry.name, basis)
+  const opened = known === undefined ? undefined : sealer.open(tenantId, sealedName(entry), known)
+  if (known !== undefined && opened !== undefined) return { ...(JSON.parse(opened) as Client), registered: known }
+  const { registerClient } = await loadAuth()
+  const client = await registerClient(serverUrl, {
+    ...(metadata ? { metadata } : {}),
+    fetchFn: fetch,
+    clientMetadata: {
+      client_name: 'Agent Orc',
+      redirect_uris: [redirectUrl],
+      grant_types: ['authorization_code', 'refresh_token'],
+      response_types: ['code'],
+      token_endpoint_auth_method: methods?.includes('none') ? 'none' : methodOf(methods),
+    },
+    ...(scope === undefined ? {} : { scope }),
+  }).catch((cause: unknown) => {
+    throw !metadata || metadata.registration_endpoint ? cause : refused(noRegistration, cause)
+  })
+  const made = clientOf(client, methods)
+  const sealed = sealer.seal(tenantId, sealedName(entry), JSON.stringify(made))
+  const expiresAt = client.client_secret_expires_at || undefined
+  await storeClient(database, tenantId, entry.name, { basis, client: sealed, expiresAt })
+  return { ...made, registered: sealed }
+}
+
+function clientOf(client: OAuthClientInformationFull, methods: readonly string[] | undefined): Client {
+  const { client_id: id, client_secret: secret, token_endpoint_auth_method: given } = client
+  if (secret === undefined) return { id, method: 'none' }
+  return { id, secret, method: given === 'client_secret_post' ? given : methodOf(methods) }
+}
+
+const methodOf = (methods: readonly string[] | undefined): 'client_secret_basic' | 'client_secret_post' =>
+  methods && !methods.includes('client_secret_basic') && methods.includes('client_secret_post')
+    ? 'client_secret_post'
+    : 'client_secret_basic'
+
+/** The secret of a client, as it is now. */
+export async function secretFor(
+  secrets: Secrets | undefined,
+  tenantId: string,
+  name: string,
+  { secret, secretRef }: Client,
+): Promise<string | undefined> {
+  if (secretRef === undefined) return secret
+  return (await secrets?.resolve(tenantId, secretOf(secretRef)!, `mcp-servers/${name}`))?.value
+}
+
+const sealedName = ({ name }: Entry): string => `mcp-oauth-clients/${name}`
+const noRegistration = 'registers no clients by itself; write `clientId` into the entry'

@@ -1,0 +1,87 @@
+import type { AppError } from '#kernel'
+import { isAppError } from '#kernel'
+import type { McpServer } from '#contracts/mcp-servers'
+import type { ModelConnections } from '#kit/models'
+import type { Entry } from './entry.ts'
+import { catalogErrors } from './errors.ts'
+
+/** Answers of authorization servers that are longer are not read. */
+const maxAnswerBytes = 256 * 1024
+export const maxTokenChars = 16_000
+
+export type Fetch = (url: string | URL, init?: RequestInit) => Promise<Response>
+
+export interface AuthorizationServerOptions {
+  readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
+  /** Which addresses a URL may have that is asked for an entry. */
+  addressesOf(entry: Entry, url: string): NonNullable<McpServer['addresses']>
+}
+
+/**
+ * Asks authorization servers for an entry: whatever a server says of where to ask, secrets leave encrypted, or to hosts of the operator's
+ * own, and no answer is read without an end.
+ */
+export const fetchFor =
+  ({ connections, addressesOf }: AuthorizationServerOptions, entry: Entry, signal: AbortSignal): Fetch =>
+  async (url, init) => {
+    const addresses = addressesOf(entry, String(url))
+    if (addresses === 'public' && new URL(url).protocol !== 'https:') throw refused('is not asked without TLS')
+    const { body, headers, ...rest } = init ?? {}
+    const sent = {
+      ...rest,
+      // The connections know neither forms nor lists of headers.
+      headers: Object.fromEntries(new Headers(headers)),
+      ...(body === undefined || body === null ? {} : { body: String(body) }),
+    }
+    return bounded(await connections[addresses].fetch(String(url), { ...sent, signal }))
+  }
+
+async function bounded(response: Response): Promise<Response> {
+  const { status, headers } = response
+  if (!response.body) return response
+  // A stream of events has no end, and nothing that is asked here is one.
+  if (headers.get('content-type')?.startsWith('text/event-stream')) {
+    await response.body.cancel()
+    return new Response(null, { status, headers })
+  }
+  const chunks: Uint8Array[] = []
+  let bytes = 0
+  for await (const chunk of response.body) {
+    bytes += chunk.length
+    if (bytes > maxAnswerBytes) throw refused('answers with more than is read')
+    chunks.push(chunk)
+  }
+  return new Response(Buffer.concat(chunks), { status, headers })
+}
+
+/** Codes of RFC 6749 5.2, RFC 7591 3.2.2 and RFC 8707: of what a server says these alone are told. */
+const told = new Set([
+  'invalid_request',
+  'invalid_client',
+  'invalid_grant',
+  'unauthorized_client',
+  'unsupported_grant_type',
+  'invalid_scope',
+  'invalid_target',
+  'invalid_redirect_uri',
+  'invalid_client_metadata',
+  'access_denied',
+  'server_error',
+  'temporarily_unavailable',
+  'unsupported_response_type',
+])
+export const toldCode = (code: unknown): string | undefined =>
+  typeof code === 'string' && told.has(code) ? code : undefined
+
+/** `mcp_token_refused` (502), with a sentence that quotes neither side. */
+export const refused = (why: string, cause?: unknown): AppError =>
+  catalogErrors.mcpTokenRefused({ cause, message: `The authorization server of the entry ${why}.` })
+
+/** Why an authorization server could not be asked. */
+export async function whyNot(cause: unknown): Promise<AppError> {
+  if (isAppError(cause)) return cause
+  const { reasonOf, whyUnavailable } = await import('#kit/mcp')
+  return reasonOf(cause).kind === 'protocol'
+    ? refused('does not answer as one', cause)
+    : refused(`cannot be asked: ${whyUnavailable(cause)}`, cause)
+}

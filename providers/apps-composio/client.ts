@@ -1,0 +1,71 @@
+import { Agent, type Dispatcher } from 'undici'
+import { appErrors } from '#contracts/apps'
+import { askJson, askPatiently, type JsonAnswer, NoAnswer } from '#kit'
+import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
+
+export const defaultUrl = 'https://backend.composio.dev'
+
+/** How long one request may take, and how long what may be repeated is tried. */
+const requestMs = 50_000
+const patienceMs = 8_000
+
+export interface ComposioRequest {
+  readonly method: Dispatcher.HttpMethod
+  /** Below `/api`, with the version. */
+  readonly path: string
+  readonly apiKey: string
+  readonly body?: unknown
+  /** It may be made twice. */
+  readonly repeatable: boolean
+  readonly signal: AbortSignal
+}
+
+/** Composio's HTTP API, as far as it is used here. */
+export class ComposioClient {
+  readonly #origin: string
+  readonly #agent: Agent
+
+  /** Throws for a URL that may not be asked. */
+  constructor(baseUrl: string = defaultUrl) {
+    const own = baseUrl !== defaultUrl
+    // What the operator names may be private.
+    const permits = permittedAddresses[own ? 'network' : 'public']
+    const url = outboundUrl(baseUrl, { permits, schemes: own ? ['https', 'http'] : ['https'] })
+    if (typeof url === 'string') throw new Error(`apps-composio: baseUrl cannot be asked (${url})`)
+    this.#origin = url.origin
+    this.#agent = new Agent({
+      connect: { timeout: 10_000, lookup: guardedLookup(systemResolve, permits) },
+      connections: 64,
+    })
+  }
+
+  /** Whatever it answers below 500. Rejects with `app_unavailable` (502) for all else, and for a key that it does not take. */
+  async ask({ method, path, apiKey, body, repeatable, signal }: ComposioRequest): Promise<JsonAnswer> {
+    const ask = (): Promise<JsonAnswer> =>
+      askJson(this.#agent, {
+        method,
+        origin: this.#origin,
+        path: `/api${path}`,
+        headers: { 'x-api-key': apiKey },
+        ...(body === undefined ? {} : { body }),
+        timeoutMs: requestMs,
+        signal,
+      })
+    try {
+      const answer = await askPatiently(ask, { repeatable, withinMs: patienceMs, signal })
+      const { status } = answer
+      if (status === 401 || status === 403) throw unavailable('Composio does not take the API key of this server.')
+      if (status === 429) throw unavailable('Composio is asked more often than it answers; try again shortly.')
+      if (status >= 500 || answer.body === undefined) throw unavailable(`Composio answered ${status}.`)
+      return answer
+    } catch (cause) {
+      if (cause instanceof NoAnswer) throw unavailable('Composio cannot be reached.', cause)
+      throw signal.aborted ? unavailable('Composio did not answer in time.', cause) : cause
+    }
+  }
+  close(): Promise<void> {
+    return this.#agent.destroy()
+  }
+}
+
+export const unavailable = (message: string, cause?: unknown) => appErrors.appUnavailable({ cause, message })

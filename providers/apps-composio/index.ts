@@ -1,0 +1,63 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Duration, maybe, Settings, Tenants } from '#kernel'
+import { appErrors, isToolkitName, ToolkitProviders } from '#contracts/apps'
+import { secretOf, Secrets } from '#contracts/secrets'
+import { ComposioClient } from './client.ts'
+import { ComposioProvider } from './provider.ts'
+
+const text = (description: string) => Type.Optional(Type.String({ description }))
+
+const Toolkit = Type.Object(
+  {
+    authConfig: text('The auth config of the project at Composio, ac_…; the first that is enabled unless given.'),
+    connection: Type.Union([Type.Literal('tenant'), Type.Literal('user')], {
+      default: 'user',
+      description: 'Whose account it uses: one of each end user, or one of the tenant.',
+    }),
+    description: text('What models and people read of it.'),
+    version: text('Of its tools, such as 20250905_00; what Composio takes as its default unless given.'),
+    tools: Type.Optional(
+      Type.Array(Type.String(), { description: 'The only tools that may be used; all unless given.' }),
+    ),
+    tenants: Tenants('The tenants that may use it.'),
+  },
+  { additionalProperties: false },
+)
+
+/** Toolkits of Composio, which keeps the accounts of end users and calls the apps. */
+export default definePlugin({
+  name: 'apps-composio',
+  config: Settings({
+    apiKey: text(
+      'COMPOSIO_API_KEY: of a project at Composio; or `secret://<name>`, with which each tenant has a project of its own. Without it there are no such toolkits.',
+    ),
+    baseUrl: text('Of a Composio of your own.'),
+    toolkits: Type.Record(Type.String(), Toolkit, {
+      default: {},
+      description: 'Those that are active, by their slug at Composio, e.g. gmail.',
+    }),
+    toolsFor: Duration('10m', 'How long a list of tools is kept.'),
+  }),
+  errors: appErrors,
+  requires: { secrets: maybe(Secrets) },
+  provides: { providers: ToolkitProviders },
+  async setup({ config, deps: { secrets }, onStop }) {
+    const { apiKey, baseUrl, toolkits, toolsFor: keepMs } = config
+    const listed = new Map(Object.entries(toolkits))
+    for (const name of listed.keys()) {
+      if (!isToolkitName(name)) throw new Error(`apps-composio: no toolkit can be called '${name}'`)
+    }
+    if (!apiKey) {
+      if (listed.size > 0)
+        throw new Error('apps-composio has toolkits, and needs an apiKey for them: set COMPOSIO_API_KEY')
+      return { providers: {} }
+    }
+    if (apiKey.startsWith('secret://')) {
+      if (secretOf(apiKey) === undefined) throw new Error('apps-composio: apiKey refers to no name of a secret')
+      if (!secrets) throw new Error("apps-composio: apiKey refers to a secret, and this role has no plugin 'secrets'")
+    }
+    const client = new ComposioClient(baseUrl || undefined)
+    onStop(() => client.close())
+    return { providers: { composio: new ComposioProvider({ client, apiKey, secrets, toolkits: listed, keepMs }) } }
+  },
+})
