@@ -1,9 +1,9 @@
-import { createHash } from 'node:crypto'
 import type { FastifyBaseLogger } from 'fastify'
 import { appErrors, type Apps, type AppTool, sentenceOf } from '#contracts/apps'
 import type { AppCall } from '#contracts/delegation'
 import type { ToolResult, ToolSpec } from '#contracts/tools'
 import { type AppError, isAppError } from '#kernel'
+import type { ToolNames } from '#kit/mcp'
 import type { Connector } from './connect.ts'
 import type { ActiveToolkit, Toolkits } from './toolkits.ts'
 
@@ -12,8 +12,6 @@ const mostNames = 100
 /** The tools of apps that one run may have, by their number and size: they are in the memory of its runner and sidecar. */
 const mostTools = 500
 const mostBytes = 1024 * 1024
-/** The name of a tool that model servers accept. */
-const mostChars = 64
 
 interface RunToolsOptions {
   readonly toolkits: Toolkits
@@ -101,12 +99,13 @@ export class RunTools implements Apps {
     toolkit: ActiveToolkit,
     endUserId: string | undefined,
   ): Promise<readonly AppTool[] | string> {
+    const { nameOf } = (await import('#kit/mcp')).toolNames('')
     try {
       const tools = await this.#options.toolkits.tools(tenantId, toolkit, endUserId)
-      return tools.map((tool) => toolOf(toolkit, tool))
+      return tools.map((tool) => toolOf(nameOf, toolkit, tool))
     } catch (error) {
       if (!isAppError(error)) throw error
-      return isUnconnected(error) ? [connectTool(toolkit)] : sentenceOf(error)
+      return isUnconnected(error) ? [connectTool(nameOf, toolkit)] : sentenceOf(error)
     }
   }
   /** What a model is told when an account is missing: why, and where its owner connects it, if there is such a place. */
@@ -131,6 +130,9 @@ export class RunTools implements Apps {
 
 const tooMany = 'The apps of the profile have more tools than a run can have.'
 
+/** `<toolkit>__<tool>` in letters that models take, as the tools of MCP servers are called. */
+type NameOf = ToolNames['nameOf']
+
 /** The account is missing, or nobody said whose it is. */
 const isUnconnected = ({ code }: AppError): boolean =>
   code === appErrors.appNotConnected.row.code || code === 'invalid_request'
@@ -140,7 +142,11 @@ const whyUnconnected = (error: AppError, { name }: ActiveToolkit): string =>
     ? `${name}: ${sentenceOf(error)}`
     : `${name}: each person has an account of their own here, and it is not known for whom this is.`
 
-const toolOf = ({ name: toolkit }: ActiveToolkit, { name: tool, description, inputSchema }: ToolSpec): AppTool => ({
+const toolOf = (
+  nameOf: NameOf,
+  { name: toolkit }: ActiveToolkit,
+  { name: tool, description, inputSchema }: ToolSpec,
+): AppTool => ({
   name: nameOf(toolkit, tool),
   description,
   inputSchema: { ...inputSchema },
@@ -149,7 +155,7 @@ const toolOf = ({ name: toolkit }: ActiveToolkit, { name: tool, description, inp
 })
 
 /** The one tool of an app whose account is missing, where nobody knows yet what it has. */
-const connectTool = ({ name: toolkit, description }: ActiveToolkit): AppTool => ({
+const connectTool = (nameOf: NameOf, { name: toolkit, description }: ActiveToolkit): AppTool => ({
   name: nameOf(toolkit, 'connect'),
   description: `Says how the account of the user is connected to ${toolkit}, whose tools are there afterwards.${description ? ` ${toolkit}: ${description}` : ''}`,
   inputSchema: { type: 'object', properties: {}, additionalProperties: false },
@@ -166,12 +172,4 @@ function bounded(text: string): string {
   let end = mostContent - note.length
   while ((bytes[end]! & 0xc0) === 0x80) end--
   return bytes.toString('utf8', 0, end) + note
-}
-
-/** Begins with the toolkit; what model servers do not accept, or is too long, is told apart by a hash. */
-function nameOf(toolkit: string, tool: string): string {
-  const name = `${toolkit}__${tool}`
-  if (/^[A-Za-z0-9_-]+$/.test(name) && name.length <= mostChars) return name
-  const hash = createHash('sha256').update(name).digest('hex').slice(0, 8)
-  return `${name.replaceAll(/[^A-Za-z0-9_-]/g, '_').slice(0, mostChars - 9)}_${hash}`
 }

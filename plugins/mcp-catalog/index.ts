@@ -120,8 +120,14 @@ export default definePlugin({
       endpointRoutes(app, guard, servers, endpoint)
     })
     const toolkit = createToolkitProvider({
-      ...{ database, config, credentials, discoveries, codes, endpoint, keepMs },
+      database,
+      config,
+      credentials,
+      discoveries,
+      codes,
+      endpoint,
       addressesOf: (entry) => addressesOf(entry),
+      keepMs,
     })
     return { servers, toolkits: { [mcpProvider]: toolkit } }
   },
