@@ -3,7 +3,7 @@ import { appErrors, sentenceOf } from '#contracts/apps'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
-import type { Webhooks } from '#contracts/webhooks'
+import { webhookErrors, type Webhooks } from '#contracts/webhooks'
 import { invalidField, isAppError, notFound } from '#kernel'
 import type { Accounts } from './connections/accounts.ts'
 import {
@@ -72,7 +72,10 @@ export class Connector {
     const endUserId = ownerOf(toolkit, order.endUserId)
     const { returnUrl, webhookUrl } = order
     this.#checkReturn(returnUrl)
-    if (webhookUrl !== undefined) webhooks?.check(tenantId, webhookUrl)
+    if (webhookUrl !== undefined) {
+      if (!webhooks) throw webhookErrors.webhooksUnavailable()
+      webhooks.check(tenantId, webhookUrl)
+    }
     const { appConnections: most } = limits?.of(tenantId) ?? defaultLimits
     const state = newState(tenantId)
     const { provider, name } = toolkit

@@ -158,10 +158,7 @@ export class Toolkits {
 export function ownerOf({ connection }: Pick<ToolkitInfo, 'connection'>, endUserId: string | undefined): string {
   if (connection !== 'user') return ''
   if (endUserId === undefined) {
-    throw invalidField(
-      'body/endUserId',
-      'must name the person: each end user has an account of their own in this toolkit',
-    )
+    throw invalidField('endUserId', 'must name the person: each end user has an account of their own in this toolkit')
   }
   return endUserId
 }
