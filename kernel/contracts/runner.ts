@@ -36,8 +36,7 @@ export const ExecuteRun = Type.Object(
     /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
     create: Type.Optional(Type.Object({ profile: Profile })),
     mcpServers: Type.Optional(Type.Array(McpServer)),
-    /** The tools of the apps of its profile, which a conductor calls. */
-    apps: Type.Optional(Type.Array(AppTool)),
+    apps: Type.Optional(Type.Array(AppTool, { description: 'Tools that a conductor calls.' })),
     /** Sent for profiles with `egress`. */
     egress: Type.Optional(EgressOrder),
     /** Those of its names that it has to do without, and why. */

@@ -132,7 +132,7 @@ test('without a database: a profile, a run with a tool, its stream; and after ki
 
 /** The routes of the public API that need PostgreSQL: every other one works without it. */
 const needsDatabase =
-  /^\/api\/(end-users|api-keys|apps|mcp|pools|published|secrets|stats|usage|tenants|webhooks|audit)(\/|$)|^\/api\/profiles\/\{name\}\/(publish|published|keys|metrics|versions)(\/|$)|^\/v1\//
+  /^\/api\/(end-users|api-keys|apps|mcp|pools|published|secrets|stats|usage|tenants|webhooks|audit)(\/|$)|^\/api\/profiles\/\{name\}\/(publish|published|keys|metrics|versions)(\/|$)|^\/v1\/|^\/mcp\//
 
 interface Operation {
   readonly method: string
