@@ -14,6 +14,7 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
   tenant: async () => (await import('./tenants.ts')).addTenant,
   migrate: async () => (await import('./database.ts')).addMigrate,
   secrets: async () => (await import('./secrets.ts')).addSecrets,
+  billing: async () => (await import('./billing.ts')).addBilling,
   runners: async () => (await import('./runners.ts')).addRunners,
   skills: async () => (await import('./skills.ts')).addSkills,
   'check-config': async () => (await import('./check-config.ts')).addCheckConfig,

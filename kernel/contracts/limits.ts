@@ -25,6 +25,7 @@ interface LimitKind {
     | 'objects'
     | 'files'
     | 'connections'
+    | 'budgets'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -156,6 +157,7 @@ export const limitKinds = {
     about: 'Accounts in apps, its own and those of its end users; those that ended are counted for 90 days.',
   },
   secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
+  budgets: { default: 200, unit: 'budgets', relief: 'held', about: 'Budgets of billing.' },
   objects: { default: 100_000, unit: 'objects', relief: 'held', about: 'Objects in the object store.' },
   objectBytes: { default: 10 * gibi, unit: 'bytes', relief: 'held', about: 'Its objects together.' },
   vfsBytes: {

@@ -38,11 +38,25 @@ export function costOf(
   return Math.round(microcents) / microcentsPerCent
 }
 
-/** What model calls cost, from the operator's price table. */
+/** What is charged beside model calls, in microcents. */
+export interface ServicePrices {
+  readonly toolCall: number
+  readonly sandboxSecond: number
+  /** A day of a GiB that is stored. */
+  readonly storedGibDay: number
+}
+
+/** What is used costs, from the operator's price table and the public one below it. */
 export interface Prices {
-  /** The price of `provider/model`. Undefined when none is known, which does not mean that it is free. */
+  /** Names these tables: what was charged by them says so. */
+  readonly version: string
+  readonly services: ServicePrices
+  /** The price of `provider/model` now. Undefined when none is known, which does not mean that it is free. */
   priceOf(model: string): ModelPrice | undefined
-  /** The cost of one model call in cents, as `costOf`. Undefined when no price is known for its model as well. */
-  costCents(usage: Usage): number | undefined
+  /**
+   * The cost of one model call in cents, as `costOf`, by the prices of the time at which it was made: now unless given. Undefined when no
+   * price is known for its model as well.
+   */
+  costCents(usage: Usage, at?: Date): number | undefined
 }
 export const Prices = capability<Prices>('conductor.prices')

@@ -1,4 +1,5 @@
 import { capability } from '../plugin.ts'
+import type { AppError } from './errors.ts'
 import type { Listing, Page } from './paging.ts'
 import type { OnCrash, Profile } from './profiles.ts'
 import type { PromptFields } from './prompt.ts'
@@ -35,8 +36,21 @@ export interface NewSession {
   readonly insteadOf?: string
 }
 
+/** The tenant has no credit for the run, or a budget no more. */
+export interface Unfunded {
+  readonly kind: 'unfunded'
+  /** The answer to the caller, 402. */
+  readonly why: AppError
+}
+
 export type StartOutcome =
-  | { readonly kind: 'started'; readonly claim: Claim; readonly session: DurableSession }
+  | {
+      readonly kind: 'started'
+      readonly claim: Claim
+      readonly session: DurableSession
+      /** Microcents that are held for the run; absent where nothing is. */
+      readonly held?: number
+    }
   /** The run id is taken: the caller attaches to it or answers 409, as its contract says. */
   | { readonly kind: 'exists'; readonly run: RunSummary }
   | { readonly kind: 'busy' }
@@ -49,6 +63,7 @@ export type StartOutcome =
   | { readonly kind: 'no_conversation' }
   /** The key or the agent of the chat has changed since the gateway read it. */
   | { readonly kind: 'stale_admission' }
+  | Unfunded
   /** The profile was read before the last change of the tenant's profiles: read it again. */
   | { readonly kind: 'stale_profile' }
 
@@ -69,6 +84,7 @@ export type EnqueueOutcome =
   | { readonly kind: 'full' }
   /** As many runs of the tenant wait as may. */
   | { readonly kind: 'tenant_full' }
+  | Unfunded
   | { readonly kind: 'no_session' }
   | { readonly kind: 'other_profile'; readonly profile: string }
 

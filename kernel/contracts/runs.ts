@@ -60,6 +60,9 @@ export const ParentRun = Type.Object({
 })
 export type ParentRun = Static<typeof ParentRun>
 
+/** As a delegated task is started: with what its parent has spent itself, which the child cannot have of what is held. */
+export type Delegator = ParentRun & { readonly spentCents?: number }
+
 /** The public chat that a run answers: its public run, message and conversation begin and end in the statements of the run. */
 export const ChatOf = Type.Object({
   publicRunId: Type.String(),
@@ -68,13 +71,15 @@ export const ChatOf = Type.Object({
   /** The conversation exists: the run goes on in its session. */
   continued: Type.Boolean(),
   endUserId: Type.Optional(Type.String()),
+  /** The key of the agent with which it was asked. */
+  keyId: Type.Optional(Type.String()),
   /** The key and agent as the gateway remembers them. The run begins only if they have not changed since. */
   admission: Type.Optional(Type.Object({ keyId: Type.String(), revision: Type.String() })),
 })
 export type ChatOf = Static<typeof ChatOf>
 
 /** A task as it is started: a client can say neither that it was delegated nor that it answers a chat. */
-export type Task = SubTask & { readonly parent?: ParentRun; readonly chat?: ChatOf }
+export type Task = SubTask & { readonly parent?: Delegator; readonly chat?: ChatOf }
 
 /** A sequence number after every event: a reader that follows from here is told the ending and nothing else. */
 export const endingOnly = 2 ** 30

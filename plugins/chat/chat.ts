@@ -251,6 +251,7 @@ class Chat {
       conversationId,
       publishedId,
       continued: before !== undefined,
+      keyId,
       ...(renew ? { admission: { keyId, revision } } : {}),
     }
     return {

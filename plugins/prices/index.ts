@@ -1,71 +1,77 @@
+import { createHash } from 'node:crypto'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
-import { costOf, ModelPrice, Prices } from '#contracts/prices'
+import { costOf, microcentsPerCent, ModelPrice, Prices } from '#contracts/prices'
+import { openPublicTable, type PublicTable } from './public.ts'
+import { createTable, type PriceTable } from './table.ts'
 
-/** What model calls cost, from the table in the role file. A model that no line matches has no price, which is not zero. */
+const models = Type.Record(Type.String(), ModelPrice, {
+  default: {},
+  description: 'Prices by `provider/model`; a `*` at the end stands for any rest, and the longest match wins.',
+})
+const serviceCents = (description: string) => Type.Number({ minimum: 0, maximum: 1e6, default: 0, description })
+
+/** What model calls cost: by the table in the role file, and below it by the public one. A model of neither has no price, which is not zero. */
 export default definePlugin({
   name: 'prices',
   config: Settings({
-    models: Type.Record(Type.String(), ModelPrice, {
-      default: {},
-      description: 'Prices by `provider/model`; a `*` at the end stands for any rest, and the longest match wins.',
+    models,
+    before: Type.Array(
+      Type.Object(
+        {
+          until: Type.String({ format: 'date-time', description: 'When they stopped to hold.' }),
+          models,
+        },
+        { additionalProperties: false },
+      ),
+      {
+        default: [],
+        description: 'Tables that held before, so that what was used then, and is charged late, is charged as it was.',
+      },
+    ),
+    publicTable: Type.Boolean({
+      default: true,
+      description: 'Models that no line matches have the public prices of their providers (@pydantic/genai-prices).',
     }),
+    toolCallCents: serviceCents('What is charged for a tool call.'),
+    sandboxSecondCents: serviceCents('What is charged for a second of a sandbox.'),
+    storedGibDayCents: serviceCents('What is charged for a day of a GiB that is stored.'),
   }),
   provides: { prices: Prices },
-  setup: async ({ config }) => ({ prices: createPrices(config.models) }),
+  async setup({ config }) {
+    const { toolCallCents, sandboxSecondCents, storedGibDayCents, publicTable } = config
+    const below = publicTable ? await openPublicTable() : undefined
+    const services = {
+      toolCall: toolCallCents * microcentsPerCent,
+      sandboxSecond: sandboxSecondCents * microcentsPerCent,
+      storedGibDay: storedGibDayCents * microcentsPerCent,
+    }
+    const own = createHash('sha256').update(JSON.stringify(config)).digest('hex').slice(0, 8)
+    const version = below ? `${own}+${below.version}` : own
+    const before = config.before
+      .map(({ until, models: table }) => ({ until: Date.parse(until), table: createTable(table) }))
+      .toSorted((a, b) => a.until - b.until)
+    return { prices: createPrices({ now: createTable(config.models), before, below, services, version }) }
+  },
 })
 
-interface Line {
-  readonly provider: string
-  /** The pattern without its `*`. */
-  readonly name: string
-  /** The same behind the provider. */
-  readonly bare: string
-  readonly open: boolean
-  readonly price: ModelPrice
+interface Tables extends Pick<Prices, 'services' | 'version'> {
+  readonly now: PriceTable
+  /** Those that held before, the oldest first; `until` in milliseconds. */
+  readonly before: readonly { readonly until: number; readonly table: PriceTable }[]
+  readonly below: PublicTable | undefined
 }
 
-function createPrices(models: Readonly<Record<string, ModelPrice>>): Prices {
-  const lines = Object.entries(models)
-    .map(([pattern, price]): Line => {
-      const open = pattern.endsWith('*')
-      const name = open ? pattern.slice(0, -1) : pattern
-      if (name.includes('*'))
-        throw new Error(`the price of '${pattern}': a * stands at the end of a name, for any rest`)
-      const slash = name.indexOf('/')
-      return { provider: name.slice(0, Math.max(slash, 0)), name, bare: name.slice(slash + 1), open, price }
-    })
-    // The longest first, and of two equally long ones the exact one.
-    .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
+function createPrices({ now, before, below, services, version }: Tables): Prices {
+  const tableAt = (at: Date | undefined): PriceTable =>
+    (at && before.find(({ until }) => at.getTime() < until)?.table) ?? now
   return {
-    priceOf: (model) => priceOf(lines, model),
-    costCents(usage) {
-      const price = priceOf(lines, usage.model)
-      return price && costOf(price, usage)
+    version,
+    services,
+    priceOf: (model) => now.priceOf(model) ?? below?.priceOf(model),
+    costCents(usage, at) {
+      const price = tableAt(at).priceOf(usage.model)
+      return price ? costOf(price, usage) : below?.costCents(usage, at)
     },
   }
 }
-
-function priceOf(lines: readonly Line[], model: string): ModelPrice | undefined {
-  const whole = lines.find(({ name, open }) => (open ? model.startsWith(name) : model === name))
-  return whole ? whole.price : priceOfBare(lines, model)
-}
-
-/**
- * Runtimes of others may name the model without its provider. Each provider's best line is taken, and they must agree:
- * which provider served the call is not known. `provider/*` says nothing about a model.
- */
-function priceOfBare(lines: readonly Line[], model: string): ModelPrice | undefined {
-  const found = new Map<string, ModelPrice>()
-  for (const { provider, bare, open, price } of lines) {
-    if (bare === '' || found.has(provider)) continue
-    if (open ? model.startsWith(bare) : model === bare) found.set(provider, price)
-  }
-  const [first, ...others] = found.values()
-  return first && others.every((other) => same(first, other)) ? first : undefined
-}
-
-const same = (a: ModelPrice, b: ModelPrice): boolean =>
-  a.inputCentsPerMillion === b.inputCentsPerMillion &&
-  a.outputCentsPerMillion === b.outputCentsPerMillion &&
-  a.cachedInputCentsPerMillion === b.cachedInputCentsPerMillion

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { ApiGuard, KeyIssuer, Tokens } from '#contracts/auth'
+import { Billing, billingErrors } from '#contracts/billing'
 import { Database, needsDatabase } from '#contracts/database'
 import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
@@ -21,7 +22,7 @@ export default definePlugin({
       }),
     ),
   }),
-  errors: [publishingErrors, webhookErrors],
+  errors: [publishingErrors, webhookErrors, billingErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -30,6 +31,7 @@ export default definePlugin({
     issuer: KeyIssuer,
     stats: maybe(PublishedStats),
     webhooks: maybe(Webhooks),
+    billing: maybe(Billing),
   },
   async setup({ config, deps, routes }) {
     const { guard, database, stats } = deps

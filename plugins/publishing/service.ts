@@ -1,3 +1,4 @@
+import type { Billing } from '#contracts/billing'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
@@ -14,12 +15,14 @@ interface PublishingOptions {
   readonly profiles: Pick<Profiles, 'find'>
   /** Undefined: this installation has no webhooks. */
   readonly webhooks: Webhooks | undefined
+  /** Undefined: publishing costs nothing. */
+  readonly billing?: Billing | undefined
   /** Undefined: answers carry no `publicUrl`. */
   readonly publicHost: string | undefined
 }
 
 /** Publishing of profiles. Specification 2.1, 4.4. */
-export function createPublishingService({ database, profiles, webhooks, publicHost }: PublishingOptions) {
+export function createPublishingService({ database, profiles, webhooks, billing, publicHost }: PublishingOptions) {
   const checkWebhook = (tenantId: string, url: string | null | undefined): void => {
     if (typeof url !== 'string') return
     if (!webhooks) throw publishingErrors.webhooksUnavailable()
@@ -47,6 +50,7 @@ export function createPublishingService({ database, profiles, webhooks, publicHo
       checkOrigins(allowedOrigins)
       checkWebhook(tenantId, body.webhookUrl)
       if (!(await profiles.find(tenantId, profile))) throw unknownProfile()
+      await billing?.gate(tenantId)
       const row = await insertAgent(database, tenantId, {
         id: newId('pub'),
         profile_name: profile,

@@ -7,6 +7,7 @@ import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
+import type { Funds } from './funds.ts'
 import type { RunUsage } from './usage.ts'
 
 /** A run that was not delegated, with those that it has led to. */
@@ -78,6 +79,7 @@ export class Delegations {
   readonly #toolkits: readonly string[]
   readonly #endUserId: string | undefined
   readonly #usage: RunUsage
+  readonly #funds: Pick<Funds, 'share'>
   readonly #onExceeded: () => void
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
@@ -89,6 +91,7 @@ export class Delegations {
     deps: DelegationsDeps,
     { claim, task, session }: { readonly claim: Claim; readonly task: Task; readonly session: DurableSession },
     usage: RunUsage,
+    funds: Pick<Funds, 'share'>,
     onExceeded: () => void,
   ) {
     this.#deps = deps
@@ -100,6 +103,7 @@ export class Delegations {
     this.#toolkits = session.profile.apps ?? []
     this.#endUserId = endUserOf(task.metadata)
     this.#usage = usage
+    this.#funds = funds
     this.#onExceeded = onExceeded
   }
 
@@ -196,7 +200,9 @@ export class Delegations {
       rootId: this.#root,
       depth: this.#depth + 1,
       ...(left === undefined ? {} : { budgetCents: left }),
+      spentCents: this.#usage.ownCents,
     }
+    this.#funds.share()
     // A repeated call joins the run that the first one has started.
     const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
     await children.start(tenantId, { id, profile, prompt, parent, ...metadata })

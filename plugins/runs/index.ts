@@ -3,6 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin, Duration, maybe, type Plugin, Settings } from '#kernel'
 import { Apps } from '#contracts/apps'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
+import { Billing, billingErrors, presentBilling } from '#contracts/billing'
 import { Database, presentDatabase } from '#contracts/database'
 import { Egress } from '#contracts/egress'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
@@ -19,6 +20,7 @@ import { RunDispatch } from '#contracts/runs'
 import { skillErrors, Skills } from '#contracts/skills'
 import { Webhooks } from '#contracts/webhooks'
 import { conductorWire } from '#contracts/wire/conductor'
+import type { Charges } from './postgres/charges.ts'
 import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
 import { createDispatch, RunService } from './service.ts'
 
@@ -60,12 +62,13 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
   definePlugin({
     name: 'runs',
     config: RunsConfig,
-    errors: [runErrors, idempotencyErrors, limitErrors, modelAccessErrors, skillErrors],
+    errors: [runErrors, billingErrors, idempotencyErrors, limitErrors, modelAccessErrors, skillErrors],
     requires: {
       database: maybe(Database),
       profiles: Profiles,
       runners: Fleet,
       prices: maybe(Prices),
+      billing: maybe(Billing),
       mcpServers: maybe(McpServers),
       egress: maybe(Egress),
       apps: maybe(Apps),
@@ -87,6 +90,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
         ...deps,
         // Chats pay nothing for a list that is empty.
         models: deps.models?.restricts ? deps.models : undefined,
+        billing: presentBilling(deps.billing),
         store,
         webhooks,
         tenantLimits,
@@ -135,7 +139,7 @@ interface StoreOptions {
     readonly hungAfter: number
     readonly sweep: number
   }
-  readonly deps: { readonly database: Database | undefined; readonly prices: Prices | undefined }
+  readonly deps: { readonly database: Database | undefined } & Charges
   readonly log: FastifyBaseLogger
   onStart(fn: () => Promise<void>): void
   onStop(fn: () => Promise<void>): void
@@ -154,7 +158,12 @@ async function openStore({ config, deps, log, onStart, onStop }: StoreOptions): 
   }
   const { createPostgresRunStore } = await import('./postgres/store.ts')
   const timing = { heartbeatMs: heartbeat, leaseMs: lease, hungMs: hungAfter, sweepMs: sweep }
-  const store = createPostgresRunStore(database, { ...timing, prices: deps.prices, log })
+  const store = createPostgresRunStore(database, {
+    ...timing,
+    prices: deps.prices,
+    billing: presentBilling(deps.billing),
+    log,
+  })
   onStart(() => store.open())
   onStop(() => store.close())
   if (!folder) return store

@@ -20,6 +20,7 @@ import {
   type Stop,
   terminalLine,
 } from './ending.ts'
+import { Funds, type FundsDeps } from './funds.ts'
 import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
@@ -46,7 +47,7 @@ const next: Readonly<Record<RunState, readonly RunState[]>> = {
   discarded: [],
 }
 
-export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps {
+export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, FundsDeps {
   /** Undefined: what runs cost is not known, unless their runtime says so. */
   readonly prices: Prices | undefined
   /** The policy for profiles that name none. */
@@ -60,6 +61,8 @@ export interface RunOrder {
   readonly claim: Claim
   readonly task: Task
   readonly session: DurableSession
+  /** Microcents that are held for it; absent where that is not known here. */
+  readonly held?: number
   /** The runner that the new session was placed on. Absent: the session exists. */
   readonly placed?: RunnerLink
   /** The session is new, but its conversation goes on from an earlier one. */
@@ -101,6 +104,7 @@ export class Run {
   readonly #stream: RunnerStream
   readonly #recorder: Recorder
   readonly #usage: RunUsage
+  readonly #funds: Funds
   /** Undefined until the run delegates. */
   #delegations: Delegations | undefined
   readonly #taken = Promise.withResolvers<AppError | undefined>()
@@ -123,6 +127,7 @@ export class Run {
     this.#stream = new RunnerStream(deps, order, this.#abort.signal)
     this.#recorder = new Recorder(deps, claim, this.log, () => this.leave())
     this.#usage = new RunUsage(deps.prices, [session.profile.limits.maxCostCents, task.parent?.budgetCents])
+    this.#funds = new Funds(deps, claim, order.held, (sentence) => this.stop(endingOf('budget_exceeded', sentence)))
     this.dispatched = this.#taken.promise
     this.done = this.#drive()
       .catch((err: unknown) => {
@@ -293,6 +298,7 @@ export class Run {
           return read.ending
         }
         if (this.#usage.exceeded) this.stop(endingOf('budget_exceeded'))
+        this.#funds.look(this.#usage.ownCents)
         if (wait) await wait
       }
       return this.#stopped ?? endingOf('runner_lost')
@@ -329,7 +335,7 @@ export class Run {
   }
   #children(): Delegations {
     const exceeded = (): void => this.stop(endingOf('budget_exceeded'))
-    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#usage, exceeded))
+    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#usage, this.#funds, exceeded))
   }
   #finishOf(ending: Ending): Omit<FinishRun, 'claim' | 'tail'> {
     const { calls, toolCalls, sandbox, runtimeSessionId } = this.#usage

@@ -174,6 +174,7 @@ export class Submission {
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
     if (outcome.kind === 'full') throw runErrors.queueFull()
     if (outcome.kind === 'tenant_full') throw overLimit('queuedRuns', most)
+    if (outcome.kind === 'unfunded') throw outcome.why
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
     this.#executor.limits.began(tenantId, asked)
     // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
@@ -246,6 +247,7 @@ export class Submission {
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
     if (outcome.kind === 'no_slot')
       throw overLimit('runningRuns', this.#deps.tenantLimits!.of(asked.tenantId).runningRuns)
+    if (outcome.kind === 'unfunded') throw outcome.why
     if (outcome.kind === 'no_conversation') throw runErrors.conversationNotFound()
     if (outcome.kind === 'stale_admission') throw runErrors.admissionStale()
     return undefined

@@ -20,6 +20,11 @@ const whole = (value: unknown, most: number): number =>
   typeof value === 'number' && value > 0 ? Math.min(Math.round(value), most) : 0
 const cents = (value: unknown): number | undefined =>
   typeof value === 'number' && value >= 0 ? Math.min(value, mostCents) : undefined
+/** When an event was written: what is read again later is priced as it was then. */
+const timeOf = (at: unknown): Date | undefined => {
+  const time = typeof at === 'string' ? Date.parse(at) : Number.NaN
+  return Number.isNaN(time) ? undefined : new Date(time)
+}
 const sum = (before = 0, call = 0): number => Math.min(before + call, mostTokensOfRun)
 
 /**
@@ -35,6 +40,8 @@ export class RunUsage {
   #calls: Usage | undefined
   /** The cost of all calls in whole millionths of a cent, so that many small costs add up exactly. Undefined: the cost of one is not known. */
   #microcents: number | undefined = 0
+  /** The same of those calls whose cost is known. */
+  #known = 0
   /** The cost of delegated runs; one whose price is not known counts as nothing. */
   #delegated = 0
   #acceptedAt = Infinity
@@ -62,6 +69,10 @@ export class RunUsage {
   /** True when it has cost more than it may. */
   get exceeded(): boolean {
     return this.#limit !== undefined && this.#spent > this.#limit
+  }
+  /** What its own model calls have cost, those of unknown price aside. */
+  get ownCents(): number {
+    return this.#known / microcentsPerCent
   }
   get #spent(): number {
     return this.#delegated + (this.#calls?.costCents ?? 0)
@@ -94,7 +105,9 @@ export class RunUsage {
       cachedTokens: whole(event['cachedTokens'], mostTokens),
       model: typeof event['model'] === 'string' ? event['model'].slice(0, mostModelChars) : (before?.model ?? ''),
     }
-    const cost = cents(event['costCents']) ?? this.#prices?.costCents(call)
+    const cost = cents(event['costCents']) ?? this.#prices?.costCents(call, timeOf(event['at']))
+    if (cost !== undefined)
+      this.#known = Math.min(this.#known + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
     if (cost === undefined) this.#microcents = undefined
     else if (this.#microcents !== undefined) {
       this.#microcents = Math.min(this.#microcents + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App } from '#kernel'
 import type { Guard } from '#contracts/auth'
+import type { Billing } from '#contracts/billing'
 import { SeriesQuery, Timeseries, WindowQuery } from '#contracts/stats'
 import { sendList } from '#kit/lists'
 import { readAgents, readOverview, readUsage } from './figures.ts'
@@ -13,7 +14,7 @@ const tags = ['stats']
 const lag = 'Requests are metered by the minute, so the last one or two are not in it yet.'
 
 /** Figures of a tenant, from what its runs left behind when they ended. Specification 4.15. */
-export function statsRoutes(app: App, guard: Guard, reader: Reader): void {
+export function statsRoutes(app: App, guard: Guard, reader: Reader, billing: Billing | undefined): void {
   const ranged = async ({ window = '24h' }: { window?: string }): Promise<Range> => rangeOf(window, await reader.now())
   app.get(
     '/api/stats/overview',
@@ -78,6 +79,10 @@ export function statsRoutes(app: App, guard: Guard, reader: Reader): void {
         response: { 200: UsageTotals },
       },
     },
-    async (request) => readUsage(reader, guard.callerOf(request).tenantId, await ranged(request.query)),
+    async (request) => {
+      const { tenantId } = guard.callerOf(request)
+      const usage = await readUsage(reader, tenantId, await ranged(request.query))
+      return billing ? { ...usage, budgetAlerts: [...(await billing.alerts(tenantId))] } : usage
+    },
   )
 }

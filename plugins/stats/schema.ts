@@ -73,5 +73,19 @@ export const UsageTotals = Type.Object({
     }),
     { description: 'The ten with the most requests.' },
   ),
+  budgetAlerts: Type.Optional(
+    Type.Array(
+      Type.Object({
+        budgetId: Type.String(),
+        scope: Type.String(),
+        subject: Type.String({ description: 'The profile, key, end user or session; empty for the tenant.' }),
+        per: Type.String(),
+        percent: Type.Integer(),
+        spentCents: Type.Number(),
+        capCents: Type.Number(),
+      }),
+      { description: 'Budgets that are used by 80 % or more now, where there is billing.' },
+    ),
+  ),
 })
 export type UsageTotals = Static<typeof UsageTotals>

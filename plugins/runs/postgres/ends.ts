@@ -4,6 +4,7 @@ import { microcentsPerCent } from '#contracts/prices'
 import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import { Appends } from './appends.ts'
+import { type Charges, settleValues, settling } from './charges.ts'
 import { claimed, prepared, storable, storableOrNull } from './rows.ts'
 
 // A conflict is our own retry after a lost answer, as of an append.
@@ -18,13 +19,13 @@ const retry = prepared(
 
 // `released` names its session by a sub-select: without statistics a join read every session of the tenant, 300 rows a run after
 // 9,000 runs, until the first ANALYZE. A run in a sandbox is added to its session's meter of the minute, with the change that only one end of the run can make.
-const ended = `
+const ended = (settled: string): string => `
   ended AS (
     UPDATE runs
     SET status = :status, finished_at = clock_timestamp(), result = :result, error_code = :errorCode,
         error_message = :errorMessage, usage = :usage::json, input = CASE WHEN :keepInput::boolean THEN input END
     WHERE ${claimed}
-    RETURNING id, session_id, profile, started_at, finished_at, public_run
+    RETURNING id, session_id, profile, started_at, finished_at, public_run${settled}
   ), meter AS (
     INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens,
                             cached_tokens, tool_calls, cost_microcents)
@@ -62,18 +63,21 @@ const chat = `
 const answer = `
   SELECT id, EXISTS (SELECT 1 FROM run_queue q WHERE q.tenant_id = :tenant AND q.session_id = ended.session_id) AS waiting
   FROM ended`
+const finishesWith = (plain: string, inSandbox: string, suffix: string) => ({
+  plain: prepared(`run-finish${suffix}`, `WITH ${ended(plain)} ${answer}`),
+  chat: prepared(`run-finish-chat${suffix}`, `WITH ${ended(plain)}, ${chat} ${answer}`),
+  sandbox: prepared(`run-finish-sandbox${suffix}`, `WITH ${ended(inSandbox)}, ${sandbox} ${answer}`),
+  sandboxChat: prepared(`run-finish-sandbox-chat${suffix}`, `WITH ${ended(inSandbox)}, ${sandbox}, ${chat} ${answer}`),
+})
 const finishes = {
-  plain: prepared('run-finish', `WITH ${ended} ${answer}`),
-  chat: prepared('run-finish-chat', `WITH ${ended}, ${chat} ${answer}`),
-  sandbox: prepared('run-finish-sandbox', `WITH ${ended}, ${sandbox} ${answer}`),
-  sandboxChat: prepared('run-finish-sandbox-chat', `WITH ${ended}, ${sandbox}, ${chat} ${answer}`),
+  free: finishesWith('', '', ''),
+  billed: finishesWith(settling.plain, settling.sandbox, '-billed'),
 }
 
 // A session that the run has created goes with it; another one is as it was before.
-const discard = prepared(
-  'run-discard',
-  `WITH gone AS (
-     DELETE FROM runs WHERE ${claimed} RETURNING id, session_id, public_run, ordinal
+const discarding = (released: string): string => `
+   WITH gone AS (
+     DELETE FROM runs WHERE ${claimed} RETURNING id, session_id, public_run, ordinal${released}
    ), events AS (
      DELETE FROM run_events WHERE tenant_id = :tenant AND run_id = (SELECT id FROM gone)
    ), created AS (
@@ -94,8 +98,11 @@ const discard = prepared(
                          AND m.public_run_id <> (SELECT id FROM public))
    )
    SELECT id, EXISTS (SELECT 1 FROM run_queue q WHERE q.tenant_id = :tenant AND q.session_id = gone.session_id) AS waiting
-   FROM gone`,
-)
+   FROM gone`
+const discard = {
+  free: prepared('run-discard', discarding('')),
+  billed: prepared('run-discard-billed', discarding(', billing_release(:tenant, id)')),
+}
 
 /** The owner of runs whose owner has left them to others. */
 export const handedOver = 'handed-over'
@@ -120,12 +127,13 @@ const of = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runI
 const costOf = ({ costCents }: Usage): number | null =>
   costCents === undefined ? null : Math.round(costCents * microcentsPerCent)
 
-export function finishStatement(end: FinishRun): Statement {
+export function finishStatement(end: FinishRun, charges: Charges): Statement {
   const { claim, tail, usage, error } = end
   const kind = end.sandbox ? (claim.publicRunId ? 'sandboxChat' : 'sandbox') : claim.publicRunId ? 'chat' : 'plain'
   const told = error && publicMessageOf(error.code)
-  return finishes[kind]({
+  return finishes[charges.billing ? 'billed' : 'free'][kind]({
     ...of(claim),
+    ...(charges.billing && settleValues(charges, end.toolCalls ?? 0)),
     ...tail,
     status: end.status,
     // Of a chat it is the answer, which the messages have.
@@ -166,7 +174,7 @@ export type OnWanted = (tenantId: string, sessionId: string) => void
 export type EndedAt = Map<string, number>
 
 /** What whoever holds the claim of a run writes of it. */
-export function createEnds(db: Database, onWanted: OnWanted, endedAt: EndedAt) {
+export function createEnds(db: Database, charges: Charges, onWanted: OnWanted, endedAt: EndedAt) {
   /** A unit of work on a claimed run, which may free its session. False: the claim was lost. */
   const write = async ({ tenantId, sessionId }: Claim, statement: Statement, chunk?: LogChunk): Promise<boolean> => {
     const options = { order: sessionId, bytes: chunk?.lines.length ?? 0 }
@@ -179,9 +187,9 @@ export function createEnds(db: Database, onWanted: OnWanted, endedAt: EndedAt) {
     retry: (claim, attempt, chunk) => write(claim, retry({ ...of(claim), ...chunk, attempt }), chunk),
     finish(end) {
       endedAt.set(end.claim.tenantId, performance.now())
-      return write(end.claim, finishStatement(end), end.tail)
+      return write(end.claim, finishStatement(end, charges), end.tail)
     },
-    discard: (claim) => write(claim, discard(of(claim))),
+    discard: (claim) => write(claim, discard[charges.billing ? 'billed' : 'free'](of(claim))),
     handOver: (claim) => write(claim, handOver(of(claim))),
   } satisfies Partial<RunStore>
 }

@@ -8,6 +8,7 @@ import type { Adopter, EndReason, FinishRun, Orphan } from '#contracts/run-store
 import type { TerminalRunStatus } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/profiles'
 import { RunUsage } from '../usage.ts'
+import type { Charges } from './charges.ts'
 import { type EndedRow, finishStatement, handedOver, type OnWanted } from './ends.ts'
 import type { Instance } from './instance.ts'
 import {
@@ -117,8 +118,7 @@ interface OrphanDeps {
   readonly db: Database
   readonly instance: Instance
   readonly onWanted: OnWanted
-  /** Prices for the runs that are ended for another process; without them their cost is not known. */
-  readonly prices: Prices | undefined
+  readonly charges: Charges
   readonly log: FastifyBaseLogger
 }
 
@@ -158,14 +158,14 @@ export class Orphans {
 
   /** Takes one run from the holder of its claim, or from its queue, and ends it. */
   async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
-    const { db, instance, prices } = this.#deps
+    const { db, instance, charges } = this.#deps
     // One transaction: after a failure the owner still has its claim.
     const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
       const values = { tenant: tenantId, run: runId, self: instance.id }
       // In this order: a run goes from its queue to an owner and never back.
       const queued = await tx.query<Taken>(takeQueued(values))
       const run = queued.length > 0 ? queued : await tx.query<Taken>(takeOne(values))
-      return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, prices) }
+      return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, charges) }
     })
     this.#tellWanted(tenantId, wanted)
     return taken
@@ -191,12 +191,12 @@ export class Orphans {
   }
 
   async #endThose(tenantId: string, owner: string): Promise<number> {
-    const { db, instance, prices } = this.#deps
+    const { db, instance, charges } = this.#deps
     for (let total = 0; ;) {
       const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
         const onCrash = this.#adopter?.onCrash ?? 'interrupt'
         const taken = await tx.query<Taken>(takeOrphans({ tenant: tenantId, owner, self: instance.id, onCrash }))
-        return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted, prices) }
+        return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted, charges) }
       })
       this.#tellWanted(tenantId, wanted)
       total += ended
@@ -224,7 +224,7 @@ export class Orphans {
 
   /** Takes runs that go on from their owner, and ends those that may not any more. Resolves to how many it took. */
   async #adoptThose(tenantId: string, owner: string, room: number, to: Adopter): Promise<number> {
-    const { db, instance, prices } = this.#deps
+    const { db, instance, charges } = this.#deps
     const { going, ended, wanted } = await db.tenant(tenantId, async (tx) => {
       const values = { tenant: tenantId, owner, self: instance.id, onCrash: to.onCrash, room }
       const rows = await tx.query<OrphanRow>(takeToGoOn(values))
@@ -234,7 +234,7 @@ export class Orphans {
       for (const [i, orphan] of orphans.entries()) {
         const answer = to.wants(orphan)
         if (answer === true) mine.push(orphan)
-        else free.push(...(await endTaken(tx, [takenOf(rows[i]!)], 'interrupted', answer, prices)))
+        else free.push(...(await endTaken(tx, [takenOf(rows[i]!)], 'interrupted', answer, charges)))
       }
       return { going: mine, ended: orphans.length - mine.length, wanted: free }
     })
@@ -263,7 +263,7 @@ export async function endTaken(
   taken: readonly Taken[],
   status: TerminalRunStatus,
   reason: EndReason,
-  prices?: Prices,
+  charges: Charges,
 ): Promise<string[]> {
   if (taken.length === 0) return []
   const { tenantId } = tx
@@ -274,19 +274,18 @@ export async function endTaken(
   for (const run of taken) {
     const firstSeq = next.get(run.id) ?? 1
     // A run that was never started has used nothing.
-    const used = next.has(run.id) ? await tallyOf(tx, run.id, prices) : {}
+    const used = next.has(run.id) ? await tallyOf(tx, run.id, charges.prices) : {}
     const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
-    const [row] = await tx.query<EndedRow>(
-      finishStatement({
-        claim: claimOf(tenantId, run),
-        status,
-        sessionStatus: 'idle',
-        error: reason,
-        keepInput: run.runtime !== undefined && restoredFromLog(run.runtime),
-        ...used,
-        tail: { firstSeq, count: 1, lines: Buffer.from(line) },
-      }),
-    )
+    const end: FinishRun = {
+      claim: claimOf(tenantId, run),
+      status,
+      sessionStatus: 'idle',
+      error: reason,
+      keepInput: run.runtime !== undefined && restoredFromLog(run.runtime),
+      ...used,
+      tail: { firstSeq, count: 1, lines: Buffer.from(line) },
+    }
+    const [row] = await tx.query<EndedRow>(finishStatement(end, charges))
     if (row?.waiting) wanted.push(run.session_id)
   }
   return wanted

@@ -2,6 +2,7 @@ import type { Database, TenantTx } from '#contracts/database'
 import {
   type EndReason,
   type EnqueueOutcome,
+  type EnqueueRun,
   interruptedBy,
   maxQueued,
   type NextOutcome,
@@ -9,6 +10,7 @@ import {
   sessionShutDown,
 } from '#contracts/run-store'
 import type { SessionStatus } from '#contracts/sessions'
+import { type Charges, holding, holdValues } from './charges.ts'
 import type { OnWanted } from './ends.ts'
 import type { Instance } from './instance.ts'
 import type { LostClaims } from './lost-claims.ts'
@@ -54,17 +56,21 @@ const waitingRuns = prepared(
    FROM run_queue WHERE tenant_id = :tenant`,
 )
 // A waiting run has no owner, and epoch 0.
-const insert = prepared(
-  'queue-insert',
-  `WITH run AS (
+const inserting = (held: string): string => `
+   WITH run AS (
      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url,
                        input, input_info)
      SELECT :tenant, :run, :session, :profile, 'queued', :prompt, :metadata::json, '', 0, clock_timestamp(), :webhook, :input::json,
        :inputInfo::json
-     ON CONFLICT DO NOTHING RETURNING id
+     ON CONFLICT DO NOTHING RETURNING id${held}
    )
-   INSERT INTO run_queue (tenant_id, session_id, run_id, front) SELECT :tenant, :session, id, :front FROM run RETURNING run_id`,
-)
+   INSERT INTO run_queue (tenant_id, session_id, run_id, front) SELECT :tenant, :session, id, :front FROM run RETURNING run_id`
+const snapshot = '(SELECT profile_snapshot FROM sessions WHERE tenant_id = :tenant AND id = :session)'
+const insert = {
+  free: prepared('queue-insert', inserting('')),
+  // Money is held for a run that waits as for one that begins: what was accepted is not refused later.
+  billed: prepared('queue-insert-billed', inserting(holding.some.held(snapshot))),
+}
 
 // The lock comes first and shows the row as its last holder left it. The row of the queue may be gone by then, and the next one
 // is looked at: that is what FOR UPDATE does with a LIMIT.
@@ -130,14 +136,16 @@ interface QueueDeps {
   readonly db: Database
   readonly instance: Instance
   readonly lostClaims: LostClaims
+  readonly charges: Charges
   readonly onWanted: OnWanted
 }
 
 /** The runs that wait for their sessions. */
-export function createQueue({ db, instance, lostClaims, onWanted }: QueueDeps) {
+export function createQueue({ db, instance, lostClaims, charges, onWanted }: QueueDeps) {
+  const { billing } = charges
   const cancelWaiting = async (tx: TenantTx, session: string, why: EndReason, interruptsOnly: boolean) => {
     const waiting = await tx.query<Taken>(takeWaiting({ tenant: tx.tenantId, session, interruptsOnly }))
-    await endTaken(tx, waiting, 'cancelled', why)
+    await endTaken(tx, waiting, 'cancelled', why, charges)
   }
   const claim = async (tenantId: string, sessionId: string): Promise<NextOutcome> => {
     const statement = claimNext({ tenant: tenantId, session: sessionId, owner: instance.id })
@@ -153,27 +161,34 @@ export function createQueue({ db, instance, lostClaims, onWanted }: QueueDeps) {
       task: toTask({ ...row, run_id: runId }),
     }
   }
+  const enqueue = (run: EnqueueRun) =>
+    db.tenant(run.tenantId, async (tx): Promise<EnqueueOutcome> => {
+      const { runId, task, interrupt, most = Infinity } = run
+      const values = runValues(run)
+      const existing = async (): Promise<RunRow | undefined> => (await tx.query<RunRow>(runById(values)))[0]
+      const [session] = await tx.query<LockedRow>(lockSession(values))
+      const before = await existing()
+      if (before) return { kind: 'exists', run: toRun(before) }
+      if (!session || session.status === 'shutdown') return { kind: 'no_session' }
+      if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile }
+      await tx.query(lockTenant(values))
+      const [count] = await tx.query<{ waiting: number; here: number }>(waitingRuns(values))
+      if (count!.waiting >= most) return { kind: 'tenant_full' }
+      if (!interrupt && count!.here >= maxQueued) return { kind: 'full' }
+      if (interrupt) await cancelWaiting(tx, run.sessionId, interruptedBy(runId), true)
+      const row = { ...values, front: interrupt }
+      const queued = await tx.query(billing ? insert.billed({ ...row, ...holdValues(billing, run) }) : insert.free(row))
+      if (queued.length > 0) return { kind: 'queued' }
+      return { kind: 'exists', run: toRun((await existing())!) }
+    })
   return {
     claimNext: (tenantId, sessionId) =>
       claim(tenantId, sessionId).catch((error: unknown) => lostClaims.doubt(tenantId, error)),
     enqueue: (run) =>
-      db.tenant(run.tenantId, async (tx): Promise<EnqueueOutcome> => {
-        const { runId, task, interrupt, most = Infinity } = run
-        const values = runValues(run)
-        const existing = async (): Promise<RunRow | undefined> => (await tx.query<RunRow>(runById(values)))[0]
-        const [session] = await tx.query<LockedRow>(lockSession(values))
-        const before = await existing()
-        if (before) return { kind: 'exists', run: toRun(before) }
-        if (!session || session.status === 'shutdown') return { kind: 'no_session' }
-        if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile }
-        await tx.query(lockTenant(values))
-        const [count] = await tx.query<{ waiting: number; here: number }>(waitingRuns(values))
-        if (count!.waiting >= most) return { kind: 'tenant_full' }
-        if (!interrupt && count!.here >= maxQueued) return { kind: 'full' }
-        if (interrupt) await cancelWaiting(tx, run.sessionId, interruptedBy(runId), true)
-        const queued = await tx.query(insert({ ...values, front: interrupt }))
-        if (queued.length > 0) return { kind: 'queued' }
-        return { kind: 'exists', run: toRun((await existing())!) }
+      enqueue(run).catch((error: unknown) => {
+        const why = billing?.refusalOf(error)
+        if (why) return { kind: 'unfunded', why }
+        throw error
       }),
     shutdownSession: (tenantId, session) =>
       db.tenant(tenantId, async (tx) => {

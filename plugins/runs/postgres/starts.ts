@@ -2,6 +2,7 @@ import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
 import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
 import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
+import { type Charges, type Holding, holding, holdValues } from './charges.ts'
 import { handedOver } from './ends.ts'
 import type { Instance } from './instance.ts'
 import type { LostClaims } from './lost-claims.ts'
@@ -41,46 +42,42 @@ const columns = `tenant_id, id, session_id, profile, status, prompt, metadata, c
   input_info, parent, public_run`
 
 // The run goes first: when its id is taken nothing is inserted at all, and no session is left behind.
-const newRun = (where: string, from = ''): string => `
+const newRun = (held: string, where: string, from = ''): string => `
   run AS (
     INSERT INTO runs (${columns})
     SELECT :tenant, :run, :session, :profile, 'running', :prompt, :metadata::json, :owner, 1, 1, :webhook, :input::json,
       :inputInfo::json, :parent::jsonb, :publicRun
     ${from} WHERE ${ownerLives} AND ${isFresh} ${where}
-    ON CONFLICT DO NOTHING RETURNING id
+    ON CONFLICT DO NOTHING RETURNING id${held}
   )`
-const newSession = `
+const newSession = (held: string): string => `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
                         claim_owner, claim_run, claim_epoch)
   SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1 FROM run
-  RETURNING id`
+  RETURNING id${held}`
 
-const startNew = prepared('run-start-new', `WITH ${newRun('')} ${newSession}`)
+const startNew = ({ held, told }: Holding): string => `WITH ${newRun(held(), '')} ${newSession(told)}`
 
-const startChat = prepared(
-  'run-start-chat',
-  `WITH ${newRun(`AND ${mayBegin}`)},
+const startChat = ({ held, told }: Holding): string => `
+   WITH ${newRun(held(), `AND ${mayBegin}`)},
    conversation AS (
      INSERT INTO conversations (tenant_id, id, published_id, end_user_id, session_id)
      SELECT :tenant, :conversation, :published, :endUser, :session FROM run
      ON CONFLICT (tenant_id, id) DO UPDATE SET session_id = excluded.session_id WHERE conversations.session_id IS NULL
-   ), ${chatFrom('run')} ${newSession}`,
-)
+   ), ${chatFrom('run')} ${newSession(told)}`
 
 /** When two continuations find the session gone, only one of them starts a new one. */
-const startAnew = prepared(
-  'run-start-anew',
-  `WITH conversation AS (
+const startAnew = ({ held, told }: Holding): string => `
+   WITH conversation AS (
      UPDATE conversations SET session_id = :session
      WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
        AND session_id IS NOT DISTINCT FROM :insteadOf::text AND ${ownerLives} AND ${isFresh} AND ${mayBegin}
      RETURNING id
-   ), ${newRun('', 'FROM conversation')}, ${chatFrom('run')} ${newSession}`,
-)
+   ), ${newRun(held(), '', 'FROM conversation')}, ${chatFrom('run')} ${newSession(told)}`
 
 // A session that runs wait for is as busy as one that executes: who comes later does not overtake them. The table of those who
 // wait is nearly always empty.
-const claiming = (session: string, more = ''): string => `
+const claiming = (held: string, session: string, more = ''): string => `
   claimed AS (
     UPDATE sessions
     SET status = 'running', claim_owner = :owner, claim_run = :run, claim_epoch = claim_epoch + 1,
@@ -93,18 +90,32 @@ const claiming = (session: string, more = ''): string => `
     INSERT INTO runs (${columns})
     SELECT :tenant, :run, id, :profile, 'running', :prompt, :metadata::json, :owner, claim_epoch, run_count, :webhook,
       :input::json, :inputInfo::json, :parent::jsonb, :publicRun
-    FROM claimed
+    FROM claimed ${held && `RETURNING id${held}`}
   )`
-const claimedSession = `SELECT ${durableColumns} FROM claimed`
+const claimedSession = (held: string): string => `SELECT ${durableColumns}${held} FROM claimed`
+const snapshot = '(SELECT profile_snapshot FROM claimed)'
 
-const startIn = prepared('run-start-claim', `WITH ${claiming(':session')} ${claimedSession}`)
+const startIn = ({ held, told }: Holding): string =>
+  `WITH ${claiming(held(snapshot), ':session')} ${claimedSession(told)}`
 
-const continueChat = prepared(
-  'run-continue-chat',
-  `WITH conversation AS MATERIALIZED (
+const continueChat = ({ held, told }: Holding): string => `
+   WITH conversation AS MATERIALIZED (
      SELECT session_id FROM conversations WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
-   ), ${claiming('(SELECT session_id FROM conversation)', `AND ${mayBegin}`)}, ${chatFrom('claimed')} ${claimedSession}`,
-)
+   ), ${claiming(held(snapshot), '(SELECT session_id FROM conversation)', `AND ${mayBegin}`)}, ${chatFrom('claimed')}
+   ${claimedSession(told)}`
+
+/** The statements that start runs, in a role with billing and in one without, where nothing is said of money. */
+const statements = (kind: string, text: (holding: Holding) => string) => ({
+  free: prepared(`run-${kind}`, text(holding.none)),
+  billed: prepared(`run-${kind}-billed`, text(holding.some)),
+})
+const starting = {
+  new: statements('start-new', startNew),
+  chat: statements('start-chat', startChat),
+  anew: statements('start-anew', startAnew),
+  in: statements('start-claim', startIn),
+  continued: statements('continue-chat', continueChat),
+}
 
 const findConversation = prepared(
   'run-find-conversation',
@@ -137,7 +148,7 @@ export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, '
 }
 
 /** The statement that starts a run, and the whole transaction with it. */
-function startStatement(run: StartRun, owner: string): Statement {
+function startStatement(run: StartRun, owner: string, { billing }: Charges): Statement {
   const { task, create } = run
   const { chat } = task
   const row = runValues(run)
@@ -146,7 +157,8 @@ function startStatement(run: StartRun, owner: string): Statement {
     // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
     preview: row.prompt.slice(0, 4_000),
     owner,
-    parent: task.parent && JSON.stringify(task.parent),
+    ...(billing && holdValues(billing, run)),
+    parent: task.parent && JSON.stringify({ ...task.parent, spentCents: undefined }),
     runtime: create?.profile.runtime,
     snapshot: create && JSON.stringify(create.profile),
     revision: create?.revision,
@@ -163,8 +175,8 @@ function startStatement(run: StartRun, owner: string): Statement {
         ? JSON.stringify(task.attachments.map(({ name, mediaType }) => ({ name, mediaType })))
         : undefined,
   }
-  if (!create) return chat ? continueChat(values) : startIn(values)
-  return !chat ? startNew(values) : chat.continued ? startAnew(values) : startChat(values)
+  const kind = create ? (!chat ? 'new' : chat.continued ? 'anew' : 'chat') : chat ? 'continued' : 'in'
+  return starting[kind][billing ? 'billed' : 'free'](values)
 }
 
 interface StartDeps {
@@ -172,6 +184,7 @@ interface StartDeps {
   readonly instance: Instance
   readonly orphans: Orphans
   readonly lostClaims: LostClaims
+  readonly charges: Charges
 }
 
 export const createStarts = (deps: StartDeps) =>
@@ -187,8 +200,13 @@ interface WhyNotRow {
   readonly waiting: boolean
 }
 
+interface StartedRow extends DurableRow {
+  /** Microcents that are held for the run; absent in a role without billing. */
+  readonly held?: number | null
+}
+
 /** The id was taken between the look and the insert, another run of the conversation is open, or a session id drawn at random is in use. */
-function taken(error: unknown): DurableRow[] | 'busy' {
+function taken(error: unknown): StartedRow[] | 'busy' {
   if (violatedConstraint(error) === 'public_runs_open') return 'busy'
   if (sqlState(error) === '23505') return []
   throw error
@@ -201,8 +219,9 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   // A refused start is tried again when its reason may be gone: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const started = await deps.db
-      .unit<DurableRow>(tenantId, startStatement(run, deps.instance.id), { order, bytes })
-      .catch(taken)
+      .unit<StartedRow>(tenantId, startStatement(run, deps.instance.id, deps.charges), { order, bytes })
+      .catch((error: unknown) => deps.charges.billing?.refusalOf(error) ?? taken(error))
+    if (started instanceof Error) return { kind: 'unfunded', why: started }
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
     const row = started[0]
     if (row) {
@@ -212,7 +231,8 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
         : { ...toDurable(row), status: 'running' }
       const { id: sessionId, epoch } = session
       const chat = task.chat && { publicRunId: task.chat.publicRunId }
-      return { kind: 'started', claim: { tenantId, sessionId, runId, epoch, ...chat }, session }
+      const held = typeof row.held === 'number' ? { held: row.held } : {}
+      return { kind: 'started', claim: { tenantId, sessionId, runId, epoch, ...chat }, session, ...held }
     }
     const refused = await refusal(deps, run)
     if (refused) return refused

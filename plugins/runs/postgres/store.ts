@@ -1,6 +1,6 @@
 import type { Database } from '#contracts/database'
-import type { Prices } from '#contracts/prices'
 import type { RunStore } from '#contracts/run-store'
+import type { Charges } from './charges.ts'
 import { createEnds, type EndedAt } from './ends.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createLostClaims } from './lost-claims.ts'
@@ -12,9 +12,7 @@ import { createStarts } from './starts.ts'
 import { createState } from './state.ts'
 import { createTenantUse } from './use.ts'
 
-export interface PostgresRunStoreOptions extends InstanceOptions {
-  /** Prices for the runs that are ended for another process; without them their cost is not known. */
-  readonly prices?: Prices | undefined
+export interface PostgresRunStoreOptions extends InstanceOptions, Partial<Charges> {
   readonly sweepMs: number
   /** How long a claimed run may be without anybody executing it, where that can be. */
   readonly strayMs?: number
@@ -30,7 +28,8 @@ export interface PostgresRunStore extends RunStore {
 }
 
 export function createPostgresRunStore(database: Database, options: PostgresRunStoreOptions): PostgresRunStore {
-  const { prices, log } = options
+  const { prices, billing, log } = options
+  const charges: Charges = { prices, billing }
   // What begins, keeps and ends runs has connections that no reader can take.
   const db = database.as('claims')
   const instance = createInstance(db, options)
@@ -38,10 +37,10 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
   const onWanted = (tenantId: string, sessionId: string): void => {
     for (const waiter of waiters) waiter(tenantId, sessionId)
   }
-  const orphans = new Orphans({ db, instance, onWanted, prices, log })
+  const orphans = new Orphans({ db, instance, onWanted, charges, log })
   const steal: Orphans['steal'] = (...one) => orphans.steal(...one)
   const lostClaims = createLostClaims(db, instance, steal, options.strayMs)
-  const { sweepQueues, ...queue } = createQueue({ db, instance, lostClaims, onWanted })
+  const { sweepQueues, ...queue } = createQueue({ db, instance, lostClaims, charges, onWanted })
   const endedAt: EndedAt = new Map()
   const rollups = new Rollups(database, { log, endedAt })
   let timer: NodeJS.Timeout | undefined
@@ -60,8 +59,8 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
   return {
     ...createReads(database),
     ...createState(database),
-    ...createStarts({ db, instance, orphans, lostClaims }),
-    ...createEnds(db, onWanted, endedAt),
+    ...createStarts({ db, instance, orphans, lostClaims, charges }),
+    ...createEnds(db, charges, onWanted, endedAt),
     ...createTenantUse(db, database, instance),
     ...queue,
     retreat: instance.retreat,

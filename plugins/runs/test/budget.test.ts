@@ -7,6 +7,8 @@ import { chat, result, runId, type Script, stage } from './stage.ts'
 
 const price = { inputCentsPerMillion: 100, outputCentsPerMillion: 400 }
 const prices: Prices = {
+  version: 'test',
+  services: { toolCall: 0, sandboxSecond: 0, storedGibDay: 0 },
   priceOf: (model) => (model === 'openai/priced' ? price : undefined),
   costCents: ({ model, inputTokens }) => (model === 'openai/priced' ? inputTokens / 10_000 : undefined),
 }

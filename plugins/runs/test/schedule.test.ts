@@ -94,6 +94,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     apps: undefined,
     skills: undefined,
     prices: undefined,
+    billing: undefined,
     log: pino({ level: 'silent' }),
     children: undefined as unknown as RunDeps['children'],
     trees: new DelegationTrees(undefined),

@@ -113,7 +113,8 @@ test('a burst of orphans is taken in portions, by several processes, each run by
 
 test('an orphan that nobody wants, and a run that is stolen, end with what they used in their log metered', async (t) => {
   const stores = await openStores(t)
-  const prices = { priceOf: () => undefined, costCents: () => 0.5 }
+  const services = { toolCall: 0, sandboxSecond: 0, storedGibDay: 0 }
+  const prices = { version: 'test', services, priceOf: () => undefined, costCents: () => 0.5 }
   const [a, b] = [await stores.open(), await stores.open({ prices })]
   const reason = { code: 'interrupted', message: 'Tried 3 times.' }
   adopting(b, 50, () => reason)

@@ -1,0 +1,148 @@
+import type { StaticDecode, TObject } from '@sinclair/typebox'
+import { capability, definePlugin, type Plugin, type PluginContext, type PluginSpec, slot } from '../plugin.ts'
+import { type AppError, errorTable } from './errors.ts'
+
+/** Where a tenant gets credit. Specification 4.8. */
+export const checkoutPath = '/api/billing/checkout'
+
+export const billingErrors = errorTable('billing', {
+  registrationPending: {
+    status: 402,
+    message: 'This tenant is not registered for billing yet: its admins can buy credit at POST /api/billing/checkout.',
+    about: 'The tenant has never had credit. With `checkout_path`.',
+  },
+  creditsExhausted: {
+    status: 402,
+    message: 'The credit of this tenant is used up, or held for runs that have not ended.',
+    about: 'The credit of the tenant is used up, or held for runs that have not ended. With `checkout_path`.',
+  },
+  billingUnavailable: {
+    status: 402,
+    retry: 'later',
+    message: 'Whether this tenant has credit cannot be told now; try again.',
+    about: 'Whether the tenant has credit cannot be told now. With `checkout_path`.',
+  },
+  budgetExceeded: {
+    status: 402,
+    about: 'A budget of the tenant is used up; `budget` says which. Its admins can raise it: PUT /api/billing/budgets.',
+  },
+  unknownPack: { status: 400, about: '`cents` is none of the packs of GET /api/billing/wallet.' },
+  invalidEvent: { status: 400, message: 'This is no event of the provider, or it is not signed with its secret.' },
+  providerFailed: { status: 502, retry: 'later', message: 'The billing provider does not answer; try again.' },
+  billingNotConfigured: {
+    status: 503,
+    message: 'This server has no billing; AGENT_ORC_BILLING chooses a provider.',
+  },
+})
+
+/** The budget that has no more. Amounts are in microcents. */
+export interface BudgetRefusal {
+  readonly id: string
+  readonly scope: string
+  readonly subject: string
+  readonly per: string
+  readonly cap: number
+}
+
+/** A budget with what is spent of it, as `/api/usage` tells of it. */
+export interface BudgetAlert {
+  readonly budgetId: string
+  readonly scope: string
+  /** The profile, key, end user or session; empty for the tenant. */
+  readonly subject: string
+  readonly per: string
+  readonly percent: number
+  readonly spentCents: number
+  readonly capCents: number
+}
+
+/**
+ * Prepaid credit. The money of runs is moved by the statements that start and end them, with the functions of migration 55: this is what else
+ * they need to know.
+ */
+export interface Billing {
+  /** No provider is configured: nothing is held, and everything is allowed. */
+  readonly absent?: true
+  /** How much is held for a run when it starts, where its credit and its limits allow it. */
+  readonly holdMicrocents: number
+  /** Rejects with 402 for a tenant that may not begin what costs money: registered, and with credit that is not held. */
+  gate(tenantId: string): Promise<void>
+  /** The 402 for a statement that the ledger refused; undefined for any other failure. */
+  refusalOf(error: unknown): AppError | undefined
+  /**
+   * Has as much held for a run as it has spent by now, and some more, in microcents. Resolves to how much is held, or to the 402 when
+   * there is no more.
+   */
+  extend(tenantId: string, runId: string, spent: number): Promise<number | AppError>
+  /** The budgets of a tenant that are used by 80 % or more, the fullest first, at most 100. */
+  alerts(tenantId: string): Promise<readonly BudgetAlert[]>
+}
+export const Billing = capability<Billing>('conductor.billing')
+
+/** Billing; undefined in a role without it, whether it says that there is none or does not mention it. */
+export const presentBilling = (billing: Billing | undefined): Billing | undefined =>
+  billing?.absent ? undefined : billing
+
+/** A payment that is asked for. */
+export interface Checkout {
+  readonly id: string
+  readonly tenantId: string
+  readonly cents: number
+  readonly currency: string
+  readonly label: string
+  /** What the provider calls the tenant, once it has said so. */
+  readonly customer: string | undefined
+  /** Where this server is reached, for the way back. */
+  readonly origin: string
+}
+
+/** What a provider says that has happened, each under a reference of its own: the same one twice is one. */
+export type BillingEvent =
+  | {
+      readonly kind: 'paid'
+      readonly tenantId: string
+      readonly checkoutId: string
+      readonly cents: number
+      readonly reference: string
+    }
+  | { readonly kind: 'expired'; readonly tenantId: string; readonly checkoutId: string }
+  /** `cents`: all that was refunded of the payment so far. */
+  | { readonly kind: 'refunded'; readonly tenantId: string; readonly cents: number; readonly reference: string }
+
+/** Takes payments. */
+export interface BillingProvider {
+  /** Makes a page where the payment is made. Rejects with 502 `provider_failed` when the provider does not. */
+  checkout(of: Checkout): Promise<{ readonly url: string; readonly customer?: string }>
+  /** A page of the provider where a customer sees its payments; absent: there is none. */
+  portal?(customer: string, returnUrl: string): Promise<string>
+  /** Reads a delivery. Undefined: it says nothing of money. Rejects with 400 `invalid_event` for what the provider did not sign. */
+  read?(
+    body: Buffer,
+    headers: Readonly<Record<string, string | string[] | undefined>>,
+  ): Promise<BillingEvent | undefined>
+  /** An operator confirms payments at this server. */
+  readonly manual?: true
+  /** Throws where the provider says that its settings are wrong; resolves when it cannot be reached. Called before the role starts. */
+  verify?(): Promise<void>
+}
+export const BillingProviders = slot<BillingProvider>('billing.provider')
+
+interface Provider<C extends TObject> {
+  readonly name: string
+  readonly config?: C
+  /** Undefined when its settings leave it out. */
+  create(ctx: PluginContext<StaticDecode<C>, Record<never, never>>): Promise<BillingProvider | undefined>
+}
+
+/** A plugin that takes payments, in the slot under its name. */
+export const defineBillingProvider = <C extends TObject>({ name, config, create }: Provider<C>): Plugin =>
+  definePlugin({
+    name: `billing-${name}`,
+    ...(config ? { config } : {}),
+    errors: billingErrors,
+    provides: { providers: BillingProviders },
+    async setup(ctx) {
+      const provider = await create(ctx as Parameters<typeof create>[0])
+      return { providers: provider ? { [name]: provider } : {} }
+    },
+  })

@@ -1,0 +1,93 @@
+import { Type } from '@sinclair/typebox'
+import type { Counter } from 'prom-client'
+import { access, type App, errorTable, failures } from '#kernel'
+import { billingErrors, type BillingProvider } from '#contracts/billing'
+import type { Kv } from '#contracts/kv'
+import { type ClientAddress, countedAs, rateLimit } from '#kit'
+import type { Wallet } from './wallet.ts'
+
+/** Events name payments and customers, and are some kilobytes long. */
+const bodyLimit = 512 * 1024
+
+export const eventErrors = errorTable('billing-events', {
+  notFound: { status: 404, message: 'No billing provider of this name sends events here.' },
+  rateLimited: {
+    status: 429,
+    retry: true,
+    message: 'Too many deliveries from this address; wait as Retry-After says.',
+  },
+})
+
+const Params = Type.Object({
+  provider: Type.String({ description: 'Name of the billing provider, such as `stripe`.' }),
+})
+const Receipt = Type.Object({
+  outcome: Type.Union(
+    ['taken', 'known', 'ignored'].map((one) => Type.Literal(one)),
+    {
+      description: '`known`: it was taken before, or is about no tenant here. `ignored`: it says nothing of credit.',
+    },
+  ),
+})
+
+interface EventParts {
+  readonly kv: Pick<Kv, 'hit'>
+  readonly wallet: Wallet
+  readonly providers: Readonly<Record<string, BillingProvider>>
+  readonly outcomes: Counter
+  /** Deliveries of one address in a minute. */
+  readonly most: number
+  readonly clientOf: ClientAddress
+}
+
+/** Takes what a billing provider says that has happened. Public: it believes what is signed, and nothing else. */
+export async function eventRoute(
+  app: App,
+  { kv, wallet, providers, outcomes, most, clientOf }: EventParts,
+): Promise<void> {
+  const limit = await rateLimit(app, {
+    name: 'billing-events',
+    keyOf: (request) => `ao:billing-events:${countedAs(clientOf(request))}`,
+    max: most,
+    hit: (...counted) => kv.hit(...counted),
+    refused: (when) => {
+      outcomes.inc({ outcome: 'limited' })
+      return eventErrors.rateLimited(when)
+    },
+  })
+  // Signatures are over the bytes.
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
+  app.post(
+    '/api/billing/events/:provider',
+    {
+      ...access('public'),
+      bodyLimit,
+      onRequest: limit,
+      schema: {
+        tags: ['billing'],
+        summary: 'Take an event of a billing provider',
+        description:
+          'In the form of the provider, with its signature. The same event again, and events in another order, come to the same.',
+        params: Params,
+        response: {
+          200: Receipt,
+          ...failures(billingErrors.invalidEvent, ...Object.values(eventErrors)),
+        },
+      },
+    },
+    async (request) => {
+      const { provider: name } = request.params
+      const provider = Object.hasOwn(providers, name) ? providers[name] : undefined
+      if (!provider?.read) throw eventErrors.notFound()
+      const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0)
+      const event = await provider.read(body, request.headers).catch((error: unknown) => {
+        outcomes.inc({ outcome: 'refused' })
+        throw error
+      })
+      const outcome = !event ? 'ignored' : (await wallet.take(name, event)) ? 'taken' : 'known'
+      outcomes.inc({ outcome })
+      return { outcome }
+    },
+  )
+}

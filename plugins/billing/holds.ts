@@ -1,0 +1,87 @@
+import type { Counter } from 'prom-client'
+import type { AppError } from '#kernel'
+import { type Billing, billingErrors, type BudgetRefusal, checkoutPath } from '#contracts/billing'
+import { sqlState } from '#contracts/database'
+import { microcentsPerCent } from '#contracts/prices'
+import type { Budgets } from './budgets.ts'
+import type { Ledger } from './ledger.ts'
+
+/** What the functions of migration 55 raise when they refuse. */
+const refusedState = 'AO402'
+/** The database has no such table or function: a conductor of this release has not migrated it yet. */
+const notThere = ['42P01', '42883']
+
+const detail = { checkout_path: checkoutPath }
+
+interface HoldsDeps {
+  readonly ledger: Ledger
+  readonly budgets: Budgets
+  readonly holdMicrocents: number
+  readonly refused: Counter
+}
+
+/** What runs and publishing ask of billing. */
+export function createHolds({ ledger, budgets, holdMicrocents, refused }: HoldsDeps): Billing {
+  const counted = (error: AppError): AppError => {
+    refused.inc({ code: error.code })
+    return error
+  }
+  const refusalOf = (error: unknown): AppError | undefined => {
+    const state = sqlState(error)
+    if (state !== undefined && notThere.includes(state))
+      return counted(billingErrors.billingUnavailable({ detail, cause: error }))
+    return state === refusedState ? counted(refusal(error as Raised)) : undefined
+  }
+  return {
+    holdMicrocents,
+    refusalOf,
+    async gate(tenantId) {
+      const account = await ledger.account(tenantId)
+      if (!account) throw counted(billingErrors.registrationPending({ detail }))
+      if (account.balance - account.held <= 0) throw counted(billingErrors.creditsExhausted({ detail }))
+    },
+    async extend(tenantId, runId, spent) {
+      try {
+        return (await ledger.extend(tenantId, runId, spent, holdMicrocents)) ?? Infinity
+      } catch (error) {
+        const why = refusalOf(error)
+        if (why) return why
+        throw error
+      }
+    },
+    alerts: (tenantId) => budgets.alerts(tenantId),
+  }
+}
+
+interface Raised {
+  readonly message: string
+  readonly detail?: string
+}
+
+function refusal({ message, detail: told }: Raised): AppError {
+  if (message === 'registration_pending') return billingErrors.registrationPending({ detail })
+  if (message !== 'budget_exceeded') return billingErrors.creditsExhausted({ detail })
+  const { id, scope, subject, per, cap } = JSON.parse(told ?? '{}') as BudgetRefusal
+  const whose = scope === 'tenant' ? 'the tenant' : `${names[scope] ?? scope} '${subject}'`
+  const capCents = cap / microcentsPerCent
+  return billingErrors.budgetExceeded({
+    message: `The budget of ${whose} per ${per}, ${capCents} cents, is used up or held by other runs; an admin can raise it (PUT /api/billing/budgets).`,
+    detail: { budget: { id, scope, subject, per, capCents } },
+  })
+}
+const names: Readonly<Record<string, string>> = {
+  profile: 'profile',
+  key: 'key',
+  end_user: 'end user',
+  session: 'session',
+}
+
+/** In a role where nobody takes payments. */
+export const noBilling: Billing = {
+  absent: true,
+  holdMicrocents: 0,
+  gate: async () => {},
+  refusalOf: () => undefined,
+  extend: async () => Infinity,
+  alerts: async () => [],
+}

@@ -1,0 +1,200 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { PageQuery } from '#contracts/paging'
+
+const Time = Type.String({ format: 'date-time' })
+const Cents = Type.Number({ description: 'To the millionth of a cent.' })
+const Note = Type.String({ minLength: 1, maxLength: 500 })
+/** The most cents that anybody gives or pays at once. */
+const mostCents = 100_000_000_00
+
+export const Pack = Type.Object(
+  { cents: Type.Integer({ minimum: 1, maximum: mostCents }), label: Type.String({ minLength: 1, maxLength: 100 }) },
+  { additionalProperties: false },
+)
+export type Pack = Static<typeof Pack>
+
+export const WalletView = Type.Object({
+  registered: Type.Boolean({ description: 'The tenant has had credit, or has asked for it.' }),
+  balanceCents: Cents,
+  heldCents: Type.Number({ description: 'What of it is held for runs that have not ended.' }),
+  currency: Type.String(),
+  packs: Type.Array(Pack),
+  credits: Type.Array(
+    Type.Object({
+      kind: Type.String(),
+      remainingCents: Cents,
+      priority: Type.Integer({ description: 'Lower ones are spent first.' }),
+      expiresAt: Type.Union([Time, Type.Null()]),
+    }),
+    { description: 'What the balance is made of, in the order in which it is spent; the first 100.' },
+  ),
+})
+export type WalletView = Static<typeof WalletView>
+
+export const CheckoutBody = Type.Object(
+  { cents: Type.Integer({ description: 'One of the packs of the wallet.' }) },
+  { additionalProperties: false },
+)
+export const Link = Type.Object({ url: Type.String() })
+
+export const CheckoutParams = Type.Object({ tenantId: Type.String(), id: Type.String() })
+export const CheckoutView = Type.Object({
+  id: Type.String(),
+  tenantId: Type.String(),
+  provider: Type.String(),
+  cents: Type.Integer(),
+  state: Type.Union(['open', 'paid', 'expired'].map((state) => Type.Literal(state))),
+  createdAt: Time,
+  paidAt: Type.Union([Time, Type.Null()]),
+})
+export type CheckoutView = Static<typeof CheckoutView>
+
+const Reference = Type.String({
+  pattern: '^[A-Za-z0-9_.:-]{1,100}$',
+  description: 'Yours. The same one again is answered as the first time, and nothing is written twice.',
+})
+
+export const GrantBody = Type.Object(
+  {
+    tenantId: Type.String(),
+    cents: Type.Number({ exclusiveMinimum: 0, maximum: mostCents }),
+    expiresAt: Type.Optional(Time),
+    priority: Type.Optional(
+      Type.Integer({
+        minimum: 0,
+        maximum: 1_000,
+        default: 50,
+        description: 'Lower ones are spent first; what is paid for has 100.',
+      }),
+    ),
+    reason: Type.Optional(Note),
+    reference: Type.Optional(Reference),
+  },
+  { additionalProperties: false },
+)
+export type GrantBody = Static<typeof GrantBody>
+
+export const CorrectionBody = Type.Object(
+  {
+    tenantId: Type.String(),
+    cents: Type.Number({ minimum: -mostCents, maximum: mostCents, description: 'Above 0 gives, below 0 takes.' }),
+    kind: Type.Optional(
+      Type.Union([Type.Literal('correction'), Type.Literal('refund')], {
+        default: 'correction',
+        description: '`refund`: credit that was paid back, so that `cents` is below 0.',
+      }),
+    ),
+    reason: Note,
+    reference: Type.Optional(Reference),
+  },
+  { additionalProperties: false },
+)
+export type CorrectionBody = Static<typeof CorrectionBody>
+
+export const Posted = Type.Object({
+  reference: Type.String(),
+  written: Type.Boolean({ description: 'False: an entry of this reference was there already.' }),
+  balanceCents: Cents,
+})
+
+export const LedgerQuery = Type.Composite([
+  PageQuery,
+  Type.Object({
+    account: Type.Optional(Type.String({ maxLength: 20, description: 'Only this account, e.g. `credit`.' })),
+    kind: Type.Optional(Type.String({ maxLength: 20, description: 'Only such entries, e.g. `model`.' })),
+    runId: Type.Optional(Type.String({ maxLength: 128 })),
+  }),
+])
+const orNull = Type.Union([Type.String(), Type.Null()])
+export const LedgerEntry = Type.Object({
+  id: Type.Integer(),
+  at: Time,
+  account: Type.String({
+    description: '`credit` is what the tenant has; the others are where it comes from and goes to.',
+  }),
+  amountCents: Cents,
+  kind: Type.String({
+    description: '`topup`, `grant`, `model`, `tool_calls`, `sandbox`, `storage`, `expiry`, `refund` or `correction`.',
+  }),
+  reference: Type.String({ description: 'Entries of one kind and reference add up to 0.' }),
+  runId: orNull,
+  profile: orNull,
+  note: orNull,
+  prices: Type.Union([Type.String(), Type.Null()], { description: 'The prices by which it was computed.' }),
+  unpriced: Type.Boolean({ description: 'The price of a model of the run was not known: its calls were not charged.' }),
+})
+export type LedgerEntry = Static<typeof LedgerEntry>
+
+export const MonthParams = Type.Object({
+  month: Type.String({ pattern: '^[0-9]{4}-(0[1-9]|1[0-2])$', description: 'A month of UTC, such as 2026-11.' }),
+})
+export const Statement = Type.Object({
+  month: Type.String(),
+  currency: Type.Optional(Type.String()),
+  openingCents: Cents,
+  closingCents: Cents,
+  byKind: Type.Record(Type.String(), Cents, {
+    description: 'What each kind of entry changed. They lead from opening to closing.',
+  }),
+  byProfile: Type.Array(
+    Type.Object({ profile: Type.String(), runs: Type.Integer(), chargedCents: Cents, unpricedRuns: Type.Integer() }),
+    { description: 'What runs were charged, the dearest first; at most 1,000.' },
+  ),
+  final: Type.Boolean({ description: 'The month is over.' }),
+})
+export type Statement = Static<typeof Statement>
+
+const scopes = ['tenant', 'profile', 'key', 'end_user', 'session'] as const
+const periods = ['run', 'day', 'month'] as const
+const scope = Type.Union(scopes.map((one) => Type.Literal(one)))
+const per = Type.Union(
+  periods.map((one) => Type.Literal(one)),
+  {
+    description: 'Of UTC. `run`: each run with those that it delegates.',
+  },
+)
+
+export const Budget = Type.Object(
+  {
+    scope,
+    subject: Type.Optional(
+      Type.String({
+        minLength: 1,
+        maxLength: 256,
+        description:
+          'Name of the profile, id of the published key, end user or session. `*`, as unless given: each one by itself. Not of scope `tenant`.',
+      }),
+    ),
+    per,
+    capCents: Type.Number({ minimum: 0, maximum: mostCents }),
+    webhookUrl: Type.Optional(
+      Type.String({ maxLength: 2_000, description: 'Is told at 80 and at 100 %: `budget.alert`.' }),
+    ),
+  },
+  { additionalProperties: false },
+)
+export type Budget = Static<typeof Budget>
+export const BudgetsBody = Type.Object(
+  { budgets: Type.Array(Budget, { maxItems: 1_000 }) },
+  { additionalProperties: false },
+)
+export const BudgetView = Type.Object({
+  id: Type.String(),
+  scope,
+  subject: Type.String({ description: 'Empty for the tenant.' }),
+  per,
+  capCents: Cents,
+  webhookUrl: orNull,
+  uses: Type.Array(
+    Type.Object({
+      subject: Type.String(),
+      runId: orNull,
+      spentCents: Cents,
+      heldCents: Cents,
+      percent: Type.Integer({ description: 'Of the cap, spent.' }),
+    }),
+    { description: 'In the period of now, the fullest 20.' },
+  ),
+})
+export type BudgetView = Static<typeof BudgetView>
+export const BudgetsView = Type.Object({ budgets: Type.Array(BudgetView) })

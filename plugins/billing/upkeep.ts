@@ -1,0 +1,64 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Gauge } from 'prom-client'
+import type { Database, Statement } from '#contracts/database'
+import type { Prices } from '#contracts/prices'
+import { reconcile } from './reconcile.ts'
+
+const accounts = {
+  name: 'billing-tenants',
+  text: 'SELECT id FROM tenants WHERE deleted_at IS NULL ORDER BY id',
+}
+
+// Holds go with the runs that they are for, in one statement. Should one be left all the same, it is released here.
+const releaseAbandoned = (tenantId: string): Statement => ({
+  text: `SELECT billing_release($1, h.run_id) FROM billing_holds h
+         WHERE h.tenant_id = $1 AND h.created_at < now() - interval '5 minutes' AND NOT EXISTS (
+           SELECT 1 FROM runs r WHERE r.tenant_id = $1 AND r.id = h.run_id AND r.finished_at IS NULL)`,
+  values: [tenantId],
+})
+const expire = (tenantId: string): Statement => ({
+  text: `SELECT billing_expire($1) FROM (SELECT 1 FROM billing_accounts WHERE tenant_id = $1 FOR UPDATE) locked`,
+  values: [tenantId],
+})
+// Uses of periods that are over, which nothing is held for: people who chatted once leave no row behind.
+const forgetUses = (tenantId: string): Statement => ({
+  text: `DELETE FROM billing_budget_uses WHERE tenant_id = $1 AND held = 0 AND period < (now() AT TIME ZONE 'UTC')::date - 40`,
+  values: [tenantId],
+})
+// Once for each day that has begun: by what is stored then.
+const chargeStorage = (tenantId: string, perGibDay: number, prices: string): Statement => ({
+  text: `SELECT billing_debit($1, round(s.bytes * $2::numeric / 1073741824)::bigint, 'usage', 'storage',
+           to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD'), NULL, $3)
+         FROM tenant_storage s JOIN billing_accounts a ON a.tenant_id = $1
+         WHERE s.tenant_id = $1 AND s.bytes * $2::numeric / 1073741824 >= 1`,
+  values: [tenantId, perGibDay, prices],
+})
+
+interface Upkeep {
+  readonly database: Database
+  readonly prices: Prices | undefined
+  readonly signal: AbortSignal
+  readonly log: FastifyBaseLogger
+  /** How much does not fit together. */
+  readonly audited: Gauge
+}
+
+/** What has to be done for every tenant now and then; each step may be done again. */
+export async function upkeep({ database, prices, signal, log, audited }: Upkeep): Promise<void> {
+  const [tenants] = await database.as('reads').systemBatch<[{ id: string }[]]>([accounts])
+  const perGibDay = prices?.services.storedGibDay ?? 0
+  let found = 0
+  for (const { id } of tenants) {
+    if (signal.aborted) return
+    await database.batch(id, [
+      expire(id),
+      releaseAbandoned(id),
+      forgetUses(id),
+      ...(perGibDay > 0 ? [chargeStorage(id, perGibDay, prices!.version)] : []),
+    ])
+    const wrong = await reconcile(database, id)
+    found += wrong.length
+    for (const one of wrong) log.error({ tenantId: id, ...one }, 'the ledger does not add up')
+  }
+  audited.set(found)
+}

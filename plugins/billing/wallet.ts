@@ -1,0 +1,156 @@
+import { invalidField, notFound } from '#kernel'
+import type { Caller } from '#contracts/auth'
+import { billingErrors, type BillingEvent, type BillingProvider } from '#contracts/billing'
+import { newId } from '#contracts/ids'
+import { microcentsPerCent } from '#contracts/prices'
+import type { Ledger } from './ledger.ts'
+import type { CheckoutView, CorrectionBody, GrantBody, Pack, WalletView } from './schema.ts'
+
+interface WalletDeps {
+  readonly ledger: Ledger
+  readonly provider: BillingProvider | undefined
+  /** Of the provider. */
+  readonly name: string
+  readonly currency: string
+  readonly packs: readonly Pack[]
+  readonly publicUrl: string | undefined
+}
+
+/** What is given is spent before what was paid for. */
+const grantPriority = 50
+
+interface Outcome {
+  readonly reference: string
+  readonly written: boolean
+  readonly balanceCents: number
+}
+
+/** How credit comes to tenants: bought, given, corrected. */
+export class Wallet {
+  readonly #deps: WalletDeps
+
+  constructor(deps: WalletDeps) {
+    this.#deps = deps
+  }
+
+  async show(tenantId: string): Promise<WalletView> {
+    const { ledger, currency, packs } = this.#deps
+    const { account, credits } = await ledger.credits(tenantId)
+    return {
+      registered: account !== undefined,
+      balanceCents: (account?.balance ?? 0) / microcentsPerCent,
+      heldCents: (account?.held ?? 0) / microcentsPerCent,
+      currency,
+      packs: [...packs],
+      credits: credits.map(({ remaining, ...credit }) => ({
+        ...credit,
+        remainingCents: remaining / microcentsPerCent,
+      })),
+    }
+  }
+  /** `origin`: where the caller has asked this server. */
+  async checkout({ tenantId, keyId }: Caller, cents: number, origin: string): Promise<{ url: string }> {
+    const { ledger, packs, currency, name, publicUrl } = this.#deps
+    const pack = packs.find((one) => one.cents === cents)
+    if (!pack) {
+      const all = packs.map((one) => one.cents).join(', ')
+      throw billingErrors.unknownPack({ message: `body/cents must be one of the packs of the wallet: ${all}.` })
+    }
+    const id = newId('chk')
+    await ledger.openCheckout(tenantId, { id, provider: name, cents, createdBy: keyId })
+    const customer = (await ledger.account(tenantId))?.customers[name]
+    const asked = { id, tenantId, cents, currency, label: pack.label, customer, origin: publicUrl ?? origin }
+    const made = await this.#provider().checkout(asked)
+    if (made.customer !== undefined && made.customer !== customer)
+      await ledger.keepCustomer(tenantId, name, made.customer)
+    return { url: made.url }
+  }
+  /** 404 where the provider has no such page, or does not know the tenant yet. */
+  async portal(tenantId: string, origin: string): Promise<{ url: string }> {
+    const { ledger, name, publicUrl } = this.#deps
+    const provider = this.#provider()
+    const customer = (await ledger.account(tenantId))?.customers[name]
+    if (!provider.portal || customer === undefined) {
+      throw notFound({ message: 'The billing provider has no page about this tenant.' })
+    }
+    return { url: await provider.portal(customer, publicUrl ?? origin) }
+  }
+  async payment(tenantId: string, id: string): Promise<CheckoutView> {
+    const found = await this.#deps.ledger.checkout(tenantId, id)
+    if (!found) throw notFound()
+    return found
+  }
+  /** An operator has seen the money. Confirmed again, it is the same payment. */
+  async confirm(tenantId: string, id: string): Promise<CheckoutView> {
+    const { cents } = await this.payment(tenantId, id)
+    await this.#deps.ledger.paid(tenantId, id, { cents, reference: id })
+    return this.payment(tenantId, id)
+  }
+  async grant({
+    tenantId,
+    cents,
+    expiresAt,
+    priority = grantPriority,
+    reason,
+    reference,
+  }: GrantBody): Promise<Outcome> {
+    if (expiresAt !== undefined && Date.parse(expiresAt) <= Date.now())
+      throw invalidField('body/expiresAt', 'must be a time in the future')
+    await this.#known(tenantId)
+    const credit = {
+      cents,
+      kind: 'grant' as const,
+      reference: reference ?? newId('grt'),
+      priority,
+      ...(expiresAt === undefined ? {} : { expiresAt }),
+      ...(reason === undefined ? {} : { note: reason }),
+    }
+    return this.#told(tenantId, credit.reference, await this.#deps.ledger.credit(tenantId, credit))
+  }
+  async correct({
+    tenantId,
+    cents,
+    kind = 'correction',
+    reason: note,
+    reference = newId('cor'),
+  }: CorrectionBody): Promise<Outcome> {
+    const { ledger } = this.#deps
+    if (cents === 0 || (kind === 'refund' && cents > 0))
+      throw invalidField(
+        'body/cents',
+        kind === 'refund' ? 'must be below 0: a refund takes credit back' : 'must not be 0',
+      )
+    await this.#known(tenantId)
+    const written =
+      kind === 'correction' && cents > 0
+        ? await ledger.credit(tenantId, { cents, kind, reference, note })
+        : await ledger.debit(tenantId, { cents: -cents, kind, reference, note })
+    return this.#told(tenantId, reference, written)
+  }
+  /** What a provider says that has happened. False: it was known, or is about nobody here. */
+  async take(provider: string, event: BillingEvent): Promise<boolean> {
+    const { ledger } = this.#deps
+    const { tenantId } = event
+    if (!(await ledger.knows(tenantId))) return false
+    if (event.kind === 'expired') await ledger.expireCheckout(tenantId, event.checkoutId)
+    else if (event.kind === 'refunded') await ledger.refund(tenantId, event.cents, `${provider}:${event.reference}`)
+    else {
+      const paid = { cents: event.cents, reference: `${provider}:${event.reference}` }
+      return ledger.paid(tenantId, event.checkoutId, paid)
+    }
+    return true
+  }
+
+  #provider(): BillingProvider {
+    const { provider } = this.#deps
+    if (!provider) throw billingErrors.billingNotConfigured()
+    return provider
+  }
+  async #known(tenantId: string): Promise<void> {
+    if (!(await this.#deps.ledger.knows(tenantId))) throw notFound({ message: 'There is no tenant of this id.' })
+  }
+  async #told(tenantId: string, reference: string, written: boolean): Promise<Outcome> {
+    const account = await this.#deps.ledger.account(tenantId)
+    return { reference, written, balanceCents: (account?.balance ?? 0) / microcentsPerCent }
+  }
+}

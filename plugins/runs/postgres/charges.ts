@@ -1,0 +1,69 @@
+import type { Billing } from '#contracts/billing'
+import { microcentsPerCent, type Prices } from '#contracts/prices'
+import type { StartRun } from '#contracts/run-store'
+
+/** What the statements of runs need to know of money. */
+export interface Charges {
+  /** Prices for the runs that are ended for another process; without them their cost is not known. */
+  readonly prices: Prices | undefined
+  /** Undefined: the statements say nothing of money. */
+  readonly billing: Billing | undefined
+}
+
+/** What a statement that starts a run says of the money that is held for it. */
+export interface Holding {
+  /** Follows the columns that the insert into `runs` returns. `snapshot`: where the profile of a session that exists is found. */
+  held(snapshot?: string): string
+  /** Follows the columns that the statement returns. */
+  readonly told: string
+}
+
+const most = (snapshot: string | undefined): string =>
+  snapshot === undefined
+    ? ':hold::bigint'
+    : `least(:hold::bigint, ceil((${snapshot} #>> '{limits,maxCostCents}')::numeric * ${microcentsPerCent})::bigint)`
+
+// In the RETURNING of the insert: it is called for a row that was inserted, exactly once, and takes the row with it when it refuses.
+export const holding: { readonly none: Holding; readonly some: Holding } = {
+  none: { held: () => '', told: '' },
+  some: {
+    held: (
+      snapshot,
+    ) => `, billing_hold(:tenant, id, ${most(snapshot)}, session_id, profile, :publicKey, :endUser, :parentRun,
+      :parentSpent::bigint, :rootRun) AS held`,
+    told: ', (SELECT held FROM run)::float8 AS held',
+  },
+}
+
+const microcents = (cents: number): number => Math.min(Math.round(cents * microcentsPerCent), Number.MAX_SAFE_INTEGER)
+
+/** The values that `Holding.held` names, beside those of the run. */
+export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 'task' | 'create'>) {
+  const { parent, chat } = task
+  const caps = [create?.profile.limits.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
+  return {
+    hold: Math.min(billing.holdMicrocents, ...caps.map(microcents)),
+    publicKey: chat?.keyId,
+    endUser: chat?.endUserId,
+    parentRun: parent?.runId,
+    parentSpent: parent && microcents(parent.spentCents ?? 0),
+    rootRun: parent?.rootId ?? parent?.runId,
+  }
+}
+
+// Its row counts as ended in the same statement, so a run is charged as often as it ends: once.
+const secondsOfRun = 'round(least(extract(epoch FROM finished_at - started_at), :runSeconds::int))'
+/** Follows the columns that the end of a run returns. */
+export const settling = {
+  none: '',
+  plain: ', billing_settle(:tenant, id, profile, :cost::bigint, :toolCost::bigint, 0, :prices)',
+  sandbox: `, billing_settle(:tenant, id, profile, :cost::bigint, :toolCost::bigint,
+    round((:idleSeconds::int + ${secondsOfRun}) * :sandboxRate::numeric)::bigint, :prices)`,
+}
+
+/** The values that `settling` names, beside those of the end. */
+export const settleValues = ({ prices }: Charges, toolCalls: number) => ({
+  toolCost: Math.round(toolCalls * (prices?.services.toolCall ?? 0)),
+  sandboxRate: prices?.services.sandboxSecond ?? 0,
+  prices: prices?.version,
+})

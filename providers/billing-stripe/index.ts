@@ -1,0 +1,118 @@
+import { Type } from '@sinclair/typebox'
+import type Stripe from 'stripe'
+import { Settings } from '#kernel'
+import { billingErrors, type BillingProvider, type Checkout, defineBillingProvider } from '#contracts/billing'
+import { eventOf } from './events.ts'
+
+const timeoutMs = 10_000
+
+/** Payments by Stripe Checkout: customers, payment pages, the customer portal, and events. */
+export default defineBillingProvider({
+  name: 'stripe',
+  config: Settings({
+    secretKey: Type.Optional(
+      Type.String({
+        pattern: '^(sk|rk)_[A-Za-z0-9_]+$',
+        description: 'STRIPE_SECRET_KEY: the secret or a restricted key. Without it Stripe is not configured.',
+      }),
+    ),
+    webhookSecret: Type.Optional(
+      Type.String({
+        pattern: '^whsec_[A-Za-z0-9+/=_-]+$',
+        description: 'STRIPE_WEBHOOK_SECRET: with which Stripe signs events to /api/billing/events/stripe.',
+      }),
+    ),
+    apiUrl: Type.Optional(Type.String({ description: 'Of Stripe itself unless given.' })),
+  }),
+  async create({ config: { secretKey, webhookSecret, apiUrl }, log }) {
+    if (secretKey === undefined) return undefined
+    if (webhookSecret === undefined)
+      throw new Error(
+        'Stripe cannot say what was paid: set STRIPE_WEBHOOK_SECRET to the signing secret of its endpoint',
+      )
+    const { default: Client } = await import('stripe')
+    const client = new Client(secretKey, {
+      timeout: timeoutMs,
+      maxNetworkRetries: 2,
+      telemetry: false,
+      ...addressOf(apiUrl),
+    })
+    return stripeProvider(client, webhookSecret, (err, message) => log.warn({ err }, message))
+  },
+})
+
+function addressOf(url: string | undefined): Stripe.StripeConfig {
+  if (url === undefined) return {}
+  const { hostname, port, protocol } = new URL(url)
+  const https = protocol === 'https:'
+  return { host: hostname, port: port || (https ? 443 : 80), protocol: https ? 'https' : 'http' }
+}
+
+function stripeProvider(
+  client: Stripe,
+  webhookSecret: string,
+  warn: (err: unknown, message: string) => void,
+): BillingProvider {
+  const asked = async <T>(call: Promise<T>): Promise<T> =>
+    call.catch((cause: unknown) => {
+      warn(cause, 'Stripe did not do what it was asked')
+      throw billingErrors.providerFailed({ cause })
+    })
+  const customerOf = async ({ tenantId, customer }: Checkout): Promise<string> => {
+    if (customer !== undefined) return customer
+    const metadata = { tenant_id: tenantId }
+    // Asked twice at once, it is one customer.
+    const made = client.customers.create({ name: tenantId, metadata }, { idempotencyKey: `customer-${tenantId}` })
+    return (await asked(made)).id
+  }
+  return {
+    async checkout(of) {
+      const customer = await customerOf(of)
+      const { id, tenantId, cents, currency, label, origin } = of
+      const metadata = { tenant_id: tenantId, checkout_id: id }
+      const back = `${origin}/api/billing/wallet`
+      const made = client.checkout.sessions.create(
+        {
+          mode: 'payment',
+          customer,
+          client_reference_id: tenantId,
+          line_items: [{ quantity: 1, price_data: { currency, unit_amount: cents, product_data: { name: label } } }],
+          metadata,
+          // Refunds name the payment, not the checkout.
+          payment_intent_data: { metadata },
+          success_url: back,
+          cancel_url: back,
+        },
+        { idempotencyKey: id },
+      )
+      const { url } = await asked(made)
+      if (!url) throw billingErrors.providerFailed()
+      return { url, customer }
+    },
+    portal: async (customer, origin) => {
+      const made = client.billingPortal.sessions.create({ customer, return_url: `${origin}/api/billing/wallet` })
+      return (await asked(made)).url
+    },
+    async read(body, headers) {
+      const signature = headers['stripe-signature']
+      if (typeof signature !== 'string') throw billingErrors.invalidEvent()
+      try {
+        // Refuses what is older than five minutes, too.
+        return eventOf(client.webhooks.constructEvent(body, signature, webhookSecret))
+      } catch (cause) {
+        throw billingErrors.invalidEvent({ cause })
+      }
+    },
+    async verify() {
+      try {
+        await client.balance.retrieve({}, { maxNetworkRetries: 0 })
+      } catch (error) {
+        const { type } = error as { type?: string }
+        if (type === 'StripeAuthenticationError')
+          throw new Error('Stripe does not know STRIPE_SECRET_KEY', { cause: error })
+        // A restricted key may not read the balance; and a Stripe that is away keeps no server from starting.
+        if (type !== 'StripePermissionError') warn(error, 'Stripe could not be asked whether it knows its key')
+      }
+    },
+  }
+}
