@@ -2,7 +2,7 @@
 
 -- The money of runs is moved by the statements that start and end them, which call these functions: so no crash comes between a run and
 -- its money, and a run costs no further round trip. Each locks the account first. A refusal has the SQLSTATE AO402: its message is the code
--- of the answer, its detail JSON for the sentence.
+-- of the answer, and JSON for its sentence.
 
 -- Two rows that add up to 0. `p_amount` is by what the tenant has more. False: this transfer was written before.
 CREATE FUNCTION ledger_post(p_tenant text, p_amount bigint, p_counter text, p_kind text, p_reference text, p_run text DEFAULT NULL,
@@ -116,8 +116,8 @@ $$;
 
 CREATE FUNCTION billing_refuse_budget(p_budget billing_budgets, p_subject text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  RAISE EXCEPTION 'budget_exceeded' USING ERRCODE = 'AO402', DETAIL = jsonb_build_object('id', p_budget.id, 'scope', p_budget.scope,
-    'subject', p_subject, 'per', p_budget.per, 'cap', p_budget.cap)::text;
+  RAISE EXCEPTION 'budget_exceeded %', jsonb_build_object('id', p_budget.id, 'scope', p_budget.scope, 'subject', p_subject,
+    'per', p_budget.per, 'cap', p_budget.cap) USING ERRCODE = 'AO402';
 END
 $$;
 

@@ -30,7 +30,7 @@ export function createHolds({ ledger, budgets, holdMicrocents, refused }: HoldsD
     const state = sqlState(error)
     if (state !== undefined && notThere.includes(state))
       return counted(billingErrors.billingUnavailable({ detail, cause: error }))
-    return state === refusedState ? counted(refusal(error as Raised)) : undefined
+    return state === refusedState ? counted(refusal(error as Error)) : undefined
   }
   return {
     holdMicrocents,
@@ -53,15 +53,12 @@ export function createHolds({ ledger, budgets, holdMicrocents, refused }: HoldsD
   }
 }
 
-interface Raised {
-  readonly message: string
-  readonly detail?: string
-}
-
-function refusal({ message, detail: told }: Raised): AppError {
+/** What the message of a refusal says: a code, and which budget it is. */
+function refusal({ message }: Error): AppError {
   if (message === 'registration_pending') return billingErrors.registrationPending({ detail })
-  if (message !== 'budget_exceeded') return billingErrors.creditsExhausted({ detail })
-  const { id, scope, subject, per, cap } = JSON.parse(told ?? '{}') as BudgetRefusal
+  const [, told] = /^budget_exceeded (\{.*\})$/s.exec(message) ?? []
+  if (told === undefined) return billingErrors.creditsExhausted({ detail })
+  const { id, scope, subject, per, cap } = JSON.parse(told) as BudgetRefusal
   const whose = scope === 'tenant' ? 'the tenant' : `${names[scope] ?? scope} '${subject}'`
   const capCents = cap / microcentsPerCent
   return billingErrors.budgetExceeded({

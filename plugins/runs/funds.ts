@@ -36,12 +36,12 @@ export class Funds {
   share(): void {
     this.#held = 0
   }
-  /** Called with what the run has spent itself by now, in cents. */
-  look(cents: number): void {
+  /** Called with what the run has spent itself by now, in cents. Resolves once more is held, where that is needed. */
+  look(cents: number): Promise<void> | undefined {
     const { billing } = this.#deps
     const spent = Math.round(cents * microcentsPerCent)
-    if (!billing || this.#asking || spent === 0 || spent < this.#held * headroom) return
-    void this.#extend(billing, spent)
+    if (!billing || this.#asking || spent === 0 || spent < this.#held * headroom) return undefined
+    return this.#extend(billing, spent)
   }
 
   async #extend(billing: Billing, spent: number): Promise<void> {

@@ -298,8 +298,9 @@ export class Run {
           return read.ending
         }
         if (this.#usage.exceeded) this.stop(endingOf('budget_exceeded'))
-        this.#funds.look(this.#usage.ownCents)
+        const asked = this.#funds.look(this.#usage.ownCents)
         if (wait) await wait
+        if (asked) await asked
       }
       return this.#stopped ?? endingOf('runner_lost')
     } catch (error) {

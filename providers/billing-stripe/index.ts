@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import type Stripe from 'stripe'
 import { Settings } from '#kernel'
 import { billingErrors, type BillingProvider, type Checkout, defineBillingProvider } from '#contracts/billing'
-import { eventOf } from './events.ts'
+import { eventOf } from './deliveries.ts'
 
 const timeoutMs = 10_000
 

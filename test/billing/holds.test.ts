@@ -20,7 +20,9 @@ test('100 runs at once on one credit: one begins, and at its end the others may'
   assert.ok(refused.every(({ why }) => why.code === 'credits_exhausted' && why.status === 402))
   assert.equal(refused[0]!.why.detail['checkout_path'], '/api/billing/checkout')
   // What was refused has left nothing behind.
-  const count = { text: 'SELECT (SELECT count(*) FROM runs)::int AS runs, (SELECT count(*) FROM sessions)::int AS sessions' }
+  const count = {
+    text: 'SELECT (SELECT count(*) FROM runs)::int AS runs, (SELECT count(*) FROM sessions)::int AS sessions',
+  }
   assert.deepEqual((await database.batch<[object[]]>('acme', [count]))[0], [{ runs: 1, sessions: 1 }])
   assert.deepEqual(await account(), { balance: 1, held: 1 })
   await finish(stores[0]!, started[0]!.claim, { costCents: 0.25 })
@@ -38,7 +40,12 @@ test('a run that is asked for twice is charged once; one that is taken back, can
   const first = await begin(store, { id })
   assert.equal((await ask(store, { id })).kind, 'exists')
   assert.equal((await account())!.held, 1)
-  const next = { tenantId: 'acme', sessionId: first.sessionId, task: { profile: 'writer', prompt: 'next' }, interrupt: false }
+  const next = {
+    tenantId: 'acme',
+    sessionId: first.sessionId,
+    task: { profile: 'writer', prompt: 'next' },
+    interrupt: false,
+  }
   assert.equal((await store.enqueue({ ...next, runId: 'waits' })).kind, 'queued')
   assert.equal((await account())!.held, 2, 'also for a run that waits')
   assert.ok(await store.steal('acme', 'waits', 'cancelled', { code: 'cancelled', message: 'x' }))

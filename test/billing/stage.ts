@@ -35,6 +35,9 @@ export interface Ended {
 
 /** Run stores on one database with billing in them, as conductors have them. */
 export async function stage(t: TestContext) {
+  // Hooks run in the order they were registered: the stores close before their database goes.
+  const opened: PostgresRunStore[] = []
+  t.after(() => Promise.all(opened.map((store) => store.close())))
   const got: { database?: Database } = {}
   const grab = definePlugin({
     name: 'grab',
@@ -51,7 +54,7 @@ export async function stage(t: TestContext) {
     const timing = { heartbeatMs: 60_000, leaseMs: 120_000, hungMs: 600_000, sweepMs: 3_600_000 }
     const store = createPostgresRunStore(database, { ...timing, billing, ...more, log: pino({ level: 'silent' }) })
     await store.open()
-    t.after(() => store.close())
+    opened.push(store)
     return store
   }
   return {
@@ -74,7 +77,12 @@ export const profile = (more: Partial<Profile> = {}): Profile =>
   ({ name: 'writer', runtime: 'general', limits: {}, ...more }) as Profile
 
 /** Asks for a run in a new session. */
-export function ask(store: RunStore, task: Partial<Task> = {}, of: Partial<Profile> = {}, tenantId = 'acme'): Promise<StartOutcome> {
+export function ask(
+  store: RunStore,
+  task: Partial<Task> = {},
+  of: Partial<Profile> = {},
+  tenantId = 'acme',
+): Promise<StartOutcome> {
   const runId = task.id ?? unique('run')
   const start = { tenantId, runId, sessionId: unique('sess'), create: { profile: profile(of) } }
   return store.start({ ...start, task: { profile: 'writer', prompt: 'hello', ...task } })

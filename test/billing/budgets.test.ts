@@ -1,0 +1,133 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { reconcile } from '../../plugins/billing/reconcile.ts'
+import { ask, begin, cents, finish, stage } from './stage.ts'
+
+test('every scope has its cap, parallel runs and delegated ones do not pass it together, and the refusal names it', async (t) => {
+  const { open, grant, budget, budgets, billing, database } = await stage(t)
+  const store = await open()
+  await grant(100)
+  await budget(
+    { scope: 'tenant', per: 'month', capCents: 50 },
+    { scope: 'profile', subject: 'writer', per: 'day', capCents: 2.5 },
+    { scope: 'profile', subject: 'other', per: 'day', capCents: 0 },
+  )
+  const outcomes = await Promise.all(Array.from({ length: 10 }, () => ask(store)))
+  const [started, refused] = ['started', 'unfunded'].map((kind) => outcomes.filter((one) => one.kind === kind))
+  assert.deepEqual([started!.length, refused!.length], [3, 7])
+  const [why] = refused!.map((one) => (one.kind === 'unfunded' ? one.why : assert.fail()))
+  assert.deepEqual([why!.status, why!.code], [402, 'budget_exceeded'])
+  const { id, ...named } = why!.detail['budget'] as { id: string }
+  assert.deepEqual(named, { scope: 'profile', subject: 'writer', per: 'day', capCents: 2.5 })
+  assert.match(why!.message, /budget of profile 'writer' per day, 2\.5 cents/)
+  assert.equal((await ask(store, { profile: 'elsewhere' })).kind, 'started', 'another profile has no such cap')
+
+  const claims = started!.map((one) => (one.kind === 'started' ? one.claim : assert.fail()))
+  for (const claim of claims) await finish(store, claim, { costCents: 0.5 })
+  const used = (await budgets()).find((one) => one.id === id)!.uses
+  assert.deepEqual(used, [{ subject: 'writer', runId: null, spentCents: 1.5, heldCents: 0, percent: 60 }])
+  // A delegated run counts, and what its parent holds is not counted twice.
+  const parent = await begin(store)
+  await begin(store, { parent: { runId: parent.runId, depth: 1 } })
+  const more = await billing.extend('acme', parent.runId, cents(0.5))
+  assert.ok(typeof more !== 'number')
+  assert.equal(more.code, 'budget_exceeded')
+  // Raised, it goes on: also for the run that is under way.
+  await budget(
+    { scope: 'tenant', per: 'month', capCents: 50 },
+    { scope: 'profile', subject: 'writer', per: 'day', capCents: 10 },
+  )
+  assert.equal(await billing.extend('acme', parent.runId, cents(0.5)), cents(1.5))
+  assert.deepEqual(await reconcile(database, 'acme'), [])
+})
+
+test('a budget of each person, key or session counts each by itself; one per run counts a run with those that it delegates', async (t) => {
+  const { open, grant, budget, budgets, billing, database } = await stage(t)
+  const store = await open()
+  await grant(100)
+  await budget(
+    { scope: 'end_user', per: 'day', capCents: 1 },
+    { scope: 'key', subject: 'key_1', per: 'day', capCents: 1 },
+    { scope: 'tenant', per: 'run', capCents: 3 },
+  )
+  let chats = 0
+  const chat = (endUserId: string, keyId: string) => {
+    const n = ++chats
+    return {
+      chat: {
+        publicRunId: `prun_${n}`,
+        conversationId: `conv_${n}`,
+        publishedId: 'pub_1',
+        continued: false,
+        endUserId,
+        keyId,
+      },
+    }
+  }
+  const agent = {
+    text: `INSERT INTO published_agents (tenant_id, id, profile_name, slug, rate_limit_rpm, sync_max_duration_seconds, expose_tool_events)
+           VALUES ('acme', 'pub_1', 'writer', 'writer', 1, 1, false)`,
+  }
+  const written = {
+    text: `INSERT INTO profiles (tenant_id, name, id, document) VALUES ('acme', 'writer', 'prof_1', '{}')`,
+  }
+  await database.batch('acme', [written, agent])
+  assert.equal((await ask(store, chat('ann', 'key_2'))).kind, 'started')
+  assert.equal((await ask(store, chat('bob', 'key_1'))).kind, 'started')
+  for (const [who, key, scope] of [
+    ['ann', 'key_3', 'end_user'],
+    ['eve', 'key_1', 'key'],
+  ] as const) {
+    const refused = await ask(store, chat(who, key))
+    assert.ok(refused.kind === 'unfunded')
+    assert.equal((refused.why.detail['budget'] as { scope: string }).scope, scope)
+  }
+
+  const root = await begin(store)
+  const parent = { runId: root.runId, rootId: root.runId, depth: 1, spentCents: 1 }
+  const child = await begin(store, { parent })
+  await finish(store, child, { costCents: 2 })
+  const why = await billing.extend('acme', root.runId, cents(1.5))
+  assert.ok(typeof why !== 'number', 'the child has spent two of three')
+  assert.equal((why.detail['budget'] as { per: string }).per, 'run')
+  await finish(store, root, { costCents: 1 })
+  const perRun = (await budgets()).find(({ per }) => per === 'run')!
+  assert.equal(
+    perRun.uses.find(({ runId }) => runId === root.runId),
+    undefined,
+    'with the run its count goes',
+  )
+  assert.deepEqual(await reconcile(database, 'acme'), [])
+})
+
+test('80 and 100 percent are told once each, by webhook and in the usage; another period begins at nothing', async (t) => {
+  const { open, grant, budget, billing, budgets, database } = await stage(t)
+  const store = await open()
+  await grant(100)
+  const webhookUrl = 'https://example.com/hook'
+  await budget({ scope: 'tenant', per: 'day', capCents: 10, webhookUrl })
+  const told = async () => {
+    const list = { text: 'SELECT body, run_id FROM webhook_deliveries ORDER BY created_at' }
+    const [rows] = await database.batch<[{ body: string; run_id: null }[]]>('acme', [list])
+    return rows.map(({ body }) => (JSON.parse(body) as { data: { percent: number } }).data.percent)
+  }
+  const spend = async (costCents: number) => finish(store, await begin(store), { costCents })
+  await spend(7.9)
+  assert.deepEqual([await told(), await billing.alerts('acme')], [[], []])
+  await spend(0.1)
+  await spend(0.1)
+  assert.deepEqual(await told(), [80])
+  await spend(2)
+  assert.deepEqual(await told(), [80, 100])
+  const [{ id }] = (await budgets()) as [{ id: string }]
+  const alert = { budgetId: id, scope: 'tenant', subject: '', per: 'day', percent: 101, spentCents: 10.1, capCents: 10 }
+  assert.deepEqual(await billing.alerts('acme'), [alert])
+  assert.equal((await ask(store)).kind, 'unfunded')
+  await budget({ scope: 'tenant', per: 'day', capCents: 20, webhookUrl })
+  await spend(7)
+  assert.deepEqual(await told(), [80, 100, 80], 'of the raised cap')
+  const yesterday = { text: `UPDATE billing_budget_uses SET period = period - 1` }
+  await database.batch('acme', [yesterday])
+  assert.deepEqual(await billing.alerts('acme'), [])
+  assert.equal((await ask(store)).kind, 'started')
+})
