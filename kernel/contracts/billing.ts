@@ -1,5 +1,5 @@
 import type { StaticDecode, TObject } from '@sinclair/typebox'
-import { capability, definePlugin, type Plugin, type PluginContext, type PluginSpec, slot } from '../plugin.ts'
+import { capability, definePlugin, type Plugin, type PluginContext, slot } from '../plugin.ts'
 import { type AppError, errorTable } from './errors.ts'
 
 /** Where a tenant gets credit. Specification 4.8. */

@@ -64,6 +64,14 @@ const untell = (tenantId: string): Statement => ({
   values: [tenantId],
 })
 
+const toUse = ({ subject, runId, spentCents, heldCents, percent: used }: UseRow): BudgetView['uses'][number] => ({
+  subject,
+  runId: runId === '' ? null : runId,
+  spentCents,
+  heldCents,
+  percent: used,
+})
+
 /** Caps on what runs cost, as admins set them. Runs keep them by the statements that start and end them. */
 export class Budgets {
   readonly #database: Database
@@ -84,13 +92,7 @@ export class Budgets {
   async list(tenantId: string): Promise<BudgetView[]> {
     const [budgets, uses] = await this.#database.as('reads').batch<[BudgetRow[], UseRow[]]>(tenantId, list(tenantId))
     const of = Map.groupBy(uses, ({ id }) => id)
-    return budgets.map((budget) => ({
-      ...budget,
-      uses: (of.get(budget.id) ?? []).map(({ id: _, runId, ...use }) => ({
-        ...use,
-        runId: runId === '' ? null : runId,
-      })),
-    }))
+    return budgets.map((budget) => ({ ...budget, uses: (of.get(budget.id) ?? []).map(toUse) }))
   }
   /** Replaces them all. One that stays goes on with what was spent of it. */
   async replace(tenantId: string, budgets: readonly Budget[]): Promise<BudgetView[]> {

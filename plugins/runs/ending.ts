@@ -3,6 +3,26 @@ import type { OnCrash, Profile } from '#contracts/profiles'
 import { createEventEncoder, type LogChunk, parseLine, type RuntimeEvent } from '#contracts/run-event'
 import type { Claim, EndReason } from '#contracts/run-store'
 
+/**
+ * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
+ * next one follows. `refused`: no runner will take it, and it is being taken back. `ending`: how it ends is decided and is
+ * being stored. The other three are final: it `ended` here, was `left` to another process, or was `discarded` as if it had
+ * never been asked for.
+ */
+export type RunState = 'dispatching' | 'streaming' | 'waiting' | 'refused' | 'ending' | 'ended' | 'left' | 'discarded'
+
+/** Which states may follow each. */
+export const next: Readonly<Record<RunState, readonly RunState[]>> = {
+  dispatching: ['streaming', 'waiting', 'refused', 'ending', 'left'],
+  streaming: ['waiting', 'ending', 'left'],
+  waiting: ['dispatching', 'ending', 'left'],
+  refused: ['discarded', 'ending', 'left'],
+  ending: ['ended', 'left'],
+  ended: [],
+  left: [],
+  discarded: [],
+}
+
 /** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
 export type Ending =
   | { readonly status: 'ok'; readonly result: string; readonly line: Buffer }

@@ -15,8 +15,10 @@ import {
   type Ending,
   endingOf,
   eventOf,
+  next,
   policyOf,
   retryOf,
+  type RunState,
   type Stop,
   terminalLine,
 } from './ending.ts'
@@ -27,25 +29,6 @@ import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
 import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
 import { budgetOf, RunUsage } from './usage.ts'
-
-/**
- * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
- * next one follows. `refused`: no runner will take it, and it is being taken back. `ending`: how it ends is decided and is
- * being stored. The other three are final: it `ended` here, was `left` to another process, or was `discarded` as if it had
- * never been asked for.
- */
-export type RunState = 'dispatching' | 'streaming' | 'waiting' | 'refused' | 'ending' | 'ended' | 'left' | 'discarded'
-
-const next: Readonly<Record<RunState, readonly RunState[]>> = {
-  dispatching: ['streaming', 'waiting', 'refused', 'ending', 'left'],
-  streaming: ['waiting', 'ending', 'left'],
-  waiting: ['dispatching', 'ending', 'left'],
-  refused: ['discarded', 'ending', 'left'],
-  ending: ['ended', 'left'],
-  ended: [],
-  left: [],
-  discarded: [],
-}
 
 export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, FundsDeps {
   /** Undefined: what runs cost is not known, unless their runtime says so. */

@@ -119,7 +119,7 @@ test('80 and 100 percent are told once each, by webhook and in the usage; anothe
   assert.deepEqual(await told(), [80])
   await spend(2)
   assert.deepEqual(await told(), [80, 100])
-  const [{ id }] = (await budgets()) as [{ id: string }]
+  const { id } = (await budgets())[0]!
   const alert = { budgetId: id, scope: 'tenant', subject: '', per: 'day', percent: 101, spentCents: 10.1, capCents: 10 }
   assert.deepEqual(await billing.alerts('acme'), [alert])
   assert.equal((await ask(store)).kind, 'unfunded')

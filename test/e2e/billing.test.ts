@@ -53,14 +53,14 @@ for (const form of forms) {
       [early.status, early.body['error'], early.body['checkout_path']],
       [402, 'registration_pending', '/api/billing/checkout'],
     )
-    assert.equal((await api('POST', '/api/billing/grants', { tenantId: 'default', cents: 10 })).status, 201)
+    assert.equal((await api('POST', '/api/billing/grants', { tenantId: 'default', cents: 11 })).status, 201)
     const agent = await publish('billed')
 
     model.next(words(2))
     const [end] = terminals(await all(await chatStream(agent, { message: 'Hello' })))
     assert.equal(end?.event, 'done', JSON.stringify(end))
     await eventually('the chat is charged', async () => (await wallet()).heldCents === 0)
-    assert.equal((await wallet()).balanceCents, 8)
+    assert.equal((await wallet()).balanceCents, 9)
 
     // A cap ends the run that passes it, says which one it is, and raised it lets the session go on.
     const budget = { scope: 'profile', subject: 'billed', per: 'day', capCents: 4 }
@@ -107,7 +107,7 @@ for (const form of forms) {
     model.next(slow)
     assert.equal((await chat(agent, { message: 'Hello' })).status, 200)
     await eventually('the chat is charged', async () => (await wallet()).heldCents === 0)
-    assert.equal((await wallet()).balanceCents, -2)
+    assert.equal((await wallet()).balanceCents, -1)
     const broke = await chat(agent, { message: 'Hello' })
     assert.deepEqual(
       [broke.status, broke.body['error'], broke.body['checkout_path']],

@@ -8,7 +8,8 @@ import { type ExecuteRun, type Fleet, leaving, type RunnerLink } from '#contract
 import { endingOf } from '../ending.ts'
 import { DelegationTrees } from '../delegations.ts'
 import { FlushClock } from '../recorder.ts'
-import { Run, type RunDeps, type RunState } from '../run.ts'
+import type { RunState } from '../ending.ts'
+import { Run, type RunDeps } from '../run.ts'
 import { meddling, profileNamed, result, text } from './stage.ts'
 import { MemoryRunStore } from '../memory/store.ts'
 
