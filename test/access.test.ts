@@ -17,6 +17,10 @@ const publicRoutes = [
   'GET /healthz',
   'GET /metrics',
   'GET /readyz',
+  'GET /healthz',
+  'GET /metrics',
+  'GET /readyz',
+  'POST /api/billing/events/{provider}',
   'POST /api/sandbox-events/{provider}',
 ]
 

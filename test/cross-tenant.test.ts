@@ -43,6 +43,15 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     assert.ok(reply.status < 300, `${method} ${url}: ${reply.status} ${JSON.stringify(reply.body)}`)
     return reply.body as T
   }
+  // Publishing needs credit.
+  const credit = [tenantId, 'cred_initech', 'grants', 'grant', 'initech-grant']
+  const paid = { text: 'SELECT billing_credit($1, $2, 1000000, $3, $4, $5)', values: credit }
+  const asked = {
+    text: `INSERT INTO billing_checkouts (tenant_id, id, provider, cents, created_by) VALUES ($1, 'chk_initech', 'ledger', 500, 'x')`,
+    values: [tenantId],
+  }
+  await conductor.database.batch(tenantId, [paid, asked])
+  await must('PUT', '/api/billing/budgets', { budgets: [{ scope: 'tenant', per: 'month', capCents: 7_777 }] })
   const pool = await must<{ id: string }>('POST', '/api/pools', { name: 'initech-pool' })
   await must('POST', '/api/profiles', { name: 'initech-agent', instructions: 'Initech’s secret.' })
   await must('POST', '/api/profiles/initech-agent/publish', { slug: 'initech-slug' })
@@ -104,6 +113,11 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     '/api/api-keys/{id}': apiKey.id,
     '/api/apps/{toolkit}': 'initech-server',
     '/api/apps/{toolkit}/connections/{id}': connectionId,
+    '/api/billing/checkouts/{tenantId}': tenantId,
+    '/api/billing/checkouts/{tenantId}/{id}': 'chk_initech',
+    // A provider and a month belong to no tenant.
+    '/api/billing/events/{provider}': unknownIds['/api/billing/events/{provider}']!,
+    '/api/billing/statements/{month}': unknownIds['/api/billing/statements/{month}']!,
     '/api/end-users/{id}': 'initech-person',
     '/api/mcp/catalog/{name}': 'initech-server',
     '/mcp/catalog/{name}': 'initech-server',
@@ -140,7 +154,7 @@ const comparable = ({ status, body }: { status: number; body: unknown }, ids: Fi
 }
 
 test('T4: every route answers another tenant’s ids as it answers ids that nobody has, and changes nothing', async (t) => {
-  const conductor = await startConductor(t)
+  const conductor = await startConductor(t, { AGENT_ORC_BILLING: 'ledger' })
   await conductor.database.systemBatch([
     {
       text: `INSERT INTO tenants (id, name) VALUES ('initech', 'Initech'), ('globex', 'Globex') ON CONFLICT DO NOTHING`,
