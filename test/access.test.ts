@@ -69,7 +69,7 @@ test('a public route, and a write for members, is one on purpose', async (t) => 
 })
 
 test('on every route, a role below the declared one is 403, no key or a broken one is 401, and the rest pass', async (t) => {
-  const { app, call, issue } = await startConductor(t)
+  const { app, call, issue } = await startConductor(t, { AGENT_ORC_BILLING: 'ledger' })
   const keys = new Map<TenantRole, string>()
   for (const role of roles) keys.set(role, (await issue(adminTenant, role)).token)
   const routes = (await routesOf(app)).filter(({ access }) => access !== undefined)

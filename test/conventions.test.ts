@@ -5,8 +5,9 @@ import { operationsOf } from './openapi-operations.ts'
 import { nameOf } from './route-table.ts'
 
 test('every list answers whole without limit, and a page with it; both count all; HEAD says what GET says', async (t) => {
-  const conductor = await startConductor(t)
+  const conductor = await startConductor(t, { AGENT_ORC_BILLING: 'ledger' })
   const { token } = await conductor.issue('acme', 'owner')
+  await conductor.call(token, 'POST', '/api/billing/grants', { tenantId: 'acme', cents: 100 })
   for (const name of ['one', 'two', 'three']) {
     assert.equal((await conductor.call(token, 'POST', '/api/profiles', { name })).statusCode, 201)
     await conductor.call(token, 'POST', `/api/profiles/${name}/publish`)

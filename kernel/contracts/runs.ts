@@ -60,9 +60,6 @@ export const ParentRun = Type.Object({
 })
 export type ParentRun = Static<typeof ParentRun>
 
-/** As a delegated task is started: with what its parent has spent itself, which the child cannot have of what is held. */
-export type Delegator = ParentRun & { readonly spentCents?: number }
-
 /** The public chat that a run answers: its public run, message and conversation begin and end in the statements of the run. */
 export const ChatOf = Type.Object({
   publicRunId: Type.String(),
@@ -79,7 +76,12 @@ export const ChatOf = Type.Object({
 export type ChatOf = Static<typeof ChatOf>
 
 /** A task as it is started: a client can say neither that it was delegated nor that it answers a chat. */
-export type Task = SubTask & { readonly parent?: Delegator; readonly chat?: ChatOf }
+export type Task = SubTask & {
+  readonly parent?: ParentRun
+  /** What the parent has spent itself, and its child cannot have of what is held for it. */
+  readonly parentSpentCents?: number
+  readonly chat?: ChatOf
+}
 
 /** A sequence number after every event: a reader that follows from here is told the ending and nothing else. */
 export const endingOnly = 2 ** 30

@@ -19,7 +19,11 @@ export default definePlugin({
     before: Type.Array(
       Type.Object(
         {
-          until: Type.String({ format: 'date-time', description: 'When they stopped to hold.' }),
+          until: Type.String({
+            pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}:\\d{2}(\\.\\d+)?Z$',
+            expects: 'a time in UTC such as 2026-11-01T00:00:00Z',
+            description: 'When they stopped to hold.',
+          }),
           models,
         },
         { additionalProperties: false },

@@ -200,12 +200,12 @@ export class Delegations {
       rootId: this.#root,
       depth: this.#depth + 1,
       ...(left === undefined ? {} : { budgetCents: left }),
-      spentCents: this.#usage.ownCents,
     }
     this.#funds.share()
     // A repeated call joins the run that the first one has started.
     const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
     await children.start(tenantId, { id, profile, prompt, parent, ...metadata })
+    await children.start(tenantId, { id, profile, prompt, parent, parentSpentCents: this.#usage.ownCents })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     signal.addEventListener('abort', leave, { once: true })
     try {

@@ -84,8 +84,8 @@ test('a budget of each person, key or session counts each by itself; one per run
   }
 
   const root = await begin(store)
-  const parent = { runId: root.runId, rootId: root.runId, depth: 1, spentCents: 1 }
-  const child = await begin(store, { parent })
+  const parent = { runId: root.runId, rootId: root.runId, depth: 1 }
+  const child = await begin(store, { parent, parentSpentCents: 1 })
   await finish(store, child, { costCents: 2 })
   const why = await billing.extend('acme', root.runId, cents(1.5))
   assert.ok(typeof why !== 'number', 'the child has spent two of three')

@@ -52,8 +52,8 @@ test('after any history with kills ledger, meters and runs say the same to the m
     }
     if (!claim) return
     if (what === 'delegate') {
-      const parent = { runId: claim.runId, rootId: claim.runId, depth: 1, spentCents: costCents }
-      return began(await ask(store, { parent }))
+      const parent = { runId: claim.runId, rootId: claim.runId, depth: 1 }
+      return began(await ask(store, { parent, parentSpentCents: costCents }))
     }
     if (what === 'wait') {
       const task = { profile: profile().name, prompt: 'next' }

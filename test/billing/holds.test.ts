@@ -92,9 +92,15 @@ test('a run that needs more holds more, until there is none; a delegated one tak
   const parent = await begin(store)
   assert.equal(await billing.extend('acme', parent.runId, cents(0.5)), cents(1.5))
   // 0.5 of 1.5 are spent: the child has one cent of what its parent holds.
-  const child = await begin(store, { parent: { runId: parent.runId, rootId: parent.runId, depth: 1, spentCents: 0.5 } })
+  const child = await begin(store, {
+    parent: { runId: parent.runId, rootId: parent.runId, depth: 1 },
+    parentSpentCents: 0.5,
+  })
   assert.deepEqual(await account(), { balance: 3, held: 1.5 })
-  const other = await begin(store, { parent: { runId: parent.runId, rootId: parent.runId, depth: 1, spentCents: 0.5 } })
+  const other = await begin(store, {
+    parent: { runId: parent.runId, rootId: parent.runId, depth: 1 },
+    parentSpentCents: 0.5,
+  })
   assert.deepEqual(await account(), { balance: 3, held: 2.5 }, 'what the parent does not have comes from the credit')
   assert.equal(await billing.extend('acme', parent.runId, cents(1)), cents(1))
   const why = await billing.extend('acme', parent.runId, cents(1.1))

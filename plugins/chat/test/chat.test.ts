@@ -36,8 +36,10 @@ test('a chat without a conversation begins one and answers with both ids', async
     conversationId: body.conversation_id,
     publishedId: agent.id,
     continued: false,
+    keyId: task.chat?.keyId,
     endUserId: 'u-1',
   })
+  assert.match(task.chat?.keyId ?? '', /^key_/)
   const [stored] = await sql<{ end_user_id: string }>(database, 'acme', 'SELECT end_user_id FROM conversations')
   assert.equal(stored?.end_user_id, 'u-1')
 })

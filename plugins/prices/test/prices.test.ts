@@ -6,14 +6,17 @@ import type { Usage } from '#contracts/run-event'
 import { testKernel } from '#testing'
 import prices from '../index.ts'
 
-async function pricesWith(t: Pick<TestContext, 'after'>, models: object): Promise<Prices> {
+/** Of a role file alone, unless `more` says otherwise. */
+async function pricesWith(t: Pick<TestContext, 'after'>, models: object, more: object = {}): Promise<Prices> {
   const found: Prices[] = []
   const probe = definePlugin({
     name: 'probe',
     requires: { prices: Prices },
     setup: async ({ deps }) => (found.push(deps.prices), {}),
   })
-  await testKernel(t, [{ name: 'prices', plugin: prices, config: { models } }, probe], { listeners: [] })
+  await testKernel(t, [{ name: 'prices', plugin: prices, config: { models, publicTable: false, ...more } }, probe], {
+    listeners: [],
+  })
   return found[0]!
 }
 
@@ -96,4 +99,31 @@ test('a table that cannot be meant refuses the boot and names the line', async (
     [{ 'a/m': { ...price(1), inputPerMillion: 1 } }, /inputPerMillion/],
   ]
   for (const [models, message] of bad) await assert.rejects(pricesWith(t, models), message)
+})
+
+test('below the role file are public prices, with their dates; a bare name has none of them', async (t) => {
+  const { costCents, priceOf, version } = await pricesWith(t, { 'openai/gpt-4o': price(4) }, { publicTable: true })
+  assert.equal(costCents(used('openai/gpt-4o')), 4)
+  // As its provider publishes them: dollars for a million tokens.
+  assert.deepEqual(priceOf('anthropic/claude-3-5-haiku-20241022'), price(80, 400, 8))
+  assert.equal(costCents(used('anthropic/claude-3-5-haiku-20241022', 1_000_000, 1_000_000, 500_000)), 40 + 4 + 400)
+  assert.equal(costCents(used('anthropic/claude-3-5-haiku-20241022', 0, 0)), undefined)
+  for (const model of ['claude-3-5-haiku-20241022', 'nobody/gpt-4o-mini', 'openai/stand-in', '/', '', 'openai/'])
+    assert.equal(costCents(used(model)), undefined, model)
+  // Of a model whose price has changed, a call costs what it cost when it was made.
+  const o3 = (at: string) => costCents(used('openai/o3'), new Date(at))
+  assert.deepEqual([o3('2025-06-01'), o3('2025-07-01')], [1_000, 200])
+  assert.match(version, /^[0-9a-f]{8}\+genai-prices-\d+\.\d+\.\d+$/)
+})
+
+test('what was used before a change is priced as it was; services have prices in microcents', async (t) => {
+  const before = [
+    { until: '2026-06-01T00:00:00Z', models: { 'a/m': price(2) } },
+    { until: '2026-01-01T00:00:00Z', models: { 'a/m': price(1) } },
+  ]
+  const { costCents, services, version } = await pricesWith(t, { 'a/m': price(3) }, { before, toolCallCents: 0.5 })
+  const at = (time: string) => costCents(used('a/m'), new Date(time))
+  assert.deepEqual([at('2025-12-31'), at('2026-01-01'), at('2026-06-01'), costCents(used('a/m'))], [1, 2, 3, 3])
+  assert.deepEqual(services, { toolCall: 500_000, sandboxSecond: 0, storedGibDay: 0 })
+  assert.notEqual(version, (await pricesWith(t, { 'a/m': price(4) })).version)
 })

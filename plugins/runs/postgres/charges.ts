@@ -46,7 +46,7 @@ export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 't
     publicKey: chat?.keyId,
     endUser: chat?.endUserId,
     parentRun: parent?.runId,
-    parentSpent: parent && microcents(parent.spentCents ?? 0),
+    parentSpent: parent && microcents(task.parentSpentCents ?? 0),
     rootRun: parent?.rootId ?? parent?.runId,
   }
 }

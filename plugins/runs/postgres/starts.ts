@@ -158,7 +158,7 @@ function startStatement(run: StartRun, owner: string, { billing }: Charges): Sta
     preview: row.prompt.slice(0, 4_000),
     owner,
     ...(billing && holdValues(billing, run)),
-    parent: task.parent && JSON.stringify({ ...task.parent, spentCents: undefined }),
+    parent: task.parent && JSON.stringify(task.parent),
     runtime: create?.profile.runtime,
     snapshot: create && JSON.stringify(create.profile),
     revision: create?.revision,
