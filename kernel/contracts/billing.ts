@@ -35,6 +35,14 @@ export const billingErrors = errorTable('billing', {
   },
 })
 
+/** What keeps a run from being begun. */
+export const fundsErrors = [
+  billingErrors.registrationPending,
+  billingErrors.creditsExhausted,
+  billingErrors.billingUnavailable,
+  billingErrors.budgetExceeded,
+] as const
+
 /** The budget that has no more. Amounts are in microcents. */
 export interface BudgetRefusal {
   readonly id: string

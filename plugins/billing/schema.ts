@@ -3,9 +3,14 @@ import { PageQuery } from '#contracts/paging'
 
 const Time = Type.String({ format: 'date-time' })
 const Cents = Type.Number({ description: 'To the millionth of a cent.' })
-const Note = Type.String({ minLength: 1, maxLength: 500 })
+// PostgreSQL text holds no NUL.
+const pattern = '^[^\\u0000]*$'
+const Note = Type.String({ minLength: 1, maxLength: 500, pattern })
+const TenantId = Type.String({ minLength: 1, maxLength: 128, pattern })
+/** The least that there is: a millionth of a cent. */
+const leastCents = 0.000001
 /** The most cents that anybody gives or pays at once. */
-const mostCents = 100_000_000_00
+const mostCents = 1_000_000_000
 
 export const Pack = Type.Object(
   { cents: Type.Integer({ minimum: 1, maximum: mostCents }), label: Type.String({ minLength: 1, maxLength: 100 }) },
@@ -56,8 +61,8 @@ const Reference = Type.String({
 
 export const GrantBody = Type.Object(
   {
-    tenantId: Type.String(),
-    cents: Type.Number({ exclusiveMinimum: 0, maximum: mostCents }),
+    tenantId: TenantId,
+    cents: Type.Number({ minimum: leastCents, maximum: mostCents, description: 'To the millionth of a cent.' }),
     expiresAt: Type.Optional(Time),
     priority: Type.Optional(
       Type.Integer({
@@ -76,7 +81,7 @@ export type GrantBody = Static<typeof GrantBody>
 
 export const CorrectionBody = Type.Object(
   {
-    tenantId: Type.String(),
+    tenantId: TenantId,
     cents: Type.Number({ minimum: -mostCents, maximum: mostCents, description: 'Above 0 gives, below 0 takes.' }),
     kind: Type.Optional(
       Type.Union([Type.Literal('correction'), Type.Literal('refund')], {
@@ -126,7 +131,7 @@ export const LedgerEntry = Type.Object({
 export type LedgerEntry = Static<typeof LedgerEntry>
 
 export const MonthParams = Type.Object({
-  month: Type.String({ pattern: '^[0-9]{4}-(0[1-9]|1[0-2])$', description: 'A month of UTC, such as 2026-11.' }),
+  month: Type.String({ pattern: '^20[0-9]{2}-(0[1-9]|1[0-2])$', description: 'A month of UTC, such as 2026-11.' }),
 })
 export const Statement = Type.Object({
   month: Type.String(),
@@ -161,6 +166,7 @@ export const Budget = Type.Object(
       Type.String({
         minLength: 1,
         maxLength: 256,
+        pattern,
         description:
           'Name of the profile, id of the published key, end user or session. `*`, as unless given: each one by itself. Not of scope `tenant`.',
       }),
@@ -168,7 +174,7 @@ export const Budget = Type.Object(
     per,
     capCents: Type.Number({ minimum: 0, maximum: mostCents }),
     webhookUrl: Type.Optional(
-      Type.String({ maxLength: 2_000, description: 'Is told at 80 and at 100 %: `budget.alert`.' }),
+      Type.String({ maxLength: 2_000, pattern, description: 'Is told at 80 and at 100 %: `budget.alert`.' }),
     ),
   },
   { additionalProperties: false },

@@ -115,7 +115,7 @@ export class Wallet {
     reference = newId('cor'),
   }: CorrectionBody): Promise<Outcome> {
     const { ledger } = this.#deps
-    if (cents === 0 || (kind === 'refund' && cents > 0))
+    if (Math.abs(cents) < 0.000001 || (kind === 'refund' && cents > 0))
       throw invalidField(
         'body/cents',
         kind === 'refund' ? 'must be below 0: a refund takes credit back' : 'must not be 0',

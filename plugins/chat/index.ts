@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { Tokens } from '#contracts/auth'
+import { billingErrors } from '#contracts/billing'
 import { Database, needsDatabase } from '#contracts/database'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
@@ -31,7 +32,7 @@ export default definePlugin({
     wrongKeysPerMinute,
     trustedProxies,
   }),
-  errors: [chatErrors, accessErrors, runErrors, idempotencyErrors, limitErrors],
+  errors: [chatErrors, accessErrors, runErrors, billingErrors, idempotencyErrors, limitErrors],
   requires: {
     database: Database,
     tokens: Tokens,

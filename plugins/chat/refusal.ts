@@ -1,4 +1,5 @@
 import { type AppError, isAppError } from '#kernel'
+import { billingErrors } from '#contracts/billing'
 import { runErrors } from '#contracts/run-errors'
 import { chatErrors, unreachable } from './errors.ts'
 import { bodyIds, idHeaders, type NamedRun, type Outcome } from './public-run.ts'
@@ -16,6 +17,9 @@ export function refusal(cause: AppError): AppError {
   if (code === 'conversation_not_found') return runErrors.conversationNotFound({ cause })
   if (code === 'conversation_ended') return runErrors.conversationEnded({ cause })
   if (code.startsWith('unknown_profile')) return chatErrors.notPublished({ cause })
+  // Which budget it is, and how large, is the tenant's.
+  if (code === billingErrors.budgetExceeded.row.code)
+    return billingErrors.budgetExceeded({ message: 'This agent has used up its budget; try again later.', cause })
   if (code === 'upstream') return chatErrors.upstream({ message: unreachable, headers, retryable: true, cause })
   return cause.status < 500 ? cause : chatErrors.unavailable({ headers, cause })
 }

@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { Attachment } from '#contracts/prompt'
 import { eventStream, unauthorized } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
+import { fundsErrors } from '#contracts/billing'
 import { idempotencyErrors } from '#contracts/idempotency'
 import { runErrors } from '#contracts/run-errors'
 import { chatErrors } from './errors.ts'
@@ -85,6 +86,7 @@ export const chatRefusals = [
   runErrors.conversationNotFound,
   runErrors.conversationBusy,
   runErrors.conversationEnded,
+  ...fundsErrors,
   ...Object.values(idempotencyErrors),
   chatErrors.rateLimited,
   chatErrors.upstream,

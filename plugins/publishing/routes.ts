@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, conflict, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
+import { fundsErrors } from '#contracts/billing'
 import { PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
 import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/stats'
@@ -23,7 +24,7 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
         description: '409 `conflict` when it is published already, or another agent has the slug.',
         params: NameParams,
         body: PublishBody,
-        response: { 201: PublishedAgent, ...failures(...unfit, notFound, conflict) },
+        response: { 201: PublishedAgent, ...failures(...unfit, ...fundsErrors, notFound, conflict) },
       },
       // Every field is optional, and so is the body.
       preValidation: async (request) => void (request.body ??= {}),

@@ -160,6 +160,12 @@ export class EndUsers {
       text: 'DELETE FROM end_user_erasures WHERE tenant_id = $1 AND end_user_id = $2',
       values: [tenantId, endUserId],
     }
-    await this.#parts.database.batch(tenantId, [drop])
+    // What their runs have spent of a budget names them, too.
+    const spent = {
+      text: `DELETE FROM billing_budget_uses u USING billing_budgets b
+             WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND b.scope = 'end_user' AND u.subject = $2`,
+      values: [tenantId, endUserId],
+    }
+    await this.#parts.database.batch(tenantId, [spent, drop])
   }
 }

@@ -1,3 +1,4 @@
+import { fundsErrors } from '../billing.ts'
 import { Type } from '@sinclair/typebox'
 import { eventTypes } from '../run-event.ts'
 import { ChatOf, RunAccepted, RunSummary, SubTask } from '../runs.ts'
@@ -73,6 +74,7 @@ export const startErrors = [
   runErrors.attachmentsTooLarge,
   bodyTooLarge,
   runErrors.queueFull,
+  ...fundsErrors,
   limitErrors.limitReached,
   limitErrors.limitExceeded,
   fleetErrors.runnerFailed,

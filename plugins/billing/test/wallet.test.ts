@@ -99,6 +99,9 @@ test('operators give and correct credit, each reference once; to anybody else th
     [{ tenantId: 'initech', cents: 1, expiresAt: 'soon' }, 400],
     [{ tenantId: 'initech', cents: 1, reference: 'a b' }, 400],
     [{ tenantId: 'initech', cents: 1e300 }, 400],
+    [{ tenantId: 'initech', cents: 1e-7 }, 400],
+    [{ tenantId: 'a\0b', cents: 1 }, 400],
+    [{ tenantId: 'initech', cents: 1, reason: 'a\0b' }, 400],
   ] as const) {
     assert.equal((await operator('POST', '/api/billing/grants', body)).statusCode, status, JSON.stringify(body))
   }
@@ -132,7 +135,7 @@ test('operators give and correct credit, each reference once; to anybody else th
   const statement = (await acme('GET', `/api/billing/statements/${month}`)).json<object>()
   const byKind = { correction: -49.5, grant: 250.5 }
   assert.deepEqual(statement, { month, openingCents: 0, closingCents: 201, byKind, byProfile: [], final: false })
-  for (const bad of ['2026-13', '26-01', 'now', '2026-1']) {
+  for (const bad of ['0000-01', '2026-13', '26-01', 'now', '2026-1']) {
     assert.equal((await acme('GET', `/api/billing/statements/${bad}`)).statusCode, 400, bad)
   }
   const old = (await acme('GET', '/api/billing/statements/2020-02')).json<{ final: boolean; closingCents: number }>()
@@ -160,6 +163,7 @@ test('budgets are replaced as a whole, with a clear answer for each that is none
     [{ ...month, per: 'year' }],
     [{ ...month, scope: 'galaxy' }],
     [{ ...person, subject: '' }],
+    [{ ...person, subject: 'a\0b' }],
     [{ ...month, cap: 1 }],
   ]) {
     const { statusCode, json } = await put(...bad)
