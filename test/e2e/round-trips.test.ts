@@ -35,10 +35,17 @@ const isOfChat = (trip: RoundTrip): boolean => {
   return statements.length === 0 || statements.some((name) => !byTheClock.some((pattern) => pattern.test(name)))
 }
 
+/** In one of the forms every chat is paid for: money moves with its two statements. */
+const billed = { AGENT_ORC_BILLING: 'ledger', AGENT_ORC_ADMIN_TENANT: 'default' }
+
 for (const form of forms) {
   test(`${form}: a streamed chat costs at most ${mostPerChat} round trips to PostgreSQL`, async (t) => {
     const trips = await countRoundTrips(t, await freshDatabase(t))
-    const cluster = await startCluster(t, form, { env: { POSTGRES_DSN: trips.url } })
+    const cluster = await startCluster(t, form, {
+      env: { POSTGRES_DSN: trips.url, ...(form === 'single' ? billed : {}) },
+    })
+    const grant = { tenantId: 'default', cents: 10_000 }
+    if (form === 'single') assert.equal((await cluster.api('POST', '/api/billing/grants', grant)).status, 201)
     const agent = await cluster.agent('counted')
     const taught = await cluster.agent('taught')
     const skills = { model: 'openai/stand-in', tools: ['calculate'], skills: ['using-*'] }

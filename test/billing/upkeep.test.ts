@@ -1,0 +1,74 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { pino } from 'pino'
+import { Gauge, Registry } from 'prom-client'
+import { upkeep } from '../../plugins/billing/upkeep.ts'
+import { begin, cents, prices, stage } from './stage.ts'
+
+test('storage is charged once a day, what expired is written off, and a hold without a run is released and told', async (t) => {
+  const { open, grant, account, ledger, database } = await stage(t)
+  const store = await open()
+  await grant(10)
+  const day = Date.now() + 86_400_000
+  await ledger.credit('acme', { cents: 5, kind: 'grant', reference: 'soon', expiresAt: new Date(day).toISOString() })
+  const claim = await begin(store)
+  await database.batch('acme', [
+    { text: `UPDATE billing_credits SET expires_at = now() - interval '1 second' WHERE expires_at IS NOT NULL` },
+    {
+      text: `INSERT INTO tenant_storage (tenant_id, bytes) VALUES ('acme', 3221225472) ON CONFLICT (tenant_id) DO UPDATE SET bytes = 3221225472`,
+    },
+    {
+      text: `INSERT INTO billing_holds (tenant_id, run_id, amount, budgets, created_at) VALUES ('acme', 'nobody', 500000, '[]', now() - interval '1 hour')`,
+    },
+    { text: `UPDATE billing_accounts SET held = held + 500000` },
+  ])
+  const audited = new Gauge({ name: 'audited', help: 'x', registers: [new Registry()] })
+  const told: string[] = []
+  const log = pino({ level: 'error' }, { write: (line: string) => void told.push(line) })
+  const services = { ...prices.services, storedGibDay: cents(0.5) }
+  const pass = () =>
+    upkeep({ database, prices: { ...prices, services }, signal: new AbortController().signal, log, audited })
+  await pass()
+  await pass()
+  assert.deepEqual(await account(), { balance: 8.5, held: 1 })
+  const { items } = await ledger.entries('acme', { account: 'credit', kind: 'storage' })
+  assert.deepEqual(
+    items.map(({ amountCents, prices: version }) => [amountCents, version]),
+    [[-1.5, 'test']],
+  )
+  assert.deepEqual([told, (await audited.get()).values[0]!.value], [[], 0])
+  await database.batch('acme', [{ text: 'UPDATE billing_accounts SET balance = balance - 1' }])
+  await pass()
+  assert.ok(told.length > 0)
+  assert.ok((await audited.get()).values[0]!.value > 0)
+  await store.discard(claim)
+})
+
+test('tool calls and seconds of a sandbox are charged with the run, by the prices of the role', async (t) => {
+  const { open, grant, account, ledger, database } = await stage(t)
+  const store = await open()
+  await grant(10)
+  const claim = await begin(store)
+  const began = {
+    text: `UPDATE runs SET started_at = started_at - interval '10 seconds' WHERE id = $1`,
+    values: [claim.runId],
+  }
+  await database.batch('acme', [began])
+  await store.finish({
+    claim,
+    status: 'ok',
+    sessionStatus: 'idle',
+    result: 'done',
+    usage: { inputTokens: 1, outputTokens: 0, model: 'm', costCents: 1 },
+    toolCalls: 5,
+    sandbox: { idleSeconds: 20, runSeconds: 7 },
+    tail: undefined,
+  })
+  const { items } = await ledger.entries('acme', { account: 'credit', runId: claim.runId })
+  assert.deepEqual(Object.fromEntries(items.map(({ kind, amountCents }) => [kind, amountCents])), {
+    model: -1,
+    tool_calls: -0.05,
+    sandbox: -0.027,
+  })
+  assert.equal((await account())!.balance, 8.923)
+})
