@@ -23,6 +23,8 @@ export class Funds {
   /** Microcents. 0: how much is not known here, so that the next look asks. */
   #held: number
   #asking = false
+  /** What was spent when it was asked last: before the next model call there is nothing to ask. */
+  #asked = 0
 
   /** `held`: microcents, when this process has started the run. `onExceeded` is told which budget has no more. */
   constructor(deps: FundsDeps, claim: Claim, held: number | undefined, onExceeded: (sentence: string) => void) {
@@ -35,12 +37,14 @@ export class Funds {
   /** A delegated run has taken a part of it. */
   share(): void {
     this.#held = 0
+    this.#asked = 0
   }
   /** Called with what the run has spent itself by now, in cents. Resolves once more is held, where that is needed. */
   look(cents: number): Promise<void> | undefined {
     const { billing } = this.#deps
     const spent = Math.round(cents * microcentsPerCent)
-    if (!billing || this.#asking || spent === 0 || spent < this.#held * headroom) return undefined
+    if (!billing || this.#asking || spent === this.#asked || spent < this.#held * headroom) return undefined
+    this.#asked = spent
     return this.#extend(billing, spent)
   }
 
