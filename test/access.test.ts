@@ -17,9 +17,6 @@ const publicRoutes = [
   'GET /healthz',
   'GET /metrics',
   'GET /readyz',
-  'GET /healthz',
-  'GET /metrics',
-  'GET /readyz',
   'POST /api/billing/events/{provider}',
   'POST /api/sandbox-events/{provider}',
 ]

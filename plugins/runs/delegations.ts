@@ -204,8 +204,8 @@ export class Delegations {
     this.#funds.share()
     // A repeated call joins the run that the first one has started.
     const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
-    await children.start(tenantId, { id, profile, prompt, parent, ...metadata })
-    await children.start(tenantId, { id, profile, prompt, parent, parentSpentCents: this.#usage.ownCents })
+    const spent = { parentSpentCents: this.#usage.ownCents }
+    await children.start(tenantId, { id, profile, prompt, parent, ...spent, ...metadata })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     signal.addEventListener('abort', leave, { once: true })
     try {
