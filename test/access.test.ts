@@ -29,6 +29,7 @@ const memberWrites = [
   'DELETE /mcp/catalog/{name}',
   'POST /api/api-keys',
   'POST /api/api-keys/{id}/rotate',
+  'POST /api/attachments',
   'POST /api/runs',
   'POST /mcp/catalog',
   'POST /mcp/catalog/{name}',

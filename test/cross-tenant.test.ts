@@ -60,6 +60,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
   await must('POST', '/api/secrets', { name: 'initech-secret', value: 'Initech’s password' })
   await must('POST', '/api/skills', { name: 'initech-skill', description: 'Initech’s way.', body: 'Initech’s secret.' })
   await must('PUT', '/api/storage/objects/initech/object', { initech: 'secret' })
+  const upload = await must<{ id: string; sha256: string }>('POST', '/api/attachments', { initech: 'picture' })
   const boundary = 'initech-part'
   const folder = await conductor.app.inject({
     method: 'POST',
@@ -83,6 +84,10 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
       text: `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, finished_at, ordinal)
              VALUES ($1, 'run-initech', 'sess-initech1', 'initech-agent', 'ok', 'Initech’s question', 'x', 1, now(), 1)`,
       values: [tenantId],
+    },
+    {
+      text: `INSERT INTO linked_object_runs (tenant_id, run_id, key) VALUES ($1, 'run-initech', $2)`,
+      values: [tenantId, upload.id],
     },
     {
       text: `INSERT INTO conversations (tenant_id, id, published_id, end_user_id) VALUES ($1, 'conv_initech', 'pub_x', 'initech-person')`,
@@ -126,6 +131,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     '/api/profiles/{name}/keys/{keyId}': key.id,
     '/api/profiles/{name}/versions/{version}': '1',
     '/api/runs/{id}': 'run-initech',
+    '/api/runs/{id}/objects/{sha256}': upload.sha256,
     // A provider belongs to no tenant.
     '/api/sandbox-events/{provider}': unknownIds['/api/sandbox-events/{provider}']!,
     '/api/secrets/{name}': 'initech-secret',

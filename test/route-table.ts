@@ -96,6 +96,7 @@ export const unknownIds: Fixtures = {
   '/api/profiles/{name}/keys/{keyId}': 'key_0000',
   '/api/profiles/{name}/versions/{version}': '1',
   '/api/runs/{id}': 'run_0000',
+  '/api/runs/{id}/objects/{sha256}': '0'.repeat(64),
   '/api/sandbox-events/{provider}': 'nobody',
   '/api/secrets/{name}': 'nobody',
   '/api/secrets/{name}/versions/{version}': '1',

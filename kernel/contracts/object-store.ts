@@ -1,6 +1,7 @@
 import { capability, type PluginContext, type PluginSpec, definePlugin, type Plugin, slot } from '../plugin.ts'
 import type { StaticDecode, TObject } from '@sinclair/typebox'
 import { errorTable } from './errors.ts'
+import type { Limits } from './limits.ts'
 
 /** The largest object that is stored. Specification 4.16. */
 export const maxObjectBytes = 8 * 1024 * 1024
@@ -197,6 +198,8 @@ export interface Upload {
   readonly bytes?: number | undefined
   readonly contentType: string
   readonly when?: WriteCondition
+  /** What the tenant may have together, for a process that does not know the limits of tenants: a runner has them with each run. */
+  readonly limits?: Pick<Limits, 'objects' | 'objectBytes'> | undefined
   /** What the bytes have to come to, in hex. */
   readonly checksums?: { readonly sha256?: string; readonly md5?: string }
 }
@@ -205,7 +208,12 @@ export interface Upload {
 export interface ObjectStore {
   /** The name of the backend; undefined where there is none, and then all else rejects. */
   readonly backend: string | undefined
-  put(tenantId: string, key: string, upload: Upload): Promise<{ info: ObjectInfo; created: boolean }>
+  /** `replaced`: the bytes of what was in its place, where something was. */
+  put(
+    tenantId: string,
+    key: string,
+    upload: Upload,
+  ): Promise<{ readonly info: ObjectInfo; readonly created: boolean; readonly replaced?: number | undefined }>
   open(tenantId: string, key: string): Promise<OpenObject | undefined>
   list(tenantId: string, query: Partial<ObjectQuery>): Promise<ObjectPage>
   remove(tenantId: string, key: string, ifMatch?: string): Promise<boolean>

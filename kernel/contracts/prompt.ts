@@ -1,29 +1,62 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { ObjectLink } from './linked-objects.ts'
 
-/** Base64 characters of all attachments of a run together: 4 MiB of content, well inside every hop's body limit. */
-export const maxAttachmentChars = Math.ceil((4 * 1024 * 1024) / 3) * 4
+/** Content of all attachments of a run together. */
+export const maxAttachmentBytes = 4 * 1024 * 1024
+/** The same in characters of base64, well inside every hop's body limit. */
+export const maxAttachmentChars = Math.ceil(maxAttachmentBytes / 3) * 4
 
-/** An image or a file that goes with a prompt. Inline only: an address would make some hop fetch what a tenant names. */
-export const Attachment = Type.Object(
-  {
-    mediaType: Type.String({
-      pattern: '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$',
-      description: 'e.g. `image/png`, `application/pdf`.',
-    }),
-    // It has no bounds of length: for them Ajv would count the characters of megabytes at every hop.
-    data: Type.String({
+const mediaTypePattern = '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$'
+export const attachmentType = new RegExp(mediaTypePattern)
+
+const described = {
+  mediaType: Type.String({
+    pattern: mediaTypePattern,
+    description: 'e.g. `image/png`, `application/pdf`.',
+  }),
+  // It has no bounds of length: for them Ajv would count the characters of megabytes at every hop.
+  data: Type.Optional(
+    Type.String({
       pattern: '^[A-Za-z0-9+/]',
       description: 'Base64; 4 MiB of content in all attachments together.',
     }),
-    name: Type.Optional(Type.String({ maxLength: 255 })),
+  ),
+  name: Type.Optional(Type.String({ maxLength: 255 })),
+}
+
+/** An image or a file that goes with a prompt, as a client sends it. An address would make some hop fetch what a tenant names. */
+export const SentAttachment = Type.Object(
+  {
+    ...described,
+    upload: Type.Optional(
+      Type.String({ maxLength: 128, description: 'Id of an upload (POST /api/attachments), instead of `data`.' }),
+    ),
   },
   { additionalProperties: false },
 )
-export type Attachment = Static<typeof Attachment>
+/** The same on its way to whoever executes the run, in its row and in its conversation: here, or in the object store. */
+export const CarriedAttachment = Type.Object(
+  { ...described, link: Type.Optional(ObjectLink) },
+  { additionalProperties: false },
+)
+export type Attachment = Static<typeof SentAttachment> & Static<typeof CarriedAttachment>
+/** An attachment whose content is here, as runtimes get them all. */
+export type InlineAttachment = Attachment & { data: string }
 
-const base64 = /^[A-Za-z0-9+/]+={0,2}$/
-/** Checked once, where a run is submitted. */
-export const isBase64 = (data: string): boolean => data.length % 4 === 0 && base64.test(data)
+/** Those whose content is here; a host brings what is elsewhere before it asks its runtime. */
+export const inlineOf = (attachments: readonly Attachment[] = []): InlineAttachment[] =>
+  attachments.filter((one): one is InlineAttachment => one.data !== undefined)
+
+export const hasLinks = ({ attachments }: PromptFields): boolean =>
+  attachments?.some(({ link }) => link !== undefined) ?? false
+
+/** The bytes of base64; undefined for other text. Decoding megabytes costs a tenth of looking at each character. */
+export function decodeBase64(data: string): Buffer | undefined {
+  const bytes = Buffer.from(data, 'base64')
+  // Node leaves out what is no base64, and takes the other alphabet as well.
+  const whole = data.length % 4 === 0 && bytes.length === bytesOfBase64(data)
+  return whole && !data.includes('-') && !data.includes('_') ? bytes : undefined
+}
 
 /** The form that the answer of a run must have. */
 export const ResponseFormat = Type.Object(
@@ -39,17 +72,33 @@ export type ResponseFormat = Static<typeof ResponseFormat>
 
 /** Fields of a run's prompt beside its text, on their way to whoever executes it. */
 export const promptFields = {
-  attachments: Type.Optional(Type.Array(Attachment, { maxItems: 20 })),
+  attachments: Type.Optional(Type.Array(CarriedAttachment, { maxItems: 20 })),
   responseFormat: Type.Optional(ResponseFormat),
+}
+/** The same as a client sends them. */
+export const sentPromptFields = {
+  ...promptFields,
+  attachments: Type.Optional(Type.Array(SentAttachment, { maxItems: 20 })),
 }
 export type PromptFields = { attachments?: Attachment[]; responseFormat?: ResponseFormat }
 
 /** The same fields as a summary shows them, without content: summaries are listed by the hundred. */
 export const promptInfoFields = {
   attachments: Type.Optional(
-    Type.Array(Type.Object({ mediaType: Type.String(), name: Type.Optional(Type.String()), bytes: Type.Integer() }), {
-      description: 'Without their content, which is kept until the run has ended.',
-    }),
+    Type.Array(
+      Type.Object({
+        mediaType: Type.String(),
+        name: Type.Optional(Type.String()),
+        bytes: Type.Integer(),
+        sha256: Type.Optional(
+          Type.String({
+            description:
+              'Of content in the object store, which is kept with the run: GET /api/runs/{id}/objects/{sha256}.',
+          }),
+        ),
+      }),
+      { description: 'Without their content.' },
+    ),
   ),
   responseFormat: Type.Optional(
     Type.Object(
@@ -59,7 +108,7 @@ export const promptInfoFields = {
   ),
 }
 export type PromptInfo = {
-  attachments?: { mediaType: string; name?: string; bytes: number }[]
+  attachments?: { mediaType: string; name?: string; bytes: number; sha256?: string }[]
   responseFormat?: Pick<ResponseFormat, 'type' | 'name'>
 }
 
@@ -80,9 +129,10 @@ export function promptInfoOf({ attachments, responseFormat }: PromptFields): Pro
 export const bytesOfBase64 = (data: string): number =>
   (data.length * 3) / 4 - (data.endsWith('==') ? 2 : data.endsWith('=') ? 1 : 0)
 
-const infoOf = ({ mediaType, name, data }: Attachment) => ({
+const infoOf = ({ mediaType, name, data = '', link }: Attachment) => ({
   mediaType,
   ...(name === undefined ? {} : { name }),
-  bytes: bytesOfBase64(data),
+  bytes: link?.bytes ?? bytesOfBase64(data),
+  ...(link ? { sha256: link.sha256 } : {}),
 })
 const formatInfoOf = ({ type, name }: ResponseFormat) => ({ type, ...(name === undefined ? {} : { name }) })

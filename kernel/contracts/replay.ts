@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { Attachment } from './prompt.ts'
+import { CarriedAttachment } from './prompt.ts'
 import { AssistantEvent, ToolCallEvent, ToolResultEvent } from './run-event.ts'
 
 /**
@@ -30,7 +30,7 @@ export const RunTurn = Type.Object(
   {
     runId: Type.String(),
     prompt: Type.String(),
-    attachments: Type.Optional(Type.Array(Attachment)),
+    attachments: Type.Optional(Type.Array(CarriedAttachment)),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
     /** The model as the profile named it. */
     model: Type.Optional(Type.String({ maxLength: 200 })),

@@ -62,7 +62,15 @@ export const Retention = capability<Retention>('conductor.retention')
 /** What a plugin keeps of tenants outside the tables of the database. */
 export interface TenantDataStore {
   /** Deletes some of what a tenant has, a second's worth or so; `more` when something is left. Called until it says that there is not. */
-  erase(tenantId: string): Promise<{ readonly deleted: number; readonly more: boolean }>
+  erase(tenantId: string): Promise<ErasedPart>
+  /** Deletes some of what belongs to runs that are gone, as `erase` does: called after runs went. */
+  sweep?(tenantId: string): Promise<ErasedPart>
+  /** Counts anew what is kept, for a limit of the tenant. Called every night. */
+  recount?(tenantId: string): Promise<void>
+}
+export interface ErasedPart {
+  readonly deleted: number
+  readonly more: boolean
 }
 /** Keyed by what users call it, which is how the proof of an erasure counts it. */
 export const TenantData = slot<TenantDataStore>('conductor.tenant-data')

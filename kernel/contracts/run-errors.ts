@@ -12,7 +12,10 @@ export const runErrors = errorTable('runs', {
     status: 400,
     message: 'There is no profile of this name; see GET /api/profiles.',
   },
-  invalidAttachment: { status: 400, about: 'The data of an attachment is not base64.' },
+  invalidAttachment: {
+    status: 400,
+    about: 'The data of an attachment is not base64, or it has neither or both of `data` and `upload`.',
+  },
   attachmentsTooLarge: { status: 413, message: 'The attachments of a run may have 4 MiB together.' },
   invalidResponseFormat: {
     status: 400,

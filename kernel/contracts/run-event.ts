@@ -1,5 +1,6 @@
 import { type Static, type TObject, type TProperties, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import { ObjectLink } from './linked-objects.ts'
 import { sidecarErrors } from './sidecar-errors.ts'
 
 /** The event types of specification 2.8. */
@@ -60,6 +61,9 @@ export const ToolResultEvent = open({
   name: Type.String(),
   ok: Type.Boolean(),
   content: Type.String(),
+  /** The content is only the beginning; the whole of it is behind the link. The conductor writes both. */
+  truncated: Type.Optional(Type.Boolean()),
+  link: Type.Optional(ObjectLink),
 })
 export const UsageEvent = open({
   type: Type.Literal('usage'),

@@ -21,6 +21,12 @@ export const runnerErrors = errorTable('runner', {
     about:
       'The session has skills of which this runner lacks versions; `digests` names them. Bring them and ask again.',
   },
+  /** The conductor sends the attachments themselves then. */
+  linksUnread: {
+    status: 409,
+    message:
+      'This runner cannot read the linked attachments of the run: its object store is another one, or it has none.',
+  },
   attemptSuperseded: { status: 409, message: 'A later attempt of this run was begun, or its session was taken over.' },
   runGap: { status: 410, message: 'What follows this event of the run is not kept any more.' },
   stateExportFailed: {

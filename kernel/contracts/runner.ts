@@ -6,6 +6,7 @@ import type { DelegationAnswer, WaitingCall } from './delegation.ts'
 import type { VfsLease, WorkerLease } from './leases.ts'
 import { EgressOrder } from './egress.ts'
 import type { EndingCode } from './endings.ts'
+import type { ObjectWrite } from './object-writes.ts'
 import { McpServer, UnavailableMcpServer } from './mcp-servers.ts'
 import { ModelPrice } from './prices.ts'
 import { Profile } from './profiles.ts'
@@ -57,6 +58,8 @@ export const ExecuteRun = Type.Object(
         vfsBytes: Type.Optional(Type.Integer({ minimum: 0 })),
         vfsEntries: Type.Optional(Type.Integer({ minimum: 0 })),
         vfsSessions: Type.Optional(Type.Integer({ minimum: 0 })),
+        objects: Type.Optional(Type.Integer({ minimum: 0 })),
+        objectBytes: Type.Optional(Type.Integer({ minimum: 0 })),
       }),
     ),
     /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */
@@ -201,6 +204,8 @@ export interface RunnerLink {
   delegations(tenantId: string, sessionId: string): Promise<readonly WaitingCall[]>
   /** Does nothing when the tool call does not wait any more. */
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
+  /** What the agent of a run wrote to the object store with its tools, behind number `after`. Empty too where the runner has no such tools. */
+  objectWrites(tenantId: string, sessionId: string, runId: string, after: number): Promise<readonly ObjectWrite[]>
   /** Brings a version of a skill, for sessions that keep it. */
   putSkill(tenantId: string, skill: SkillContent): Promise<void>
   /**

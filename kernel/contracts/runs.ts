@@ -1,6 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
-import { promptFields, promptInfoFields } from './prompt.ts'
+import { type PromptFields, promptInfoFields, sentPromptFields } from './prompt.ts'
 import { type LogChunk, UsageEvent } from './run-event.ts'
 
 /** `queued`: accepted while its session was busy; it has no runner and no events yet. */
@@ -35,7 +35,7 @@ export const SubTask = Type.Object(
     profile: Type.String(),
     prompt: Type.String({ minLength: 1, maxLength: 1_000_000 }),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
-    ...promptFields,
+    ...sentPromptFields,
     webhook: Type.Optional(WebhookTarget),
     whenBusy: Type.Optional(
       Type.Union(
@@ -76,12 +76,13 @@ export const ChatOf = Type.Object({
 export type ChatOf = Static<typeof ChatOf>
 
 /** A task as it is started: a client can say neither that it was delegated nor that it answers a chat. */
-export type Task = SubTask & {
-  readonly parent?: ParentRun
-  /** What the parent has spent itself, and its child cannot have of what is held for it. */
-  readonly parentSpentCents?: number
-  readonly chat?: ChatOf
-}
+export type Task = Omit<SubTask, 'attachments'> &
+  Pick<PromptFields, 'attachments'> & {
+    readonly parent?: ParentRun
+    /** What the parent has spent itself, and its child cannot have of what is held for it. */
+    readonly parentSpentCents?: number
+    readonly chat?: ChatOf
+  }
 
 /** A sequence number after every event: a reader that follows from here is told the ending and nothing else. */
 export const endingOnly = 2 ** 30

@@ -23,6 +23,10 @@ export const sidecarErrors = errorTable('run-host', {
     message: 'The conversation of this session is not here: hydrate it first.',
   },
   sidecarDraining: { status: 503, retry: true, message: 'The sidecar is about to stop and takes nothing new.' },
+  attachmentUnread: {
+    status: 502,
+    message: 'An attachment could not be read from the runner.',
+  },
   runtimeError: { status: 502, about: 'The runtime failed, or sent something that is no event; the log says more.' },
   sidecarError: { status: 502, message: 'The run failed.', about: 'The sidecar ended the run without saying why.' },
 })

@@ -11,6 +11,8 @@ export interface SidecarHealth {
   readonly missing?: Readonly<Record<string, string>>
   readonly instance: string
   readonly inflight: number
+  /** It reads linked attachments from its runner; an older one, or one of another maker, wants them whole. */
+  readonly readsLinks?: boolean
   readonly [more: string]: unknown
 }
 

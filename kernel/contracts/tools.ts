@@ -1,6 +1,7 @@
 import type { Static } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { Delegations } from './delegation.ts'
+import type { Limits } from './limits.ts'
 import type { ProgressEvent } from './run-event.ts'
 import type { SessionVfs } from './session-vfs.ts'
 import type { SkillContent } from './skills.ts'
@@ -20,6 +21,8 @@ export interface ToolContext {
    * tool whose effect must not happen twice passes it on. Absent when the runtime does not name its calls.
    */
   readonly idempotencyKey?: string
+  /** What its tenant may have, as the conductor of the run said; absent where it said nothing. */
+  readonly limits?: ToolLimits
   /** The skills of the session, in the versions that it keeps. Absent when it has none. */
   readonly skills?: readonly SkillContent[]
   /** Writes a `progress` event into the log of the run, where its readers see it. Absent outside a run. */
@@ -29,6 +32,9 @@ export interface ToolContext {
   /** The VirtualFS as the session sees it; absent when its profile does not use it, or the runner has none. */
   readonly vfs?: SessionVfs
 }
+
+/** Limits of a tenant that tools have to keep. */
+export type ToolLimits = Partial<Pick<Limits, 'objects' | 'objectBytes'>>
 
 /** Executes a tool of the worker inside a session's sandbox. */
 export interface SessionSandbox {

@@ -12,6 +12,7 @@ import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
+import { type LongString, longBytes, parseAround } from '../kit/long-strings.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
 import { handleClientError } from './errors.ts'
@@ -160,11 +161,14 @@ const maxJsonDepth = 64
 export function parseJson(body: Buffer): unknown {
   if (body.length === 0) return undefined
   // Each level takes a byte to open it and one to close it.
-  if (body.length > 2 * maxJsonDepth && jsonDepth(body) > maxJsonDepth) {
+  const long: LongString[] = []
+  if (body.length > 2 * maxJsonDepth && jsonDepth(body, long) > maxJsonDepth) {
     throw invalidRequest({ message: `The body nests deeper than ${maxJsonDepth} levels.` })
   }
   try {
-    return JSON.parse(body.toString('utf8'), guardPrototype(body))
+    return long.length > 0
+      ? parseAround(body, long, guardPrototype)
+      : (JSON.parse(body.toString('utf8'), guardPrototype(body)) as unknown)
   } catch {
     throw invalidRequest({ message: 'The body is not valid JSON.' })
   }
@@ -176,14 +180,17 @@ function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown
   return (key, value) => (key === '__proto__' ? undefined : value)
 }
 
-/** Nesting depth of JSON text, counted without parsing it. */
-export function jsonDepth(body: Buffer): number {
+/** Nesting depth of JSON text, counted without parsing it. Where its long strings are is added to `long`. */
+export function jsonDepth(body: Buffer, long?: LongString[]): number {
   let depth = 0
   let deepest = 0
   for (let i = 0; i < body.length; i++) {
     const c = body[i]
-    if (c === 0x22) i = endOfString(body, i + 1)
-    else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
+    if (c === 0x22) {
+      const from = i + 1
+      i = endOfString(body, from)
+      if (i - from > longBytes) long?.push([from, i])
+    } else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
     else if (c === 0x7d || c === 0x5d) depth--
   }
   return deepest

@@ -3,7 +3,7 @@ import { access, type App, type AppError, failures, invalidField, sse } from '#k
 import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
-import { isBase64 } from '#contracts/prompt'
+import { decodeBase64 } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
 import { type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
 import { callerOf, type ChatCaller } from './admission.ts'
@@ -309,8 +309,10 @@ function check({ message, metadata, attachments, conversation_id: continued }: C
   }
   noNul('body/message', message)
   noNul('body/metadata/end_user_id', metadata?.end_user_id)
-  for (const [i, { data }] of (attachments ?? []).entries()) {
-    if (!isBase64(data)) throw invalidField(`body/attachments/${i}/data`, 'must be base64')
+  for (const [i, { data, upload }] of (attachments ?? []).entries()) {
+    if ((data === undefined) === (upload === undefined))
+      throw invalidField(`body/attachments/${i}`, 'must have either data or upload')
+    if (data !== undefined && !decodeBase64(data)) throw invalidField(`body/attachments/${i}/data`, 'must be base64')
   }
   if (continued !== undefined && !isId('conv', continued)) throw runErrors.conversationNotFound()
 }

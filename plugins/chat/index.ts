@@ -7,15 +7,19 @@ import { Database, needsDatabase } from '#contracts/database'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
+import { LinkedObjects, linkErrors } from '#contracts/linked-objects'
+import { objectErrors } from '#contracts/object-store'
 import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
 import { createClientAddress, KeyWatch, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
-import { ChatAdmission, createKeyLimit, tenantOf } from './admission.ts'
+import { callerOf, ChatAdmission, createKeyLimit, tenantOf } from './admission.ts'
+import { uploadRoute } from '#kit/uploads'
 import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './sweeps.ts'
 import { createFollower } from './public-run.ts'
 import { conversationRoutes, runRoutes } from './runs.routes.ts'
 import { SyncWaits } from './sync-waits.ts'
+import { ChatParams, refusals } from './schema.ts'
 import { chatErrors } from './errors.ts'
 
 /** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
@@ -32,7 +36,16 @@ export default definePlugin({
     wrongKeysPerMinute,
     trustedProxies,
   }),
-  errors: [chatErrors, accessErrors, runErrors, billingErrors, idempotencyErrors, limitErrors],
+  errors: [
+    chatErrors,
+    accessErrors,
+    runErrors,
+    billingErrors,
+    idempotencyErrors,
+    limitErrors,
+    linkErrors,
+    objectErrors,
+  ],
   requires: {
     database: Database,
     tokens: Tokens,
@@ -40,9 +53,10 @@ export default definePlugin({
     dispatch: RunDispatch,
     idempotency: Idempotency,
     limits: maybe(TenantLimits),
+    links: maybe(LinkedObjects),
   },
   async setup({ config, deps, log, metrics: registry, stopping, routes, onStart, onStop }) {
-    const { database, tokens, kv, dispatch, idempotency, limits } = deps
+    const { database, tokens, kv, dispatch, idempotency, limits, links } = deps
     // Said at boot, not at the first chat: without the pepper no key could be checked.
     if (!database.absent) tokens.hash('ao:pub-key:v1', '')
     const follower = createFollower({ database, dispatch, log, registry })
@@ -70,6 +84,16 @@ export default definePlugin({
         admission.guard(guarded, 'memory')
         limits?.guard(guarded, { scope, tenantOf, writes: 'chatsPerMinute' })
         chatRoutes(guarded, { ...common, ...told, idempotency, log, waits, limit })
+        uploadRoute(guarded, {
+          url: '/v1/chat/:tenant/:agent/attachments',
+          who: 'agent-key',
+          tags: ['chat'],
+          params: ChatParams,
+          refusals: [...refusals, chatErrors.rateLimited],
+          onRequest: limit,
+          links,
+          tenantOf: (request) => callerOf(request).tenantId,
+        })
       })
       await app.register(async (guarded) => {
         admission.guard(guarded, 'database')

@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { Attachment } from '#contracts/prompt'
+import { SentAttachment } from '#contracts/prompt'
 import { eventStream, unauthorized } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { fundsErrors } from '#contracts/billing'
@@ -16,9 +16,10 @@ export const ChatBody = Type.Object(
     message: Type.String({ minLength: 1, maxLength: 1_000_000 }),
     conversation_id: Type.Optional(Type.String({ description: 'Continue this conversation; omit it to begin one.' })),
     attachments: Type.Optional(
-      Type.Array(Attachment, {
+      Type.Array(SentAttachment, {
         maxItems: 20,
-        description: 'Images and files that go with the message. The whole request may have 1,000,000 bytes.',
+        description:
+          'Images and files that go with the message. The whole request may have 1,000,000 bytes; larger files are uploaded before, and named by `upload`.',
       }),
     ),
     metadata: Type.Optional(

@@ -196,6 +196,7 @@ class CountedLink implements RunnerLink {
   readonly vfsLeases: RunnerLink['vfsLeases'] = (...args) => this.#link.vfsLeases(...args)
   readonly vfsLease: RunnerLink['vfsLease'] = (...args) => this.#link.vfsLease(...args)
   readonly putSkill: RunnerLink['putSkill'] = (...args) => this.#link.putSkill(...args)
+  readonly objectWrites: RunnerLink['objectWrites'] = (...args) => this.#link.objectWrites(...args)
   readonly delegations: RunnerLink['delegations'] = (...args) => this.#link.delegations(...args)
   readonly answerDelegation: RunnerLink['answerDelegation'] = (...args) => this.#link.answerDelegation(...args)
 

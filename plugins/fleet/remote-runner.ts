@@ -116,6 +116,8 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     invalidateSandbox: async (provider, sandboxId) =>
       (await peer.ask(runnerWire.invalidateSandbox, { body: { provider, sandboxId } }))?.invalidated ?? 0,
     delegations: (tenant, id) => peer.ask(runnerWire.delegations, { tenant, params: { id } }),
+    objectWrites: async (tenant, id, runId, after) =>
+      (await peer.ask(runnerWire.objectWrites, { tenant, params: { id }, query: { runId, after } })) ?? [],
     async answerDelegation(tenant, id, delegationId, answer) {
       await peer.ask(runnerWire.answerDelegation, { tenant, params: { id }, body: { id: delegationId, ...answer } })
     },

@@ -216,12 +216,13 @@ class Counts {
 const paceFactor = 6
 /** So many pass at once after a pause. */
 const atOnce = 10
-/** A body takes a turn more for each part of this size. The largest pass at the average that the limit allows. */
+/** A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
 const bytesOfTurn = 32 * 1_024
+const mostTurns = 4 * paceFactor
 const turnsOf = ({ headers }: FastifyRequest): number =>
   headers['transfer-encoding'] === undefined
-    ? Math.min(paceFactor, 1 + Math.floor(Number(headers['content-length'] ?? 0) / bytesOfTurn))
-    : paceFactor
+    ? Math.min(mostTurns, 1 + Math.floor(Number(headers['content-length'] ?? 0) / bytesOfTurn))
+    : mostTurns
 const longestTurnMs = 1_000
 
 /** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */

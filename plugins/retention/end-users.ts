@@ -5,6 +5,8 @@ import type { Database } from '#contracts/database'
 import type { EndUserStore } from '#contracts/retention'
 import type { Fleet } from '#contracts/runner'
 import type { Batches } from './batches.ts'
+import type { TenantDataStore } from '#contracts/retention'
+import { sweepData } from './data.ts'
 import { clearConversations, closeIdle, type LeftSession } from './conversations.ts'
 
 /** Conversations of one look, and public runs that go in one transaction. */
@@ -31,6 +33,8 @@ interface EndUsersParts {
   readonly fleet: Pick<Fleet, 'owner'> | undefined
   /** What plugins keep of people beside what they said. */
   readonly people: ReadonlyMap<string, EndUserStore>
+  /** What plugins keep for runs outside the database. */
+  readonly data: ReadonlyMap<string, TenantDataStore>
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
@@ -107,6 +111,8 @@ export class EndUsers {
       if (erased > 0) data[name] = erased
     }
     await this.#untell(tenantId, endUserId)
+    // The objects of their runs go before the end of it is on record.
+    await sweepData(this.#parts.batches, this.#parts.data, tenantId, signal)
     const left = await this.conversations(tenantId, endUserId, '', 1_000)
     // Whoever had no more time does not know that nothing is left.
     const pending = left.length === 0 && signal.aborted ? 1 : left.length

@@ -64,13 +64,13 @@ export default definePlugin({
     const defaults = rest as RetentionDays
     const figures = new Figures(metrics)
     const batches = new Batches(database, pauseMs, figures.deleted)
-    const endUsers = new EndUsers({ database, batches, trail, fleet, people, log })
+    const endUsers = new EndUsers({ database, batches, trail, fleet, people, data, log })
     const erasure = { database, batches, data, trail, log, operatorTenant }
-    const parts = { database, batches, endUsers, defaults, figures, log }
+    const parts = { database, batches, endUsers, defaults, figures, data, log }
     jobs.every(job, schedule, (signal) =>
       pass({ ...parts, eraseTenant: (id, until) => eraseTenant(erasure, id, until) }, signal),
     )
-    jobs.every(recountJob, nightly, (signal) => recount({ database, pauseMs, log }, signal))
+    jobs.every(recountJob, nightly, (signal) => recount({ database, data, pauseMs, log }, signal))
     const wake = (): Promise<void> =>
       jobs
         .ask(job)

@@ -1,8 +1,15 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
-import { type RetentionDays, retentionErrors, type RetentionName, retentionNames } from '#contracts/retention'
+import {
+  type RetentionDays,
+  retentionErrors,
+  type RetentionName,
+  retentionNames,
+  type TenantDataStore,
+} from '#contracts/retention'
 import type { Batches } from './batches.ts'
+import { sweepData } from './data.ts'
 import type { EndUsers } from './end-users.ts'
 import type { Figures } from './figures.ts'
 import { batchOf } from './kinds.ts'
@@ -30,6 +37,7 @@ interface PassParts {
   readonly endUsers: Pick<EndUsers, 'asked' | 'resume'>
   readonly defaults: RetentionDays
   readonly figures: Figures
+  readonly data: ReadonlyMap<string, TenantDataStore>
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
   eraseTenant(tenantId: string, signal: AbortSignal): Promise<unknown>
 }
@@ -71,6 +79,7 @@ async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Pr
     figures.oldest(kind, await oldestOf(parts.database, id, kind))
   }
   await batches.all(id, oldNotes, signal)
+  Object.assign(deleted, await sweepData(batches, parts.data, id, signal))
   if (Object.values(deleted).some((rows) => rows > 0)) log.info({ tenant: id, deleted }, 'what was too old was deleted')
 }
 

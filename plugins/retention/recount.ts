@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database, Statement } from '#contracts/database'
+import type { TenantDataStore } from '#contracts/retention'
 import { type Table, tenantedTables } from './tables.ts'
 
 /** Rows of one statement: few at first, since most tables hold few rows of most tenants; then as many as take about so long. */
@@ -12,6 +13,8 @@ const rowBytes = 128
 
 interface RecountParts {
   readonly database: Database
+  /** What plugins keep outside the database, and count themselves. */
+  readonly data: ReadonlyMap<string, TenantDataStore>
   /** Between two statements. */
   readonly pauseMs: number
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
@@ -38,7 +41,7 @@ const write = {
 }
 
 /** Counts what is stored of each tenant, for what was added up meanwhile is only nearly right. A tenant that fails is left as it was. */
-export async function recount({ database, pauseMs, log }: RecountParts, signal: AbortSignal): Promise<void> {
+export async function recount({ database, data, pauseMs, log }: RecountParts, signal: AbortSignal): Promise<void> {
   const reads = database.as('reads')
   const tables = await database.system((tx) => tenantedTables(tx))
   const failures: unknown[] = []
@@ -50,6 +53,7 @@ export async function recount({ database, pauseMs, log }: RecountParts, signal: 
       signal.throwIfAborted()
       try {
         await recountTenant(reads, id, tables, pauseMs, signal)
+        for (const store of data.values()) await store.recount?.(id)
         counted++
       } catch (err) {
         if (signal.aborted) throw err

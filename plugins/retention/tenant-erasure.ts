@@ -3,6 +3,7 @@ import type { AuditTrail } from '#contracts/audit'
 import type { Database, TenantTx } from '#contracts/database'
 import type { TenantDataStore } from '#contracts/retention'
 import type { Batch, Batches } from './batches.ts'
+import { partOf } from './data.ts'
 import { openAuditLog } from './kinds.ts'
 import { type Table, tenantedTables } from './tables.ts'
 
@@ -19,15 +20,6 @@ const rowsOf =
     })
     if (gone.length > 0) await count(tx, name, gone.length)
     return { deleted: { [name]: gone.length }, next: gone.length < limit ? undefined : [] }
-  }
-
-/** What a plugin keeps elsewhere, a part at a time: nothing of it goes once the tenant is under a legal hold, as with rows. */
-const partOf =
-  (name: string, store: TenantDataStore): Batch =>
-  async (tx) => {
-    const { deleted, more } = await store.erase(tx.tenantId)
-    if (deleted > 0) await count(tx, name, deleted)
-    return { deleted: { [name]: deleted }, next: more ? [] : undefined }
   }
 
 const count = (tx: TenantTx, table: string, rows: number): Promise<object[]> =>
@@ -80,7 +72,11 @@ export async function eraseTenant(
   const round = async (): Promise<number> => {
     let rows = 0
     for (const [name, store] of data) {
-      const deleted = await batches.all(tenantId, partOf(name, store), signal)
+      const deleted = await batches.all(
+        tenantId,
+        partOf(name, (id) => store.erase(id), count),
+        signal,
+      )
       rows += deleted[name] ?? 0
     }
     for (const table of tables) {

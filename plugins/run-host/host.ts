@@ -16,6 +16,7 @@ import {
   workerInstanceHeader,
 } from '#contracts/wire/sidecar'
 import { acceptLinks, serve, trusted } from '#kit'
+import type { LinkedFiles } from '#kit/linked-files'
 import { leadsTo } from '#kit/outbound'
 import { createEventWriter, HostedRun, type RunOutcome } from './run.ts'
 
@@ -49,6 +50,7 @@ export class RunHost {
   readonly #sessions = new Map<string, HostedRun>()
   /** Sessions whose conversation changed since it was last exported, with a count of their runs; not those that their logs restore. */
   readonly #changes = new Map<string, number>()
+  #files: Promise<LinkedFiles> | undefined
   #inflight = 0
   #draining = false
   #lastExport = -Infinity
@@ -89,6 +91,7 @@ export class RunHost {
       ...(Object.keys(missing).length > 0 ? { missing } : {}),
       instance: this.instance,
       inflight: this.#inflight,
+      readsLinks: true,
       pid: process.pid,
       node: process.version,
       uptimeSeconds: Math.round(process.uptime()),
@@ -117,6 +120,7 @@ export class RunHost {
     const run = new HostedRun(envelope, runtime, {
       log: this.#log,
       write: this.#write,
+      bring: async (...run) => (await this.#linked()).bring(...run),
       // The former run has ended, but its adapter may still be cleaning up: this run starts after that.
       after: this.#sessions.get(sessionId)?.released,
       onEnd: (outcome) => {
@@ -185,8 +189,13 @@ export class RunHost {
     const all = [...this.#sessions.values()]
     for (const run of all) run.abort('interrupted')
     await Promise.all(all.map((run) => run.released))
+    await (await this.#files)?.close()
   }
 
+  /** Loaded with the first run that needs it: most have nothing large. */
+  #linked(): Promise<LinkedFiles> {
+    return (this.#files ??= import('#kit/linked-files').then((kit) => new kit.LinkedFiles()))
+  }
   #names(): string[] {
     return [...this.#runtimes].flatMap(([name, { missing }]) => (missing === undefined ? [name] : [])).toSorted()
   }

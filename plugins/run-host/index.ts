@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ModelTenants } from '#contracts/model'
 import { Runtimes } from '#contracts/runtime'
+import { linkErrors } from '#contracts/linked-objects'
 import { LocalSidecars } from '#contracts/sidecar'
 import { sidecarErrors } from '#contracts/sidecar-errors'
 import { isOpen, isReachable } from '#kit'
@@ -29,7 +30,7 @@ export default definePlugin({
       ? ['runs may be sent to any host; set AGENT_ORC_RUNNER_HOSTS and AGENT_ORC_MCP_HOSTS']
       : []),
   ],
-  errors: sidecarErrors,
+  errors: [sidecarErrors, linkErrors],
   requires: { runtimes: Runtimes, tenants: ModelTenants },
   provides: { links: LocalSidecars },
   async setup(ctx) {

@@ -2,6 +2,7 @@ import { TypeCompiler } from '@sinclair/typebox/compiler'
 import type { FastifyBaseLogger } from 'fastify'
 import { createLineQueue, isAppError, maxLineBytes } from '#kernel'
 import { withoutCycles } from '#contracts/circular'
+import { hasLinks } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import {
   createEventEncoder,
@@ -43,6 +44,8 @@ const eventTooLarge = failed('The runtime sent an event that is too large.')
 interface HostOptions {
   readonly log: FastifyBaseLogger
   readonly write: EventWriter
+  /** Resolves to the envelope with the contents of its linked attachments. */
+  bring(envelope: RunEnvelope, signal: AbortSignal): Promise<RunEnvelope>
   /** The former run of this session; the adapter is not called before it resolved. */
   readonly after: Promise<void> | undefined
   onEnd(outcome: RunOutcome): void
@@ -119,9 +122,10 @@ export class HostedRun {
       if (this.#options.after) await this.#options.after
       if (this.#state === 'running') {
         const { batches } = this.#runtime
-        const source = batches
-          ? batches.call(this.#runtime, this.#envelope, this.#stop.signal)
-          : this.#runtime.run(this.#envelope, this.#stop.signal)
+        const { signal } = this.#stop
+        const given = this.#envelope
+        const envelope = given.attachments && hasLinks(given) ? await this.#options.bring(given, signal) : given
+        const source = batches ? batches.call(this.#runtime, envelope, signal) : this.#runtime.run(envelope, signal)
         iterator = source[Symbol.asyncIterator]()
         while (!this.ended) {
           const { done, value } = await iterator.next()

@@ -1,5 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { ReservedObjects } from '#contracts/linked-objects'
+import { WrittenObjects } from '#contracts/object-writes'
 import { LocalRunners, RunnerSessions } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import { Sidecars } from '#contracts/sidecar'
@@ -66,11 +68,13 @@ export default definePlugin({
     sandboxes: maybe(SandboxWorkers),
     skills: maybe(SkillCache),
     vfs: maybe(VfsManager),
+    objects: maybe(ReservedObjects),
+    written: maybe(WrittenObjects),
   },
   provides: { locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
-    const { toolkit, sandboxes, skills } = deps
+    const { toolkit, sandboxes, skills, objects } = deps
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
       maxProfileBytes: config.maxProfileBytes,
@@ -89,6 +93,7 @@ export default definePlugin({
       conversations,
       executors: deps,
       skills,
+      objects: objects?.backend === undefined ? undefined : objects,
       log,
       mcpBase: () => config.mcpBaseUrl ?? config.baseUrl ?? ctx.urlOf('runner'),
     })
@@ -96,6 +101,7 @@ export default definePlugin({
     const runner = createRunner({
       executors: deps,
       waiting: toolkit.delegations,
+      written: deps.written,
       table,
       conversations,
       runs,

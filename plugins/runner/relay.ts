@@ -1,5 +1,5 @@
 import { linesOf, maxLineBytes } from '#kernel'
-import { type EndingCode, endings } from '#contracts/endings'
+import { type EndingCode, type EndingKind, endings } from '#contracts/endings'
 import {
   createEventEncoder,
   type EventEncoder,
@@ -255,3 +255,9 @@ const firstLine = (chunk: Buffer): Buffer => {
 /** A link that cuts lines bounds them itself; an in-process one may not. */
 const oversized = (chunk: Buffer): boolean =>
   chunk.length > maxLineBytes && linesOf(chunk).some((line) => line.length > maxLineBytes)
+
+/** Specification 3.1: only a run that fails leaves its session errored. */
+export function statusAfter({ code }: Terminal): 'idle' | 'errored' {
+  const kinds: Readonly<Record<string, EndingKind>> = endings
+  return code === undefined || (kinds[code]?.status ?? 'error') !== 'error' ? 'idle' : 'errored'
+}

@@ -182,6 +182,10 @@ export function runRoutes(app: App, runner: Runner, { sessions, toolkit, mcpHost
     const { id, tenantId } = sessionOf(runner, headers[tenantHeader], params.id)
     return { json: [...(await runner.delegations(tenantId, id))] }
   })
+  serve(app, runnerWire.objectWrites, async ({ headers, params, query: { runId, after } }) => {
+    const { id, tenantId } = sessionOf(runner, headers[tenantHeader], params.id)
+    return { json: [...(await runner.objectWrites(tenantId, id, runId, after))] }
+  })
   serve(app, runnerWire.answerDelegation, async ({ headers, params, body }) => {
     const { id, tenantId } = sessionOf(runner, headers[tenantHeader], params.id)
     const { id: delegationId, ...answer } = body

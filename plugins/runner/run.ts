@@ -1,19 +1,20 @@
 import { randomBytes } from 'node:crypto'
 import { type AppError, isAppError, type StreamEnd } from '#kernel'
-import { type EndingKind, endings } from '#contracts/endings'
+import { endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent, UsageEvent } from '#contracts/run-event'
 import { type ExecuteRun, isFailingStop, leaving } from '#contracts/runner'
+import type { ObjectStore } from '#contracts/object-store'
 import { restoredFromLog } from '#contracts/profiles'
 import type { SkillCache, SkillContent } from '#contracts/skills'
 import type { PreparedRun } from '#contracts/workers'
 import { retry } from '#kit'
 import { appsOf, type RunApps, withApps } from './apps.ts'
 import type { Conversations } from './conversations.ts'
-import type { EndCode } from './relay.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
-import { Relay, type Terminal } from './relay.ts'
+import { type EndCode, Relay, statusAfter, type Terminal } from './relay.ts'
 import { type Executors, hasSandbox, linkOf, type LiveSession, type SessionTable } from './sessions.ts'
+import { readableBy, readsNoLinks, requireLinks } from './links.ts'
 import { absentSkills, withSkills } from './skills.ts'
 
 /** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
@@ -31,8 +32,9 @@ const awayMs = 250
 const maxTimerMs = 2 ** 31 - 1
 /** Nothing of the run reached the sidecar. */
 const isAway = (error: AppError): boolean => error.code === 'sidecar_unreachable' && error.retryable
-/** The sidecar refuses because it lacks the conversation, or drains and the conversation is stored elsewhere. */
-const lacksState = ({ code }: AppError): boolean => code === 'session_state_missing' || code === 'sidecar_draining'
+/** The sidecar lacks the conversation, or drains and it is stored elsewhere; or this runner cannot read what is linked. */
+const lacksState = (error: AppError): boolean =>
+  ['session_state_missing', 'sidecar_draining'].includes(error.code) || readsNoLinks(error)
 
 /** The runs of a runner, as one of them sees them. */
 export interface RunContext {
@@ -41,6 +43,8 @@ export interface RunContext {
   readonly executors: Executors
   /** Undefined: this runner keeps no skills. */
   readonly skills: SkillCache | undefined
+  /** Where linked attachments are; undefined where this runner has no such store. */
+  readonly objects: ObjectStore | undefined
   readonly log: { warn(fields: object, message: string): void }
   /** How much a run may keep of what was read. */
   readonly keepBytes: () => number
@@ -157,6 +161,7 @@ export class Run implements OutputOwner {
   /** Makes the run's sandbox ready, and resolves with the sidecar's first lines. */
   async #begin(order: ExecuteRun): Promise<IteratorResult<Buffer> | undefined> {
     const takenAt = Date.now()
+    if (order.attachments) await requireLinks(this.#host.objects, this.session.tenantId, order.attachments)
     const { sandboxes } = this.#host.executors
     if (sandboxes && hasSandbox(this.session.profile)) {
       const resumes = this.session.conversation === true
@@ -206,7 +211,8 @@ export class Run implements OutputOwner {
   async #ask(order: ExecuteRun, takenAt: number): Promise<IteratorResult<Buffer> | undefined> {
     if (this.#state !== 'preparing') return undefined
     this.#state = 'asking'
-    const envelope = this.#envelope(order, takenAt)
+    const given = order.attachments ? await readableBy(order, this.session, this.#host) : order
+    const envelope = this.#envelope(given, takenAt)
     const askedAt = Date.now()
     const ask = async (): Promise<IteratorResult<Buffer> | undefined> => {
       if (this.ended) return undefined
@@ -240,7 +246,7 @@ export class Run implements OutputOwner {
       prompt: order.prompt,
       ...(order.metadata ? { metadata: order.metadata } : {}),
       sessionMcpUrl: this.#host.mcpUrl(session.id),
-      ...(session.tools.length + this.apps.size > 0 ? { sessionMcpToken: this.toolsToken } : {}),
+      sessionMcpToken: this.toolsToken,
       ...(handle === undefined ? {} : { runtimeSessionId: handle }),
       ...(session.conversation ? { resume: true } : {}),
       firstSeq: this.#relay.next,
@@ -320,7 +326,8 @@ export class Run implements OutputOwner {
   }
   #refuse(error: AppError): void {
     this.#markEnded()
-    const unknown = this.#host.conversations.lost(this.session)
+    if (readsNoLinks(error)) this.#host.table.free(this.session, 'idle')
+    const unknown = readsNoLinks(error) ? error : this.#host.conversations.lost(this.session)
     this.output.close(error.code === 'session_state_missing' ? unknown : error)
   }
   /** Leaves the sidecar's stream, which `#carry` reads on to its end. */
@@ -341,10 +348,4 @@ export class Run implements OutputOwner {
     this.#over.resolve()
     this.#host.over(this)
   }
-}
-
-/** Specification 3.1: only a run that fails leaves its session errored. */
-function statusAfter({ code }: Terminal): 'idle' | 'errored' {
-  const kinds: Readonly<Record<string, EndingKind>> = endings
-  return code === undefined || (kinds[code]?.status ?? 'error') !== 'error' ? 'idle' : 'errored'
 }

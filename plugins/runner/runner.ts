@@ -3,6 +3,7 @@ import { availableParallelism } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Delegations } from '#contracts/delegation'
 import { newSessionId, runnerHash } from '#contracts/ids'
+import type { WrittenObjects } from '#contracts/object-writes'
 import type { RunnerInfo, RunnerLink, RunnerSession, RunnerTopology } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
@@ -28,6 +29,8 @@ export interface RunnerParts {
   readonly broadcast: BroadcastReceiver
   /** Undefined: this runner keeps no skills. */
   readonly skills: SkillCache | undefined
+  /** What agents wrote with the tools of this runner; undefined where it has none that write. */
+  readonly written: WrittenObjects | undefined
   /** Known once the kernel listens. */
   readonly baseUrl: () => string
   /** Runtimes this runner announces; empty: those that its sidecars report. */
@@ -114,6 +117,7 @@ export function createRunner(parts: RunnerParts): Runner {
     workerLease: async (tenantId, id, signal) => sandboxes?.lease(tenantId, id, signal),
     invalidateSandbox: async (provider, sandboxId) => sandboxes?.invalidate(provider, sandboxId) ?? 0,
     delegations: async (tenantId, id) => waiting.take(tenantId, id),
+    objectWrites: async (tenantId, _sessionId, runId, after) => parts.written?.of({ tenantId, runId }, after) ?? [],
     answerDelegation: async (...answer) => void waiting.answer(...answer),
     vfsLeases: async (tenantId) => vfs?.leases(tenantId) ?? [],
     vfsLease: async (tenantId, id, signal) => vfs?.lease(tenantId, id, signal),

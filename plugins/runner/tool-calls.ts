@@ -62,6 +62,7 @@ export function createToolCalls(
       tenantId: session.tenantId,
       sessionId: session.id,
       profileName: profile.name,
+      ...(session.limits ? { limits: session.limits } : {}),
       ...(run?.skills ? { skills: run.skills } : {}),
       runId,
       depth: run?.depth ?? 0,

@@ -1,7 +1,9 @@
 import { type EndingCode, endings, isLost } from '#contracts/endings'
-import type { OnCrash, Profile } from '#contracts/profiles'
+import { type OnCrash, type Profile, restoredFromLog } from '#contracts/profiles'
 import { createEventEncoder, type LogChunk, parseLine, type RuntimeEvent } from '#contracts/run-event'
-import type { Claim, EndReason } from '#contracts/run-store'
+import type { Claim, EndReason, FinishRun } from '#contracts/run-store'
+import type { RunnerLink } from '#contracts/runner'
+import type { RunUsage } from './usage.ts'
 
 /**
  * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
@@ -130,3 +132,23 @@ export const within = (promise: Promise<unknown>, ms: number): Promise<boolean> 
     }
     promise.then(settled, settled)
   })
+
+/** What is stored of the end of a run. */
+export function finishOf(
+  ending: Ending,
+  { calls, toolCalls, sandbox, runtimeSessionId }: RunUsage,
+  { runtime }: Profile,
+  runner: RunnerLink | undefined,
+): Omit<FinishRun, 'claim' | 'tail'> {
+  return {
+    status: ending.status,
+    sessionStatus: ending.status === 'error' ? 'errored' : 'idle',
+    ...(ending.status === 'ok' ? { result: ending.result } : { error: { code: ending.code, message: ending.message } }),
+    ...(calls ? { usage: calls } : {}),
+    toolCalls,
+    keepInput: restoredFromLog(runtime),
+    ...(sandbox ? { sandbox } : {}),
+    ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
+    ...(runner ? { runner: runner.hash } : {}),
+  }
+}

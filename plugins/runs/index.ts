@@ -9,6 +9,8 @@ import { Egress } from '#contracts/egress'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
+import { linkErrors, LinkedObjects } from '#contracts/linked-objects'
+import { ObjectWrites } from '#contracts/object-writes'
 import { McpServers } from '#contracts/mcp-servers'
 import { ModelAccess, modelAccessErrors } from '#contracts/model-access'
 import { Prices } from '#contracts/prices'
@@ -21,6 +23,7 @@ import { skillErrors, Skills } from '#contracts/skills'
 import { Webhooks } from '#contracts/webhooks'
 import { conductorWire } from '#contracts/wire/conductor'
 import type { Charges } from './postgres/charges.ts'
+import { RunLinks } from './links.ts'
 import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
 import { createDispatch, RunService } from './service.ts'
 
@@ -62,7 +65,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
   definePlugin({
     name: 'runs',
     config: RunsConfig,
-    errors: [runErrors, billingErrors, idempotencyErrors, limitErrors, modelAccessErrors, skillErrors],
+    errors: [runErrors, billingErrors, idempotencyErrors, limitErrors, linkErrors, modelAccessErrors, skillErrors],
     requires: {
       database: maybe(Database),
       profiles: Profiles,
@@ -76,6 +79,8 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       models: maybe(ModelAccess),
       webhooks: maybe(Webhooks),
       tenantLimits: maybe(TenantLimits),
+      linked: maybe(LinkedObjects),
+      objectWrites: maybe(ObjectWrites),
       kv: Kv,
       api: maybe(ApiGuard),
       internal: maybe(InternalGuard),
@@ -83,7 +88,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
     },
     provides: { dispatch: RunDispatch, store: RunStore },
     async setup(ctx) {
-      const { api, internal, idempotency, webhooks, tenantLimits, ...deps } = ctx.deps
+      const { api, internal, idempotency, webhooks, tenantLimits, linked, ...deps } = ctx.deps
       const { onCrash, deadlineGrace, windDown, drain } = ctx.config
       const store = await open(ctx)
       const service = new RunService({
@@ -94,6 +99,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
         store,
         webhooks,
         tenantLimits,
+        links: new RunLinks(linked, ctx.log),
         log: ctx.log,
         onCrash,
         deadlineGraceMs: deadlineGrace,

@@ -42,7 +42,7 @@ const today = (): number => Math.floor(Date.now() / dayMs)
 const rowsOfRun = 2_048
 /** As base64, which is how they are held. */
 export const attachmentBytesOf = ({ attachments = [] }: Pick<Task, 'attachments'>): number =>
-  attachments.reduce((sum, { data }) => sum + data.length, 0)
+  attachments.reduce((sum, { data }) => sum + (data?.length ?? 0), 0)
 
 type Store = Pick<RunStore, 'holdRuns' | 'countHeld' | 'countLogBytes' | 'countSessions'>
 
@@ -150,8 +150,9 @@ export class RunLimits {
   ofRunner(tenantId: string): Pick<ExecuteRun, 'limits'> {
     if (!this.#limits) return {}
     const { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, ...all } = this.#limits.of(tenantId)
-    const { vfsBytes, vfsEntries, vfsSessions } = all
-    return { limits: { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, vfsBytes, vfsEntries, vfsSessions } }
+    const { objects, objectBytes, vfsBytes, vfsEntries, vfsSessions } = all
+    const onRunner = { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute }
+    return { limits: { ...onRunner, objects, objectBytes, vfsBytes, vfsEntries, vfsSessions } }
   }
   /** Called with the size of what was stored of a run's log. */
   logged(tenantId: string, bytes: number): void {

@@ -1,10 +1,13 @@
+import { Value } from '@sinclair/typebox/value'
 import type { FastifyBaseLogger } from 'fastify'
 import { linesOf } from '#kernel'
+import { ObjectLink } from '#contracts/linked-objects'
 import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
 import { lastSeqOf, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { StateBundle } from '#contracts/runtime'
 import { retry } from '#kit'
+import type { RunLinks } from './links.ts'
 import type { RunUsage } from './usage.ts'
 
 type Item = Replay[number]
@@ -54,7 +57,10 @@ const mostInputBytes = 12 * 1024 * 1024
  * The conversation of a run whose runtime is restored from the log: what the ends of its earlier runs have committed, newest
  * first until there is enough. Undefined: it has none.
  */
-export async function readTurns(store: RunStore, claim: Claim): Promise<StateBundle | undefined> {
+export async function readTurns(
+  { store, links }: { readonly store: RunStore; readonly links: RunLinks },
+  claim: Claim,
+): Promise<StateBundle | undefined> {
   const turns: Turns['turns'] = []
   let bytes = 0
   let inputBytes = 0
@@ -64,7 +70,9 @@ export async function readTurns(store: RunStore, claim: Claim): Promise<StateBun
       bytes += log.reduce((sum, { lines }) => sum + lines.length, prompt.length)
       inputBytes += JSON.stringify(input ?? null).length
       if (turns.length > 0 && (bytes > mostTurnBytes || inputBytes > mostInputBytes)) break reading
-      turns.unshift(turnOf(run))
+      const turn = turnOf(run)
+      const replay = await links.whole({ ...claim, runId: run.runId }, turn.replay)
+      turns.unshift({ ...turn, replay })
     }
   }
   if (turns.length === 0) return undefined
@@ -111,14 +119,18 @@ export class ReplayReader {
       this.#keep({ type: 'tool_call', id: String(id), name: String(name), arguments: given })
       this.#earlier = without(this.#earlier, String(name), given)
     },
-    tool_result: ({ id, name, ok, content }) =>
+    tool_result: ({ id, name, ok, content, link }) => {
+      const linked = Value.Check(ObjectLink, link) ? { truncated: true, link } : {}
+      if (linked.link) this.bytes += linked.link.bytes
       this.#keep({
         type: 'tool_result',
         id: String(id),
         name: String(name),
         ok: ok === true,
         content: String(content),
-      }),
+        ...linked,
+      })
+    },
     progress: ({ stage }) => this.#progressed(stage),
     result: ({ text }) => {
       this.#answer = String(text)

@@ -2,9 +2,9 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
-import { type OnCrash, restoredFromLog } from '#contracts/profiles'
+import type { OnCrash } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
-import type { Claim, DurableSession, FinishRun } from '#contracts/run-store'
+import type { Claim, DurableSession } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
 import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
 import type { Task } from '#contracts/runs'
@@ -15,6 +15,7 @@ import {
   type Ending,
   endingOf,
   eventOf,
+  finishOf,
   next,
   policyOf,
   retryOf,
@@ -27,10 +28,11 @@ import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
+import { Written, type WrittenDeps } from './written.ts'
 import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
 import { budgetOf, RunUsage } from './usage.ts'
 
-export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, FundsDeps {
+export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, FundsDeps, WrittenDeps {
   /** Undefined: what runs cost is not known, unless their runtime says so. */
   readonly prices: Prices | undefined
   /** The policy for profiles that name none. */
@@ -90,6 +92,8 @@ export class Run {
   readonly #funds: Funds
   /** Undefined until the run delegates. */
   #delegations: Delegations | undefined
+  /** Undefined until its agent writes to the object store. */
+  #written: Written | undefined
   readonly #taken = Promise.withResolvers<AppError | undefined>()
   /** How the run ends: the first decision stands. */
   readonly #decided = Promise.withResolvers<Ending>()
@@ -202,7 +206,10 @@ export class Run {
     if (!this.#to('ending')) return this.#leave()
     this.#taken.resolve(undefined)
     const terminal = terminalLine(this.claim, this.log.lastSeq + 1, ending)
-    const stored = await this.#recorder.finish(this.#finishOf(ending), terminal)
+    const stored = await this.#recorder.finish(
+      finishOf(ending, this.#usage, this.#order.session.profile, this.runner),
+      terminal,
+    )
     if (!stored || !this.#to('ended')) return this.#leave()
     this.log.append(terminal)
     return 'ended'
@@ -267,6 +274,7 @@ export class Run {
   }
   /** One runner's stream to its end. */
   async #consume(stream: AsyncIterable<Buffer>, firstSeq: number): Promise<Ending> {
+    const { links } = this.#deps
     const events = new RunnerEvents(this.claim.runId, firstSeq, this.#usage)
     try {
       for await (const bytes of stream) {
@@ -274,7 +282,13 @@ export class Run {
         if (this.#to('streaming')) this.#taken.resolve(undefined)
         const read = events.read(bytes)
         if (read.delegates && this.runner) this.#children().look(this.runner)
-        const wait = read.passed && this.#recorder.add(read.passed, read.tools && this.#policy.resumes)
+        if (read.writes && this.runner) (this.#written ??= new Written(this.#deps, this.claim)).look(this.runner)
+        let { passed } = read
+        if (passed && read.tools && links.wants(passed)) {
+          passed = await links.shorten(this.claim, passed)
+          if (this.#isDecided || this.#stopped) break
+        }
+        const wait = passed && this.#recorder.add(passed, read.tools && this.#policy.resumes)
         if (read.ending) {
           // A final ending is decided here. A lost attempt may still be followed by another one.
           if (read.ending.status === 'ok' || !isLost(read.ending.code)) this.#decided.resolve(read.ending)
@@ -307,7 +321,8 @@ export class Run {
   async #prepare(attempt: number, last: Ending, wait: number): Promise<ExecuteRun | undefined> {
     const past = (await this.#recorder.flush()) ? await readReplay(this.#deps, this.claim) : undefined
     if (!past || this.#stopped || past.bytes > maxReplayBytes) return undefined
-    const { replay, cutFrom, lastSeq } = past
+    const { cutFrom, lastSeq } = past
+    const replay = await this.#deps.links.whole(this.claim, past.replay)
     const told = retryOf(this.claim, lastSeq + 1, last as Stop, attempt, this.#policy.most, cutFrom)
     void this.#recorder.add(told)
     const owned = await this.#recorder.flush(attempt)
@@ -320,21 +335,5 @@ export class Run {
   #children(): Delegations {
     const exceeded = (): void => this.stop(endingOf('budget_exceeded'))
     return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#usage, this.#funds, exceeded))
-  }
-  #finishOf(ending: Ending): Omit<FinishRun, 'claim' | 'tail'> {
-    const { calls, toolCalls, sandbox, runtimeSessionId } = this.#usage
-    return {
-      status: ending.status,
-      sessionStatus: ending.status === 'error' ? 'errored' : 'idle',
-      ...(ending.status === 'ok'
-        ? { result: ending.result }
-        : { error: { code: ending.code, message: ending.message } }),
-      ...(calls ? { usage: calls } : {}),
-      toolCalls,
-      keepInput: restoredFromLog(this.#order.session.profile.runtime),
-      ...(sandbox ? { sandbox } : {}),
-      ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
-      ...(this.runner ? { runner: this.runner.hash } : {}),
-    }
   }
 }

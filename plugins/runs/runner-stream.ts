@@ -7,12 +7,15 @@ import { hashOfSession } from '#contracts/ids'
 import { limitErrors } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
+import { writtenStage } from '#contracts/object-writes'
+import { hasLinks } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
 import { type EventType, hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
 import { skillErrors, type Skills } from '#contracts/skills'
 import { type Ending, endingOf } from './ending.ts'
+import type { RunLinks } from './links.ts'
 import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
 
@@ -23,6 +26,9 @@ export const tookNothing = (error: unknown): boolean => isAppError(error) && err
 const begunNothing: readonly string[] = ['hydration_failed', 'no_runner', limitErrors.limitReached.row.code]
 /** True when certainly nothing of a run was begun anywhere. */
 export const beganNothing = (error: AppError): boolean => tookNothing(error) || begunNothing.includes(error.code)
+
+/** What a runner says to links that it cannot follow; one of an earlier release does not know what they are. */
+const readsNoLinks = ({ code }: AppError): boolean => code === 'links_unread' || code === 'invalid_request'
 
 /** True when the runner answered and only its sidecar is away. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>
@@ -41,6 +47,7 @@ export interface RunnerStreamDeps {
   readonly egress: Egress | undefined
   readonly apps: Apps | undefined
   readonly skills: Skills | undefined
+  readonly links: RunLinks
 }
 
 /** Whose runner it is. */
@@ -88,7 +95,7 @@ export class RunnerStream {
   async *execute(run: ExecuteRun): AsyncGenerator<Buffer> {
     // The session has no conversation and no runner yet.
     const fresh = run.create !== undefined && (run.attempt ?? 1) === 1
-    const body = await this.#withSecrets(run)
+    let body = await this.#withSecrets(run)
     const tried = new Set<string>()
     const taught = new Set<RunnerLink>()
     const began = Date.now()
@@ -114,6 +121,8 @@ export class RunnerStream {
         } else if (error.code === 'skills_missing' && !taught.has(link)) {
           taught.add(link)
           await this.#bringSkills(link, error)
+        } else if (readsNoLinks(error) && hasLinks(body)) {
+          body = { ...body, attachments: await this.#deps.links.inline(this.#claim, body.attachments!) }
         } else if (error.code === 'session_busy' && Date.now() < began + busyRetryMs) {
           await sleep(25, undefined, { signal: this.#signal })
         } else if (tookNothing(error)) {
@@ -183,7 +192,7 @@ export class RunnerStream {
     this.restoring = true
     try {
       const bundle = restoredFromLog(profile.runtime)
-        ? await readTurns(store, this.#claim)
+        ? await readTurns(this.#deps, this.#claim)
         : stateRev > 0
           ? await store.loadState(tenantId, sessionId)
           : undefined
@@ -238,12 +247,15 @@ interface Read {
   readonly tools: boolean
   /** A tool waits for a run of another profile, or for a call of an app: the runner knows which. */
   readonly delegates: boolean
+  /** The agent wrote to the object store: the runner knows what. */
+  readonly writes: boolean
 }
 
 const maxCode = 128
 const maxMessage = 4_000
 const newline = 0x0a
 const waits = [delegationStage, appCallStage].map((stage) => Buffer.from(`"stage":"${stage}"`))
+const written = Buffer.from(`"stage":"${writtenStage}"`)
 
 /** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */
 export class RunnerEvents {
@@ -264,6 +276,7 @@ export class RunnerEvents {
     let start = 0
     let tools = false
     let delegates = false
+    let writes = false
     let ending: Ending | undefined
     while (start < bytes.length) {
       // There are about twenty deltas for each other line, and nothing of a delta has to be remembered.
@@ -276,12 +289,13 @@ export class RunnerEvents {
       if (ending) break
       tools ||= type === 'tool_call' || type === 'tool_result'
       delegates ||= type === 'progress' && waits.some((stage) => line.includes(stage))
+      writes ||= type === 'progress' && line.includes(written)
       this.#seq++
       start = end + 1
     }
     const count = this.#seq - firstSeq
     const passed = count === 0 ? undefined : { firstSeq, count, lines: bytes.subarray(0, start) }
-    return { passed, ending, tools, delegates }
+    return { passed, ending, tools, delegates, writes }
   }
 
   /** Counts the deltas from here on, and answers where the first other line begins. */

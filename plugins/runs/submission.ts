@@ -6,7 +6,8 @@ import { isOverLimit, overLimit, type TenantLimits } from '#contracts/limits'
 import type { ModelAccess } from '#contracts/model-access'
 import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } from '#contracts/profiles'
 import { createOutputSchemas } from '#kit/schemas'
-import { isBase64, maxAttachmentChars } from '#contracts/prompt'
+import { maxAttachmentChars } from '#contracts/prompt'
+import type { RunLinks } from './links.ts'
 import { runErrors } from '#contracts/run-errors'
 import { interruptedBy, type NextOutcome, type RunStore, type StartOutcome, type StartRun } from '#contracts/run-store'
 import type { Fleet, RunnerLink } from '#contracts/runner'
@@ -37,6 +38,7 @@ export interface SubmissionDeps {
   readonly profiles: Profiles
   readonly runners: Fleet
   readonly webhooks: Webhooks | undefined
+  readonly links: RunLinks
   /** Undefined: every tenant may have as much as it likes. */
   readonly tenantLimits: TenantLimits | undefined
   /** Absent: every tenant may use every model. */
@@ -82,8 +84,14 @@ export class Submission {
     try {
       await this.#check(tenantId, runId, task)
       const asked = { tenantId, runId, task }
-      if (chat?.continued) return await this.#continueChat(asked)
-      return await (sessionId === undefined ? this.#startNew(asked) : this.#startIn(asked, sessionId))
+      const starting = task.attachments ? await this.#withLinks(asked, task.attachments) : asked
+      try {
+        if (chat?.continued) return await this.#continueChat(starting)
+        return await (sessionId === undefined ? this.#startNew(starting) : this.#startIn(starting, sessionId))
+      } catch (error) {
+        if (starting !== asked) this.#deps.links.release(asked)
+        throw error
+      }
     } finally {
       this.#executor.limits.arrived(tenantId, runId)
     }
@@ -109,8 +117,9 @@ export class Submission {
     const bytes = attachmentBytesOf(task)
     if (bytes > maxAttachmentChars) throw runErrors.attachmentsTooLarge()
     this.#executor.limits.admitAttachments(tenantId, runId, bytes)
-    for (const [i, { data }] of attachments.entries()) {
-      if (!isBase64(data)) throw runErrors.invalidAttachment({ message: `body/attachments/${i}/data is not base64.` })
+    for (const [i, { data, upload }] of attachments.entries()) {
+      if ((data === undefined) === (upload === undefined))
+        throw runErrors.invalidAttachment({ message: `body/attachments/${i} must have either data or upload.` })
     }
     // Reading the request and writing it down are tens of milliseconds each: others have a turn in between.
     if (bytes > largeChars) await turn()
@@ -119,6 +128,14 @@ export class Submission {
     if (!webhook || chat) return
     if (!this.#deps.webhooks) throw runErrors.webhooksUnavailable()
     this.#deps.webhooks.check(tenantId, webhook.url)
+  }
+  /** What is large is in the object store before the run is stored. */
+  async #withLinks(asked: Asked, attachments: NonNullable<Task['attachments']>): Promise<Asked> {
+    const carried = await this.#deps.links.take(asked, attachments).catch((error: unknown) => {
+      this.#deps.links.release(asked)
+      throw error
+    })
+    return { ...asked, task: { ...asked.task, attachments: carried } }
   }
   /** In a new session, which takes the place of `insteadOf` where the conversation of a chat goes on in it. */
   async #startNew(asked: Asked, insteadOf?: string): Promise<RunAccepted> {

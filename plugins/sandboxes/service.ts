@@ -209,7 +209,8 @@ const linkOf = (session: RunnerSession, { table, launcher, vfs }: ServiceDeps): 
       throw sandboxErrors.sandboxUnreachable()
     const { runtime } = session.profile
     const instance = worker?.sandbox?.sandboxId ?? ''
-    return { ok: true, runtime, runtimes: [runtime], instance, inflight: worker?.uses.count ? 1 : 0 }
+    const readsLinks = worker?.sandbox?.channel.readsLinks ?? false
+    return { ok: true, runtime, runtimes: [runtime], instance, inflight: worker?.uses.count ? 1 : 0, readsLinks }
   },
   async *run(envelope, signal) {
     const worker = table.of(session)

@@ -1,13 +1,20 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
+import { AuditLog } from '#contracts/audit'
 import { ApiGuard } from '#contracts/auth'
+import { Database, presentDatabase } from '#contracts/database'
 import { limitErrors, TenantLimits } from '#contracts/limits'
+import { ReservedObjects } from '#contracts/linked-objects'
 import { ObjectBackends, objectErrors, ObjectStore } from '#contracts/object-store'
+import { ObjectWrites } from '#contracts/object-writes'
 import { TenantData } from '#contracts/retention'
+import { reservedArea, visibleArea } from './areas.ts'
 import { Metrics } from './metrics.ts'
 import { readRoutes } from './routes.ts'
 import { CheckedStore, noStore } from './store.ts'
-import { Usage } from './usage.ts'
+import { MemoryCounter, PostgresCounter } from './counters.ts'
+import { type Counter, Usage } from './usage.ts'
+import { noteWrites } from './written.ts'
 import { writeRoutes } from './write.routes.ts'
 
 /**
@@ -22,23 +29,36 @@ export default definePlugin({
     ),
     recountEvery: Duration(
       '10m',
-      'What a tenant has is counted in memory, and counted anew in the store when it writes and this has passed.',
+      'Without a database what a tenant has is counted in memory, and counted anew in the store when it writes and this has passed.',
     ),
   }),
   errors: [objectErrors, limitErrors],
-  requires: { backends: ObjectBackends, guard: maybe(ApiGuard), limits: maybe(TenantLimits) },
-  provides: { store: ObjectStore, data: TenantData },
+  requires: {
+    backends: ObjectBackends,
+    database: maybe(Database),
+    guard: maybe(ApiGuard),
+    limits: maybe(TenantLimits),
+    trail: maybe(AuditLog),
+  },
+  provides: { store: ObjectStore, reserved: ReservedObjects, writes: ObjectWrites, data: TenantData },
   async setup({ config, deps, metrics, routes, listeners }) {
-    const { backends, guard, limits } = deps
+    const { backends, guard, limits, trail } = deps
     const name = chosen([...backends.keys()], config.backend)
     const backend = name === undefined ? undefined : backends.get(name)
-    let store: ObjectStore = noStore
+    const database = presentDatabase(deps.database)
+    let all: ObjectStore = noStore
+    let counter: Counter | undefined
     if (name !== undefined && backend) {
-      const usage = new Usage({ backend, limits, recountMs: config.recountEvery })
-      limits?.uses('objects', async (tenantId) => (await usage.of(tenantId).catch(() => undefined))?.objects)
-      limits?.uses('objectBytes', async (tenantId) => (await usage.of(tenantId).catch(() => undefined))?.bytes)
-      store = new CheckedStore(name, backend, usage, new Metrics(metrics))
+      const counting = database
+        ? new PostgresCounter(database, backend)
+        : new MemoryCounter(backend, config.recountEvery)
+      const used = (tenantId: string) => counting.of(tenantId).catch(() => undefined)
+      limits?.uses('objects', async (tenantId) => (await used(tenantId))?.objects)
+      limits?.uses('objectBytes', async (tenantId) => (await used(tenantId))?.bytes)
+      all = new CheckedStore(name, backend, new Usage(counting, limits), new Metrics(metrics))
+      counter = counting
     }
+    const store = visibleArea(all)
     if (guard && listeners.includes('conductor')) {
       routes('conductor', async (app) => {
         guard.protect(app)
@@ -48,7 +68,16 @@ export default definePlugin({
     }
     return {
       store,
-      data: name === undefined ? {} : { objects: { erase: (tenantId) => store.removeAll(tenantId, '') } },
+      reserved: reservedArea(all),
+      writes: { noted: (...noted) => noteWrites({ trail, counter }, ...noted) },
+      data: counter
+        ? {
+            objects: {
+              erase: (tenantId) => all.removeAll(tenantId, ''),
+              recount: (tenantId) => counter.recount(tenantId),
+            },
+          }
+        : {},
     }
   },
 })

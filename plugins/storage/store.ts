@@ -41,16 +41,18 @@ export class CheckedStore implements ObjectStore {
         await found?.close()
         return found?.info.bytes
       }
-      const room = await this.#usage.room(tenantId, upload.bytes ?? 0, before)
+      const { bytes, limits } = upload
+      const room = await this.#usage.room(tenantId, { bytes, limits, replaced: before })
       try {
         const { body, sha256 } = measured(upload, (bytes) => room.grow(bytes))
         const { contentType, when = {} } = upload
         const { info, replaced } = await this.#objects.put(tenantId, key, { body, sha256, contentType, when })
-        room.close({ bytes: info.bytes, replaced })
+        await room.close({ bytes: info.bytes, replaced })
         this.#metrics.bytes.inc({ direction: 'in' }, info.bytes)
-        return { info, created: replaced === undefined }
+        return { info, created: replaced === undefined, replaced }
       } catch (error) {
-        room.close()
+        // The nightly count gives back what cannot be given back now.
+        await room.close().catch(() => {})
         throw error
       }
     })
@@ -126,7 +128,7 @@ function check(key: string): void {
 }
 
 /** The bytes of an upload as they pass; at their end they are what was announced, or the upload fails. */
-function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (bytes: number) => void) {
+function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (bytes: number) => Promise<void>) {
   const sha256 = createHash('sha256')
   const md5 = checksums.md5 === undefined ? undefined : createHash('md5')
   let digest = ''
@@ -136,7 +138,7 @@ function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (byt
       for await (const chunk of body) {
         bytes += chunk.length
         if (bytes > maxObjectBytes) throw tooLarge()
-        if (announced === undefined) grow(chunk.length)
+        if (announced === undefined) await grow(chunk.length)
         sha256.update(chunk)
         md5?.update(chunk)
         yield chunk

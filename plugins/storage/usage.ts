@@ -1,130 +1,91 @@
-import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
-import type { ObjectBackend, StoreUse } from '#contracts/object-store'
+import { defaultLimits, type Limits, overLimit, type TenantLimits } from '#contracts/limits'
+import type { StoreUse } from '#contracts/object-store'
 
-/** Of tenants whose count is in memory; beyond it those that rest longest are counted again when they write. */
-const mostTenants = 10_000
+export type StoreLimits = Pick<Limits, 'objects' | 'objectBytes'>
 
-interface Counted {
-  bytes: number
-  objects: number
-  /** Of writes under way. */
-  held: { bytes: number; objects: number }
-  at: number
-  recounting: boolean
+/** What each tenant has in the store, in some place where it is kept. */
+export interface Counter {
+  of(tenantId: string): Promise<StoreUse>
+  /** Adds so much, unless the tenant would have more than `most` then: resolves to the limit that is in the way. */
+  take(tenantId: string, more: StoreUse, most: StoreLimits): Promise<keyof StoreLimits | undefined>
+  /** Adds so much, or takes it off, whatever the limits are. */
+  add(tenantId: string, change: StoreUse): Promise<void>
+  /** Counts anew in the store itself. */
+  recount(tenantId: string): Promise<void>
 }
 
-interface Options {
-  readonly backend: ObjectBackend
-  readonly limits: Pick<TenantLimits, 'of'> | undefined
-  /** Milliseconds after which a count is taken anew: other processes write, too. */
-  readonly recountMs: number
-}
+export const overBy = (has: StoreUse, more: StoreUse, most: StoreLimits): keyof StoreLimits | undefined =>
+  more.bytes > 0 && has.bytes + more.bytes > most.objectBytes
+    ? 'objectBytes'
+    : more.objects > 0 && has.objects + more.objects > most.objects
+      ? 'objects'
+      : undefined
+
+/** An upload of unknown length takes room in steps of this. */
+const stepBytes = 1024 * 1024
 
 /** Room for one object that is being written. */
 export interface Room {
-  /** So many bytes more. Throws 409 `limit_exceeded`. */
-  grow(bytes: number): void
+  /** So many bytes have arrived of an object whose length is not known. Rejects with 409 `limit_exceeded`. */
+  grow(bytes: number): Promise<void>
   /** Over: it was stored, with the bytes of what it replaced, or it was not. */
-  close(stored?: { readonly bytes: number; readonly replaced: number | undefined }): void
+  close(stored?: { readonly bytes: number; readonly replaced: number | undefined }): Promise<void>
 }
 
-/**
- * What each tenant has in the store: counted there once, then kept in memory with what this process writes, and counted anew behind
- * the back of whoever writes next. So a read asks nobody, and a write only the first time.
- */
+interface Order {
+  /** Undefined: nobody knows yet. */
+  readonly bytes: number | undefined
+  /** What the tenant may have, where this process does not know it by itself. */
+  readonly limits: StoreLimits | undefined
+  /** The bytes of what is in its place already. */
+  replaced(): Promise<number | undefined>
+}
+
+/** The limits of tenants on the store: room is taken before bytes are written, so uploads at once do not pass a limit together. */
 export class Usage {
-  readonly #options: Options
-  readonly #tenants = new Map<string, Promise<Counted>>()
+  readonly #counter: Counter
+  readonly #limits: Pick<TenantLimits, 'of'> | undefined
 
-  constructor(options: Options) {
-    this.#options = options
+  constructor(counter: Counter, limits: Pick<TenantLimits, 'of'> | undefined) {
+    this.#counter = counter
+    this.#limits = limits
   }
 
-  async of(tenantId: string): Promise<StoreUse> {
-    const { bytes, objects } = await this.#counted(tenantId)
-    return { bytes, objects }
-  }
-
-  /** Room for an object of so many bytes, or of none yet, where `replaced` of them are in its place already. */
-  async room(tenantId: string, bytes: number, replaced: () => Promise<number | undefined>): Promise<Room> {
-    const counted = await this.#counted(tenantId)
-    const { held } = counted
-    let [mine, added] = [bytes, 1]
-    let over = this.#over(tenantId, counted, mine, added)
-    if (over) {
-      const before = await replaced()
-      if (before !== undefined) [mine, added] = [bytes - before, 0]
-      over = this.#over(tenantId, counted, mine, added)
-      if (over) throw over
+  async room(tenantId: string, { bytes = 0, limits, replaced }: Order): Promise<Room> {
+    const counter = this.#counter
+    const most = limits ?? this.#limits?.of(tenantId) ?? defaultLimits
+    const taken = { bytes, objects: 1 }
+    let over = await counter.take(tenantId, taken, most)
+    const before = over && (await replaced())
+    if (over && before !== undefined) {
+      Object.assign(taken, { bytes: bytes - before, objects: 0 })
+      over = await counter.take(tenantId, taken, most)
     }
-    held.bytes += mine
-    held.objects += added
-    const grow = (more: number): void => {
-      const now = this.#over(tenantId, counted, more, 0)
-      if (now) throw now
-      mine += more
-      held.bytes += more
-    }
+    if (over) throw overLimit(over, most[over])
+    let arrived = 0
     return {
-      grow,
-      close: (stored) => {
-        held.bytes -= mine
-        held.objects -= added
-        if (!stored) return
-        counted.bytes += stored.bytes - (stored.replaced ?? 0)
-        counted.objects += stored.replaced === undefined ? 1 : 0
+      async grow(more) {
+        arrived += more
+        const lacking = arrived - bytes - (taken.bytes - bytes)
+        if (lacking <= 0) return
+        let step = Math.max(lacking, stepBytes)
+        let full = await counter.take(tenantId, { bytes: step, objects: 0 }, most)
+        if (full && step > lacking) full = await counter.take(tenantId, { bytes: (step = lacking), objects: 0 }, most)
+        if (full) throw overLimit(full, most[full])
+        taken.bytes += step
+      },
+      async close(stored) {
+        const has = stored
+          ? { bytes: stored.bytes - (stored.replaced ?? 0), objects: stored.replaced === undefined ? 1 : 0 }
+          : { bytes: 0, objects: 0 }
+        const change = { bytes: has.bytes - taken.bytes, objects: has.objects - taken.objects }
+        if (change.bytes !== 0 || change.objects !== 0) await counter.add(tenantId, change)
       },
     }
   }
 
   /** Objects are gone. */
   async removed(tenantId: string, { bytes, objects }: StoreUse): Promise<void> {
-    const counted = await this.#tenants.get(tenantId)
-    if (!counted) return
-    counted.bytes = Math.max(0, counted.bytes - bytes)
-    counted.objects = Math.max(0, counted.objects - objects)
-  }
-
-  #over(tenantId: string, { bytes, objects, held }: Counted, moreBytes: number, moreObjects: number) {
-    const { objectBytes, objects: most } = this.#options.limits?.of(tenantId) ?? defaultLimits
-    if (moreBytes > 0 && bytes + held.bytes + moreBytes > objectBytes) return overLimit('objectBytes', objectBytes)
-    if (moreObjects > 0 && objects + held.objects + moreObjects > most) return overLimit('objects', most)
-    return undefined
-  }
-
-  async #counted(tenantId: string): Promise<Counted> {
-    const kept = this.#tenants.get(tenantId)
-    this.#tenants.delete(tenantId)
-    const counting = kept ?? this.#count(tenantId)
-    this.#tenants.set(tenantId, counting)
-    if (this.#tenants.size > mostTenants) this.#tenants.delete(this.#tenants.keys().next().value!)
-    try {
-      const counted = await counting
-      if (Date.now() - counted.at > this.#options.recountMs) void this.#recount(tenantId, counted)
-      return counted
-    } catch (error) {
-      if (this.#tenants.get(tenantId) === counting) this.#tenants.delete(tenantId)
-      throw error
-    }
-  }
-  async #count(tenantId: string): Promise<Counted> {
-    const use = await this.#options.backend.use(tenantId)
-    return { ...use, held: { bytes: 0, objects: 0 }, at: Date.now(), recounting: false }
-  }
-  /** What this process writes meanwhile is added to what was found; the next count knows better. */
-  async #recount(tenantId: string, counted: Counted): Promise<void> {
-    if (counted.recounting) return
-    counted.recounting = true
-    const before = { bytes: counted.bytes, objects: counted.objects }
-    try {
-      const found = await this.#options.backend.use(tenantId)
-      counted.bytes = Math.max(0, found.bytes + counted.bytes - before.bytes)
-      counted.objects = Math.max(0, found.objects + counted.objects - before.objects)
-    } catch {
-      // The store is away: the old count holds until the next time.
-    } finally {
-      counted.at = Date.now()
-      counted.recounting = false
-    }
+    if (objects > 0) await this.#counter.add(tenantId, { bytes: -bytes, objects: -objects })
   }
 }

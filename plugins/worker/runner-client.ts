@@ -50,7 +50,7 @@ export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
   }
   return {
     async poll({ after, wait }, signal) {
-      const path = `${paths().poll}?after=${after}&wait=${wait}&tools=1`
+      const path = `${paths().poll}?after=${after}&wait=${wait}&tools=1&links=1`
       const headers = { [workerProtocolHeader]: workerProtocol }
       const limits = { signal, ms: wait + latePollMs, maxBytes: maxPollBytes }
       const answer = await connection.ask({ method: 'GET', path, headers }, limits)

@@ -1,8 +1,10 @@
 import { OpenAICompatibleChatLanguageModel } from '@ai-sdk/openai-compatible'
+import { randomUUID } from 'node:crypto'
 import { APICallError, type LanguageModelV4CallOptions } from '@ai-sdk/provider'
 import type { DirectModel, ModelParts } from '#contracts/model'
 import { streamOf } from '#kit/models'
 import type { ModelAnswer, ModelFetch, ModelPost } from '#contracts/model'
+import { decodeBase64 } from '#contracts/prompt'
 import { isStrictSchema } from '#contracts/strict-schema'
 import { type AnswerReader, createAnswers } from './answer.ts'
 
@@ -34,8 +36,10 @@ export function createChatModels(server: ChatServer): (modelId: string) => Direc
       supportsStructuredOutputs: true,
     })
     const doOpen = async (options: LanguageModelV4CallOptions): Promise<ModelParts> => {
-      const { body, warnings } = await packaged.prepareRequest(marked(options))
-      const asked = JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } })
+      const files = new LargeFiles()
+      const light = await packaged.prepareRequest(files.cutFrom(marked(options)))
+      const { warnings } = light
+      const asked = files.putInto(written(light.body)) ?? written((await packaged.prepareRequest(marked(options))).body)
       const answer = await send(call, asked, options)
       return partsOf(answer, call.readerOf(warnings), url)
     }
@@ -51,6 +55,48 @@ export function createChatModels(server: ChatServer): (modelId: string) => Direc
       },
     }
   }
+}
+
+const written = (body: object): string =>
+  JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } })
+
+/** Base64 of so many characters is put into a request as it is: escaping it letter by letter, of which none has to be, holds everybody up. */
+const largeChars = 64 * 1024
+
+/** The large files of one request, with words in their place while it is written as JSON. */
+class LargeFiles {
+  readonly #contents: string[] = []
+  #mark = ''
+
+  cutFrom(options: LanguageModelV4CallOptions): LanguageModelV4CallOptions {
+    if (!options.prompt.some(({ role, content }) => role === 'user' && content.some(largeOf))) return options
+    this.#mark = randomUUID()
+    const prompt = options.prompt.map((message) =>
+      message.role === 'user' ? { ...message, content: message.content.map((part) => this.#cut(part)) } : message,
+    )
+    return { ...options, prompt }
+  }
+  /** Undefined: the package has made something else of them than to pass them on. */
+  putInto(json: string): string | undefined {
+    if (this.#contents.length === 0) return json
+    const [first, ...rest] = json.split(this.#mark)
+    if (rest.length !== this.#contents.length) return undefined
+    return rest.reduce((text, part, i) => text + this.#contents[i]! + part, first!)
+  }
+
+  #cut(part: UserPart): UserPart {
+    const content = largeOf(part)
+    // Anything but base64 would not stand for itself.
+    if (part.type !== 'file' || content === undefined || !decodeBase64(content)) return part
+    this.#contents.push(content)
+    return { ...part, data: { type: 'data', data: this.#mark } }
+  }
+}
+type UserPart = Extract<LanguageModelV4CallOptions['prompt'][number], { role: 'user' }>['content'][number]
+
+function largeOf(part: UserPart): string | undefined {
+  const data = part.type === 'file' && part.data.type === 'data' ? part.data.data : undefined
+  return typeof data === 'string' && data.length > largeChars ? data : undefined
 }
 
 /** A schema for an answer is marked as strict only where the vendor takes it so. */

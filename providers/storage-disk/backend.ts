@@ -17,6 +17,7 @@ import {
 import { infoOf, openFile, trailerOf } from './file.ts'
 import { namesOf } from './names.ts'
 import { removeEmpty, syncFolder, syncFolders } from './folders.ts'
+import { Listings } from './listings.ts'
 import { Walk } from './walk.ts'
 
 /** Beside the folders of tenants, whose names begin with another character. */
@@ -27,6 +28,7 @@ const leftOverMs = 24 * 60 * 60 * 1_000
 /** Objects as files of one folder, by one process or several. What `put` and `remove` have resolved for survives a loss of power. */
 export class DiskBackend implements ObjectBackend {
   readonly #dir: string
+  readonly #listings = new Listings()
   /** Conditions are checked and writes made one after another, key by key. */
   readonly #turns = new Map<string, Promise<unknown>>()
 
@@ -84,24 +86,23 @@ export class DiskBackend implements ObjectBackend {
 
   list(tenantId: string, { prefix, after, limit, folders }: ObjectQuery): Promise<ObjectPage> {
     return told(async () => {
-      const walk = new Walk(this.#folderOf(tenantId), prefix, after)
-      const objects: ObjectInfo[] = []
+      const walk = new Walk(this.#listings, this.#folderOf(tenantId), prefix, after)
+      const paths: string[] = []
       const prefixes: string[] = []
       let last = ''
       for await (const { key, path } of walk.files()) {
-        if (objects.length + prefixes.length === limit) return { objects, prefixes, next: last }
+        if (paths.length + prefixes.length === limit) return { objects: await infosOf(paths), prefixes, next: last }
         const end = folders ? key.indexOf('/', prefix.length) + 1 : 0
         if (end > 0) {
           prefixes.push(key.slice(0, end))
           last = key.slice(0, end) + lastCharacter
           walk.skipTo(last)
         } else {
-          const info = await infoOf(path)
-          if (info) objects.push(info)
+          paths.push(path)
           last = key
         }
       }
-      return { objects, prefixes }
+      return { objects: await infosOf(paths), prefixes }
     })
   }
 
@@ -123,7 +124,7 @@ export class DiskBackend implements ObjectBackend {
     return told(async () => {
       let objects = 0
       let bytes = 0
-      for await (const { key } of new Walk(this.#folderOf(tenantId), prefix, '').files()) {
+      for await (const { key } of new Walk(this.#listings, this.#folderOf(tenantId), prefix, '').files()) {
         if (objects === most) return { objects, bytes, more: true }
         const gone = await this.remove(tenantId, key)
         if (gone === undefined) continue
@@ -138,7 +139,7 @@ export class DiskBackend implements ObjectBackend {
     return told(async () => {
       let objects = 0
       let bytes = 0
-      for await (const { path } of new Walk(this.#folderOf(tenantId), '', '').files()) {
+      for await (const { path } of new Walk(this.#listings, this.#folderOf(tenantId), '', '').files()) {
         const info = await infoOf(path)
         if (!info) continue
         objects++
@@ -181,6 +182,18 @@ export class DiskBackend implements ObjectBackend {
       return made === undefined ? syncFolder(dirname(path)) : syncFolders(dirname(path), this.#dir)
     }
   }
+}
+
+/** Files that are opened at the same time. */
+const opensAtOnce = 16
+
+/** What is known of objects; one that has gone meanwhile is left out. */
+async function infosOf(paths: readonly string[]): Promise<ObjectInfo[]> {
+  const infos: ObjectInfo[] = []
+  for (let from = 0; from < paths.length; from += opensAtOnce) {
+    for (const info of await Promise.all(paths.slice(from, from + opensAtOnce).map(infoOf))) if (info) infos.push(info)
+  }
+  return infos
 }
 
 async function write(path: string, key: string, { body, sha256, contentType }: NewObject): Promise<ObjectInfo> {

@@ -1,5 +1,5 @@
 /** A name of a file system takes 255 bytes, and one byte of a key may take three. */
-const mostBytes = 80
+export const mostBytes = 80
 const slash = 0x2f
 
 /**
@@ -44,9 +44,11 @@ export function inOrder(names: readonly string[]): Named[] {
       { name, isFile: name[0] === '=', piece: name[0] === '+' ? Buffer.concat([piece, Buffer.of(slash)]) : piece },
     ]
   })
-  // An object comes before the folder of longer keys that begin with all of its own.
-  return known.sort((a, b) => a.piece.compare(b.piece) || Number(b.isFile) - Number(a.isFile))
+  return known.sort(before)
 }
+
+/** Of the order of keys. An object comes before the folder of longer keys that begin with all of its own. */
+export const before = (a: Named, b: Named): number => a.piece.compare(b.piece) || Number(b.isFile) - Number(a.isFile)
 
 function encoded(bytes: Uint8Array): string {
   let text = ''

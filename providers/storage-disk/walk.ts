@@ -1,19 +1,21 @@
-import { readdir } from 'node:fs/promises'
 import { join } from 'node:path'
-import { inOrder } from './names.ts'
+import type { Listings } from './listings.ts'
+import { mostBytes, type Named } from './names.ts'
 
 interface Found {
   readonly key: string
   readonly path: string
 }
 
-/** Walks the objects of a folder in the order of their keys, and reads only folders in which some may be that are wanted. */
+/** Walks the objects of a folder in the order of their keys, and looks only at folders and names that may be wanted. */
 export class Walk {
+  readonly #listings: Listings
   readonly #root: string
   readonly #prefix: Buffer
   #after: Buffer
 
-  constructor(root: string, prefix: string, after: string) {
+  constructor(listings: Listings, root: string, prefix: string, after: string) {
+    this.#listings = listings
     this.#root = root
     this.#prefix = Buffer.from(prefix)
     this.#after = Buffer.from(after)
@@ -28,12 +30,11 @@ export class Walk {
   }
 
   async *#below(folder: string, base: Buffer): AsyncGenerator<Found> {
-    const names = await readdir(folder).catch((error: NodeJS.ErrnoException) => {
-      if (error.code === 'ENOENT') return []
-      throw error
-    })
-    for (const { name, isFile, piece } of inOrder(names)) {
+    const names = await this.#listings.of(folder)
+    for (let i = this.#firstOf(names, base); i < names.length; i++) {
+      const { name, isFile, piece } = names[i]!
       const begun = Buffer.concat([base, piece])
+      if (isPast(begun, this.#prefix)) return
       const path = join(folder, name)
       if (!isFile) {
         if (this.#mayHold(begun)) yield* this.#below(path, begun)
@@ -42,10 +43,38 @@ export class Walk {
       }
     }
   }
+  /** Where what is wanted begins: nothing before it leads behind `after`, or to the prefix. */
+  #firstOf(names: readonly Named[], base: Buffer): number {
+    return Math.max(firstFrom(names, pieceOf(this.#after, base)), firstFrom(names, pieceOf(this.#prefix, base)))
+  }
   #mayHold(begun: Buffer): boolean {
     const wanted = startsWith(begun, this.#prefix) || startsWith(this.#prefix, begun)
     return wanted && (begun.compare(this.#after) > 0 || startsWith(this.#after, begun))
   }
 }
 
+const slash = 0x2f
+/** What a name in the folder of `base` has of a key; nothing of one that is elsewhere. */
+function pieceOf(key: Buffer, base: Buffer): Buffer {
+  if (!startsWith(key, base)) return Buffer.alloc(0)
+  const rest = key.subarray(base.length)
+  const end = rest.indexOf(slash) + 1
+  return rest.subarray(0, Math.min(end || rest.length, mostBytes))
+}
+
+/** The first name that is not before a piece. */
+function firstFrom(names: readonly Named[], piece: Buffer): number {
+  let from = 0
+  let to = names.length
+  while (from < to) {
+    const middle = (from + to) >> 1
+    if (names[middle]!.piece.compare(piece) < 0) from = middle + 1
+    else to = middle
+  }
+  return from
+}
+
 const startsWith = (bytes: Buffer, start: Buffer): boolean => bytes.subarray(0, start.length).equals(start)
+/** Behind all that begins with the prefix. */
+const isPast = (bytes: Buffer, prefix: Buffer): boolean =>
+  bytes.compare(prefix) > 0 && !startsWith(bytes, prefix) && !startsWith(prefix, bytes)

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { withoutCycles } from '#contracts/circular'
+import { ObjectLink } from '#contracts/linked-objects'
 import { Turns, turnsContentType } from '#contracts/replay'
 import type { StateBundle } from '#contracts/runtime'
 import type { RestoredTurn, Turn } from './conversation.ts'
@@ -43,7 +44,10 @@ const file = Type.Object(
     type: Type.Literal('file'),
     mediaType: Type.String({ pattern: '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$' }),
     filename: Type.Optional(Type.String({ maxLength: 255 })),
-    data: Type.Object({ type: Type.Literal('data'), data: Type.String({ pattern: '^[A-Za-z0-9+/]+={0,2}$' }) }, closed),
+    data: Type.Union([
+      Type.Object({ type: Type.Literal('data'), data: Type.String({ pattern: '^[A-Za-z0-9+/]+={0,2}$' }) }, closed),
+      Type.Object({ type: Type.Literal('link'), link: ObjectLink }, closed),
+    ]),
   },
   closed,
 )

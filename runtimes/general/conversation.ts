@@ -2,7 +2,16 @@ import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import type { Profile } from '#contracts/profiles'
 import { maxAttachmentChars } from '#contracts/prompt'
 import type { RuntimeEvent } from '#contracts/run-event'
-import { fileSizeOf, type Message, repaired, sizeOf, textPart, withoutFiles, withoutReasoning } from './messages.ts'
+import {
+  fileSizeOf,
+  fileTokensOf,
+  type Message,
+  repaired,
+  sizeOf,
+  textPart,
+  withoutFiles,
+  withoutReasoning,
+} from './messages.ts'
 
 // The history of a session, and the part of it that goes to the model. Both are bounded by leaving out the oldest turns.
 
@@ -200,10 +209,6 @@ function cut(role: 'user' | 'assistant', message: Message | undefined, chars: nu
 
 /** About right for English text. Other languages and code need more tokens, for which there is the reserve for the answer, and a second try. */
 const charsPerToken = 4
-/** The tokens that vendors count for a large image. */
-const imageTokens = 1_600
-/** A page of a PDF is about 50 KB and 2,000 tokens. */
-const fileCharsPerToken = 24
 /** Tokens reserved for the answer when the profile does not limit it. */
 const answerTokens = 4_096
 /** Characters that are kept of an old tool result that is cut. */
@@ -297,12 +302,7 @@ function sentence(turns: number, results: number): string {
 function weigh(messages: readonly Message[]): number {
   let tokens = 0
   for (const message of messages) {
-    tokens += sizeOf(message) / charsPerToken
-    if (message.role !== 'user') continue
-    for (const part of message.content) {
-      if (part.type !== 'file') continue
-      tokens += part.mediaType.startsWith('image/') ? imageTokens : part.data.data.length / fileCharsPerToken
-    }
+    tokens += sizeOf(message) / charsPerToken + fileTokensOf(message)
   }
   return Math.ceil(tokens)
 }

@@ -1,3 +1,4 @@
+import type { LinkedFiles } from '#kit/linked-files'
 import { createOutputSchemas } from '#kit/schemas'
 import { eventsOf } from '#contracts/run-event'
 import { defineRuntime, type Runtime } from '#contracts/runtime'
@@ -29,12 +30,19 @@ export default defineRuntime({
       return (run, signal) => connectTools(connections, run, config.maxToolSchemas, silence, signal)
     }
     onStop(async () => toolConnections?.close())
+    // Only a restored conversation with large attachments needs it.
+    let files: Promise<LinkedFiles> | undefined
+    onStop(async () => (await files)?.close())
     const turns = createTurns({
       history,
       log,
       reasoningEvents: config.reasoningEvents,
       modelOf: createCatalog(models, config),
       formOf: (format, tenantId) => createOutputForm(format, tenantId, schemas),
+      readLinked: async (run, link, signal) => {
+        files ??= import('#kit/linked-files').then((kit) => new kit.LinkedFiles())
+        return (await files).read(run, link, signal)
+      },
       connect: async (run, signal) => (await (connecting ??= loadTools()))(run, signal),
     })
     return {

@@ -4,6 +4,7 @@ import type {
   LanguageModelV4ToolCallPart,
   LanguageModelV4ToolResultPart,
 } from '@ai-sdk/provider'
+import type { ObjectLink } from '#contracts/linked-objects'
 import type { Attachment, PromptFields } from '#contracts/prompt'
 
 export type TextPart = LanguageModelV4TextPart
@@ -17,15 +18,19 @@ export interface FilePart {
   readonly filename?: string
   readonly data: { readonly type: 'data'; readonly data: string }
 }
+/** The same of a conversation that was restored: its content is brought before the next run. */
+export interface LinkedPart extends Pick<FilePart, 'type' | 'mediaType' | 'filename'> {
+  readonly data: { readonly type: 'link'; readonly link: ObjectLink }
+}
 
 /** The messages this runtime makes and keeps: a subset of the provider specification, so that bundles can be checked. */
 export type Message =
-  | { readonly role: 'user'; readonly content: (TextPart | FilePart)[] }
+  | { readonly role: 'user'; readonly content: (TextPart | FilePart | LinkedPart)[] }
   | { readonly role: 'assistant'; readonly content: (TextPart | ReasoningPart | ToolCall)[] }
   | { readonly role: 'tool'; readonly content: ToolResult[] }
 
 export const textPart = (text: string): TextPart => ({ type: 'text', text })
-export const userMessage = (text: string, files: readonly (TextPart | FilePart)[] = []): Message => ({
+export const userMessage = (text: string, files: readonly (TextPart | FilePart | LinkedPart)[] = []): Message => ({
   role: 'user',
   content: [...files, textPart(text)],
 })
@@ -35,12 +40,47 @@ const readable =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
 /** Attachments as parts of the prompt's message: text as text, so that any model can take it, anything else as a file. */
-export const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart)[] =>
-  attachments.map(({ mediaType, data, name }) =>
-    readable.test(mediaType)
-      ? textPart(`File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`)
-      : { type: 'file', mediaType, data: { type: 'data', data }, ...(name === undefined ? {} : { filename: name }) },
-  )
+export const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart | LinkedPart)[] =>
+  attachments.map(({ mediaType, data = '', link, name }) => {
+    const file = { type: 'file' as const, mediaType, ...(name === undefined ? {} : { filename: name }) }
+    if (link) return { ...file, data: { type: 'link', link } }
+    if (!readable.test(mediaType)) return { ...file, data: { type: 'data', data } }
+    return textPart(`File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`)
+  })
+
+const isLinked = (part: { readonly type: string; readonly data?: unknown }): part is LinkedPart =>
+  part.type === 'file' && (part as FilePart | LinkedPart).data.type === 'link'
+
+/** True when something of the messages is yet to be brought. */
+export const haveLinks = (messages: readonly Message[]): boolean =>
+  messages.some(({ role, content }) => role === 'user' && content.some(isLinked))
+
+/** The messages with what `read` brings; what is gone leaves a word. */
+export async function withContents(
+  messages: readonly Message[],
+  read: (link: ObjectLink) => Promise<Buffer | undefined>,
+): Promise<readonly Message[]> {
+  const whole: Message[] = []
+  for (const message of messages) {
+    if (message.role !== 'user' || !message.content.some(isLinked)) {
+      whole.push(message)
+      continue
+    }
+    const content: (TextPart | FilePart | LinkedPart)[] = []
+    for (const part of message.content) {
+      const bytes = isLinked(part) ? await read(part.data.link) : undefined
+      if (!isLinked(part)) content.push(part)
+      else if (!bytes) content.push(textPart(wordFor(part)))
+      else {
+        const { mediaType, filename: name } = part
+        const attachment = { mediaType, data: bytes.toString('base64'), ...(name === undefined ? {} : { name }) }
+        content.push(...attachmentParts([attachment]))
+      }
+    }
+    whole.push({ ...message, content })
+  }
+  return whole
+}
 
 /** The message of one step; undefined when it has only reasoning. */
 export function assistantMessage(
@@ -229,7 +269,8 @@ export function withoutFiles(messages: readonly Message[]): readonly Message[] {
       : message,
   )
 }
-const wordFor = ({ mediaType }: FilePart): string => (mediaType.startsWith('image/') ? '[image]' : '[file]')
+const wordFor = ({ mediaType }: Pick<FilePart, 'mediaType'>): string =>
+  mediaType.startsWith('image/') ? '[image]' : '[file]'
 
 /** Characters of text a message holds, for the bounds of the history. */
 export function sizeOf(message: Message): number {
@@ -245,8 +286,25 @@ export function sizeOf(message: Message): number {
 const signatureSize = ({ providerOptions }: ReasoningPart): number =>
   providerOptions ? JSON.stringify(providerOptions).length : 0
 
+/** Characters of base64; of a content that is yet to be brought those that it will have. */
+export const fileCharsOf = ({ data }: FilePart | LinkedPart): number =>
+  data.type === 'data' ? data.data.length : Math.ceil(data.link.bytes / 3) * 4
+
+/** The tokens that vendors count for a large image. */
+const imageTokens = 1_600
+/** A page of a PDF is about 50 KB and 2,000 tokens. */
+const fileCharsPerToken = 24
+/** About the tokens of a message's images and files. */
+export function fileTokensOf({ role, content }: Message): number {
+  let tokens = 0
+  for (const part of role === 'user' ? content : [])
+    if (part.type === 'file')
+      tokens += part.mediaType.startsWith('image/') ? imageTokens : fileCharsOf(part) / fileCharsPerToken
+  return tokens
+}
+
 /** Characters of base64 a message holds: images and files. */
 export function fileSizeOf(message: Message): number {
   if (message.role !== 'user') return 0
-  return message.content.reduce((sum, part) => (part.type === 'file' ? sum + part.data.data.length : sum), 0)
+  return message.content.reduce((sum, part) => (part.type === 'file' ? sum + fileCharsOf(part) : sum), 0)
 }

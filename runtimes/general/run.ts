@@ -1,13 +1,14 @@
 import type { LanguageModelV4CallOptions, LanguageModelV4StreamPart, LanguageModelV4ToolCall } from '@ai-sdk/provider'
+import type { ObjectLink } from '#contracts/linked-objects'
 import type { ModelPart } from '#contracts/model'
 import type { ResponseFormat } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { EventBatch, RuntimeEvent, Texts } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
 import { createCallIds, execute, type PendingCall, pendingCall, replayInto } from './calls.ts'
-import { type ContextWindow, createContext, type Fitted, type History } from './conversation.ts'
+import { type ContextWindow, createContext, type Fitted, type History, type RestoredTurn } from './conversation.ts'
 import { errorEvent, ModelFailure, modelFailure, reported, generalErrors } from './errors.ts'
-import { type FilePart, OpenTurn } from './messages.ts'
+import { type FilePart, haveLinks, OpenTurn, withContents } from './messages.ts'
 import { type Model, type OpenCall, openCall, usageOf } from './models.ts'
 import type { OutputForm } from './output.ts'
 import { createReasoning, type Reasoning } from './reasoning.ts'
@@ -22,6 +23,8 @@ export interface RunDeps {
   modelOf(name: string): Model
   /** Throws AppError `tool_server_unavailable`. Undefined: the run has no tools. */
   connect(envelope: RunEnvelope, signal: AbortSignal): Promise<Connected | undefined>
+  /** Reads what a restored conversation has links to, with the address and token of the run. */
+  readLinked(envelope: RunEnvelope, link: ObjectLink, signal: AbortSignal): Promise<Buffer | undefined>
   /** Throws AppError `invalid_response_format`. */
   formOf(format: ResponseFormat, tenantId: string): Promise<OutputForm>
 }
@@ -130,11 +133,24 @@ class Run {
       deps.log.warn({ runId, ...one }, 'a run goes without the tools of an MCP server')
       yield [{ type: 'progress', stage: 'mcp_server_unavailable', ...one }]
     }
+    if (deps.history.turns(sessionId)?.some(({ messages }) => haveLinks(messages))) await this.#bringHistory()
     this.#context = createContext(profile, this.#model.settings.contextTokens, deps.history.turns(sessionId) ?? [])
     if (!replay) return
     const { steps, open } = replayInto(this.#turn, replay)
     this.#steps = steps
     yield* this.#execute(open)
+  }
+
+  /** A conversation that was restored gets its large attachments back, once. */
+  async #bringHistory(): Promise<void> {
+    const { history, readLinked } = this.#deps
+    const { sessionId } = this.#envelope
+    const turns: RestoredTurn[] = []
+    for (const { messages, ...turn } of history.turns(sessionId) ?? []) {
+      const read = (link: ObjectLink) => readLinked(this.#envelope, link, this.#signal)
+      turns.push({ ...turn, messages: await withContents(messages, read) })
+    }
+    history.replace(sessionId, turns)
   }
 
   /** Calls the model with the messages that fit its context, and once more with fewer when its server says that they did not fit. */
@@ -162,8 +178,10 @@ class Run {
   #request({ messages }: Fitted): LanguageModelV4CallOptions {
     const { instructions, limits } = this.#envelope.profile
     const specs = this.#tools?.specs ?? []
+    const system = instructions === '' ? [] : [{ role: 'system' as const, content: instructions }]
     const options: LanguageModelV4CallOptions = {
-      prompt: instructions === '' ? [...messages] : [{ role: 'system', content: instructions }, ...messages],
+      // What they linked to was brought before the first call.
+      prompt: [...system, ...messages] as LanguageModelV4CallOptions['prompt'],
       abortSignal: this.#signal,
     }
     if (specs.length > 0) options.tools = specs

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { OutputSchemas } from '#kit/schemas'
-import type { Attachment } from '#contracts/prompt'
+import { type InlineAttachment, inlineOf } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { Conversations } from './conversations.ts'
@@ -145,12 +145,12 @@ const text =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
 /** The prompt with its attachments. Throws AppError `unsupported_attachment` for one that the vendor's models do not take. */
-const promptBlocks = ({ prompt, attachments = [] }: Pick<RunEnvelope, 'prompt' | 'attachments'>): PromptBlock[] => [
-  ...attachments.map(blockOf),
+const promptBlocks = ({ prompt, attachments }: Pick<RunEnvelope, 'prompt' | 'attachments'>): PromptBlock[] => [
+  ...inlineOf(attachments).map(blockOf),
   { type: 'text', text: prompt },
 ]
 
-function blockOf({ mediaType, data, name }: Attachment): PromptBlock {
+function blockOf({ mediaType, data, name }: InlineAttachment): PromptBlock {
   const source = { type: 'base64' as const, media_type: mediaType, data }
   if (image.test(mediaType)) return { type: 'image', source }
   if (mediaType === 'application/pdf')

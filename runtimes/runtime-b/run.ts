@@ -4,7 +4,7 @@ import type { OutputSchema, OutputSchemas } from '#kit/schemas'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
-import type { Attachment, ResponseFormat } from '#contracts/prompt'
+import { type Attachment, type InlineAttachment, inlineOf, type ResponseFormat } from '#contracts/prompt'
 import { isStrictSchema } from '#contracts/strict-schema'
 import { type AppServer, startAppServer } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
@@ -107,13 +107,17 @@ const text =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
 /** A prompt with its attachments; `more` comes last. Throws AppError `unsupported_attachment`. */
-const inputOf = (prompt: string, attachments: readonly Attachment[] = [], more: string | undefined): UserInput[] => [
+const inputOf = (
+  prompt: string,
+  attachments: readonly Attachment[] | undefined,
+  more: string | undefined,
+): UserInput[] => [
   textInput(prompt),
-  ...attachments.map(attached),
+  ...inlineOf(attachments).map(attached),
   ...(more === undefined ? [] : [textInput(more)]),
 ]
 
-function attached({ mediaType, data, name }: Attachment): UserInput {
+function attached({ mediaType, data, name }: InlineAttachment): UserInput {
   if (image.test(mediaType)) return { type: 'image', url: `data:${mediaType};base64,${data}` }
   if (text.test(mediaType)) {
     const content = Buffer.from(data, 'base64').toString('utf8')

@@ -161,8 +161,12 @@ export const attacks: readonly Attack[] = [
       const client = clientOf(hostile, told)
       const profile = hostile.profiles.quick
       const data = Buffer.alloc(4 * 1024 * 1024 - 3, 'x').toString('base64')
-      const attachments = [{ mediaType: 'image/png', data }]
-      await flood(8, stop, () => client.send('POST', '/api/runs', { profile, prompt: 'x', attachments }))
+      // Another file each time: what is there already is not stored again.
+      const begin = (n: number): string => Buffer.from(String(n).padStart(9, '0')).toString('base64')
+      const attachments = (n: number) => [{ mediaType: 'image/png', data: begin(n) + data.slice(begin(n).length) }]
+      await flood(8, stop, (n) =>
+        client.send('POST', '/api/runs', { profile, prompt: 'x', attachments: attachments(n) }),
+      )
       await client.close()
     },
   },

@@ -4,7 +4,7 @@ import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs, promisify } from 'node:util'
 import { publishAgent } from '../bench/agents.ts'
-import { type Cluster, command, startCluster } from '../bench/cluster.ts'
+import { type Cluster, command, dataDirectory, startCluster } from '../bench/cluster.ts'
 import { runCommand, say, withProcesses } from '../bench/command.ts'
 import type { JobResult } from '../bench/job.ts'
 import { createLoad, type RunJob } from '../bench/load-client.ts'
@@ -92,7 +92,11 @@ async function start(processes: Processes): Promise<Fleet> {
   const model = await startModel(processes, 0)
   const cluster = await startCluster({
     processes,
-    env: { ...environment(model.url), AGENT_ORC_ADMIN_TENANT: operatorTenant },
+    env: {
+      ...environment(model.url),
+      AGENT_ORC_ADMIN_TENANT: operatorTenant,
+      AGENT_ORC_STORAGE_DIR: await dataDirectory(processes),
+    },
   })
   const conductor = cluster.urls('conductor')[0]!
   const gateway = cluster.urls('gateway')[0]!

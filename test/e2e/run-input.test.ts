@@ -72,7 +72,12 @@ for (const form of forms) {
     const role = form === 'single' ? 'dev' : 'conductor'
     const files = { [role]: await withServer(t, role, external.url) }
     const cluster = await startCluster(t, form, {
-      env: { EXTERNAL_KEY: 'canary-of-the-test', AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1' },
+      // Everything stays in the run here; linked-objects.test.ts has the other way.
+      env: {
+        EXTERNAL_KEY: 'canary-of-the-test',
+        AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+        AGENT_ORC_LINK_ABOVE: '8388608',
+      },
       files,
     })
     const agent = await cluster.agent('looker')

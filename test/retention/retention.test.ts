@@ -169,3 +169,22 @@ test('the figures say what went, how old the oldest is, and when it last went we
   assert.ok(age > 1.9 * 86_400 && age < 2.1 * 86_400)
   assert.ok(Number(/agent_orc_retention_last_success_seconds ([\d.e+]+)/.exec(text)![1]) > 0)
 })
+
+test('plugins are told to let go of what belongs to runs that are gone, in parts, and not under a legal hold', async (t) => {
+  const swept: string[] = []
+  const sweep = async (tenantId: string) => {
+    swept.push(tenantId)
+    return { deleted: 1, more: swept.filter((one) => one === tenantId).length < 3 }
+  }
+  const erase = async () => ({ deleted: 0, more: false })
+  const s = await stage(t, { runs: 5 }, undefined, { 'linked objects': { erase, sweep } })
+  await s.sql('acme', ...run('acme', 'old', 9))
+  await s.sql('globex', `UPDATE tenants SET legal_hold = true WHERE id = 'globex'`)
+  await s.pass()
+  assert.deepEqual(
+    [swept.filter((one) => one === 'acme').length, swept.includes('globex')],
+    [3, false],
+    'after what was too old, until nothing is left',
+  )
+  assert.equal(await s.count('acme', 'runs'), 0)
+})

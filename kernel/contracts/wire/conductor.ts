@@ -3,6 +3,7 @@ import { Type } from '@sinclair/typebox'
 import { eventTypes } from '../run-event.ts'
 import { ChatOf, RunAccepted, RunSummary, SubTask } from '../runs.ts'
 import { bodyTooLarge, invalidRequest, unavailable } from '../http-errors.ts'
+import { linkErrors } from '../linked-objects.ts'
 import { limitErrors } from '../limits.ts'
 import { fleetErrors, runErrors } from '../run-errors.ts'
 import { webhookErrors } from '../webhooks.ts'
@@ -64,6 +65,7 @@ export const startErrors = [
   runErrors.invalidRunId,
   runErrors.invalidSessionId,
   runErrors.invalidAttachment,
+  linkErrors.unknownUpload,
   runErrors.invalidResponseFormat,
   runErrors.tooManySchemas,
   webhookErrors.invalidWebhook,

@@ -1,6 +1,5 @@
 import { type TObject, type TSchema, Type } from '@sinclair/typebox'
 import { BroadcastPage, BroadcastRevisions } from '../broadcast.ts'
-import { DelegationAnswer, WaitingCall } from '../delegation.ts'
 import { Profile, profileName } from '../profiles.ts'
 import { ExecuteRun, RunnerTopology, RunnerUsage, UnsavedSession } from '../runner.ts'
 import { limitErrors } from '../limits.ts'
@@ -9,6 +8,7 @@ import { bundleForms } from './sidecar.ts'
 import type { Wire } from './route.ts'
 import * as bodies from './runner-bodies.ts'
 import { skillRoutes } from './runner-skills.ts'
+import { toolRoutes } from './runner-tools.ts'
 
 export { decodeSessionStatus, encodeSessionStatus, maxStateBytes, tenantHeader } from './runner-bodies.ts'
 
@@ -236,6 +236,7 @@ export const runnerWire = {
       runnerErrors.unknownSession,
       runnerErrors.sessionBusy,
       runnerErrors.skillsMissing,
+      runnerErrors.linksUnread,
       runnerErrors.attemptSuperseded,
       limitErrors.limitReached,
       runnerErrors.runnerFull,
@@ -268,50 +269,7 @@ export const runnerWire = {
     absent: true,
   },
 
-  toolSpecs: {
-    ...of('tools'),
-    ...inGet(bodies.ToolSpecs),
-    path: '/runner/toolkit/specs',
-    summary: 'List the tools of this runner',
-    description: 'Every platform tool, whatever profiles allow.',
-  },
-  sessionToolSpecs: {
-    ...of('tools'),
-    ...inGet(bodies.ToolSpecs),
-    path: '/runner/sessions/:id/toolkit/specs',
-    summary: 'List the tools of a session',
-    description: 'What its profile allowed when the session was created.',
-    ...ofSession,
-  },
-  invokeTool: {
-    ...of('tools'),
-    method: 'POST',
-    path: '/runner/sessions/:id/toolkit/invoke',
-    summary: 'Invoke a tool',
-    description: "A tool's own failure is 200 with `result.ok` false.",
-    ...ofSession,
-    body: bodies.InvokeTool,
-    reply: { status: 200, json: bodies.InvokeResult },
-    errors: [runnerErrors.toolNotAllowed],
-  },
-  delegations: {
-    ...of('tools'),
-    ...inGet(Type.Array(WaitingCall)),
-    path: '/runner/sessions/:id/delegations',
-    summary: 'Take the delegations of a session',
-    description: 'Those that wait, and calls of apps. They count as taken, and wait until they are answered.',
-    ...ofSession,
-  },
-  answerDelegation: {
-    ...of('tools'),
-    method: 'POST',
-    path: '/runner/sessions/:id/delegations',
-    summary: 'Answer a delegation',
-    description: 'One that nobody waits for any more is no error.',
-    ...ofSession,
-    body: Type.Composite([Type.Object({ id: Type.String() }), DelegationAnswer]),
-    reply: done,
-  },
+  ...toolRoutes,
 
   vfsLeases: { ...leases('List VirtualFS leases', bodies.VfsLease), path: '/runner/vfs/leases' },
   workerLeases: {

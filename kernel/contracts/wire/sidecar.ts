@@ -37,6 +37,7 @@ const Health = Type.Object(
     ),
     instance: Type.Optional(Type.String()),
     inflight: Type.Optional(Type.Integer({ description: 'Runs under way.' })),
+    readsLinks: Type.Optional(Type.Boolean({ description: 'It reads linked attachments from its runner.' })),
   },
   { additionalProperties: true },
 )

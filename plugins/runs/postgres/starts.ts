@@ -214,7 +214,7 @@ function taken(error: unknown): StartedRow[] | 'busy' {
 
 async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   const { tenantId, runId, task, create } = run
-  const bytes = (task.attachments ?? []).reduce((sum, { data }) => sum + data.length, task.prompt.length)
+  const bytes = (task.attachments ?? []).reduce((sum, { data }) => sum + (data?.length ?? 0), task.prompt.length)
   const order = task.chat?.conversationId ?? run.sessionId
   // A refused start is tried again when its reason may be gone: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {

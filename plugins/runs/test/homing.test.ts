@@ -4,6 +4,7 @@ import { pino } from 'pino'
 import { AppError } from '#kernel'
 import type { RunStore } from '#contracts/run-store'
 import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
+import { RunLinks } from '../links.ts'
 import { RunnerStream } from '../runner-stream.ts'
 import { StateSaver } from '../state-saver.ts'
 import { eventually, profileNamed } from './stage.ts'
@@ -50,7 +51,12 @@ function stage(
   const runners = { place: choose, home: choose, all: () => links, owner: () => links[0] } as unknown as Fleet
   const profile = { ...profileNamed('writer'), runtime: 'runtime_a' }
   const stream = new RunnerStream(
-    { store: store as unknown as RunStore, runners, ...without },
+    {
+      store: store as unknown as RunStore,
+      runners,
+      ...without,
+      links: new RunLinks(undefined, { warn() {} }),
+    },
     {
       claim: { tenantId: 'acme', sessionId, runId: 'r1', epoch: 1 },
       session: { id: sessionId, profile, status: 'running', stateRev, epoch: 1, ...(runner ? { runner } : {}) },

@@ -145,6 +145,8 @@ test('a run that its runner has no room for is refused by the name of the limit,
     vfsBytes: 10 * 1024 ** 3,
     vfsEntries: 200_000,
     vfsSessions: 10_000,
+    objects: 100_000,
+    objectBytes: 10 * 1024 ** 3,
   })
 })
 

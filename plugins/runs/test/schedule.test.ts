@@ -5,6 +5,7 @@ import { AppError, linesOf } from '#kernel'
 import { createEventEncoder, isTerminalType, parseLine } from '#contracts/run-event'
 import type { Claim, RunStore } from '#contracts/run-store'
 import { type ExecuteRun, type Fleet, leaving, type RunnerLink } from '#contracts/runner'
+import { RunLinks } from '../links.ts'
 import { endingOf } from '../ending.ts'
 import { DelegationTrees } from '../delegations.ts'
 import { FlushClock } from '../recorder.ts'
@@ -94,6 +95,8 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     egress: undefined,
     apps: undefined,
     skills: undefined,
+    objectWrites: undefined,
+    links: new RunLinks(undefined, { warn() {} }),
     prices: undefined,
     billing: undefined,
     log: pino({ level: 'silent' }),

@@ -87,6 +87,7 @@ export class FakeRunner implements RunnerLink {
   workerLeases = async () => []
   workerLease = async () => undefined
   invalidateSandbox = async () => 0
+  objectWrites = async () => []
   delegations = async (): Promise<readonly Delegation[]> => []
   async answerDelegation(): Promise<void> {}
   async putSkill(): Promise<void> {}

@@ -30,6 +30,7 @@ export const refusals = [...Object.values(workerTokenErrors), sandboxErrors.dyna
 const PollQuery = Type.Object({
   after: Type.Integer({ minimum: 0, default: 0, description: 'Every command up to this one has been taken.' }),
   tools: Type.Optional(Type.Literal('1', { description: 'The worker takes `tool` commands.' })),
+  links: Type.Optional(Type.Literal('1', { description: 'The worker reads linked attachments from the runner.' })),
   wait: Type.Integer({ minimum: 0, maximum: pollMs, default: pollMs, description: 'Milliseconds.' }),
 })
 
@@ -63,9 +64,16 @@ export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll,
     async (request, reply) => {
       if (request.headers[workerProtocolHeader] !== workerProtocol) throw sandboxErrors.unsupportedWorkerProtocol()
       const { worker, expiresAt } = auth.of(request)
-      const { after, tools, wait } = request.query
+      const { after, tools, links, wait } = request.query
       const signal = whileCalled(reply, closing)
-      const answer = await worker.poll({ after, tools: tools === '1', waitMs: wait, signal, expiresAt })
+      const answer = await worker.poll({
+        after,
+        tools: tools === '1',
+        links: links === '1',
+        waitMs: wait,
+        signal,
+        expiresAt,
+      })
       if (answer.commands.length === 0 && answer.token === undefined) return reply.code(204).send()
       answers.begin(worker, reply)
       reply.raw.once('finish', () => worker.left(answer))

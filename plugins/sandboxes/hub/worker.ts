@@ -46,6 +46,8 @@ export interface WorkerChannel {
   readonly state: StateBundle | undefined
   /** Why there is none of the worker's newest state. */
   readonly stateRefused: AppError | undefined
+  /** The worker reads linked attachments from this runner, as it said with its last poll. */
+  readonly readsLinks: boolean
   setState(bundle: StateBundle | undefined): void
   /** `ok: false` when the worker takes no tools, does not answer in time or leaves. */
   callTool: WorkerToolCalls['call']
@@ -63,6 +65,7 @@ export interface WorkerChannel {
 export interface PollRequest {
   readonly after: number
   readonly tools: boolean
+  readonly links: boolean
   readonly waitMs: number
   readonly signal: AbortSignal
   /** When the token that came with the poll expires, in ms since the epoch. */
@@ -74,6 +77,7 @@ export interface Continued {
   readonly sessionId: string
   readonly mailbox: Mailbox
   readonly takesTools?: boolean
+  readonly readsLinks?: boolean
 }
 
 export interface RemoteWorkerOptions extends Continued {
@@ -104,6 +108,7 @@ export class RemoteWorker implements WorkerChannel {
   /** Bytes of states that are being uploaded. */
   #incoming = 0
   #takesTools: boolean
+  #readsLinks: boolean
   /** True once it was given to another session. */
   #spent = false
 
@@ -117,8 +122,12 @@ export class RemoteWorker implements WorkerChannel {
     this.#runs = createWorkerRuns(options.mailbox, this.#presence, options.token)
     this.#toolCalls = createWorkerToolCalls(options.mailbox, this.#presence)
     this.#takesTools = options.takesTools ?? false
+    this.#readsLinks = options.readsLinks ?? false
   }
 
+  get readsLinks(): boolean {
+    return this.#readsLinks
+  }
   get token(): string {
     return this.#options.token.value
   }
@@ -185,7 +194,12 @@ export class RemoteWorker implements WorkerChannel {
     this.#spent = true
     try {
       const { mailbox } = this.#options
-      return await this.#options.bind(this, { sessionId, mailbox, takesTools: this.#takesTools })
+      return await this.#options.bind(this, {
+        sessionId,
+        mailbox,
+        takesTools: this.#takesTools,
+        readsLinks: this.#readsLinks,
+      })
     } catch (error) {
       this.#spent = false
       throw error
@@ -221,8 +235,9 @@ export class RemoteWorker implements WorkerChannel {
     this.#presence.seen()
   }
 
-  async poll({ after, tools, waitMs, signal, expiresAt }: PollRequest): Promise<PollAnswer> {
+  async poll({ after, tools, links, waitMs, signal, expiresAt }: PollRequest): Promise<PollAnswer> {
     this.#takesTools = tools
+    this.#readsLinks = links
     const over = this.#presence.polls()
     try {
       const commands = [...(await this.#options.mailbox.poll({ after, waitMs, signal }))]

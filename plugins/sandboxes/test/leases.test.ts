@@ -68,6 +68,7 @@ test('a session is well when it can have a sandbox, and not when the substrate o
     runtimes: ['general'],
     instance: '',
     inflight: 0,
+    readsLinks: false,
   })
   await play(workers, session, 'hello')
   assert.equal((await link.health()).instance, substrate.boxes[0]!.id)

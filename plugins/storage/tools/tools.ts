@@ -1,7 +1,9 @@
 import { buffer } from 'node:stream/consumers'
 import { isUtf8 } from 'node:buffer'
+import { defaultLimits } from '#contracts/limits'
 import { maxKeyBytes, type ObjectStore } from '#contracts/object-store'
-import type { PlatformTool, ToolResult } from '#contracts/tools'
+import { type ObjectWrite, writtenStage, type WrittenObjects } from '#contracts/object-writes'
+import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 
 /** What a tool may answer, less a little for what is said around it. */
 const mostBytes = 240 * 1024
@@ -12,12 +14,26 @@ const ok = (content: string): ToolResult => ({ ok: true, content })
 const failed = (content: string): ToolResult => ({ ok: false, content })
 
 /** Every tool acts for the tenant of its session, which the runner knows and no model chooses. */
-export const storageTools = (store: ObjectStore): PlatformTool[] => [
+export const storageTools = (store: ObjectStore, record: WriteRecord): PlatformTool[] => [
   getTool(store),
-  putTool(store),
+  putTool(store, record),
   listTool(store),
-  deleteTool(store),
+  deleteTool(store, record),
 ]
+
+interface WriteRecord {
+  readonly written: WrittenObjects
+  /** The store has counted what was written for all processes. */
+  readonly counted: boolean
+}
+
+/** Notes a write for the audit log of the tenant, and rings for a conductor to hear of it. */
+function record({ written, counted }: WriteRecord, context: ToolContext, write: Omit<ObjectWrite, 'n'>): void {
+  const { tenantId, runId, report } = context
+  if (!report) return
+  written.note({ tenantId, runId }, counted ? { ...write, bytes: 0, objects: 0 } : write)
+  report({ type: 'progress', stage: writtenStage })
+}
 
 const getTool = (store: ObjectStore): PlatformTool => ({
   name: 'storage_get',
@@ -47,7 +63,7 @@ const getTool = (store: ObjectStore): PlatformTool => ({
   },
 })
 
-const putTool = (store: ObjectStore): PlatformTool => ({
+const putTool = (store: ObjectStore, writes: WriteRecord): PlatformTool => ({
   name: 'storage_put',
   description: 'Writes an object into the object store, in place of the one of that key if there is one.',
   inputSchema: {
@@ -61,15 +77,27 @@ const putTool = (store: ObjectStore): PlatformTool => ({
     required: ['key', 'content'],
     additionalProperties: false,
   },
-  async execute(input, { tenantId }) {
+  async execute(input, context) {
+    const { tenantId, limits } = context
     const data = Buffer.from(String(input['content']))
-    const { info, created } = await store.put(tenantId, String(input['key']), {
+    const {
+      info,
+      created,
+      replaced = 0,
+    } = await store.put(tenantId, String(input['key']), {
       body: (async function* () {
         yield data
       })(),
       bytes: data.length,
       contentType: String(input['contentType']),
+      limits: limits && { ...defaultLimits, ...limits },
       ...(input['overwrite'] === false ? { when: { ifNoneMatch: '*' as const } } : {}),
+    })
+    record(writes, context, {
+      action: 'storage.put',
+      key: info.key,
+      bytes: info.bytes - replaced,
+      objects: created ? 1 : 0,
     })
     return ok(`'${info.key}' is ${created ? 'stored' : 'replaced'}: ${info.bytes} bytes.`)
   },
@@ -97,15 +125,18 @@ const listTool = (store: ObjectStore): PlatformTool => ({
   },
 })
 
-const deleteTool = (store: ObjectStore): PlatformTool => ({
+const deleteTool = (store: ObjectStore, writes: WriteRecord): PlatformTool => ({
   name: 'storage_delete',
   description: 'Deletes one object of the object store.',
   inputSchema: { type: 'object', properties: { key }, required: ['key'], additionalProperties: false },
-  async execute(input, { tenantId }) {
+  async execute(input, context) {
+    const { tenantId } = context
     const wanted = String(input['key'])
-    return (await store.remove(tenantId, wanted))
-      ? ok(`'${wanted}' is deleted.`)
-      : failed(`There is no object '${wanted}'.`)
+    const found = await store.open(tenantId, wanted)
+    await found?.close()
+    if (!found || !(await store.remove(tenantId, wanted))) return failed(`There is no object '${wanted}'.`)
+    record(writes, context, { action: 'storage.delete', key: wanted, bytes: -found.info.bytes, objects: -1 })
+    return ok(`'${wanted}' is deleted.`)
   },
 })
 

@@ -14,7 +14,7 @@ test('a worker polls with its token, the protocol and the last command that it t
   assert.equal(first.path, `/runner/worker/${identity.sessionId}/poll`)
   assert.equal(first.headers.authorization, 'Bearer token-1')
   assert.equal(first.headers['x-agent-orc-worker-protocol'], '1')
-  assert.deepEqual(Object.fromEntries(first.query), { after: '0', wait: '25000', tools: '1' })
+  assert.deepEqual(Object.fromEntries(first.query), { after: '0', wait: '25000', tools: '1', links: '1' })
   assert.equal(runner.asked[0]!.path, `/runner/worker/${identity.sessionId}/state`, 'it looks for a conversation first')
   const id = runner.order(identity.sessionId, { kind: 'cancel', runId: 'unknown' })
   const second = await runner.until(() => runner.polls[1])

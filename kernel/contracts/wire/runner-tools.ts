@@ -1,0 +1,69 @@
+import { type TSchema, Type } from '@sinclair/typebox'
+import { DelegationAnswer, WaitingCall } from '../delegation.ts'
+import { ObjectWrite } from '../object-writes.ts'
+import { runnerErrors } from '../runner-errors.ts'
+import type { Wire } from './route.ts'
+import * as bodies from './runner-bodies.ts'
+
+// The tools of a runner and of its sessions, and what they leave for conductors: a part of the runner's wire.
+
+const ofTools = { access: 'network', tags: ['tools'] as readonly string[] }
+const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status: 200, json } }) as const
+const ofSession = { headers: bodies.tenant, params: bodies.session }
+
+export const toolRoutes = {
+  toolSpecs: {
+    ...ofTools,
+    ...inGet(bodies.ToolSpecs),
+    path: '/runner/toolkit/specs',
+    summary: 'List the tools of this runner',
+    description: 'Every platform tool, whatever profiles allow.',
+  },
+  sessionToolSpecs: {
+    ...ofTools,
+    ...inGet(bodies.ToolSpecs),
+    path: '/runner/sessions/:id/toolkit/specs',
+    summary: 'List the tools of a session',
+    description: 'What its profile allowed when the session was created.',
+    ...ofSession,
+  },
+  invokeTool: {
+    ...ofTools,
+    method: 'POST',
+    path: '/runner/sessions/:id/toolkit/invoke',
+    summary: 'Invoke a tool',
+    description: "A tool's own failure is 200 with `result.ok` false.",
+    ...ofSession,
+    body: bodies.InvokeTool,
+    reply: { status: 200, json: bodies.InvokeResult },
+    errors: [runnerErrors.toolNotAllowed],
+  },
+  delegations: {
+    ...ofTools,
+    ...inGet(Type.Array(WaitingCall)),
+    path: '/runner/sessions/:id/delegations',
+    summary: 'Take the delegations of a session',
+    description: 'Those that wait, and calls of apps. They count as taken, and wait until they are answered.',
+    ...ofSession,
+  },
+  objectWrites: {
+    ...ofTools,
+    ...inGet(Type.Array(ObjectWrite)),
+    path: '/runner/sessions/:id/object-writes',
+    summary: 'List what a run wrote to the object store',
+    description: 'With tools of this runner, behind number `after`; what comes before it is forgotten.',
+    ...ofSession,
+    query: Type.Object({ runId: Type.String({ maxLength: 128 }), after: Type.Integer({ minimum: 0, default: 0 }) }),
+    absent: true,
+  },
+  answerDelegation: {
+    ...ofTools,
+    method: 'POST',
+    path: '/runner/sessions/:id/delegations',
+    summary: 'Answer a delegation',
+    description: 'One that nobody waits for any more is no error.',
+    ...ofSession,
+    body: Type.Composite([Type.Object({ id: Type.String() }), DelegationAnswer]),
+    reply: { status: 204 },
+  },
+} as const satisfies Wire

@@ -1,0 +1,75 @@
+import { createHash } from 'node:crypto'
+import { linkErrors, type ObjectLink } from '#contracts/linked-objects'
+import type { ModelFetch } from '#contracts/model'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import { sidecarErrors } from '#contracts/sidecar-errors'
+import { isAppError } from '../contracts/errors.ts'
+import { createModelConnections } from './models.ts'
+
+/** Where a run's linked contents are: beside the tools of its session, with the same token. */
+export type LinkedPlace = Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken'>
+
+/** Reads linked contents from the runner of a run, on connections of its own. */
+export class LinkedFiles {
+  readonly #connections = createModelConnections()
+
+  /**
+   * The whole content, as the link says that it is. Undefined: it is not kept any more. Rejects with `attachment_unread` when it
+   * cannot be had, or is another one.
+   */
+  async read(place: LinkedPlace, link: ObjectLink, signal: AbortSignal): Promise<Buffer | undefined> {
+    try {
+      return await read(this.#connections.fetch, place, link, signal)
+    } catch (cause) {
+      signal.throwIfAborted()
+      throw isAppError(cause) ? cause : sidecarErrors.attachmentUnread({ cause })
+    }
+  }
+
+  /** An envelope with the contents of its attachments in the place of links. Rejects with `attachment_gone` as well. */
+  async bring(envelope: RunEnvelope, signal: AbortSignal): Promise<RunEnvelope> {
+    const attachments: NonNullable<RunEnvelope['attachments']> = []
+    for (const { link, ...rest } of envelope.attachments ?? []) {
+      const bytes = link && (await this.read(envelope, link, signal))
+      if (link && !bytes) throw linkErrors.attachmentGone()
+      attachments.push(bytes ? { ...rest, data: bytes.toString('base64') } : rest)
+    }
+    return { ...envelope, attachments }
+  }
+
+  close(): Promise<void> {
+    return this.#connections.close()
+  }
+}
+
+async function read(fetch: ModelFetch, place: LinkedPlace, link: ObjectLink, signal: AbortSignal) {
+  const { sessionMcpUrl, sessionMcpToken } = place
+  if (sessionMcpUrl === undefined) throw new Error('the envelope names no runner')
+  const headers = sessionMcpToken === undefined ? {} : { authorization: `Bearer ${sessionMcpToken}` }
+  const answer = await fetch(new URL(`files/${link.key}`, sessionMcpUrl).href, { headers, signal })
+  if (answer.status !== 200) {
+    await answer.body?.cancel()
+    if (answer.status === 404) return undefined
+    throw new Error(`the runner answered ${answer.status}`)
+  }
+  const content = await contentOf(answer.body!, link)
+  if (!content) throw new Error('the content is not that of its link')
+  return content
+}
+
+/** All bytes of a linked object; undefined when they are not those of its link. */
+export async function contentOf(
+  body: AsyncIterable<Uint8Array>,
+  link: Pick<ObjectLink, 'sha256' | 'bytes'>,
+): Promise<Buffer | undefined> {
+  const parts: Uint8Array[] = []
+  const sha256 = createHash('sha256')
+  let bytes = 0
+  for await (const part of body) {
+    bytes += part.length
+    if (bytes > link.bytes) return undefined
+    sha256.update(part)
+    parts.push(part)
+  }
+  return bytes === link.bytes && sha256.digest('hex') === link.sha256 ? Buffer.concat(parts, bytes) : undefined
+}

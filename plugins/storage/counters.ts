@@ -1,0 +1,159 @@
+import type { Database, Statement } from '#contracts/database'
+import type { ObjectBackend, StoreUse } from '#contracts/object-store'
+import { type Counter, overBy, type StoreLimits } from './usage.ts'
+
+type Backend = Pick<ObjectBackend, 'use'>
+
+/** Of tenants whose count is in memory; beyond it those that rest longest are counted again when they write. */
+const mostTenants = 10_000
+
+interface Counted {
+  bytes: number
+  objects: number
+  at: number
+  recounting: boolean
+}
+
+/**
+ * For a role without a database: counted in the store once, then kept in memory with what this process writes, and counted anew
+ * behind the back of whoever writes after a while, because other processes write, too.
+ */
+export class MemoryCounter implements Counter {
+  readonly #backend: Backend
+  readonly #recountMs: number
+  readonly #tenants = new Map<string, Promise<Counted>>()
+
+  constructor(backend: Backend, recountMs: number) {
+    this.#backend = backend
+    this.#recountMs = recountMs
+  }
+
+  async of(tenantId: string): Promise<StoreUse> {
+    const { bytes, objects } = await this.#counted(tenantId)
+    return { bytes, objects }
+  }
+  async take(tenantId: string, more: StoreUse, most: StoreLimits): Promise<keyof StoreLimits | undefined> {
+    const counted = await this.#counted(tenantId)
+    const over = overBy(counted, more, most)
+    if (over) return over
+    counted.bytes += more.bytes
+    counted.objects += more.objects
+    return undefined
+  }
+  async add(tenantId: string, change: StoreUse): Promise<void> {
+    const counted = await this.#tenants.get(tenantId)
+    if (!counted) return
+    counted.bytes = Math.max(0, counted.bytes + change.bytes)
+    counted.objects = Math.max(0, counted.objects + change.objects)
+  }
+  /** What this process writes meanwhile is added to what was found; the next count knows better. */
+  async recount(tenantId: string): Promise<void> {
+    const counted = await this.#tenants.get(tenantId)
+    if (!counted || counted.recounting) return
+    counted.recounting = true
+    const before = { bytes: counted.bytes, objects: counted.objects }
+    try {
+      const found = await this.#backend.use(tenantId)
+      counted.bytes = Math.max(0, found.bytes + counted.bytes - before.bytes)
+      counted.objects = Math.max(0, found.objects + counted.objects - before.objects)
+    } catch {
+      // The store is away: the old count holds until the next time.
+    } finally {
+      counted.at = Date.now()
+      counted.recounting = false
+    }
+  }
+
+  async #counted(tenantId: string): Promise<Counted> {
+    const kept = this.#tenants.get(tenantId)
+    this.#tenants.delete(tenantId)
+    const counting = kept ?? this.#count(tenantId)
+    this.#tenants.set(tenantId, counting)
+    if (this.#tenants.size > mostTenants) this.#tenants.delete(this.#tenants.keys().next().value!)
+    try {
+      const counted = await counting
+      if (Date.now() - counted.at > this.#recountMs) void this.recount(tenantId)
+      return counted
+    } catch (error) {
+      if (this.#tenants.get(tenantId) === counting) this.#tenants.delete(tenantId)
+      throw error
+    }
+  }
+  async #count(tenantId: string): Promise<Counted> {
+    return { ...(await this.#backend.use(tenantId)), at: Date.now(), recounting: false }
+  }
+}
+
+const takeText = `
+  UPDATE tenant_objects SET bytes = bytes + $2, objects = objects + $3
+  WHERE tenant_id = $1 AND ($2::bigint <= 0 OR bytes + $2 <= $4) AND ($3::bigint <= 0 OR objects + $3 <= $5) RETURNING 1`
+const addText = `
+  UPDATE tenant_objects SET bytes = greatest(0, bytes + $2::bigint), objects = greatest(0, objects + $3::bigint)
+  WHERE tenant_id = $1`
+const readText = `
+  SELECT bytes::float8 AS bytes, objects::float8 AS objects FROM tenant_objects WHERE tenant_id = $1`
+const beginText = `
+  INSERT INTO tenant_objects (tenant_id, bytes, objects) SELECT id, $2, $3 FROM tenants
+  WHERE id = $1 AND erased_at IS NULL ON CONFLICT DO NOTHING`
+// What was written while it was counted may have been seen or not: it is added once more, rather than not at all.
+const recountText = `
+  UPDATE tenant_objects SET bytes = $2::bigint + greatest(0, bytes - $4::bigint),
+    objects = $3::bigint + greatest(0, objects - $5::bigint), counted_at = now()
+  WHERE tenant_id = $1`
+
+/**
+ * One row for each tenant, changed with each write, so that all processes with the database keep a limit together. A process that
+ * dies while it writes leaves room taken, which the nightly count gives back.
+ */
+export class PostgresCounter implements Counter {
+  readonly #db: Database
+  readonly #backend: Backend
+
+  constructor(db: Database, backend: Backend) {
+    this.#db = db
+    this.#backend = backend
+  }
+
+  async of(tenantId: string): Promise<StoreUse> {
+    const has = await this.#read(tenantId)
+    if (has) return has
+    const found = await this.#backend.use(tenantId)
+    await this.#ask(tenantId, 'objects-begin', beginText, [found.bytes, found.objects])
+    return (await this.#read(tenantId)) ?? found
+  }
+  async take(tenantId: string, more: StoreUse, most: StoreLimits): Promise<keyof StoreLimits | undefined> {
+    const values = [more.bytes, more.objects, most.objectBytes, most.objects]
+    for (let attempt = 0; attempt < 3; attempt++) {
+      const taken = await this.#ask(tenantId, 'objects-take', takeText, values)
+      if (taken.length > 0) return undefined
+      const over = overBy(await this.of(tenantId), more, most)
+      if (over) return over
+    }
+    // The tenant is erased, or its row changes faster than it can be read.
+    return 'objectBytes'
+  }
+  async add(tenantId: string, change: StoreUse): Promise<void> {
+    await this.#ask(tenantId, 'objects-add', addText, [change.bytes, change.objects])
+  }
+  async recount(tenantId: string): Promise<void> {
+    const before = await this.#read(tenantId)
+    if (!before) return
+    const { bytes, objects } = await this.#backend.use(tenantId)
+    await this.#ask(tenantId, 'objects-recount', recountText, [bytes, objects, before.bytes, before.objects])
+  }
+
+  async #read(tenantId: string): Promise<StoreUse | undefined> {
+    const [row] = await this.#ask<{ bytes: number; objects: number }>(tenantId, 'objects-read', readText, [])
+    return row
+  }
+  async #ask<Row extends object>(
+    tenantId: string,
+    name: string,
+    text: string,
+    values: readonly number[],
+  ): Promise<Row[]> {
+    const statement: Statement = { name, text, values: [tenantId, ...values] }
+    const [rows] = await this.#db.batch<[Row[]]>(tenantId, [statement])
+    return rows
+  }
+}

@@ -1,0 +1,233 @@
+import { hash } from 'node:crypto'
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database, Statement } from '#contracts/database'
+import { type Content, linkErrors, type LinkedObjects, type ObjectLink, type Upload } from '#contracts/linked-objects'
+import { objectErrors, type ObjectStore, type OpenObject } from '#contracts/object-store'
+import { newId } from '#contracts/ids'
+import { maxAttachmentBytes } from '#contracts/prompt'
+import { contentOf } from '#kit/linked-files'
+
+/** Objects of one look of a sweep; their rows are locked while they are deleted. */
+const sweptAtOnce = 20
+/** Uploads of a tenant that wait for a run. */
+const mostWaiting = 1_000
+const chunkBytes = 256 * 1024
+
+interface LinkRow {
+  readonly key: string
+  readonly sha256: string
+  readonly bytes: string
+  readonly content_type: string
+}
+const linkOf = ({ key, sha256, bytes, content_type: contentType }: LinkRow): ObjectLink => ({
+  key,
+  sha256,
+  bytes: Number(bytes),
+  contentType,
+})
+
+// The row is locked by its upsert: whoever sweeps has deleted object and row before, or finds that a run has it.
+const keepText = `
+  WITH object AS (
+    INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type)
+    SELECT $1, key, key, bytes, type FROM unnest($3::text[], $4::bigint[], $5::text[]) AS c (key, bytes, type) ORDER BY key
+    ON CONFLICT (tenant_id, key) DO UPDATE SET bytes = excluded.bytes
+    RETURNING key
+  )
+  INSERT INTO linked_object_runs (tenant_id, run_id, key) SELECT $1, $2, key FROM object ON CONFLICT DO NOTHING`
+const useText = `
+  WITH object AS (
+    SELECT key, sha256, bytes, content_type FROM linked_objects
+    WHERE tenant_id = $1 AND key = $3 AND expires_at IS NOT NULL AND (expires_at > now() OR uses > 0) FOR NO KEY UPDATE
+  ), used AS (
+    INSERT INTO linked_object_runs (tenant_id, run_id, key) SELECT $1, $2, key FROM object ON CONFLICT DO NOTHING
+  )
+  SELECT key, sha256, bytes, content_type FROM object`
+const releaseText = `
+  DELETE FROM linked_object_runs WHERE tenant_id = $1 AND run_id = $2
+    AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND id = $2)`
+const ofRunText = `
+  SELECT o.key, o.sha256, o.bytes, o.content_type FROM linked_object_runs l
+  JOIN linked_objects o ON o.tenant_id = l.tenant_id AND o.key = l.key
+  WHERE l.tenant_id = $1 AND l.run_id = $2 AND o.sha256 = $3 LIMIT 1`
+// A process that died between the note and the beginning of its run has left the note. Passes are hourly.
+const unbegunText = `
+  DELETE FROM linked_object_runs l WHERE l.tenant_id = $1
+    AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
+    AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)`
+const waitingText = `
+  SELECT count(*)::int AS waiting FROM (
+    SELECT FROM linked_objects WHERE tenant_id = $1 AND uses = 0 AND expires_at > now() LIMIT $2) AS found`
+const unusedText = `
+  SELECT key FROM linked_objects
+  WHERE tenant_id = $1 AND uses = 0 AND coalesce(expires_at, '-infinity') <= now()
+  ORDER BY key LIMIT $2 FOR UPDATE SKIP LOCKED`
+
+interface Options {
+  readonly above: number
+  readonly uploadMs: number
+  readonly log: Pick<FastifyBaseLogger, 'warn'>
+}
+
+/** Linked objects: rows say which there are and which runs have them, the store has their bytes. A row is there before its object, and after it. */
+export class PostgresLinks implements LinkedObjects {
+  readonly above: number
+  readonly #db: Database
+  readonly #objects: ObjectStore
+  readonly #options: Options
+
+  constructor(db: Database, objects: ObjectStore, options: Options) {
+    this.above = options.above
+    this.#db = db
+    this.#objects = objects
+    this.#options = options
+  }
+
+  async keep(tenantId: string, runId: string, contents: readonly Content[]): Promise<ObjectLink[]> {
+    const links: ObjectLink[] = []
+    const fresh = new Map<string, Content>()
+    for (const content of contents) {
+      const { bytes, contentType } = content
+      const sha256 = await digestOf(bytes)
+      fresh.set(sha256, content)
+      links.push({ key: sha256, sha256, bytes: bytes.length, contentType })
+    }
+    const kept = [...fresh].toSorted(([a], [b]) => (a < b ? -1 : 1))
+    const values = [
+      tenantId,
+      runId,
+      kept.map(([key]) => key),
+      kept.map(([, { bytes }]) => bytes.length),
+      kept.map(([, { contentType }]) => contentType),
+    ]
+    await this.#ask(tenantId, { name: 'linked-keep', text: keepText, values })
+    for (const [key, content] of kept) await this.#put(tenantId, key, content)
+    return links
+  }
+
+  async use(tenantId: string, runId: string, uploadId: string): Promise<ObjectLink> {
+    const [row] = await this.#ask<LinkRow>(tenantId, {
+      name: 'linked-use',
+      text: useText,
+      values: [tenantId, runId, uploadId],
+    })
+    if (row) return linkOf(row)
+    throw linkErrors.unknownUpload({
+      message: `There is no upload '${uploadId.slice(0, 128)}', or it has expired: upload the file again.`,
+    })
+  }
+
+  async read(tenantId: string, runId: string, link: ObjectLink): Promise<Buffer | undefined> {
+    const found = await this.openOf(tenantId, runId, link.sha256)
+    if (!found) return undefined
+    const bytes = await contentOf(await found.read(), link)
+    if (bytes) return bytes
+    this.#options.log.warn({ tenantId, key: link.key }, 'a linked object is not what it was')
+    return undefined
+  }
+
+  async release(tenantId: string, runId: string): Promise<void> {
+    await this.#ask(tenantId, { name: 'linked-release', text: releaseText, values: [tenantId, runId] })
+  }
+
+  async upload(tenantId: string, body: AsyncIterable<Uint8Array>, mediaType: string): Promise<Upload> {
+    const [{ waiting }] = (await this.#ask<{ waiting: number }>(tenantId, {
+      name: 'linked-waiting',
+      text: waitingText,
+      values: [tenantId, mostWaiting],
+    })) as [{ waiting: number }]
+    if (waiting >= mostWaiting) throw linkErrors.tooManyUploads()
+    const key = newId('att')
+    const { info } = await this.#objects.put(tenantId, key, { body: bounded(body), contentType: mediaType })
+    const sha256 = info.sha256!
+    const text = `
+      INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
+      VALUES ($1, $2, $3, $4, $5, now() + $6::double precision * interval '1 millisecond') RETURNING expires_at`
+    const values = [tenantId, key, sha256, info.bytes, mediaType, this.#options.uploadMs]
+    try {
+      const [row] = await this.#ask<{ expires_at: string | Date }>(tenantId, { name: 'linked-upload', text, values })
+      const expiresAt = new Date(row!.expires_at).toISOString()
+      return { id: key, sha256, bytes: info.bytes, mediaType, expiresAt }
+    } catch (error) {
+      await this.#objects.remove(tenantId, key).catch(() => {})
+      throw error
+    }
+  }
+
+  /** What a run has of this digest; undefined also where the run is another tenant's. */
+  async openOf(tenantId: string, runId: string, sha256: string): Promise<OpenObject | undefined> {
+    const values = [tenantId, runId, sha256]
+    const [row] = await this.#ask<LinkRow>(tenantId, { name: 'linked-of-run', text: ofRunText, values })
+    if (!row) return undefined
+    const found = await this.#objects.open(tenantId, row.key)
+    return found && { ...found, info: { ...found.info, contentType: row.content_type } }
+  }
+
+  /** Deletes some of what no run has. */
+  async sweep(tenantId: string): Promise<{ deleted: number; more: boolean }> {
+    await this.#ask(tenantId, { text: unbegunText, values: [tenantId] })
+    return this.#db.as('reads').tenant(tenantId, async (tx) => {
+      const unused = await tx.query<{ key: string }>({ text: unusedText, values: [tenantId, sweptAtOnce] })
+      const keys = unused.map(({ key }) => key)
+      await Promise.all(keys.map((key) => this.#objects.remove(tenantId, key)))
+      await tx.query({
+        text: 'DELETE FROM linked_objects WHERE tenant_id = $1 AND key = ANY($2)',
+        values: [tenantId, keys],
+      })
+      return { deleted: keys.length, more: keys.length === sweptAtOnce }
+    })
+  }
+
+  async #put(tenantId: string, key: string, { bytes, contentType }: Content): Promise<void> {
+    const there = await this.#objects.open(tenantId, key)
+    await there?.close()
+    if (there?.info.bytes === bytes.length) return
+    await this.#objects.put(tenantId, key, {
+      body: partsOf(bytes),
+      bytes: bytes.length,
+      contentType,
+      checksums: { sha256: key },
+    })
+  }
+  async #ask<Row extends object>(tenantId: string, statement: Statement): Promise<Row[]> {
+    const [rows] = await this.#db.batch<[Row[]]>(tenantId, [statement])
+    return rows
+  }
+}
+
+/** Beside the thread that answers requests where it takes long. */
+async function digestOf(bytes: Buffer): Promise<string> {
+  if (bytes.length <= chunkBytes) return hash('sha256', bytes)
+  const digest = await crypto.subtle.digest('SHA-256', bytes as Uint8Array<ArrayBuffer>)
+  return Buffer.from(digest).toString('hex')
+}
+
+async function* partsOf(bytes: Buffer): AsyncGenerator<Uint8Array> {
+  for (let from = 0; from < bytes.length; from += chunkBytes) yield bytes.subarray(from, from + chunkBytes)
+}
+
+async function* bounded(body: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
+  let bytes = 0
+  for await (const chunk of body) {
+    bytes += chunk.length
+    if (bytes > maxAttachmentBytes) throw linkErrors.uploadTooLarge()
+    yield chunk
+  }
+  if (bytes === 0) throw linkErrors.emptyUpload()
+}
+
+const unavailable = async (): Promise<never> => {
+  throw linkErrors.uploadsUnavailable()
+}
+const nowhere = async (): Promise<never> => {
+  throw objectErrors.storageNotConfigured()
+}
+/** Of a role without an object store or without a database: everything stays where it is. */
+export const noLinks: LinkedObjects = {
+  above: Infinity,
+  keep: nowhere,
+  use: unavailable,
+  upload: unavailable,
+  read: nowhere,
+  release: async () => {},
+}

@@ -1,0 +1,85 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, definePlugin, failures, maybe, negotiated, notFound, unauthorized } from '#kernel'
+import { ReservedObjects } from '#contracts/linked-objects'
+import { objectErrors, type ObjectStore } from '#contracts/object-store'
+import { type RunnerSession, RunnerSessions } from '#contracts/runner'
+import { WorkerHub, workerTokenErrors } from '#contracts/workers'
+import { sendBody } from '#kit/files'
+
+/**
+ * The linked contents of a session's runs, for whoever executes them: beside the session's tools, with the same token. Their bytes
+ * pass from the object store to the reader, and are held nowhere in between.
+ */
+export default definePlugin({
+  name: 'session-files',
+  errors: [workerTokenErrors, objectErrors],
+  requires: { sessions: RunnerSessions, objects: ReservedObjects, hub: maybe(WorkerHub) },
+  async setup({ deps: { sessions, objects, hub }, listeners, routes }) {
+    /** Of a run under way on this runner. */
+    const admit: Admit = async (authorization, id) => {
+      const session = sessions.get(id)
+      if (session?.profile.workerMode === 'sandbox') return ofWorker(authorization, id)
+      if (!session || !sessions.admits(session, authorization)) throw noToken()
+      return session
+    }
+    const ofWorker: Admit = async (authorization, id) => {
+      const session = sessions.get(id)
+      if (session?.profile.workerMode !== 'sandbox' || !hub) throw workerTokenErrors.superseded()
+      await hub.authorize(authorization, session.tenantId, id)
+      return session
+    }
+    routes('runner', async (app) => fileRoute(app, 'session', admit, objects))
+    if (listeners.includes('workers')) {
+      routes('workers', async (app) => fileRoute(app, 'worker', ofWorker, objects))
+    }
+    return {}
+  },
+})
+
+/** The session whose run shows its token; it may be of any tenant, and reads of its own one only. */
+type Admit = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
+
+const noToken = (): Error =>
+  unauthorized({ message: 'Send the token of the run under way as a bearer: its envelope has it as sessionMcpToken.' })
+
+const Params = Type.Object({
+  id: Type.String({ maxLength: 128 }),
+  key: Type.String({ maxLength: 100, description: '`key` of a link that the run brought.' }),
+})
+const keyForm = /^[a-z0-9_]{1,100}$/
+
+function fileRoute(app: App, who: string, admit: Admit, objects: ObjectStore): void {
+  app.get(
+    '/runner/sessions/:id/files/:key',
+    {
+      ...access(who),
+      exposeHeadRoute: false,
+      schema: {
+        tags: ['runs'],
+        summary: 'Get a linked content',
+        description: 'Of the tenant of the session, by the key that its link names. The reader compares the digest.',
+        params: Params,
+        response: {
+          200: negotiated('The bytes.', {
+            'application/octet-stream': Type.Unsafe<unknown>(Type.String({ format: 'binary' })),
+          }),
+          ...failures(
+            ...Object.values(workerTokenErrors),
+            unauthorized,
+            notFound,
+            objectErrors.storageUnavailable,
+            objectErrors.storageNotConfigured,
+          ),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { id, key } = request.params
+      const { tenantId } = await admit(request.headers.authorization, id)
+      const found = keyForm.test(key) ? await objects.open(tenantId, key) : undefined
+      if (!found) throw notFound()
+      void reply.type('application/octet-stream').header('content-length', found.info.bytes)
+      return sendBody(reply, await found.read())
+    },
+  )
+}
