@@ -41,9 +41,8 @@ export interface RunContext {
   readonly table: SessionTable
   readonly conversations: Conversations
   readonly executors: Executors
-  /** Undefined: this runner keeps no skills. */
+  /** Undefined: this runner keeps no skills, or has no store with linked attachments. */
   readonly skills: SkillCache | undefined
-  /** Where linked attachments are; undefined where this runner has no such store. */
   readonly objects: ObjectStore | undefined
   readonly log: { warn(fields: object, message: string): void }
   /** How much a run may keep of what was read. */
