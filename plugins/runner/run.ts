@@ -14,7 +14,7 @@ import type { Conversations } from './conversations.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { type EndCode, Relay, statusAfter, type Terminal } from './relay.ts'
 import { type Executors, hasSandbox, linkOf, type LiveSession, type SessionTable } from './sessions.ts'
-import { readableBy, readsNoLinks, requireLinks } from './links.ts'
+import { asksRunner, readableBy, readsNoLinks, requireLinks } from './links.ts'
 import { absentSkills, withSkills } from './skills.ts'
 
 /** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
@@ -245,7 +245,7 @@ export class Run implements OutputOwner {
       prompt: order.prompt,
       ...(order.metadata ? { metadata: order.metadata } : {}),
       sessionMcpUrl: this.#host.mcpUrl(session.id),
-      sessionMcpToken: this.toolsToken,
+      ...(asksRunner(session, this.apps.size, order) ? { sessionMcpToken: this.toolsToken } : {}),
       ...(handle === undefined ? {} : { runtimeSessionId: handle }),
       ...(session.conversation ? { resume: true } : {}),
       firstSeq: this.#relay.next,
