@@ -129,6 +129,8 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     '/api/pools/{id}': pool.id,
     '/api/profiles/{name}': 'initech-agent',
     '/api/profiles/{name}/keys/{keyId}': key.id,
+    // No tenant has memories while nothing keeps any.
+    '/api/profiles/{name}/memories/{id}': unknownIds['/api/profiles/{name}/memories/{id}']!,
     '/api/profiles/{name}/versions/{version}': '1',
     '/api/runs/{id}': 'run-initech',
     '/api/runs/{id}/objects/{sha256}': upload.sha256,

@@ -94,6 +94,7 @@ export const unknownIds: Fixtures = {
   '/api/pools/{id}': 'pool_0000',
   '/api/profiles/{name}': 'nobody',
   '/api/profiles/{name}/keys/{keyId}': 'key_0000',
+  '/api/profiles/{name}/memories/{id}': 'mem_0000',
   '/api/profiles/{name}/versions/{version}': '1',
   '/api/runs/{id}': 'run_0000',
   '/api/runs/{id}/objects/{sha256}': '0'.repeat(64),

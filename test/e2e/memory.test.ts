@@ -134,6 +134,14 @@ test('without a database: a profile, a run with a tool, its stream; and after ki
 const needsDatabase =
   /^\/api\/(end-users|api-keys|apps|mcp|pools|published|secrets|stats|usage|tenants|webhooks|audit)(\/|$)|^\/api\/profiles\/\{name\}\/(publish|published|keys|metrics|versions)(\/|$)|^\/v1\/|^\/mcp\//
 
+/** Those of capabilities that this role does not have, and what they say. */
+const absent: readonly (readonly [pattern: RegExp, code: string])[] = [
+  [/^\/api\/storage\//, 'storage_not_configured'],
+  [/^\/api\/attachments$/, 'uploads_unavailable'],
+  [/^\/api\/billing\//, 'billing_not_configured'],
+  [/^\/api\/memory|\/memories(\/|$)/, 'not_configured'],
+]
+
 interface Operation {
   readonly method: string
   readonly path: string
@@ -160,9 +168,11 @@ test('every route that needs the database says so with 503, every other works, a
       if (needsDatabase.test(path)) {
         assert.deepEqual([status, body['error']], [503, 'database_required'], name)
         assert.match(String(body['message']), /PostgreSQL/, name)
-      } else if (path.startsWith('/api/storage/')) {
-        assert.deepEqual([status, body['error']], [503, 'storage_not_configured'], name)
-      } else assert.ok(status < 500, `${name}: ${status} ${JSON.stringify(body)}`)
+      } else {
+        const refused = absent.find(([pattern]) => pattern.test(path))
+        if (refused) assert.deepEqual([status, body['error']], [503, refused[1]], name)
+        else assert.ok(status < 500, `${name}: ${status} ${JSON.stringify(body)}`)
+      }
     }
   }
   assert.ok(Object.keys(found).length > 60, 'the documents were walked')
