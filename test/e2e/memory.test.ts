@@ -138,7 +138,7 @@ const needsDatabase =
 const absent: readonly (readonly [pattern: RegExp, code: string])[] = [
   [/^\/api\/storage\//, 'storage_not_configured'],
   [/^\/api\/attachments$/, 'uploads_unavailable'],
-  [/^\/api\/billing\//, 'billing_not_configured'],
+  [/^\/api\/billing\/(?!events\/)/, 'billing_not_configured'],
   [/^\/api\/memory|\/memories(\/|$)/, 'not_configured'],
 ]
 
