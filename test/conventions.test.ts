@@ -25,9 +25,9 @@ test('every list answers whole without limit, and a page with it; both count all
     assert.equal(head.body, '', `HEAD ${path}`)
     if (!['limit', 'offset'].every((name) => parameters.some((one) => one.name === name))) continue
     const items = (text: string): unknown[] => {
-      const body = JSON.parse(text) as unknown[] | { tenants: unknown[] }
-      // The one list whose shape the contract gives otherwise.
-      return Array.isArray(body) ? body : body.tenants
+      const body = JSON.parse(text) as unknown[] | Readonly<Record<'tenants' | 'items' | 'profiles', unknown[]>>
+      // The lists whose shape the contract gives otherwise: tenants, and the memory bank as a page or by profile.
+      return Array.isArray(body) ? body : (body.tenants ?? body.items ?? body.profiles)
     }
     const page = await ask(`${path}?limit=1`)
     assert.equal(page.statusCode, 200, nameOf(operation))

@@ -56,6 +56,10 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
   await must('POST', '/api/profiles', { name: 'initech-agent', instructions: 'Initech’s secret.' })
   await must('POST', '/api/profiles/initech-agent/publish', { slug: 'initech-slug' })
   const key = await must<{ id: string }>('POST', '/api/profiles/initech-agent/keys', { label: 'initech-key' })
+  const memory = await must<{ id: string }>('POST', '/api/profiles/initech-agent/memories', {
+    processedContent: 'Initech’s password is initech.',
+    endUserId: 'initech-person',
+  })
   const apiKey = await must<{ id: string }>('POST', '/api/api-keys', { label: 'initech-api-key' })
   await must('POST', '/api/secrets', { name: 'initech-secret', value: 'Initech’s password' })
   await must('POST', '/api/skills', { name: 'initech-skill', description: 'Initech’s way.', body: 'Initech’s secret.' })
@@ -129,8 +133,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     '/api/pools/{id}': pool.id,
     '/api/profiles/{name}': 'initech-agent',
     '/api/profiles/{name}/keys/{keyId}': key.id,
-    // No tenant has memories while nothing keeps any.
-    '/api/profiles/{name}/memories/{id}': unknownIds['/api/profiles/{name}/memories/{id}']!,
+    '/api/profiles/{name}/memories/{id}': memory.id,
     '/api/profiles/{name}/versions/{version}': '1',
     '/api/runs/{id}': 'run-initech',
     '/api/runs/{id}/objects/{sha256}': upload.sha256,

@@ -4,6 +4,7 @@ import { definePlugin } from '#kernel'
 import { Signers } from '#contracts/signing'
 import { Toolkit } from '#contracts/tools'
 import { fake, testKernel } from '#testing'
+import memoryTools from '../plugins/memory/runner/index.ts'
 import sandboxes from '../plugins/sandboxes/index.ts'
 import skillCache from '../plugins/skills/runner/index.ts'
 import { readSeeds } from '../plugins/skills/seeds.ts'
@@ -26,7 +27,9 @@ test('each tool of a runner is explained by a platform skill, or by nothing on p
   })
   const vfs = { name: 'vfs-runner', plugin: vfsRunner, config: { baseUrl: 'http://vfs.test:7050' } }
   const signers = fake(Signers, { vfs: { sign: () => ({}), verify: () => Promise.reject(new Error('never asked')) } })
-  await testKernel(t, [tools, sandboxes, skillCache, signers, vfs, taker], { listeners: ['runner', 'workers'] })
+  await testKernel(t, [tools, sandboxes, skillCache, memoryTools, signers, vfs, taker], {
+    listeners: ['runner', 'workers'],
+  })
   const live = found.toolkit!.specs().map(({ name }) => name)
   const seeds = await readSeeds(undefined, { warn: (fields) => assert.fail(JSON.stringify(fields)) })
   const explained = seeds.flatMap(({ allowedTools }) => allowedTools)

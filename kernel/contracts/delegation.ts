@@ -30,8 +30,21 @@ export type AppCall = Static<typeof AppCall>
 /** A `progress` event with this stage makes the conductor take the waiting ones. */
 export const appCallStage = 'app_call'
 
-/** What waits on a runner for a conductor: a task for another profile, or a call of an app. */
-export const WaitingCall = Type.Union([Delegation, AppCall])
+/** A call of a platform tool that a conductor executes, because what it is about is only there. */
+export const ConductorCall = Type.Object({
+  id: Type.String(),
+  parentRunId: Type.String(),
+  tool: Type.String(),
+  /** It satisfies the schema of the tool on the runner. */
+  input: Type.Record(Type.String(), Type.Unknown()),
+})
+export type ConductorCall = Static<typeof ConductorCall>
+
+/** A `progress` event with this stage makes the conductor take the waiting ones. */
+export const conductorCallStage = 'conductor_call'
+
+/** What waits on a runner for a conductor: a task for another profile, a call of an app, or one of a tool of conductors. */
+export const WaitingCall = Type.Union([Delegation, AppCall, ConductorCall])
 export type WaitingCall = Static<typeof WaitingCall>
 
 /** How a delegation ended. `status` and `costCents` are those of the child run, when one was started. */
@@ -48,10 +61,10 @@ export const delegationStage = 'delegation'
 
 /** What waits on a runner for a conductor. A worker can write a `progress` event, but cannot add anything here. */
 export interface Delegations {
-  /** Has a call of an app wait for a conductor. Rejects when the signal aborts. */
+  /** Has a call of an app, or of a tool, wait for a conductor. Rejects when the signal aborts. */
   call(
     of: { readonly tenantId: string; readonly sessionId: string; readonly signal: AbortSignal },
-    call: AppCall,
+    call: AppCall | ConductorCall,
   ): Promise<DelegationAnswer>
   /** Returns what waits in a session, and marks it as taken. */
   take(tenantId: string, sessionId: string): readonly WaitingCall[]

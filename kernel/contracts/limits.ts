@@ -23,6 +23,7 @@ interface LimitKind {
     | 'secrets'
     | 'servers'
     | 'objects'
+    | 'memories'
     | 'files'
     | 'connections'
     | 'budgets'
@@ -173,6 +174,13 @@ export const limitKinds = {
     relief: 'held',
     about: 'Sessions with a lease of the VirtualFS server.',
   },
+  memories: {
+    default: 1_000_000,
+    unit: 'memories',
+    relief: 'held',
+    about: 'Memories, those that are superseded included.',
+  },
+  memoryBytes: { default: 2 * gibi, unit: 'bytes', relief: 'held', about: 'The texts of its memories together.' },
 } as const satisfies Readonly<Record<string, LimitKind>>
 
 export type LimitName = keyof typeof limitKinds

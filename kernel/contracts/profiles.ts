@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { TenantTx } from './database.ts'
 import { EgressEntry } from './egress.ts'
+import { ProfileMemory } from './memory.ts'
 import { PinnedSkill, skillsOfTools } from './skills.ts'
 import { mountName } from './vfs.ts'
 
@@ -125,6 +126,7 @@ export const ProfileInput = Type.Object(
         description: 'Profiles to which the tool `delegate` may give tasks; any of the tenant unless given.',
       }),
     ),
+    memory: Type.Optional(ProfileMemory),
     limits: Type.Optional(ProfileLimits),
     onCrash: Type.Optional(
       Type.Union(
@@ -164,6 +166,7 @@ export const Profile = Type.Object({
   egress: Type.Optional(Type.Array(EgressEntry)),
   vfs: Type.Optional(VfsAccess),
   delegates: Type.Optional(Type.Array(Type.String())),
+  memory: Type.Optional(ProfileMemory),
   limits: ProfileLimits,
   onCrash: Type.Optional(Type.Union(onCrash.map((one) => Type.Literal(one)))),
   metadata: Type.Record(Type.String(), Type.Unknown()),

@@ -29,6 +29,8 @@ export interface ToolContext {
   readonly report?: (event: Static<typeof ProgressEvent>) => void
   /** The sandbox of the session, started when it is used first; absent when its profile has none. */
   readonly sandbox?: SessionSandbox
+  /** Has the conductor's part of this tool execute the call. Absent outside a run, where no conductor listens. */
+  readonly askConductor?: (input: Readonly<Record<string, unknown>>) => Promise<ToolResult>
   /** The VirtualFS as the session sees it; absent when its profile does not use it, or the runner has none. */
   readonly vfs?: SessionVfs
 }

@@ -97,6 +97,9 @@ export class EndUsers {
   /** Stops between two transactions when the signal aborts; what is left is pending. */
   async erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
     const total = { conversations: 0, messages: 0, runs: 0, sessions: 0 }
+    const data: Record<string, number> = {}
+    // Before the chats, by which some of it is known as theirs; what came meanwhile goes after them.
+    await this.#eraseData(tenantId, endUserId, data, signal)
     let ids: string[] = []
     for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
       ids = await this.conversations(tenantId, endUserId, after, conversationsAtOnce)
@@ -105,11 +108,7 @@ export class EndUsers {
       const closed = await this.#parts.batches.once(tenantId, (tx) => closeIdle(tx, page))
       for (const id of closed) await this.#clear(tenantId, id, endUserId, total, signal)
     }
-    const data: Record<string, number> = {}
-    for (const [name, store] of this.#parts.people) {
-      const erased = await store.erase(tenantId, endUserId, signal)
-      if (erased > 0) data[name] = erased
-    }
+    await this.#eraseData(tenantId, endUserId, data, signal)
     await this.#untell(tenantId, endUserId)
     // The objects of their runs go before the end of it is on record.
     await sweepData(this.#parts.batches, this.#parts.data, tenantId, signal)
@@ -120,6 +119,18 @@ export class EndUsers {
     return { ...total, data, pending }
   }
 
+  /** Adds what went to `data`, by what plugins call it. */
+  async #eraseData(
+    tenantId: string,
+    endUserId: string,
+    data: Record<string, number>,
+    signal: AbortSignal,
+  ): Promise<void> {
+    for (const [name, store] of this.#parts.people) {
+      const erased = await store.erase(tenantId, endUserId, signal)
+      if (erased > 0) data[name] = (data[name] ?? 0) + erased
+    }
+  }
   async #clear(
     tenantId: string,
     id: string,

@@ -11,7 +11,7 @@ export const ExportedItem = Type.Object(
   {
     additionalProperties: true,
     description:
-      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, behind each run, its log in parts as `events` {runId, events}. Before them what else is kept of the person, such as each `connection`: an account in an app, without its secret.',
+      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, behind each run, its log in parts as `events` {runId, events}. Before them what else is kept of the person, such as each `connection`: an account in an app, without its secret; each `memory`, with its history.',
   },
 )
 export type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>

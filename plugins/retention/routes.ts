@@ -24,7 +24,7 @@ const Erased = Type.Object({
   sessions: count('Sessions with their saved state.'),
   data: Type.Record(Type.String(), Type.Integer(), {
     description:
-      'What else was kept of them, by its kind, such as `connection`: accounts in apps, which are revoked as well.',
+      'What else was kept of them, by its kind, such as `connection`: accounts in apps, which are revoked as well; `memory`: what is remembered of them.',
   }),
   pending: count('Conversations that something is under way in: they are erased when it is over. 0: nothing is left.'),
 })
@@ -49,7 +49,7 @@ export function endUserRoutes(
         tags,
         summary: 'Erase an end user',
         description:
-          'Deletes their conversations with messages, public runs, runs, event logs, files, webhook messages and saved state, and what else is kept of them, such as accounts in apps. Meters stay: they hold no content. May be repeated.',
+          'Deletes their conversations with messages, public runs, runs, event logs, files, webhook messages and saved state, and what else is kept of them, such as accounts in apps and memories. Meters stay: they hold no content. May be repeated.',
         params: EndUserParams,
         response: { 200: Erased, ...failures(notFound, retentionErrors.legalHold) },
       },

@@ -1,8 +1,10 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import { type Apps, endUserOf } from '#contracts/apps'
-import type { AppCall, Delegation, DelegationAnswer, WaitingCall } from '#contracts/delegation'
+import type { ConductorTool } from '#contracts/conductor-tools'
+import type { AppCall, ConductorCall, Delegation, DelegationAnswer, WaitingCall } from '#contracts/delegation'
 import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
+import type { Profile } from '#contracts/profiles'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
@@ -62,10 +64,12 @@ export interface DelegationsDeps {
   readonly trees: DelegationTrees
   /** Undefined: this role has no apps. */
   readonly apps: Apps | undefined
+  /** The parts of platform tools that conductors execute. */
+  readonly conductorTools: ReadonlyMap<string, ConductorTool>
   readonly log: FastifyBaseLogger
 }
 
-/** What the tool calls of one run have a conductor do: child runs, which end with it, and calls of apps. */
+/** What the tool calls of one run have a conductor do: child runs, which end with it, and calls of apps and of tools. */
 export class Delegations {
   readonly #deps: DelegationsDeps
   readonly #claim: Claim
@@ -75,7 +79,8 @@ export class Delegations {
   readonly #tree: Tree
   /** Profiles it may delegate to; any unless given. */
   readonly #delegates: readonly string[] | undefined
-  /** The toolkits of its profile, and for whom it is. */
+  /** Its profile with its toolkits, and for whom it is. */
+  readonly #profile: Profile
   readonly #toolkits: readonly string[]
   readonly #endUserId: string | undefined
   readonly #usage: RunUsage
@@ -100,6 +105,7 @@ export class Delegations {
     this.#root = task.parent?.rootId ?? task.parent?.runId ?? claim.runId
     this.#tree = deps.trees.enter(claim.tenantId, this.#root)
     this.#delegates = session.profile.delegates
+    this.#profile = session.profile
     this.#toolkits = session.profile.apps ?? []
     this.#endUserId = endUserOf(task.metadata)
     this.#usage = usage
@@ -138,13 +144,31 @@ export class Delegations {
   }
   async #serve(delegation: WaitingCall, link: RunnerLink): Promise<void> {
     const { tenantId, sessionId } = this.#claim
-    const answer = 'app' in delegation ? await this.#called(delegation) : await this.#done(delegation)
+    const answer = await this.#answerOf(delegation)
     if (this.#usage.exceeded) this.#onExceeded()
     if (this.#over.signal.aborted) return
     await link
       .answerDelegation(tenantId, sessionId, delegation.id, answer)
       // If the runner is gone, this run ends too, or is tried again and delegates again.
       .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
+  }
+  #answerOf(waiting: WaitingCall): Promise<DelegationAnswer> {
+    if ('app' in waiting) return this.#called(waiting)
+    return 'tool' in waiting ? this.#executed(waiting) : this.#done(waiting)
+  }
+  async #executed({ tool, input }: ConductorCall): Promise<DelegationAnswer> {
+    const part = this.#deps.conductorTools.get(tool)
+    // Of what a runner says only the tools of the profile count: its session has no others.
+    if (!part || !this.#profile.tools.includes(tool)) return { ok: false, content: `'${tool}' is not available here.` }
+    const { tenantId, sessionId, runId } = this.#claim
+    const of = { tenantId, sessionId, runId, profile: this.#profile, endUserId: this.#endUserId }
+    try {
+      return await part.execute(input, { ...of, signal: this.#over.signal })
+    } catch (err) {
+      if (!isAppError(err)) this.#warn(err, 'a tool threw')
+      // Only the sentence of an AppError is shown: the text of an unknown exception may hold secrets.
+      return { ok: false, content: (isAppError(err) ? err.sentence : undefined) ?? `'${tool}' failed.` }
+    }
   }
   async #called({ app }: AppCall): Promise<DelegationAnswer> {
     const { apps } = this.#deps

@@ -7,11 +7,13 @@ import { Billing, billingErrors, presentBilling } from '#contracts/billing'
 import { Database, presentDatabase } from '#contracts/database'
 import { Egress } from '#contracts/egress'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
+import { ConductorTools } from '#contracts/conductor-tools'
 import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { linkErrors, LinkedObjects } from '#contracts/linked-objects'
 import { ObjectWrites } from '#contracts/object-writes'
 import { McpServers } from '#contracts/mcp-servers'
+import { Recall } from '#contracts/memory'
 import { ModelAccess, modelAccessErrors } from '#contracts/model-access'
 import { Prices } from '#contracts/prices'
 import { onCrash, Profiles } from '#contracts/profiles'
@@ -76,6 +78,8 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       egress: maybe(Egress),
       apps: maybe(Apps),
       skills: maybe(Skills),
+      recall: maybe(Recall),
+      conductorTools: ConductorTools,
       models: maybe(ModelAccess),
       webhooks: maybe(Webhooks),
       tenantLimits: maybe(TenantLimits),

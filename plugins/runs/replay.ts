@@ -4,6 +4,7 @@ import { linesOf } from '#kernel'
 import { ObjectLink } from '#contracts/linked-objects'
 import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
 import { lastSeqOf, type LogChunk, parseLine, peekType } from '#contracts/run-event'
+import type { Recall } from '#contracts/memory'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { StateBundle } from '#contracts/runtime'
 import { retry } from '#kit'
@@ -55,11 +56,12 @@ const mostInputBytes = 12 * 1024 * 1024
 
 /**
  * The conversation of a run whose runtime is restored from the log: what the ends of its earlier runs have committed, newest
- * first until there is enough. Undefined: it has none.
+ * first until there is enough. Undefined: it has none. With `recall` messages begin with what was recalled for them.
  */
 export async function readTurns(
   { store, links }: { readonly store: RunStore; readonly links: RunLinks },
   claim: Claim,
+  recall: Recall | undefined,
 ): Promise<StateBundle | undefined> {
   const turns: Turns['turns'] = []
   let bytes = 0
@@ -76,6 +78,12 @@ export async function readTurns(
     }
   }
   if (turns.length === 0) return undefined
+  const runIds = turns.map(({ runId }) => runId)
+  const recalled = await recall?.chosen(claim.tenantId, runIds)
+  for (const turn of turns) {
+    const before = recalled?.get(turn.runId)
+    if (before) turn.prompt = `${before}\n\n${turn.prompt}`
+  }
   return { bytes: Buffer.from(JSON.stringify({ turns })), contentType: turnsContentType }
 }
 

@@ -1,11 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { type Apps, endUserOf } from '#contracts/apps'
-import { appCallStage, delegationStage } from '#contracts/delegation'
+import { appCallStage, conductorCallStage, delegationStage } from '#contracts/delegation'
 import type { Egress } from '#contracts/egress'
 import { hashOfSession } from '#contracts/ids'
 import { limitErrors } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
+import type { Recall } from '#contracts/memory'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
 import { writtenStage } from '#contracts/object-writes'
 import { hasLinks } from '#contracts/prompt'
@@ -48,6 +49,7 @@ export interface RunnerStreamDeps {
   readonly apps: Apps | undefined
   readonly skills: Skills | undefined
   readonly links: RunLinks
+  readonly recall: Recall | undefined
 }
 
 /** Whose runner it is. */
@@ -95,7 +97,7 @@ export class RunnerStream {
   async *execute(run: ExecuteRun): AsyncGenerator<Buffer> {
     // The session has no conversation and no runner yet.
     const fresh = run.create !== undefined && (run.attempt ?? 1) === 1
-    let body = await this.#withSecrets(run)
+    let body = await this.#withMemories(await this.#withSecrets(run))
     const tried = new Set<string>()
     const taught = new Set<RunnerLink>()
     const began = Date.now()
@@ -192,7 +194,7 @@ export class RunnerStream {
     this.restoring = true
     try {
       const bundle = restoredFromLog(profile.runtime)
-        ? await readTurns(this.#deps, this.#claim)
+        ? await readTurns(this.#deps, this.#claim, profile.memory?.inject ? this.#deps.recall : undefined)
         : stateRev > 0
           ? await store.loadState(tenantId, sessionId)
           : undefined
@@ -237,6 +239,16 @@ export class RunnerStream {
       ...(reached ? { egress: reached } : {}),
     }
   }
+  /** The first message of a conversation gets the memories that fit it. The run keeps the message as it was sent. */
+  async #withMemories(body: ExecuteRun): Promise<ExecuteRun> {
+    const { memory, name } = this.#session.profile
+    if (!memory?.inject || !body.create || !this.#deps.recall) return body
+    const { tenantId, runId } = this.#claim
+    const { prompt, metadata } = body
+    const message = { tenantId, runId, profile: { name, memory }, endUserId: endUserOf(metadata), prompt }
+    const recalled = await this.#deps.recall.choose(message)
+    return recalled === '' ? body : { ...body, prompt: `${recalled}\n\n${prompt}` }
+  }
 }
 
 /** What is in a chunk. Nothing is read after an ending. */
@@ -245,7 +257,7 @@ interface Read {
   readonly ending: Ending | undefined
   /** It holds a tool call or a result, which must not happen twice. */
   readonly tools: boolean
-  /** A tool waits for a run of another profile, or for a call of an app: the runner knows which. */
+  /** A tool waits for a run of another profile, or for a call of an app or of its own: the runner knows which. */
   readonly delegates: boolean
   /** The agent wrote to the object store: the runner knows what. */
   readonly writes: boolean
@@ -254,7 +266,7 @@ interface Read {
 const maxCode = 128
 const maxMessage = 4_000
 const newline = 0x0a
-const waits = [delegationStage, appCallStage].map((stage) => Buffer.from(`"stage":"${stage}"`))
+const waits = [delegationStage, appCallStage, conductorCallStage].map((stage) => Buffer.from(`"stage":"${stage}"`))
 const written = Buffer.from(`"stage":"${writtenStage}"`)
 
 /** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */

@@ -2,6 +2,7 @@ import { createHash, randomUUID } from 'node:crypto'
 import type { Static } from '@sinclair/typebox'
 import {
   type AppCall,
+  type ConductorCall,
   type Delegation,
   type DelegationAnswer,
   type Delegations,
@@ -29,7 +30,10 @@ interface Waiting {
 export class WaitingDelegations implements Delegations {
   readonly #sessions = new Map<string, Map<string, Waiting>>()
 
-  call(of: Pick<ToolContext, 'tenantId' | 'sessionId' | 'signal'>, call: AppCall): Promise<DelegationAnswer> {
+  call(
+    of: Pick<ToolContext, 'tenantId' | 'sessionId' | 'signal'>,
+    call: AppCall | ConductorCall,
+  ): Promise<DelegationAnswer> {
     return this.wait(of, call)
   }
   take(tenantId: string, sessionId: string): readonly WaitingCall[] {

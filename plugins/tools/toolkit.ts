@@ -1,6 +1,7 @@
+import { randomUUID } from 'node:crypto'
 import { Ajv, type ErrorObject, type ValidateFunction } from 'ajv'
 import { isAppError } from '#kernel'
-import type { Delegations } from '#contracts/delegation'
+import { conductorCallStage, type Delegations } from '#contracts/delegation'
 import type { PlatformTool, ToolContext, Toolkit, ToolResult, ToolSpec } from '#contracts/tools'
 
 type Outcome = 'ok' | 'failed' | 'threw' | 'timeout' | 'aborted' | 'invalid' | 'unknown'
@@ -60,7 +61,7 @@ async function attempt(
   name: string,
   input: Record<string, unknown>,
   context: ToolContext,
-  { timeoutMs: usual, log }: ToolkitOptions,
+  { timeoutMs: usual, log, delegations }: ToolkitOptions,
 ): Promise<[Outcome, ToolResult]> {
   if (context.signal.aborted) return aborted(name)
   const { timeoutMs = usual } = tool
@@ -78,7 +79,10 @@ async function attempt(
     }
     context.signal.addEventListener('abort', leave, { once: true })
   })
-  const done = run(tool, input, { ...context, signal: abort.signal }).then(
+  const inner = { ...context, signal: abort.signal }
+  // Under its own name: a tool has no other tool's part of the conductor.
+  const askConductor = (given: Readonly<Record<string, unknown>>) => asked(delegations, name, given, inner)
+  const done = run(tool, input, context.report ? { ...inner, askConductor } : inner).then(
     (result): [Outcome, ToolResult] => [result.ok ? 'ok' : 'failed', result],
     (err: unknown): [Outcome, ToolResult] => {
       if (!abort.signal.aborted) log.warn({ err, tool: name }, 'a tool threw')
@@ -93,6 +97,21 @@ async function attempt(
     clearTimeout(timer)
     if (leave) context.signal.removeEventListener('abort', leave)
   }
+}
+
+/** Has the conductor of the run execute the call, and resolves to what it answers. */
+async function asked(
+  delegations: Delegations,
+  tool: string,
+  input: Readonly<Record<string, unknown>>,
+  context: ToolContext,
+): Promise<ToolResult> {
+  const { runId, idempotencyKey, report } = context
+  const call = { id: idempotencyKey ?? randomUUID(), parentRunId: runId, tool, input: { ...input } }
+  const answer = delegations.call(context, call)
+  report?.({ type: 'progress', stage: conductorCallStage, message: `'${tool}' is executed by the conductor.` })
+  const { ok, content } = await answer
+  return { ok, content }
 }
 
 const aborted = (name: string): [Outcome, ToolResult] => ['aborted', { ok: false, content: `'${name}' was stopped.` }]

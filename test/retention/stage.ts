@@ -1,7 +1,7 @@
 import type { TestContext } from 'node:test'
 import type { LightMyRequestResponse } from 'fastify'
 import type { Registry } from 'prom-client'
-import { definePlugin } from '#kernel'
+import { definePlugin, type Plugin } from '#kernel'
 import { AuditedWrites } from '#contracts/audit'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, type Statement } from '#contracts/database'
@@ -43,10 +43,11 @@ export async function stage(
   config: object = {},
   dsn?: string,
   data: Readonly<Record<string, TenantDataStore>> = {},
+  plugins: readonly Plugin[] = [],
 ): Promise<Stage> {
   const found: Database[] = []
   const registries: Registry[] = []
-  const works: ((signal: AbortSignal) => Promise<void>)[] = []
+  const works = new Map<string, (signal: AbortSignal) => Promise<void>>()
   const probe = definePlugin({
     name: 'probe',
     requires: { database: Database },
@@ -56,10 +57,11 @@ export async function stage(
     await databasePlugin(dsn ?? (await freshDatabase(t))),
     fake(ApiGuard, openGuard),
     fake(AuditedWrites, { recordOn() {} }),
-    fake(Jobs, { every: (_name, _cron, work) => void works.push(work), ask: async () => {} }),
+    fake(Jobs, { every: (name, _cron, work) => void works.set(name, work), ask: async () => {} }),
     fake(TenantData, data),
     audit,
     tenants,
+    ...plugins,
     { name: 'retention', plugin: retention, config: { pauseMs: 0, ...config } },
     probe,
   ])
@@ -68,8 +70,8 @@ export async function stage(
     database,
     logs: kernel.logs,
     metrics: () => registries[0]!.metrics(),
-    pass: (signal = new AbortController().signal) => works[0]!(signal),
-    recount: (signal = new AbortController().signal) => works[1]!(signal),
+    pass: (signal = new AbortController().signal) => works.get('retention')!(signal),
+    recount: (signal = new AbortController().signal) => works.get('stored-bytes')!(signal),
     call: (method, url, tenant = 'default', body) =>
       kernel.listeners['conductor']!.inject({ method, url, headers: { tenant }, ...(body ? { body } : {}) }),
     async count(tenantId, table) {

@@ -13,7 +13,7 @@ const sessionId = 'sess-aaaaaaaa-00000001'
 const unreachable = () => new AppError('runner_unreachable', 503, { retryable: true })
 const cut = () => new AppError('runner_unreachable', 503)
 
-const without = { mcpServers: undefined, egress: undefined, apps: undefined, skills: undefined }
+const without = { mcpServers: undefined, egress: undefined, apps: undefined, skills: undefined, recall: undefined }
 
 interface Behaviour {
   readonly execute?: () => void

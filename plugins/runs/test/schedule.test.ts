@@ -95,6 +95,8 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     egress: undefined,
     apps: undefined,
     skills: undefined,
+    recall: undefined,
+    conductorTools: new Map(),
     objectWrites: undefined,
     links: new RunLinks(undefined, { warn() {} }),
     prices: undefined,

@@ -49,6 +49,7 @@ onBoth('a skill is created, shown, listed in pages and deleted, for its tenant a
       'using-delegate',
       'using-files',
       'using-http-fetch',
+      'using-memory',
       'using-search-docs',
       'using-shell',
     ],
@@ -56,7 +57,7 @@ onBoth('a skill is created, shown, listed in pages and deleted, for its tenant a
   assert.deepEqual([...new Set(all.map(({ source }) => source))], ['user', 'platform'])
   assert.ok(!('body' in all[0]!))
   const page = await call('GET', '/api/skills?limit=2&offset=1')
-  assert.deepEqual([page.headers['x-total-count'], page.json()], ['8', all.slice(1, 3)])
+  assert.deepEqual([page.headers['x-total-count'], page.json()], ['9', all.slice(1, 3)])
 
   assert.equal((await call('POST', '/api/skills', note)).json().error, 'conflict')
   for (const url of ['/api/skills/notes', '/api/skills/notes/file?path=SKILL.md', '/api/skills/Not%20a%20name']) {

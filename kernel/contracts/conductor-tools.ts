@@ -1,0 +1,24 @@
+import { slot } from '../plugin.ts'
+import type { DelegationAnswer } from './delegation.ts'
+import type { Profile } from './profiles.ts'
+
+/** Whose call it is. All of it comes from the conductor's own records of the run. */
+export interface ConductorCaller {
+  readonly tenantId: string
+  readonly sessionId: string
+  readonly runId: string
+  /** The session's snapshot. */
+  readonly profile: Profile
+  /** The person whom the run answers; undefined when nobody is named. */
+  readonly endUserId: string | undefined
+  /** Aborts when the run is over. */
+  readonly signal: AbortSignal
+}
+
+/** The conductor's part of a platform tool, for what is only there. A throw becomes `{ok: false}` with a plain sentence. */
+export interface ConductorTool {
+  execute(input: Readonly<Record<string, unknown>>, caller: ConductorCaller): Promise<DelegationAnswer>
+}
+
+/** Keyed by tool name. */
+export const ConductorTools = slot<ConductorTool>('conductor.tools')

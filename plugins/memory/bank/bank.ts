@@ -1,0 +1,65 @@
+import type { Database } from '#contracts/database'
+import { isProfileName, type Profiles } from '#contracts/profiles'
+import { unknownMemory, unknownProfile } from '../errors.ts'
+import type { Metrics } from '../metrics.ts'
+import type { CreateMemory, Hit, Memory } from '../schema.ts'
+import type { Question, Search } from '../search/search.ts'
+import { findMemory, hasMemories, removeMemory } from './reads.ts'
+import type { Created, Writer } from './write.ts'
+
+export interface BankParts {
+  readonly database: Database
+  readonly profiles: Profiles
+  readonly writer: Writer
+  readonly search: Search
+  readonly metrics: Metrics
+}
+
+/** The memories of all profiles: what routes, tools and first messages use. */
+export class MemoryBank {
+  readonly #parts: BankParts
+
+  constructor(parts: BankParts) {
+    this.#parts = parts
+  }
+
+  /** 404 for an unknown profile. */
+  async create(tenantId: string, profile: string, input: CreateMemory): Promise<Created> {
+    if (!(await this.#exists(tenantId, profile))) throw unknownProfile()
+    return this.#parts.writer.create(tenantId, profile, input)
+  }
+  /** Best first, for whoever asks. */
+  search(caller: 'api' | 'tool', tenantId: string, profile: string, question: Question): Promise<Hit[]> {
+    return this.#parts.metrics.searched(caller, () => this.ask(tenantId, profile, question))
+  }
+  ask(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
+    return this.#parts.search.ask(tenantId, profile, question)
+  }
+  /** 404 for one that the profile does not have. */
+  find(tenantId: string, profile: string, id: string): Promise<Memory> {
+    return findMemory(this.#parts.database, tenantId, profile, id)
+  }
+  /** With `history` what it had superseded as well. Resolves to how many are gone. */
+  remove(tenantId: string, profile: string, id: string, history = false): Promise<number> {
+    return removeMemory(this.#parts.database, tenantId, profile, id, history)
+  }
+  unknown(): Error {
+    return unknownMemory()
+  }
+  /** Rejects with 404 for a profile that is not there and has left no memories. */
+  async known(tenantId: string, profile: string): Promise<void> {
+    if (!isProfileName(profile)) throw unknownProfile()
+    if (await this.#exists(tenantId, profile)) return
+    if (!(await hasMemories(this.#parts.database, tenantId, profile))) throw unknownProfile()
+  }
+
+  async #exists(tenantId: string, profile: string): Promise<boolean> {
+    if (!isProfileName(profile)) return false
+    const { profiles } = this.#parts
+    // What is in memory may be old: nobody is refused by it.
+    return (
+      (await profiles.findPlaced(tenantId, profile)) !== undefined ||
+      (await profiles.find(tenantId, profile)) !== undefined
+    )
+  }
+}

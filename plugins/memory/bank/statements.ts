@@ -1,0 +1,153 @@
+import type { Statement } from '#contracts/database'
+import type { CreateMemory } from '../schema.ts'
+import type { RecordTerms } from '../text/terms.ts'
+import { columns, happened } from './rows.ts'
+
+/** How sure a memory is that says nothing of it: words that somebody chose count for more. */
+const confidenceOf = { curated: 1, mined: 0.7 } as const
+/** What is about to be stored. */
+export interface Draft {
+  readonly id: string
+  readonly content: string
+  readonly source: 'curated' | 'mined'
+  readonly at: Date
+  readonly person: number
+  readonly digest: Buffer
+  readonly essence: readonly string[]
+  readonly fact: string | undefined
+  readonly terms: RecordTerms
+}
+
+/** One more that was not stored, by why. */
+export const refusal = (tenantId: string, reason: string): Statement => ({
+  name: 'memory-refused',
+  text: `INSERT INTO memory_refusals AS r (tenant_id, reason, count) VALUES ($1, $2, 1)
+         ON CONFLICT (tenant_id, reason) DO UPDATE SET count = r.count + 1, last_at = now()`,
+  values: [tenantId, reason],
+})
+
+const current = `m.superseded_by IS NULL AND (m.expires_at IS NULL OR m.expires_at > now())`
+/** The same digest, the same fact, or the rarest words in common. */
+export const lookNear = {
+  name: 'memory-look-near',
+  text: `WITH own AS MATERIALIZED (SELECT bank FROM memory_banks WHERE tenant_id = $1 AND profile = $2),
+         rare AS MATERIALIZED (
+           SELECT k.term FROM own CROSS JOIN unnest($7::text[]) AS asked (term) CROSS JOIN LATERAL (
+             SELECT term, records FROM memory_terms WHERE tenant_id = $1 AND bank = own.bank AND term = asked.term OFFSET 0) k
+           WHERE k.records <= 2000 ORDER BY k.records LIMIT 5
+         ), alike AS MATERIALIZED (
+           SELECT p.memory FROM own CROSS JOIN rare CROSS JOIN LATERAL (
+             SELECT memory FROM memory_postings
+             WHERE tenant_id = $1 AND bank = own.bank AND term = rare.term AND person = $3 OFFSET 0) p
+           GROUP BY p.memory HAVING count(*) >= least(2, (SELECT count(*) FROM rare)) ORDER BY count(*) DESC, p.memory DESC LIMIT 6
+         ), near AS (
+           SELECT m.number FROM own CROSS JOIN LATERAL (
+             SELECT number FROM memories WHERE tenant_id = $1 AND bank = own.bank AND person = $3 AND digest = $5 OFFSET 0) m
+           UNION
+           SELECT m.number FROM own CROSS JOIN LATERAL (
+             SELECT number FROM memories WHERE tenant_id = $1 AND bank = own.bank AND person = $3 AND fact = $6 AND superseded_by IS NULL
+             ORDER BY number DESC LIMIT 6) m
+           UNION
+           SELECT memory FROM alike
+         )
+         SELECT m.id, m.content, m.source, m.fact, m.at FROM near CROSS JOIN LATERAL (
+           SELECT m.id, m.content, m.source, m.fact, ${happened} AS at FROM memories m WHERE m.tenant_id = $1 AND m.number = near.number
+             AND ${current} AND m.end_user_id IS NOT DISTINCT FROM $4::text OFFSET 0) m
+         ORDER BY near.number DESC LIMIT 16`,
+}
+/** What was said just before it, in the same conversation. */
+export const lookBefore = {
+  name: 'memory-look-before',
+  text: `SELECT ARRAY(SELECT t.term FROM unnest(m.terms, m.weights) AS t (term, weight)
+           WHERE t.weight >= 100 AND NOT starts_with(t.term, '#')) AS terms
+         FROM memories m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.profile = $3 ORDER BY m.number DESC LIMIT 1`,
+}
+export const lookOld = {
+  name: 'memory-look-old',
+  text: 'SELECT id FROM memories WHERE tenant_id = $1 AND profile = $2 AND id = $3',
+}
+
+/** Writes of a tenant one after the other: each sees what those before it have stored and used up. */
+export const lock = {
+  name: 'memory-lock',
+  text: `SELECT pg_advisory_xact_lock(hashtextextended('memory/' || $1, 0))`,
+}
+export const openBank = {
+  name: 'memory-open-bank',
+  text: `INSERT INTO memory_banks (tenant_id, profile) SELECT $1, $2
+         WHERE NOT EXISTS (SELECT FROM memory_banks WHERE tenant_id = $1 AND profile = $2) ON CONFLICT DO NOTHING`,
+}
+const same = `SELECT m.id FROM memory_banks b JOIN memories m ON m.tenant_id = $1 AND m.bank = b.bank
+  WHERE b.tenant_id = $1 AND b.profile = $2 AND m.person = $3 AND m.end_user_id IS NOT DISTINCT FROM $4::text AND m.digest = $5 AND ${current} LIMIT 1`
+export const insert = {
+  name: 'memory-insert',
+  text: `WITH added AS (
+           INSERT INTO memories (tenant_id, profile, person, end_user_id, digest, id, bank, session_id, run_id, category, raw_input, content,
+             summary, source, confidence, language, event_at, ttl_seconds, expires_at, supersedes, superseded_by, superseded_at, fact,
+             terms, weights, length, bytes)
+           SELECT $1, $2, $3, $4, $5, $6, b.bank, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17::integer, now() + $17 * interval '1 second',
+             $18, $19::text, CASE WHEN $19::text IS NULL THEN NULL ELSE now() END, $20, $21::text[], $22::smallint[], $23, $24::integer
+           FROM memory_banks b WHERE b.tenant_id = $1 AND b.profile = $2 AND NOT EXISTS (${same})
+             AND (SELECT sum(records) < $25::bigint AND sum(bytes) + $24::integer <= $26::bigint FROM memory_banks WHERE tenant_id = $1)
+           RETURNING *)
+         SELECT ${columns} FROM added m`,
+}
+export const supersede = {
+  name: 'memory-supersede',
+  text: `UPDATE memories SET superseded_by = $3, superseded_at = now() WHERE tenant_id = $1 AND id = ANY ($2::text[])
+           AND superseded_by IS NULL AND EXISTS (SELECT FROM memories WHERE tenant_id = $1 AND id = $3)`,
+}
+/** Why nothing was inserted. */
+export const why = {
+  name: 'memory-why',
+  text: `SELECT (${same}) AS same, (SELECT coalesce(sum(records), 0)::float8 FROM memory_banks WHERE tenant_id = $1) AS records`,
+}
+
+/** What bounds an insert, and what it replaces. */
+export interface Bounds {
+  readonly bytes: number
+  readonly most: number
+  readonly mostBytes: number
+  readonly supersedes: string | undefined
+  readonly by: string | undefined
+}
+
+/** The values of `insert`. */
+export function valuesOf(
+  tenantId: string,
+  profile: string,
+  input: CreateMemory,
+  draft: Draft,
+  bounds: Bounds,
+): unknown[] {
+  const { endUserId, sessionId, runId, category, rawInput, summary, confidence, eventAt, ttlSeconds } = input
+  const { content, source, terms, at } = draft
+  return [
+    tenantId,
+    profile,
+    draft.person,
+    endUserId ?? null,
+    draft.digest,
+    draft.id,
+    sessionId ?? null,
+    runId ?? null,
+    category ?? null,
+    rawInput?.toWellFormed().replaceAll('\0', '\uFFFD') ?? null,
+    content,
+    summary ?? null,
+    source,
+    confidence ?? confidenceOf[source],
+    terms.language,
+    eventAt === undefined ? null : at,
+    ttlSeconds ?? null,
+    bounds.supersedes ?? null,
+    bounds.by ?? null,
+    draft.fact ?? null,
+    terms.terms,
+    terms.weights,
+    terms.length,
+    bounds.bytes,
+    bounds.most,
+    bounds.mostBytes,
+  ]
+}

@@ -1,0 +1,216 @@
+import { createHash } from 'node:crypto'
+import { setImmediate as turn } from 'node:timers/promises'
+import type { Database } from '#contracts/database'
+import { newId } from '#contracts/ids'
+import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
+import { nothingToKeep, unknownSuperseded } from '../errors.ts'
+import type { MemoryModel } from '../model.ts'
+import type { Metrics } from '../metrics.ts'
+import { type CreateMemory, type Memory, type NotStored, timeOf } from '../schema.ts'
+import { factOf } from '../text/facts.ts'
+import { type Junk, junkOf, mostContent, statementsOf, tidied, withoutRecalled } from '../text/statements.ts'
+import type { StemCache } from '../text/stems.ts'
+import { essenceOf, recordTerms, withContext } from '../text/terms.ts'
+import { wordsOf } from '../text/words.ts'
+import { compare } from './compare.ts'
+import { byIndex, type MemoryRow, personOf, toMemory } from './rows.ts'
+import {
+  type Draft,
+  insert,
+  lock,
+  lookBefore,
+  lookNear,
+  lookOld,
+  openBank,
+  refusal,
+  supersede,
+  valuesOf,
+  why,
+} from './statements.ts'
+
+/** Longer texts are analysed with a turn for others in between. */
+const longChars = 8_000
+
+export type Created = ({ readonly stored: true } & Memory) | NotStored
+
+/** A memory that may say the same, or what was so before. */
+interface Neighbour {
+  readonly id: string
+  readonly content: string
+  readonly source: 'curated' | 'mined'
+  readonly fact: string | null
+  readonly at: string
+}
+
+interface Looked {
+  readonly near: readonly Neighbour[]
+  readonly context: readonly string[]
+  /** The id that the caller names, when it is one of this profile. */
+  readonly superseded: string | undefined
+}
+
+export interface WriterParts {
+  readonly database: Database
+  readonly stems: StemCache
+  /** Undefined: memories are made of texts by rules alone. */
+  readonly model: MemoryModel | undefined
+  readonly limits: TenantLimits | undefined
+  readonly metrics: Metrics
+}
+
+/** Writes memories: what is worth keeping, once, in the place of what it corrects. */
+export class Writer {
+  readonly #parts: WriterParts
+
+  constructor(parts: WriterParts) {
+    this.#parts = parts
+  }
+
+  /** `stored: false` is no error: nothing had to be kept. 409 `limit_exceeded`, 400 for what cannot be. */
+  async create(tenantId: string, profile: string, input: CreateMemory): Promise<Created> {
+    const { database, metrics } = this.#parts
+    if (input.rawInput === undefined && input.processedContent === undefined) throw nothingToKeep()
+    const made = await this.#contentOf(tenantId, input)
+    if ('junk' in made) {
+      await database.batch(tenantId, [refusal(tenantId, made.junk)])
+      metrics.written('junk')
+      return { stored: false, reason: 'junk', detail: made.junk }
+    }
+    const draft = await this.#draft(tenantId, input, made)
+    const looked = await this.#look(tenantId, profile, input, draft)
+    const outcome = await this.#place(tenantId, draft, looked)
+    if ('duplicate' in outcome) return this.#duplicate(tenantId, outcome.duplicate, draft.source)
+    return this.#store(tenantId, profile, input, { ...draft, terms: withContext(draft.terms, looked.context) }, outcome)
+  }
+
+  /** What is kept of the input. */
+  async #contentOf(
+    tenantId: string,
+    { rawInput, processedContent }: CreateMemory,
+  ): Promise<{ content: string; source: Draft['source'] } | { junk: Junk }> {
+    if (processedContent !== undefined) {
+      const own = withoutRecalled(tidied(processedContent)).trim()
+      const junk = junkOf(processedContent)
+      return junk ? { junk } : { content: own.slice(0, mostContent), source: 'curated' }
+    }
+    const made = statementsOf(rawInput!)
+    if ('junk' in made || !this.#parts.model) return 'junk' in made ? made : { content: made.content, source: 'mined' }
+    // A model that is away, or says nothing, leaves what the rules have made.
+    const said = await this.#parts.model.process(tenantId, withoutRecalled(rawInput!.toWellFormed()))
+    return { content: said?.slice(0, mostContent) ?? made.content, source: 'mined' }
+  }
+  async #draft(
+    tenantId: string,
+    input: CreateMemory,
+    { content, source }: { content: string; source: Draft['source'] },
+  ): Promise<Draft> {
+    const { stems } = this.#parts
+    const at = input.eventAt === undefined ? new Date() : timeOf(input.eventAt, 'body/eventAt')
+    const raw = input.rawInput === undefined ? undefined : withoutRecalled(input.rawInput.toWellFormed())
+    if ((raw?.length ?? 0) > longChars) await turn()
+    const terms = await recordTerms(tenantId, stems, {
+      content,
+      raw,
+      summary: input.summary,
+      category: input.category,
+      at,
+    })
+    const essence = await essenceOf(tenantId, stems, content, at)
+    const words = wordsOf(content).map(({ text }) => text)
+    const times = essence.filter((term) => term.startsWith('#'))
+    return {
+      id: newId('mem'),
+      content,
+      source,
+      at,
+      person: personOf(input.endUserId),
+      digest: createHash('sha256')
+        .update([...words, ...times].join(' '))
+        .digest(),
+      essence,
+      fact: factOf(content)?.key,
+      terms,
+    }
+  }
+  /** What is there already that has to do with it: one round trip, and nothing is locked. */
+  async #look(
+    tenantId: string,
+    profile: string,
+    { endUserId, sessionId, supersedes }: CreateMemory,
+    { person, digest, fact, essence }: Draft,
+  ): Promise<Looked> {
+    const rare = [...new Set(essence)].slice(0, 60)
+    type Answer = [object[], Neighbour[], { terms: string[] }[], { id: string }[]]
+    const [, near, before, old] = await this.#parts.database.batch<Answer>(tenantId, [
+      byIndex,
+      { ...lookNear, values: [tenantId, profile, person, endUserId ?? null, digest, fact ?? null, rare] },
+      { ...lookBefore, values: [tenantId, sessionId ?? null, profile] },
+      { ...lookOld, values: [tenantId, profile, supersedes ?? null] },
+    ])
+    if (supersedes !== undefined && old.length === 0) throw unknownSuperseded()
+    return { near, context: before[0]?.terms ?? [], superseded: old[0]?.id }
+  }
+  /** Where it belongs: it is there already, or it takes the place of others, or another one has taken its place before. */
+  async #place(tenantId: string, draft: Draft, { near, superseded }: Looked): Promise<Placed> {
+    const replaced = new Set(superseded === undefined ? [] : [superseded])
+    let by: string | undefined
+    for (const other of near) {
+      if (replaced.has(other.id)) continue
+      const essence = await essenceOf(tenantId, this.#parts.stems, other.content, new Date(other.at))
+      const relation = compare(draft, { ...other, essence })
+      if (relation === 'same') return { duplicate: other.id }
+      // What somebody chose to have remembered is not put aside by what was found in a text.
+      if (relation === 'other' || (draft.source === 'mined' && other.source === 'curated')) continue
+      if (draft.at.getTime() < new Date(other.at).getTime()) by ??= other.id
+      else replaced.add(other.id)
+    }
+    return { replaced: [...replaced], by }
+  }
+  /** It is there; words that somebody chose vouch for those that were found. */
+  async #duplicate(tenantId: string, id: string, source: Draft['source']): Promise<Created> {
+    const vouch = {
+      name: 'memory-vouch',
+      text: `UPDATE memories SET source = 'curated', confidence = greatest(confidence, 1)
+             WHERE tenant_id = $1 AND id = $2 AND source = 'mined'`,
+      values: [tenantId, id],
+    }
+    await this.#parts.database.batch(tenantId, [
+      refusal(tenantId, 'duplicate'),
+      ...(source === 'curated' ? [vouch] : []),
+    ])
+    this.#parts.metrics.written('duplicate')
+    return { stored: false, reason: 'duplicate', id }
+  }
+  async #store(
+    tenantId: string,
+    profile: string,
+    input: CreateMemory,
+    draft: Draft,
+    { replaced, by }: Exclude<Placed, { duplicate: string }>,
+  ): Promise<Created> {
+    const { database, limits, metrics } = this.#parts
+    const { memories: most, memoryBytes: mostBytes } = limits?.of(tenantId) ?? defaultLimits
+    const bytes = [draft.content, input.rawInput, input.summary].reduce(
+      (sum, text) => sum + Buffer.byteLength(text ?? ''),
+      0,
+    )
+    const values = valuesOf(tenantId, profile, input, draft, { bytes, most, mostBytes, supersedes: replaced[0], by })
+    type Answer = [object[], object[], object[], MemoryRow[], object[], { same: string | null; records: number }[]]
+    const [, , , [row], , [found]] = await database.batch<Answer>(tenantId, [
+      byIndex,
+      { ...lock, values: [tenantId] },
+      { ...openBank, values: [tenantId, profile] },
+      { ...insert, values },
+      { ...supersede, values: [tenantId, replaced, draft.id] },
+      { ...why, values: [tenantId, profile, draft.person, input.endUserId ?? null, draft.digest] },
+    ])
+    if (row) {
+      metrics.written('stored')
+      return { stored: true, ...toMemory(row) }
+    }
+    if (found!.same !== null) return this.#duplicate(tenantId, found!.same, draft.source)
+    throw found!.records >= most ? overLimit('memories', most) : overLimit('memoryBytes', mostBytes)
+  }
+}
+
+type Placed = { readonly duplicate: string } | { readonly replaced: readonly string[]; readonly by: string | undefined }

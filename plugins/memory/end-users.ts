@@ -1,0 +1,61 @@
+import type { Database, TenantTx } from '#contracts/database'
+import { type EndUserStore, retentionErrors } from '#contracts/retention'
+import { columns, type MemoryRow, toMemory } from './bank/rows.ts'
+import { lock } from './bank/statements.ts'
+
+/** Rows of one read, and of one transaction. */
+const atOnce = 100
+const goneAtOnce = 200
+
+/**
+ * Theirs are those that name them, and those that came out of their chats without a name. The chats are looked at, so memories go
+ * before them.
+ */
+const theirs = `(m.end_user_id = $2 OR (m.end_user_id IS NULL AND m.session_id IN (
+    SELECT r.session_id FROM public_runs p JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id
+    WHERE p.tenant_id = $1 AND p.end_user_id = $2)))`
+
+/** What is remembered of end users: exported whole, history and what has expired included, and erased whole. */
+export const endUserMemories = (database: Database): EndUserStore => ({
+  async *items(tenantId, endUserId) {
+    for (let after = 0; ;) {
+      const read = {
+        text: `SELECT ${columns}, m.number::float8 AS number FROM memories m WHERE m.tenant_id = $1 AND ${theirs} AND m.number > $3::bigint
+               ORDER BY m.number LIMIT ${atOnce}`,
+        values: [tenantId, endUserId, after],
+      }
+      const [rows] = await database.as('reads').batch<[(MemoryRow & { number: number })[]]>(tenantId, [read])
+      if (rows.length === 0) return
+      yield rows.map(shown)
+      after = rows.at(-1)!.number
+    }
+  },
+  async erase(tenantId, endUserId, signal) {
+    let deleted = 0
+    for (let full = true; full && !signal.aborted;) {
+      const gone = await database.as('reads').tenant(tenantId, (tx) => eraseSome(tx, endUserId))
+      deleted += gone
+      full = gone === goneAtOnce
+    }
+    return deleted
+  },
+})
+
+async function eraseSome(tx: TenantTx, endUserId: string): Promise<number> {
+  const may = 'SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE'
+  if ((await tx.query({ text: may, values: [tx.tenantId] })).length === 0) throw retentionErrors.legalHold()
+  await tx.query({ ...lock, values: [tx.tenantId] })
+  const gone = await tx.query<{ id: string }>({
+    text: `DELETE FROM memories WHERE tenant_id = $1 AND id = ANY (ARRAY(
+             SELECT m.id FROM memories m WHERE m.tenant_id = $1 AND ${theirs} LIMIT ${goneAtOnce})) RETURNING id`,
+    values: [tx.tenantId, endUserId],
+  })
+  const recalls = { text: 'DELETE FROM memory_recalls WHERE tenant_id = $1 AND memory_id = ANY ($2::text[])' }
+  await tx.query({ ...recalls, values: [tx.tenantId, gone.map(({ id }) => id)] })
+  return gone.length
+}
+
+function shown(row: MemoryRow & { readonly number: number }): Record<string, unknown> {
+  const { number: _, ...memory } = row
+  return toMemory(memory)
+}

@@ -1,0 +1,271 @@
+import type { Database } from '#contracts/database'
+import { alive, byIndex, happened, isOf, personsOf, type Whose } from '../bank/rows.ts'
+import type { AskedWord } from '../text/terms.ts'
+
+/** BM25: how soon further occurrences say no more, and how much a long text has to say more. Statements are short: both are low. */
+const k1 = 0.4
+const b = 0.15
+/** Postings that one search reads, the rarest words first. What is commoner only counts for what those have found. */
+const mostRead = 4_000
+/** Of one word the newest of so many. */
+const mostOfWord = 2_000
+/** Memories of which lists are made, where a question does not ask for more, and those that a filter may have to look at. */
+const leastCandidates = 80
+const mostFiltered = 5_000
+/** Names that a memory leads on by. */
+const mostNames = 12
+
+/** The figures of a profile's memories. */
+export interface BankFigures {
+  readonly bank: number
+  readonly records: number
+  readonly words: number
+}
+
+/** A term to look for, with what it is worth. */
+export interface Weighed {
+  readonly term: string
+  /** Which of the asked words it stands for. */
+  readonly word: number
+  readonly kind: 'word' | 'name' | 'time' | 'similar'
+  readonly idf: number
+  /** Memories that have it. */
+  readonly records: number
+}
+
+/** A memory that has something of a question. */
+export interface Candidate {
+  readonly memory: number
+  readonly id: string
+  readonly words: number
+  readonly names: number
+  readonly times: number
+  readonly alike: number
+  /** Of the asked words those that it has, by what they are worth. */
+  readonly covered: number
+  /** Milliseconds of when it happened. */
+  readonly at: number
+  readonly confidence: number
+  readonly curated: boolean
+  readonly superseded: boolean
+  readonly named: readonly string[]
+}
+
+export interface Filter extends Whose {
+  readonly category?: string | undefined
+  readonly from?: Date | undefined
+  readonly to?: Date | undefined
+  readonly superseded: boolean
+}
+
+const isFiltered = ({ category, from, to }: Filter): boolean =>
+  category !== undefined || from !== undefined || to !== undefined
+
+/** Finds memories by their postings. */
+export class Candidates {
+  readonly #database: Database
+
+  constructor(database: Database) {
+    this.#database = database.as('reads')
+  }
+
+  /** The figures of a profile, and how many memories have each of these terms; undefined for a profile without memories. */
+  async figures(
+    tenantId: string,
+    profile: string,
+    terms: readonly string[],
+  ): Promise<{ readonly bank: BankFigures; readonly records: ReadonlyMap<string, number> } | undefined> {
+    type Answer = [object[], BankFigures[], { term: string; records: number }[]]
+    const [, [bank], known] = await this.#database.batch<Answer>(tenantId, [
+      byIndex,
+      { ...figures, values: [tenantId, profile] },
+      { ...knownTerms, values: [tenantId, profile, terms] },
+    ])
+    if (!bank || bank.records === 0) return undefined
+    return { bank, records: new Map(known.map(({ term, records }) => [term, records])) }
+  }
+  /** Words of the profile that are spelled much like one that nobody wrote. Needs pg_trgm. */
+  async similar(
+    tenantId: string,
+    bank: number,
+    words: readonly string[],
+  ): Promise<readonly { word: string; term: string; records: number; likeness: number }[]> {
+    const [, rows] = await this.#database.batch<
+      [object[], { word: string; term: string; records: number; likeness: number }[]]
+    >(tenantId, [byIndex, { ...similar, values: [tenantId, bank, words, words.map(firstOf), words.map(behindFirst)] }])
+    return rows
+  }
+  /** The memories that have most of the terms, best first by a rough sum; lists are made of them. */
+  async find(
+    tenantId: string,
+    bank: BankFigures,
+    weighed: readonly Weighed[],
+    filter: Filter,
+    limit: number,
+  ): Promise<Candidate[]> {
+    if (weighed.length === 0) return []
+    const wanted = Math.max(leastCandidates, 2 * limit)
+    const found = await this.#read(tenantId, bank, weighed, filter, { wanted, added: 2 * wanted })
+    // What the filter has left out may have hidden what it is looking for.
+    const hidden = found.added >= 2 * wanted && found.rows.length < wanted
+    if (!hidden || (!isFiltered(filter) && found.rows.length > 0)) return found.rows
+    return (await this.#read(tenantId, bank, weighed, filter, { wanted, added: mostFiltered })).rows
+  }
+  /** What lists need to know of memories that were found otherwise. */
+  async of(tenantId: string, memories: readonly number[], filter: Filter): Promise<Candidate[]> {
+    if (memories.length === 0) return []
+    const [, rows] = await this.#database.batch<[object[], Candidate[]]>(tenantId, [
+      byIndex,
+      { ...others, values: [tenantId, memories, ...valuesOf(filter)] },
+    ])
+    return rows
+  }
+
+  async #read(
+    tenantId: string,
+    { bank, records, words }: BankFigures,
+    weighed: readonly Weighed[],
+    filter: Filter,
+    most: { readonly wanted: number; readonly added: number },
+  ): Promise<{ rows: Candidate[]; added: number }> {
+    const sorted = weighed.toSorted((x, y) => x.records - y.records)
+    let read = 0
+    const first = sorted.filter((one, i) => (read += Math.min(one.records, mostOfWord)) <= mostRead || i === 0)
+    const late = sorted.slice(first.length)
+    const average = Math.max(1, words / Math.max(1, records))
+    const columns = (all: readonly Weighed[]) => [
+      all.map(({ term }) => term),
+      all.map(({ kind }) => kindOf[kind]),
+      all.map(({ idf }) => idf),
+    ]
+    const [, rows] = await this.#database.batch<[object[], (Candidate & { added: number })[]]>(tenantId, [
+      byIndex,
+      {
+        ...find,
+        values: [
+          tenantId,
+          bank,
+          ...columns(first),
+          ...columns(late),
+          100 * k1 * (1 - b),
+          (100 * k1 * b) / average,
+          personsOf(filter),
+          most.added,
+          ...valuesOf(filter),
+          most.wanted,
+        ],
+      },
+    ])
+    return { rows, added: rows[0]?.added ?? most.added }
+  }
+}
+
+const kindOf = { word: 0, name: 1, time: 2, similar: 3 } as const
+
+/** What a term is worth that so many of all memories have. */
+export const idfOf = (records: number, of: number): number => Math.log(1 + (of - records + 0.5) / (records + 0.5))
+
+/** The terms of a question with what they are worth here, and the sum of what its words are worth. */
+export function weigh(
+  asked: readonly AskedWord[],
+  { records: all }: BankFigures,
+  known: ReadonlyMap<string, number>,
+): { readonly weighed: Weighed[]; readonly total: number } {
+  const weighed: Weighed[] = []
+  let total = 0
+  for (const [word, { kind, terms, boost }] of asked.entries()) {
+    const found = terms
+      .flatMap((term) => ({ term, records: known.get(term) ?? 0 }))
+      .filter(({ records }) => records > 0)
+    const records = found.reduce((sum, one) => sum + one.records, 0)
+    const idf = boost * idfOf(Math.min(records, all), all)
+    if (kind === 'word') total += idf
+    for (const one of found) weighed.push({ term: one.term, word, kind, idf, records: one.records })
+  }
+  return { weighed, total }
+}
+
+const valuesOf = ({ endUserId, shared, category, from, to, superseded }: Filter): unknown[] => [
+  endUserId ?? null,
+  shared ?? false,
+  category ?? null,
+  from ?? null,
+  to ?? null,
+  superseded,
+]
+/** The condition of a filter on a row `m`, for its values from parameter `$first` on. */
+const fits = (first: number): string => `${alive} AND ${isOf(`$${first}`, `$${first + 1}`)}
+  AND ($${first + 2}::text IS NULL OR m.category = $${first + 2}::text)
+  AND ($${first + 3}::timestamptz IS NULL OR ${happened} >= $${first + 3}::timestamptz)
+  AND ($${first + 4}::timestamptz IS NULL OR ${happened} < $${first + 4}::timestamptz)
+  AND ($${first + 5}::boolean OR m.superseded_by IS NULL)`
+
+/** Statistics in the order of words: the first character, and the one behind it. */
+const firstOf = (word: string): string => Array.from(word)[0] ?? ''
+const behindFirst = (word: string): string => String.fromCodePoint((word.codePointAt(0) ?? 0) + 1)
+
+const figures = {
+  name: 'memory-bank',
+  text: `SELECT bank, records::float8 AS records, words::float8 AS words FROM memory_banks WHERE tenant_id = $1 AND profile = $2`,
+}
+const knownTerms = {
+  name: 'memory-known-terms',
+  text: `SELECT k.term, k.records FROM memory_banks b CROSS JOIN unnest($3::text[]) AS asked (term) CROSS JOIN LATERAL (
+           SELECT term, records FROM memory_terms WHERE tenant_id = $1 AND bank = b.bank AND term = asked.term OFFSET 0) k
+         WHERE b.tenant_id = $1 AND b.profile = $2`,
+}
+// Those that begin alike: nobody reads the whole vocabulary for a slip of the pen.
+const similar = {
+  name: 'memory-similar-terms',
+  text: `SELECT asked.word, near.term, near.records, near.likeness FROM unnest($3::text[], $4::text[], $5::text[]) AS asked (word, first, behind)
+         CROSS JOIN LATERAL (
+           SELECT term, records, likeness FROM (
+             SELECT term, records, similarity(term, asked.word)::float8 AS likeness FROM (
+               SELECT term, records FROM memory_terms WHERE tenant_id = $1 AND bank = $2 AND term >= asked.first AND term < asked.behind LIMIT 4000) first_alike
+           ) close_ones WHERE likeness >= 0.4 ORDER BY likeness DESC LIMIT 3) near`,
+}
+
+const scored = (weight: string, length: string): string =>
+  `a.idf * ${weight} * ${1 + k1} / (${weight} + $9::float8 + $10::float8 * ${length})`
+const sum = (kind: number, text: string): string => `coalesce(sum(${text}) FILTER (WHERE a.kind = ${kind}), 0)`
+const sums = `${sum(0, scored('p.weight', 'p.length'))} AS words, ${sum(1, scored('p.weight', '0'))} AS names,
+  ${sum(2, scored('p.weight', '0'))} AS times, ${sum(3, scored('p.weight', 'p.length'))} AS alike, ${sum(0, 'a.idf')} AS covered`
+const rough = 'words + 0.3 * names + 0.6 * times + 0.5 * alike'
+const shown = `m.number::float8 AS memory, m.id, extract(epoch FROM ${happened})::float8 * 1000 AS at, m.confidence, m.source = 'curated' AS curated,
+  m.superseded_by IS NOT NULL AS superseded`
+// Without those that only begin a sentence: they may be any word.
+const named = `ARRAY(SELECT t.term FROM unnest(m.terms, m.weights) AS t (term, weight)
+  WHERE starts_with(t.term, '@') AND t.weight >= 100 LIMIT ${mostNames}) AS named`
+/**
+ * Postings of one term, or of one memory that are of it. Its limit keeps it a look-up of its own: a planner that takes the table for a
+ * small one would read all of it instead.
+ */
+const postings = (where: string): string => `
+  (SELECT memory, person, weight, length FROM memory_postings WHERE tenant_id = $1 AND bank = $2 AND term = a.term AND ${where}
+   ORDER BY person DESC, memory DESC LIMIT ${mostOfWord}) p`
+const find = {
+  name: 'memory-find',
+  text: `WITH summed AS (
+           SELECT p.memory, min(p.person) AS person, ${sums}
+           FROM unnest($3::text[], $4::int[], $5::float8[]) AS a (term, kind, idf)
+             CROSS JOIN LATERAL ${postings('($11::int[] IS NULL OR person = ANY ($11::int[]))')}
+           GROUP BY p.memory
+         ), found AS MATERIALIZED (
+           SELECT * FROM summed ORDER BY ${rough} DESC, memory DESC LIMIT $12
+         ), whole AS (
+           SELECT f.memory, f.words + l.words AS words, f.names + l.names AS names, f.times + l.times AS times, f.alike + l.alike AS alike,
+             f.covered + l.covered AS covered
+           FROM found f CROSS JOIN LATERAL (
+             SELECT ${sums} FROM unnest($6::text[], $7::int[], $8::float8[]) AS a (term, kind, idf)
+               CROSS JOIN LATERAL ${postings('person = f.person AND memory = f.memory')}) l
+         )
+         SELECT m.*, s.words, s.names, s.times, s.alike, s.covered, (SELECT count(*)::int FROM found) AS added
+         FROM whole s CROSS JOIN LATERAL (
+           SELECT ${shown}, ${named} FROM memories m WHERE m.tenant_id = $1 AND m.number = s.memory AND ${fits(13)} OFFSET 0) m
+         ORDER BY ${rough.replaceAll(/[a-z]+/g, 's.$&')} DESC, m.memory DESC LIMIT $19`,
+}
+const others = {
+  name: 'memory-others',
+  text: `SELECT o.*, 0 AS words, 0 AS names, 0 AS times, 0 AS alike, 0 AS covered FROM unnest($2::bigint[]) AS n (number) CROSS JOIN LATERAL (
+           SELECT ${shown}, ${named} FROM memories m WHERE m.tenant_id = $1 AND m.number = n.number AND ${fits(3)} OFFSET 0) o`,
+}

@@ -1,0 +1,72 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database } from '#contracts/database'
+import { retry } from '#kit'
+
+/** What PostgreSQL has beside itself. */
+export interface Extensions {
+  readonly trigrams: boolean
+  readonly vectors: boolean
+}
+
+/** A type and a function each have one name, however they came here. */
+const looks = {
+  pg_trgm: `SELECT 1 FROM pg_extension WHERE extname = 'pg_trgm'`,
+  vector: `SELECT 1 WHERE to_regtype('vector') IS NOT NULL`,
+}
+
+/**
+ * Creates the extensions that help a search, as far as this server has them and the role may. What cannot be created is said
+ * once: searches work without it.
+ */
+export class ExtensionSet {
+  readonly #database: Database
+  readonly #log: Pick<FastifyBaseLogger, 'info' | 'warn'>
+  readonly #wantsVectors: boolean
+  #found: Extensions = { trigrams: false, vectors: false }
+  #known = false
+
+  /** `wantsVectors`: there is an embedding provider. */
+  constructor(database: Database, log: Pick<FastifyBaseLogger, 'info' | 'warn'>, wantsVectors: boolean) {
+    this.#database = database
+    this.#log = log
+    this.#wantsVectors = wantsVectors
+  }
+
+  get found(): Extensions {
+    return this.#found
+  }
+  /** For whoever watches the process: what searches go without; undefined when nothing is missing, or nobody knows yet. */
+  get lacking(): string | undefined {
+    if (!this.#known) return undefined
+    const { trigrams, vectors } = this.#found
+    const without = [
+      ...(trigrams ? [] : ['words spelled alike (pg_trgm)']),
+      ...(vectors || !this.#wantsVectors ? [] : ['vectors (pgvector)']),
+    ]
+    return without.length === 0 ? undefined : `searches of memories go without ${without.join(' and ')}`
+  }
+
+  /** Tries until the database answers. Resolves to what there is. */
+  async open(signal: AbortSignal): Promise<Extensions> {
+    await retry(() => this.#open(), { firstMs: 500, longestMs: 10_000, signal })
+    return this.#found
+  }
+
+  async #open(): Promise<void> {
+    const trigrams = await this.#has('pg_trgm')
+    const vectors = this.#wantsVectors && (await this.#has('vector'))
+    this.#found = { trigrams, vectors }
+    this.#known = true
+    if (this.lacking) this.#log.warn({ trigrams, vectors }, this.lacking)
+  }
+  async #has(name: 'pg_trgm' | 'vector'): Promise<boolean> {
+    const look = { text: looks[name] }
+    const isThere = async (): Promise<boolean> => (await this.#database.systemBatch<[object[]]>([look]))[0].length > 0
+    if (await isThere()) return true
+    // A role that may not, a server that does not have it, or another process that was faster.
+    await this.#database
+      .systemBatch([{ text: `CREATE EXTENSION IF NOT EXISTS ${name}` }])
+      .catch((err: unknown) => this.#log.info({ err, extension: name }, 'an extension could not be created'))
+    return isThere()
+  }
+}

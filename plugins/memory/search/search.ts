@@ -1,0 +1,214 @@
+import type { Database } from '#contracts/database'
+import { columns, happened, isOf, type MemoryRow, toMemory } from '../bank/rows.ts'
+import type { Hit, Memory, Why } from '../schema.ts'
+import { asksForNow, asksForPast } from '../text/dates.ts'
+import type { StemCache } from '../text/stems.ts'
+import { askedTerms, type AskedWord, isName } from '../text/terms.ts'
+import { tokensOf } from '../text/words.ts'
+import { type BankFigures, type Candidate, Candidates, type Filter, idfOf, weigh, type Weighed } from './candidates.ts'
+import type { ExtensionSet } from './extensions.ts'
+import { rank, type Ranked } from './rank.ts'
+import type { VectorList } from './vectors.ts'
+
+/** Hits whose names lead on to others. */
+const leading = 3
+const mostLinks = 6
+/** Words that are corrected. */
+const mostCorrected = 4
+const shortestCorrected = 4
+
+export interface Question extends Omit<Filter, 'superseded'> {
+  readonly q: string
+  readonly limit: number
+  readonly minScore: number
+  readonly maxTokens?: number | undefined
+  /** The time that the question is asked at. */
+  readonly now: Date
+  readonly includeSuperseded?: boolean | undefined
+}
+
+export interface SearchParts {
+  readonly database: Database
+  readonly stems: StemCache
+  readonly extensions: ExtensionSet
+  /** Undefined: there is no embedding provider. */
+  readonly vectors: VectorList | undefined
+}
+
+/** Answers questions by memories of a profile. */
+export class Search {
+  readonly #parts: SearchParts
+  readonly #candidates: Candidates
+
+  constructor(parts: SearchParts) {
+    this.#parts = parts
+    this.#candidates = new Candidates(parts.database)
+  }
+
+  async ask(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
+    const { q, now, limit, minScore, maxTokens } = question
+    const asked = await askedTerms(tenantId, this.#parts.stems, q, now)
+    // Nothing but words that every text has: what is newest is as good an answer as any.
+    if (asked.length === 0) return this.#newest(tenantId, profile, question)
+    const known = await this.#candidates.figures(tenantId, profile, [...new Set(asked.flatMap(({ terms }) => terms))])
+    if (!known) return []
+    const filter = { ...question, profile, superseded: question.includeSuperseded || asksForPast(q) }
+    const ranked = await this.#rank(tenantId, { asked, filter, question, ...known })
+    const wanted = ranked.filter(({ score }) => score >= minScore).slice(0, limit)
+    return this.#hits(tenantId, asked, wanted, maxTokens)
+  }
+
+  async #rank(tenantId: string, { asked, filter, question, bank, records }: Asked): Promise<Ranked[]> {
+    const { weighed, total } = weigh(asked, bank, records)
+    const corrected = await this.#corrected(tenantId, bank, asked, weighed)
+    const [found, near] = await Promise.all([
+      this.#candidates.find(tenantId, bank, [...weighed, ...corrected], filter, question.limit),
+      this.#parts.vectors?.near(tenantId, bank.bank, question, question.q) ?? [],
+    ])
+    const meaning = new Map(near.map(({ memory, similarity }) => [memory, similarity]))
+    const missing = [...meaning.keys()].filter((memory) => !found.some((one) => one.memory === memory))
+    const candidates = [...found, ...(await this.#candidates.of(tenantId, missing, filter))]
+    const lists = { candidates, meaning, linked: new Map<number, number>(), total, now: asksForNow(question.q) }
+    const first = rank(lists)
+    const links = await this.#linked(tenantId, bank, first, { asked, weighed, filter })
+    if (links.length === 0) return first
+    const added = links.filter(({ memory }) => !candidates.some((one) => one.memory === memory))
+    const linked = new Map(links.map(({ memory, names, words }) => [memory, names + words]))
+    return rank({ ...lists, candidates: [...candidates, ...added], linked })
+  }
+
+  /** Words that the profile has, for those of the question that it has not. */
+  async #corrected(
+    tenantId: string,
+    { bank, records }: BankFigures,
+    asked: readonly AskedWord[],
+    weighed: readonly Weighed[],
+  ): Promise<Weighed[]> {
+    if (!this.#parts.extensions.found.trigrams) return []
+    const unknown = asked.flatMap(({ kind, terms, text }, word) =>
+      kind === 'word' && text.length >= shortestCorrected && !weighed.some((one) => one.word === word)
+        ? [{ word, term: terms[0]! }]
+        : [],
+    )
+    if (unknown.length === 0) return []
+    const some = unknown.slice(0, mostCorrected)
+    const similar = await this.#candidates.similar(
+      tenantId,
+      bank,
+      some.map(({ term }) => term),
+    )
+    return similar.map(({ word, term, records: having, likeness }) => ({
+      term,
+      word: some.find((one) => one.term === word)!.word,
+      kind: 'similar',
+      idf: likeness * idfOf(having, records),
+      records: having,
+    }))
+  }
+  /** The second step of a question: what the best hits name and it does not. */
+  async #linked(
+    tenantId: string,
+    bank: BankFigures,
+    first: readonly Ranked[],
+    { asked, weighed, filter }: Pick<Asked, 'asked' | 'filter'> & { readonly weighed: readonly Weighed[] },
+  ): Promise<Candidate[]> {
+    const own = new Set(asked.flatMap(({ terms }) => terms))
+    const names = new Set<string>()
+    const leads = first.slice(0, leading)
+    for (const { candidate } of leads)
+      for (const name of candidate.named)
+        if (isName(name) && !own.has(name) && names.size < 3 * mostLinks) names.add(name)
+    if (names.size === 0) return []
+    const known = await this.#candidates.figures(tenantId, filter.profile, [...names])
+    const links = [...(known?.records ?? [])]
+      // A name that stands in one memory leads nowhere, one that stands everywhere leads anywhere.
+      .filter(([, records]) => records > 1 && records < Math.max(20, bank.records / 20))
+      .toSorted(([, a], [, b]) => a - b)
+      .slice(0, mostLinks)
+      .map(([term, records]): Weighed => ({ term, word: -1, kind: 'name', idf: idfOf(records, bank.records), records }))
+    if (links.length === 0) return []
+    const words = weighed.filter(({ kind }) => kind === 'word')
+    const found = await this.#candidates.find(tenantId, bank, [...links, ...words], filter, leading)
+    // Those that led here are no second step.
+    const led = new Set(leads.map(({ candidate }) => candidate.memory))
+    return found.filter((one) => one.names > 0 && !led.has(one.memory))
+  }
+  async #hits(
+    tenantId: string,
+    asked: readonly AskedWord[],
+    ranked: readonly Ranked[],
+    maxTokens: number | undefined,
+  ): Promise<Hit[]> {
+    const read = {
+      name: 'memory-hits',
+      text: `SELECT ${columns}, m.terms FROM memories m WHERE m.tenant_id = $1 AND m.id = ANY ($2::text[])`,
+      values: [tenantId, ranked.map(({ candidate }) => candidate.id)],
+    }
+    if (ranked.length === 0) return []
+    const [rows] = await this.#parts.database.as('reads').batch<[(MemoryRow & { terms: string[] })[]]>(tenantId, [read])
+    const byId = new Map(rows.map((row) => [row.id, row]))
+    const hits = ranked.flatMap(({ candidate, score, places }) => {
+      const row = byId.get(candidate.id)
+      if (!row) return []
+      const { terms, ...memory } = row
+      return { ...toMemory(memory), score, why: whyOf(places, asked, new Set(terms)) }
+    })
+    return maxTokens === undefined ? hits : withinBudget(hits, maxTokens)
+  }
+  /** Everything that the filters let pass, newest first. */
+  async #newest(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
+    const { limit, endUserId, shared, category, from, to, includeSuperseded, maxTokens } = question
+    const read = {
+      name: 'memory-newest',
+      text: `SELECT ${columns} FROM memory_banks b JOIN memories m ON m.tenant_id = $1 AND m.bank = b.bank
+             WHERE b.tenant_id = $1 AND b.profile = $2 AND (m.expires_at IS NULL OR m.expires_at > now()) AND ${isOf('$3', '$4')}
+               AND ($5::text IS NULL OR m.category = $5) AND ($6::timestamptz IS NULL OR ${happened} >= $6::timestamptz)
+               AND ($7::timestamptz IS NULL OR ${happened} < $7::timestamptz) AND ($8::boolean OR m.superseded_by IS NULL)
+             ORDER BY m.created_at DESC, m.id DESC LIMIT $9`,
+      values: [
+        tenantId,
+        profile,
+        endUserId ?? null,
+        shared ?? false,
+        category ?? null,
+        from ?? null,
+        to ?? null,
+        includeSuperseded ?? false,
+        limit,
+      ],
+    }
+    const [rows] = await this.#parts.database.as('reads').batch<[MemoryRow[]]>(tenantId, [read])
+    const hits = rows.map((row, i): Hit => ({ ...toMemory(row), score: 1, why: [{ list: 'recent', rank: i + 1 }] }))
+    return maxTokens === undefined ? hits : withinBudget(hits, maxTokens)
+  }
+}
+
+interface Asked {
+  readonly asked: readonly AskedWord[]
+  readonly filter: Filter & { readonly profile: string }
+  readonly question: Question
+  readonly bank: BankFigures
+  readonly records: ReadonlyMap<string, number>
+}
+
+/** As many of the best as fit; at least the best one. */
+export function withinBudget<T extends Memory>(hits: readonly T[], maxTokens: number): T[] {
+  let left = maxTokens
+  return hits.filter(({ processedContent }, i) => {
+    const tokens = tokensOf(processedContent)
+    if (tokens > left && i > 0) return false
+    left -= tokens
+    return true
+  })
+}
+
+const kinds = { words: 'word', names: 'name', times: 'time' } as const
+function whyOf(places: Ranked['places'], asked: readonly AskedWord[], terms: ReadonlySet<string>): Why[] {
+  return places.map(({ list, rank: place }) => {
+    const kind = list in kinds ? kinds[list as keyof typeof kinds] : undefined
+    const matched = asked.flatMap((one) =>
+      one.kind === kind && one.terms.some((term) => terms.has(term)) ? one.text : [],
+    )
+    return { list, rank: place, ...(matched.length > 0 ? { matched } : {}) }
+  })
+}

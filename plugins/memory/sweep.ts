@@ -1,0 +1,49 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database, Statement } from '#contracts/database'
+import { lock } from './bank/statements.ts'
+import type { VectorList } from './search/vectors.ts'
+
+/** Rows of one transaction. */
+const atOnce = 200
+
+const everyTenant = { name: 'memory-tenants', text: 'SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id' }
+const expired = (tenantId: string): Statement => ({
+  name: 'memory-expired',
+  text: `DELETE FROM memories WHERE tenant_id = $1 AND id = ANY (ARRAY(
+           SELECT m.id FROM memories m WHERE m.tenant_id = $1 AND m.expires_at <= now() ORDER BY m.expires_at LIMIT ${atOnce})) RETURNING 1`,
+  values: [tenantId],
+})
+/** Of runs that are gone: nothing is restored from them any more. */
+const orphaned = (tenantId: string): Statement => ({
+  name: 'memory-recalls-orphaned',
+  text: `DELETE FROM memory_recalls WHERE tenant_id = $1 AND run_id = ANY (ARRAY(
+           SELECT r.run_id FROM memory_recalls r WHERE r.tenant_id = $1 AND r.at < now() - interval '1 hour'
+             AND NOT EXISTS (SELECT FROM runs o WHERE o.tenant_id = $1 AND o.id = r.run_id) LIMIT ${atOnce})) RETURNING 1`,
+  values: [tenantId],
+})
+
+export interface SweepParts {
+  readonly database: Database
+  readonly vectors: VectorList | undefined
+  readonly log: Pick<FastifyBaseLogger, 'warn'>
+}
+
+/** Deletes what has had its time and embeds what has no vector, tenant by tenant: row security hides them from a statement without one. */
+export async function sweepTenants({ database, vectors, log }: SweepParts, signal: AbortSignal): Promise<void> {
+  const reads = database.as('reads')
+  const [tenants] = await reads.systemBatch<[{ id: string }[]]>([everyTenant])
+  for (const { id } of tenants) {
+    for (let full = true; full && !signal.aborted;) {
+      const [, gone, recalls] = await reads.batch<[object[], object[], object[]]>(id, [
+        { ...lock, values: [id] },
+        expired(id),
+        orphaned(id),
+      ])
+      full = gone.length === atOnce || recalls.length === atOnce
+    }
+    if (signal.aborted) return
+    await vectors?.embed(id, signal).catch((err: unknown) => {
+      log.warn({ err, tenant: id }, 'memories could not be embedded; it is tried again')
+    })
+  }
+}

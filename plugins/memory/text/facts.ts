@@ -1,0 +1,147 @@
+import { bare, speakerOf } from './statements.ts'
+
+/**
+ * Things of which there is one at a time, so that a new value takes the place of the old one. In five languages, each by one name.
+ * What there may be several of (friends, hobbies, what somebody likes) is not here: two values would stand beside each other.
+ */
+const single: ReadonlyMap<string, string> = new Map(
+  Object.entries({
+    address: 'address adresse dirección адрес 地址 住址',
+    age: 'age alter edad возраст 年龄',
+    birthday: 'birthday geburtstag cumpleaños 生日',
+    budget: 'budget presupuesto бюджет 预算',
+    city: 'city hometown stadt heimatstadt ciudad город 城市 家乡',
+    color: 'color colour farbe цвет 颜色',
+    company: 'company employer firma arbeitgeber empresa компания 公司',
+    currency: 'currency währung moneda валюта 货币',
+    deadline: 'deadline frist abgabetermin plazo срок 截止日期',
+    doctor: 'doctor dentist arzt zahnarzt médico dentista врач 医生',
+    email: 'email e-mail mail correo почта 邮箱',
+    job: 'job role title occupation profession position beruf stelle trabajo puesto profesión должность работа профессия 职业 职位',
+    language: 'language sprache idioma язык 语言',
+    location: 'location venue place ort lugar место 地点',
+    manager: 'manager boss supervisor lead chef chefin vorgesetzter jefe jefa начальник руководитель 经理 老板',
+    name: 'name nickname spitzname nombre apodo имя 名字 昵称',
+    number: 'number nummer número номер 号码',
+    owner: 'owner besitzer eigentümer dueño владелец 负责人',
+    partner: 'husband wife spouse partner mann frau ehemann ehefrau esposo esposa marido муж жена 丈夫 妻子',
+    password: 'password passwort contraseña пароль 密码',
+    phone: 'phone telephone handy telefon telefonnummer teléfono телефон 电话',
+    plan: 'plan tier tarif план тариф 套餐',
+    price: 'price rate fee rent salary preis miete gehalt precio alquiler salario цена зарплата 价格 工资',
+    school: 'school university schule universität escuela universidad школа университет 学校 大学',
+    size: 'size größe talla размер 尺码',
+    status: 'status state estado статус 状态',
+    time: 'time date uhrzeit termin datum hora fecha время дата 时间 日期',
+    timezone: 'timezone zeitzone huso 时区',
+    version: 'version versión версия 版本',
+    weight: 'weight height gewicht peso вес рост 体重 身高',
+  }).flatMap(([name, words]) => words.split(' ').map((word): [string, string] => [word, name])),
+)
+
+/** How people speak of two of them without naming them. */
+const verbs: ReadonlyMap<string, string> = new Map(
+  Object.entries({
+    home: 'live lives living lived reside resides move moves moved home wohne wohnst wohnt wohnen lebe lebt zieht vive vivo vives vivir viven живу живет живёт живут переехал переехала 住在 住哪',
+    company:
+      'work works working worked employer employed job arbeite arbeitet arbeiten trabajo trabaja trabajas trabajar работаю работает работать 工作 上班',
+  }).flatMap(([name, words]) => words.split(' ').map((word): [string, string] => [word, name])),
+)
+
+/** What a word of a question asks for, as facts call it; undefined for most words. */
+export const attributeOf = (word: string): string | undefined => verbs.get(word) ?? single.get(word)
+
+/** Statements of a content whose facts are looked for. */
+const mostStated = 12
+/** What the statements of a content are about, as far as it is one of the things of which there is one at a time. */
+export function attributesIn(content: string): string[] {
+  const lines = content.split('\n', mostStated)
+  return [...new Set(lines.flatMap((line) => factOf(line)?.key.split('|')[1] ?? []))]
+}
+
+const self = new Set('i my me mine ich mein meine meiner yo mi mis я мой моя моё мое 我 我的'.split(' '))
+/** Words between an attribute and its value that say when, not what. */
+const since =
+  '(?:now |currently |nowadays |actually |no longer |jetzt |inzwischen |nun |ahora |actualmente |теперь |сейчас )?'
+const subject = "(?<subject>[\\p{L}\\p{N}' .-]{1,60}?)"
+const value = '(?<value>(?:[^.!?。！？]|\\.(?=\\S)){1,120}?)'
+const is = `(?:is|are|was set to|has been changed to|changed to|lautet|ist|sind|es|son|это|[-—–]|теперь)`
+
+interface Form {
+  readonly pattern: RegExp
+  /** What the form is about, where its words do not say it. */
+  readonly attribute?: string
+}
+const form = (source: string, attribute?: string): Form => ({
+  pattern: new RegExp(`^${source}[.!。！]?$`, 'iu'),
+  ...(attribute === undefined ? {} : { attribute }),
+})
+const forms: readonly Form[] = [
+  form(
+    `${subject} ${since}(?:lives?|resides?|am living|is living|(?:has |have )?(?:just )?(?:moved|relocated)|am based|is based) ${since}(?:in|to) ${value}`,
+    'home',
+  ),
+  form(
+    `${subject} ${since}(?:works?|am working|is working|(?:has |have )?(?:just )?(?:started|start)(?: working)?) ${since}(?:at|for) ${value}`,
+    'company',
+  ),
+  form(`${subject} (?:has |have )?(?:just )?joined ${value}`, 'company'),
+  form(`${subject} ${since}(?:works?|am working|is working) ${since}as ${value}`, 'job'),
+  form(`${subject} (?:is|am|turned) ${since}(?<value>\\d{1,3}) years old`, 'age'),
+  form(`${subject}(?:'s|’s)? favou?rite (?<attribute>[\\p{L} ]{2,40}?) (?:is|are) ${since}${value}`),
+  form(`(?:the )?${subject}(?:'s|’s) (?<attribute>[\\p{L}-]{2,30}) ${is} ${since}${value}`),
+  form(`(?<subject>my|mein|meine|mi|мой|моя|моё|мое) (?<attribute>[\\p{L}-]{2,30}) ${is} ${since}${value}`),
+  form(
+    `(?:the|der|die|das|el|la) (?<subject>[\\p{L}\\p{N} -]{0,40}?) ?(?<attribute>[\\p{L}-]{2,30}) ${is} ${since}${value}`,
+  ),
+  form(
+    `(?:the|der|die|das|el|la) (?<attribute>[\\p{L}-]{2,30}) (?:of|for|von|de|del) (?:the )?${subject} ${is} ${since}${value}`,
+  ),
+  form(`${subject} ${since}(?:wohn(?:e|t)|leb(?:e|t)) ${since}in ${value}`, 'home'),
+  form(`${subject} (?:bin|ist) (?:jetzt )?nach ${value} (?:um)?gezogen`, 'home'),
+  form(`${subject} ${since}arbeite[t]? ${since}(?:bei|für) ${value}`, 'company'),
+  form(`(?:${subject} )?${since}(?:vivo|vive|me mudé|se mudó) ${since}(?:en|a) ${value}`, 'home'),
+  form(`(?:${subject} )?${since}trabaj[oa] ${since}(?:en|para) ${value}`, 'company'),
+  form(`${subject} ${since}(?:живу|живёт|живет|переехала?|переехал) ${since}(?:в|во|на) ${value}`, 'home'),
+  form(`${subject} ${since}работа(?:ю|ет) ${since}(?:в|во|на) ${value}`, 'company'),
+  form(
+    '(?<subject>[\\p{Script=Han}\\p{L}]{1,12}?)(?:现在|目前|已经)?(?:住在|搬到了?|搬去了?)(?<value>.{1,40})',
+    'home',
+  ),
+  form('(?<subject>[\\p{Script=Han}\\p{L}]{1,12}?)(?:现在|目前)?在(?<value>.{1,40})(?:工作|上班)', 'company'),
+  form(
+    '(?<subject>[\\p{Script=Han}\\p{L}]{1,12}?)的(?<attribute>[\\p{Script=Han}]{1,6})(?:现在|改)?(?:是|为|成)(?<value>.{1,40})',
+  ),
+]
+
+export interface Fact {
+  /** Subject and attribute, the same in every wording that is understood. */
+  readonly key: string
+  readonly value: string
+}
+
+/** The one fact that a content states, when it is of a thing that has one value at a time; undefined for anything else. */
+export function factOf(content: string): Fact | undefined {
+  const line = content.trim()
+  if (line.length > 240 || line.includes('\n')) return undefined
+  const said = bare(line).replace(/^(?:(?:actually|update|correction|by the way|btw|now|fyi)[,:] )/i, '')
+  for (const { pattern, attribute } of forms) {
+    const groups = pattern.exec(said)?.groups
+    if (!groups) continue
+    const favorite = /favou?rite/i.test(said) && groups['attribute'] ? `favorite ${groups['attribute']}` : undefined
+    const about = attribute ?? favorite ?? single.get((groups['attribute'] ?? '').toLowerCase())
+    if (about === undefined) continue
+    const who = whoOf(groups['subject'] ?? '', speakerOf(line))
+    return { key: `${who}|${about}`.toLowerCase().replaceAll(/\s+/g, ' ').slice(0, 200), value: groups['value'] ?? '' }
+  }
+  return undefined
+}
+
+/** "I" is who says it. */
+function whoOf(subject: string, speaker: string | undefined): string {
+  const plain = subject
+    .trim()
+    .toLowerCase()
+    .replace(/^(?:the|der|die|das|el|la) /, '')
+  return plain === '' || self.has(plain) ? (speaker ?? 'self') : plain
+}
