@@ -8,7 +8,7 @@ import { Jobs } from '#contracts/jobs'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { Recall } from '#contracts/memory'
 import { Profiles } from '#contracts/profiles'
-import { EndUserData } from '#contracts/retention'
+import { EndUserData, retentionErrors } from '#contracts/retention'
 import { MemoryBank } from './bank/bank.ts'
 import { usedBy } from './bank/reads.ts'
 import { Writer } from './bank/write.ts'
@@ -57,7 +57,7 @@ export default definePlugin({
       description: 'When memories that have had their time go, and new ones are embedded: five fields of cron, in UTC.',
     }),
   }),
-  errors: [databaseErrors, limitErrors],
+  errors: [databaseErrors, limitErrors, retentionErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
