@@ -16,6 +16,7 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
   secrets: async () => (await import('./secrets.ts')).addSecrets,
   runners: async () => (await import('./runners.ts')).addRunners,
   skills: async () => (await import('./skills.ts')).addSkills,
+  workflow: async () => (await import('./workflows.ts')).addWorkflows,
   'check-config': async () => (await import('./check-config.ts')).addCheckConfig,
   plugins: async () => (await import('./plugins.ts')).addPlugins,
   plugin: async () => (await import('./plugins.ts')).addPlugin,

@@ -13,7 +13,7 @@ import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 import type { StateBundle } from './runtime.ts'
 import type { SkillContent } from './skills.ts'
-import type { ToolResult, ToolSpec } from './tools.ts'
+import type { ToolInvocation, ToolResult, ToolSpec } from './tools.ts'
 
 /** What the model calls of a run may still cost, where its runner lets them through. */
 export const RunBudget = Type.Object({
@@ -201,6 +201,8 @@ export interface RunnerLink {
   delegations(tenantId: string, sessionId: string): Promise<readonly WaitingCall[]>
   /** Does nothing when the tool call does not wait any more. */
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
+  /** Calls a tool of a session outside a run. AppError 403 `tool_not_allowed`; a tool's own failure is `{ok: false}`. */
+  invokeTool(tenantId: string, sessionId: string, call: ToolInvocation, signal: AbortSignal): Promise<ToolResult>
   /** Brings a version of a skill, for sessions that keep it. */
   putSkill(tenantId: string, skill: SkillContent): Promise<void>
   /**

@@ -3,7 +3,7 @@ import { availableParallelism } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Delegations } from '#contracts/delegation'
 import { newSessionId, runnerHash } from '#contracts/ids'
-import type { RunnerInfo, RunnerLink, RunnerSession, RunnerTopology } from '#contracts/runner'
+import type { RunnerInfo, RunnerLink, RunnerSession, RunnerSessions, RunnerTopology } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
 import { usesVfs } from '#contracts/session-vfs'
@@ -34,6 +34,7 @@ export interface RunnerParts {
   readonly capabilities: readonly string[]
   /** Names of its tools. */
   readonly tools: readonly string[]
+  readonly callTool: RunnerSessions['invokeTool']
 }
 
 /** One runner. A conductor in this process has it as its link; the routes serve it to all others. */
@@ -42,6 +43,10 @@ export interface Runner extends RunnerLink, RunnerParts {
   askedAt: number
   /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
   createSession(tenantId: string, profileName: string): RunnerSession
+}
+
+const notHere = (): never => {
+  throw runnerErrors.unknownSession()
 }
 
 export function createRunner(parts: RunnerParts): Runner {
@@ -103,6 +108,10 @@ export function createRunner(parts: RunnerParts): Runner {
     },
     hydrate: conversations.hydrate,
     exportState: conversations.exportState,
+    async invokeTool(tenantId, id, { name, input, callId }, signal) {
+      const session = table.find(tenantId, id) ?? notHere()
+      return parts.callTool(session, name, input, signal, callId)
+    },
     async putSkill(tenantId, skill) {
       if (!parts.skills) throw runnerErrors.skillsNotKept()
       parts.skills.put(tenantId, skill)

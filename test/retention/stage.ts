@@ -56,7 +56,11 @@ export async function stage(
     await databasePlugin(dsn ?? (await freshDatabase(t))),
     fake(ApiGuard, openGuard),
     fake(AuditedWrites, { recordOn() {} }),
-    fake(Jobs, { every: (_name, _cron, work) => void works.push(work), ask: async () => {} }),
+    fake(Jobs, {
+      every: (_name, _cron, work) => void works.push(work),
+      ask: async () => {},
+      wakeUps: () => ({ send: async () => {} }),
+    }),
     fake(TenantData, data),
     audit,
     tenants,
