@@ -1,13 +1,14 @@
 import multipart from '@fastify/multipart'
+import type { FastifyRequest } from 'fastify'
 import type { Counter } from 'prom-client'
-import { access, type App, failures, httpErrors, notFound } from '#kernel'
+import { access, type App, failures, httpErrors, isAppError, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { limitErrors } from '#contracts/limits'
+import { limitErrors, overLimit } from '#contracts/limits'
 import type { Catalog } from './catalog.ts'
-import { importErrors } from './errors.ts'
-import { readFolder } from './package.ts'
+import { importErrors, tooManyParts } from './errors.ts'
+import { clip } from './format.ts'
+import { type GivenFile, mostFiles, readFolder } from './package.ts'
 import { DryRun, StagingParams, Upload, WholeSkill } from './schema.ts'
-import { Uploads } from './upload.ts'
 
 const tags = ['skills']
 
@@ -73,4 +74,83 @@ export async function importRoutes(
       return reply.code(201).send(made)
     },
   )
+}
+
+/** More than a skill may have, so that too many are a problem among the others. */
+const mostParts = 2 * mostFiles
+const shebang = Buffer.from([0x23, 0x21])
+/** How a client that packs a folder names a symbolic link. */
+const linkType = 'inode/symlink'
+
+/** Uploads of one tenant that are read at once: each is in memory while it is. */
+const mostAtOnce = 2
+
+/** The uploads that this process reads. */
+export class Uploads {
+  readonly #underWay = new Map<string, number>()
+
+  /** Reads one: 429 `too_many_imports` while it has as many under way as may be, and what `readUpload` throws. */
+  async read(tenantId: string, request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
+    const others = this.#underWay.get(tenantId) ?? 0
+    if (others >= mostAtOnce) throw importErrors.tooManyImports()
+    this.#underWay.set(tenantId, others + 1)
+    try {
+      return await readUpload(request, mostBytes)
+    } finally {
+      const left = this.#underWay.get(tenantId)! - 1
+      if (left > 0) this.#underWay.set(tenantId, left)
+      else this.#underWay.delete(tenantId)
+    }
+  }
+}
+
+/** Reads the files of an upload into memory, `mostBytes` of them at most: 409 `limit_exceeded` beyond it. */
+async function readUpload(request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
+  if (!request.isMultipart()) throw importErrors.notMultipart()
+  const files: GivenFile[] = []
+  const executable = new Set<string>()
+  let left = mostBytes
+  const limits = { fileSize: mostBytes + 1, parts: mostParts, files: mostParts, fields: mostParts, fieldSize: 4_096 }
+  try {
+    // Without it a part's name would lose its folders, and with them what is wrong with it.
+    for await (const part of request.parts({ limits, preservePath: true })) {
+      if (part.type === 'field') {
+        if (part.fieldname === 'executable') executable.add(String(part.value))
+        else
+          throw importErrors.brokenUpload({
+            message: `The part '${clip(part.fieldname)}' is no file: send parts \`files\`, each with a filename.`,
+          })
+        continue
+      }
+      if (part.fieldname !== 'files')
+        throw importErrors.brokenUpload({
+          message: `The part '${clip(part.fieldname)}' is not known; files are parts named \`files\`.`,
+        })
+      const chunks: Buffer[] = []
+      for await (const chunk of part.file as AsyncIterable<Buffer>) {
+        left -= chunk.length
+        if (left < 0) throw overLimit('skillBytes', mostBytes)
+        chunks.push(chunk)
+      }
+      const bytes = Buffer.concat(chunks)
+      files.push({
+        path: part.filename,
+        bytes,
+        executable: bytes.subarray(0, 2).equals(shebang),
+        ...(part.mimetype === linkType ? { special: true } : {}),
+      })
+    }
+  } catch (error) {
+    throw failureOf(error, mostBytes)
+  }
+  return files.map((file) => ({ ...file, executable: file.executable || executable.has(file.path) }))
+}
+
+function failureOf(error: unknown, mostBytes: number): unknown {
+  if (isAppError(error)) return error
+  const { code } = error as { readonly code?: string }
+  if (code === 'FST_REQ_FILE_TOO_LARGE') return overLimit('skillBytes', mostBytes)
+  if (code === 'FST_PARTS_LIMIT' || code === 'FST_FILES_LIMIT' || code === 'FST_FIELDS_LIMIT')
+    return tooManyParts(mostParts)
+  return importErrors.brokenUpload({ cause: error })
 }
