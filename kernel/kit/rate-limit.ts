@@ -92,3 +92,24 @@ export class Pace {
     this.#cleanAt = now + 60_000
   }
 }
+
+/** How many things each key has under way at once, such as the requests of a tenant. A key without any takes no room. */
+export class AtOnce {
+  readonly #counts = new Map<string, number>()
+
+  of(key: string): number {
+    return this.#counts.get(key) ?? 0
+  }
+  /** One more. What is returned ends it, and may be called more than once. */
+  begin(key: string): () => void {
+    this.#counts.set(key, this.of(key) + 1)
+    let over = false
+    return () => {
+      if (over) return
+      over = true
+      const left = this.of(key) - 1
+      if (left > 0) this.#counts.set(key, left)
+      else this.#counts.delete(key)
+    }
+  }
+}

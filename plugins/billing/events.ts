@@ -3,7 +3,7 @@ import type { Counter } from 'prom-client'
 import { access, type App, errorTable, failures } from '#kernel'
 import { billingErrors, type BillingProvider } from '#contracts/billing'
 import type { Kv } from '#contracts/kv'
-import { type ClientAddress, countedAs, rateLimit } from '#kit'
+import { type ClientAddress, countedAs, rateLimit, takeBytes } from '#kit'
 import type { Wallet } from './wallet.ts'
 
 /** Events name payments and customers, and are some kilobytes long. */
@@ -56,8 +56,7 @@ export async function eventRoute(
     },
   })
   // Signatures are over the bytes.
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
+  takeBytes(app, bodyLimit)
   app.post(
     '/api/billing/events/:provider',
     {

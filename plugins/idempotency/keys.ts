@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
+import { tenantIds } from '#kit'
 import { type Answer, type Attempt, type Idempotency, idempotencyErrors, type Plan } from '#contracts/idempotency'
 
 // The key of a process that died is free within 12 s. A live process renews its keys three times within a lease.
@@ -13,7 +14,7 @@ const retryAfterSeconds = '2'
 export interface Keys extends Idempotency {
   /** Renews the leases of the keys whose requests are under way. */
   beat(): Promise<void>
-  /** Deletes expired keys, tenant by tenant, because row security hides their rows from a statement without one. */
+  /** Deletes expired keys of all tenants. */
   clean(): Promise<number>
   start(): void
   stop(): Promise<void>
@@ -67,7 +68,7 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
         })),
     async clean() {
       let count = 0
-      for (const tenantId of await tenantIds(database)) {
+      for await (const tenantId of tenantIds(database, 'stored')) {
         if (stopped.signal.aborted) break
         count += await cleanKeys(database, tenantId)
       }
@@ -199,13 +200,6 @@ const renewKeys = (
 ): Promise<unknown> => {
   const columns = [held.map((h) => h.scope), held.map((h) => h.key), held.map((h) => h.attempt)]
   return database.batch(tenantId, [{ ...renew, values: [tenantId, ...columns, leaseSeconds] }])
-}
-
-const everyTenant = { name: 'idempotency-tenants', text: `SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id` }
-
-async function tenantIds(database: Database): Promise<string[]> {
-  const [rows] = await database.systemBatch<[{ id: string }[]]>([everyTenant])
-  return rows.map(({ id }) => id)
 }
 
 /** Rows that one statement deletes, so that a backlog blocks nobody. */

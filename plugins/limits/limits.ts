@@ -15,7 +15,7 @@ import {
   type OwnLimits,
   type TenantLimits,
 } from '#contracts/limits'
-import { Pace, rateLimit } from '#kit'
+import { AtOnce, Pace, rateLimit } from '#kit'
 import { KeptStoredBytes } from './stored.ts'
 
 /** A change reaches other processes at their next look. */
@@ -57,9 +57,9 @@ export class KeptLimits implements TenantLimits {
   readonly #own = new Map<string, OwnLimits>()
   readonly #whole = new Map<string, Limits>()
   readonly #uses = new Map<LimitName, CountUse>()
-  readonly #streams = new Map<string, number>()
+  readonly #streams = new AtOnce()
   /** Refused requests that are held up, by tenant. */
-  readonly #held = new Map<string, number>()
+  readonly #held = new AtOnce()
   /** Requests by tenant and limit, and refused ones. */
   readonly #minute = new Counts(60_000)
   readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
@@ -78,7 +78,7 @@ export class KeptLimits implements TenantLimits {
     this.#log = log
     this.stored = new KeptStoredBytes(database, (tenantId) => this.of(tenantId).storedBytes, log)
     if (database) this.uses('storedBytes', (tenantId) => this.stored.used(tenantId))
-    this.uses('openStreams', (tenantId) => this.#streams.get(tenantId) ?? 0)
+    this.uses('openStreams', (tenantId) => this.#streams.of(tenantId))
   }
 
   of(tenantId: string): Limits {
@@ -99,9 +99,9 @@ export class KeptLimits implements TenantLimits {
   guard(app: App, guarded: GuardedRequests): void {
     const countStream = (request: FastifyRequest, reply: FastifyReply, done: (error?: Error) => void): void => {
       const tenantId = guarded.tenantOf(request)
-      const refused = this.openStream(tenantId)
-      if (refused) return done(refused)
-      reply.raw.once('close', () => this.closeStream(tenantId))
+      const end = this.openStream(tenantId)
+      if (typeof end !== 'function') return done(end)
+      reply.raw.once('close', end)
       done()
     }
     // At once, because it is for the routes that follow; the other hook is there when the first request comes.
@@ -113,29 +113,20 @@ export class KeptLimits implements TenantLimits {
     })
     if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
   }
-  /** Counts a stream of this process, or returns the error of a tenant that has as many as it may. */
-  openStream(tenantId: string): AppError | undefined {
-    const open = this.#streams.get(tenantId) ?? 0
+  /** Counts a stream of this process until it is ended, or returns the error of a tenant that has as many as it may. */
+  openStream(tenantId: string): (() => void) | AppError {
     const { openStreams } = this.of(tenantId)
-    if (open >= openStreams) return overLimit('openStreams', openStreams)
-    this.#streams.set(tenantId, open + 1)
-    return undefined
-  }
-  closeStream(tenantId: string): void {
-    const left = this.#streams.get(tenantId)! - 1
-    if (left > 0) this.#streams.set(tenantId, left)
-    else this.#streams.delete(tenantId)
+    return this.#streams.of(tenantId) < openStreams
+      ? this.#streams.begin(tenantId)
+      : overLimit('openStreams', openStreams)
   }
   /** Whoever goes on after a refusal is answered later and later, so that asking again and again costs us little. */
   async holdUp(tenantId: string): Promise<void> {
     const refused = this.#minute.count(`${tenantId} refused`)
-    const held = this.#held.get(tenantId) ?? 0
-    if (held >= mostHeld) return
-    this.#held.set(tenantId, held + 1)
+    if (this.#held.of(tenantId) >= mostHeld) return
+    const end = this.#held.begin(tenantId)
     await sleep(Math.min(longestHoldMs, refused * holdMs), undefined, { ref: false })
-    const left = this.#held.get(tenantId)! - 1
-    if (left > 0) this.#held.set(tenantId, left)
-    else this.#held.delete(tenantId)
+    end()
   }
   /** Resolves when it is a request's turn. Rejects with an AppError where others wait already, for as long as may be. */
   async turn(tenantId: string, kind: LimitName, weight: number): Promise<void> {

@@ -3,6 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Database } from '#contracts/database'
 import { type Sealer, secretOf, type Secrets } from '#contracts/secrets'
 import { isAppError } from '#kernel'
+import { SingleFlight } from '#kit'
 import { addressOf, type Entry } from './entry.ts'
 import { catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
@@ -31,7 +32,7 @@ const lookMs = 50
  */
 export class Tokens {
   readonly #options: TokensOptions
-  readonly #underWay = new Map<string, Promise<string>>()
+  readonly #replacing = new SingleFlight<string>()
 
   constructor(options: TokensOptions) {
     this.#options = options
@@ -64,11 +65,7 @@ export class Tokens {
   /** Once for all that want it in this process. */
   #replaced(tenantId: string, entry: Entry): Promise<string> {
     const key = JSON.stringify([tenantId, entry.name, basisOf(entry)])
-    const running = this.#underWay.get(key)
-    if (running) return running
-    const replacing = this.#replace(tenantId, entry).finally(() => this.#underWay.delete(key))
-    this.#underWay.set(key, replacing)
-    return replacing
+    return this.#replacing.run(key, () => this.#replace(tenantId, entry))
   }
 
   async #replace(tenantId: string, entry: Entry): Promise<string> {

@@ -4,6 +4,7 @@ import type { Counter } from 'prom-client'
 import { access, type App, failures, httpErrors, isAppError, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { limitErrors, overLimit } from '#contracts/limits'
+import { AtOnce } from '#kit'
 import type { Catalog } from './catalog.ts'
 import { importErrors, tooManyParts } from './errors.ts'
 import { clip } from './format.ts'
@@ -87,19 +88,16 @@ const mostAtOnce = 2
 
 /** The uploads that this process reads. */
 export class Uploads {
-  readonly #underWay = new Map<string, number>()
+  readonly #underWay = new AtOnce()
 
   /** Reads one: 429 `too_many_imports` while it has as many under way as may be, and what `readUpload` throws. */
   async read(tenantId: string, request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
-    const others = this.#underWay.get(tenantId) ?? 0
-    if (others >= mostAtOnce) throw importErrors.tooManyImports()
-    this.#underWay.set(tenantId, others + 1)
+    if (this.#underWay.of(tenantId) >= mostAtOnce) throw importErrors.tooManyImports()
+    const end = this.#underWay.begin(tenantId)
     try {
       return await readUpload(request, mostBytes)
     } finally {
-      const left = this.#underWay.get(tenantId)! - 1
-      if (left > 0) this.#underWay.set(tenantId, left)
-      else this.#underWay.delete(tenantId)
+      end()
     }
   }
 }

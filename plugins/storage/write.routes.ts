@@ -4,6 +4,7 @@ import { access, type App, failures, httpErrors, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { limitErrors } from '#contracts/limits'
 import { objectErrors, type ObjectStore } from '#contracts/object-store'
+import { takeStreams } from '#kit'
 import { conditionOf, matchOf, quoted } from '#kit/files'
 import { checksumsOf } from './checksums.ts'
 import { tags, usual } from './routes.ts'
@@ -11,11 +12,7 @@ import { Deleted, KeyParams, shown, StoredObject } from './schema.ts'
 
 /** Writes of objects, for admins. */
 export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
-  // The handler reads the body while it arrives.
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
-    done(null, body),
-  )
+  takeStreams(app)
   app.put(
     '/api/storage/objects/*',
     {

@@ -3,6 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import type { TenantLimits } from '#contracts/limits'
+import { tenantIds } from '#kit'
 import type { Outbox, Settled, TakenMessage } from './store.ts'
 
 /** Messages that this process delivers at once. */
@@ -179,8 +180,8 @@ const restMs = 30_000
 const stepMs = 20
 
 /**
- * Goes through all tenants again and again, for messages of processes that died and for notifications that were lost. Row
- * security hides every message from a transaction without a tenant, so each is woken for itself.
+ * Goes through all tenants again and again, for messages of processes that died and for notifications that were lost. Each is
+ * woken for itself.
  */
 export function startRounds(database: Database, wake: (tenantId: string) => void, log: FastifyBaseLogger): () => void {
   const stopping = new AbortController()
@@ -188,10 +189,7 @@ export function startRounds(database: Database, wake: (tenantId: string) => void
   const rounds = async (): Promise<void> => {
     for (;;) {
       try {
-        const [tenants] = await database.systemBatch<[{ id: string }[]]>([
-          { name: 'webhooks-tenants', text: 'SELECT id FROM tenants WHERE deleted_at IS NULL' },
-        ])
-        for (const { id } of tenants) {
+        for await (const id of tenantIds(database, 'active')) {
           wake(id)
           await rest(stepMs)
         }

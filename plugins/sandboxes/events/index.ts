@@ -4,7 +4,7 @@ import { access, type App, definePlugin, failures, Settings } from '#kernel'
 import { Kv } from '#contracts/kv'
 import { Fleet } from '#contracts/runner'
 import { type SandboxEventDecoder, SandboxEventDecoders } from '#contracts/sandbox'
-import { type ClientAddress, countedAs, createClientAddress, rateLimit, trustedProxies } from '#kit'
+import { type ClientAddress, countedAs, createClientAddress, rateLimit, takeBytes, trustedProxies } from '#kit'
 import { sandboxEventErrors } from './errors.ts'
 import { createFanOut, type FanOut } from './fan-out.ts'
 
@@ -69,9 +69,8 @@ async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promis
     },
   })
 
-  // Signatures are over the bytes, whatever the content type is.
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
+  // Signatures are over the bytes.
+  takeBytes(app, bodyLimit)
   app.setErrorHandler((error: unknown) => {
     throw isUnread(error) ? sandboxEventErrors.unreadableEvent({ cause: error }) : error
   })

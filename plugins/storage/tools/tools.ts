@@ -3,10 +3,9 @@ import { isUtf8 } from 'node:buffer'
 import { defaultLimits } from '#contracts/limits'
 import { maxKeyBytes, type ObjectStore } from '#contracts/object-store'
 import { type ObjectWrite, writtenStage, type WrittenObjects } from '#contracts/object-writes'
+import { mostShownBytes, wholeCharacters } from '#kit'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 
-/** What a tool may answer, less a little for what is said around it. */
-const mostBytes = 240 * 1024
 const mostListed = 200
 
 const key = { type: 'string', minLength: 1, maxLength: maxKeyBytes, description: 'For example reports/2026/may.md.' }
@@ -53,8 +52,9 @@ const getTool = (store: ObjectStore): PlatformTool => ({
       await found.close()
       return bytes === 0 ? ok('') : failed(`The object has ${bytes} bytes, so there is nothing at ${from}.`)
     }
-    const to = Math.min(from + mostBytes, bytes) - 1
-    const data = wholeCharacters(await buffer(await found.read({ from, to })), to + 1 < bytes)
+    const to = Math.min(from + mostShownBytes, bytes) - 1
+    const part = await buffer(await found.read({ from, to }))
+    const data = to + 1 < bytes ? wholeCharacters(part) : part
     if (!isUtf8(data)) return failed(`The object is ${bytes} bytes of ${contentType}, which is no text.`)
     const next = from + data.length
     return ok(
@@ -139,13 +139,3 @@ const deleteTool = (store: ObjectStore, writes: WriteRecord): PlatformTool => ({
     return ok(`'${wanted}' is deleted.`)
   },
 })
-
-/** Where more bytes follow, without those at the end that begin a character: the next part has it whole. */
-function wholeCharacters(data: Buffer, more: boolean): Buffer {
-  if (!more) return data
-  for (let cut = 0; cut <= 3; cut++) {
-    const part = data.subarray(0, data.length - cut)
-    if (isUtf8(part)) return part
-  }
-  return data
-}

@@ -2,7 +2,7 @@ import type { FastifyRequest } from 'fastify'
 import { type App, notFound } from '#kernel'
 import { type VfsMountInput, vfsSessionHeader, type VfsView } from '#contracts/vfs'
 import { vfsWire } from '#contracts/wire/vfs'
-import { optionsOf, serve } from '#kit'
+import { optionsOf, serve, takeStreams } from '#kit'
 import { conditionOf, matchOf, quoted, rangeOf, sendFile } from '#kit/files'
 import { arriving } from './arriving.ts'
 import type { Files } from './files.ts'
@@ -96,11 +96,7 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
     },
   })
   void app.register(async (scope) => {
-    // The handler reads the body while it arrives.
-    scope.removeAllContentTypeParsers()
-    scope.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
-      done(null, body),
-    )
+    takeStreams(scope)
     scope.route({
       ...optionsOf(vfsWire.write),
       // Paths are checked by whoever has the mount, the body while it arrives.
