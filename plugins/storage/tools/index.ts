@@ -3,7 +3,7 @@ import { objectErrors, ObjectStore } from '#contracts/object-store'
 import { PlatformTools } from '#contracts/tools'
 import { Database, presentDatabase } from '#contracts/database'
 import { WrittenObjects } from '#contracts/object-writes'
-import { WriteLedger } from './ledger.ts'
+import { WriteLedger } from './tools.ts'
 import { storageTools } from './tools.ts'
 
 /** The tools by which agents use the object store of their tenant. A runner reaches it by itself; without a store there are none. */

@@ -1,10 +1,10 @@
+import type { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
-import { type App, notFound } from '#kernel'
+import { type App, httpErrors, notFound } from '#kernel'
 import { type VfsMountInput, vfsSessionHeader, type VfsView } from '#contracts/vfs'
 import { vfsWire } from '#contracts/wire/vfs'
 import { optionsOf, serve, takeStreams } from '#kit'
 import { conditionOf, matchOf, quoted, rangeOf, sendFile } from '#kit/files'
-import { arriving } from './arriving.ts'
 import type { Files } from './files.ts'
 import type { Mounts } from './mounts.ts'
 import type { Callers } from './proof.ts'
@@ -132,4 +132,26 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
       },
     })
   })
+}
+
+/** A sender who is silent for so long has gone. */
+const silentMs = 60_000
+
+/**
+ * The body of a request as it arrives. It may take as long as it needs, so long as it goes on. The connection stays, so that whoever is
+ * refused hears why.
+ */
+async function* arriving({ body }: FastifyRequest): AsyncGenerator<Uint8Array> {
+  if (body === undefined || body === null) return
+  const stream = body as Readable
+  const silence = setTimeout(() => stream.destroy(httpErrors.requestTimeout()), silentMs).unref()
+  try {
+    for await (const chunk of stream.iterator({ destroyOnReturn: false })) {
+      silence.refresh()
+      yield chunk as Uint8Array
+      silence.refresh()
+    }
+  } finally {
+    clearTimeout(silence)
+  }
 }
