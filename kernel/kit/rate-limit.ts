@@ -4,6 +4,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Hit } from '#contracts/kv'
 import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
 import type { App } from '../http/app.ts'
+import { type ClientAddress, countedAs } from './addresses.ts'
 
 const windowSeconds = 60
 
@@ -54,6 +55,19 @@ export async function rateLimit(app: App, limit: Limit) {
     if (result.isExceeded) throw refused({ headers: { 'retry-after': String(seconds) }, retryable: true }, request)
   }
 }
+
+interface AddressLimit extends Pick<Limit, 'name' | 'max' | 'refused'> {
+  readonly kv: { hit: Limit['hit'] }
+  readonly clientOf: ClientAddress
+}
+
+/** The same for routes that are open to anybody: each client address has the limit for itself. */
+export const addressLimit = (app: App, { kv, clientOf, ...limit }: AddressLimit) =>
+  rateLimit(app, {
+    ...limit,
+    keyOf: (request) => `ao:${limit.name}:${countedAs(clientOf(request))}`,
+    hit: (...counted) => kv.hit(...counted),
+  })
 
 interface PaceOptions {
   /** So many turns pass at once after a pause. */

@@ -3,7 +3,7 @@ import type { Counter } from 'prom-client'
 import { access, type App, errorTable, failures } from '#kernel'
 import { billingErrors, type BillingProvider } from '#contracts/billing'
 import type { Kv } from '#contracts/kv'
-import { type ClientAddress, countedAs, rateLimit, takeBytes } from '#kit'
+import { addressLimit, type ClientAddress, takeBytes } from '#kit'
 import type { Wallet } from './wallet.ts'
 
 /** Events name payments and customers, and are some kilobytes long. */
@@ -45,11 +45,11 @@ export async function eventRoute(
   app: App,
   { kv, wallet, providers, outcomes, most, clientOf }: EventParts,
 ): Promise<void> {
-  const limit = await rateLimit(app, {
+  const limit = await addressLimit(app, {
     name: 'billing-events',
-    keyOf: (request) => `ao:billing-events:${countedAs(clientOf(request))}`,
+    kv,
+    clientOf,
     max: most,
-    hit: (...counted) => kv.hit(...counted),
     refused: (when) => {
       outcomes.inc({ outcome: 'limited' })
       return eventErrors.rateLimited(when)

@@ -4,7 +4,7 @@ import { access, type App, definePlugin, failures, Settings } from '#kernel'
 import { Kv } from '#contracts/kv'
 import { Fleet } from '#contracts/runner'
 import { type SandboxEventDecoder, SandboxEventDecoders } from '#contracts/sandbox'
-import { type ClientAddress, countedAs, createClientAddress, rateLimit, takeBytes, trustedProxies } from '#kit'
+import { addressLimit, type ClientAddress, createClientAddress, takeBytes, trustedProxies } from '#kit'
 import { sandboxEventErrors } from './errors.ts'
 import { createFanOut, type FanOut } from './fan-out.ts'
 
@@ -57,12 +57,11 @@ interface SandboxEventRoutes {
 
 async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promise<void> {
   const { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf } = options
-  /** The route is open to anybody, so each address has a limit. */
-  const limit = await rateLimit(app, {
+  const limit = await addressLimit(app, {
     name: 'sandbox-events',
-    keyOf: (request) => `ao:sandbox-events:${countedAs(clientOf(request))}`,
+    kv,
+    clientOf,
     max: requestsPerMinute,
-    hit: (...counted) => kv.hit(...counted),
     refused(when) {
       metrics.count('limited')
       return sandboxEventErrors.rateLimited(when)
