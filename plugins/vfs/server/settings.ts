@@ -64,7 +64,6 @@ export const serverSettings = Settings({
   auditFor: Duration('30d', 'How long it is kept what a session read and wrote, after the last of it.'),
   sweepEvery: Duration('1h', 'How often both are looked after.'),
 })
-export type ServerSettings = Static<typeof serverSettings>
 
 /** Problems of mounts that a schema cannot see, as one sentence for the boot. */
 export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {
