@@ -1,5 +1,5 @@
 import { isAbsolute } from 'node:path'
-import { type Static, type StaticDecode, Type } from '@sinclair/typebox'
+import { type StaticDecode, Type } from '@sinclair/typebox'
 import { Duration, Settings, Tenants } from '#kernel'
 import { isMountName } from '#contracts/vfs'
 import { OwnHosts } from '#kit/own-hosts'
