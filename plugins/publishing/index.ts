@@ -9,7 +9,7 @@ import { webhookErrors, Webhooks } from '#contracts/webhooks'
 import { keyRoutes } from './keys.routes.ts'
 import { createAgentKeyService } from './keys.ts'
 import { metricsRoutes, publishedRoutes, publishingRoutes } from './routes.ts'
-import { createPublishingService } from './service.ts'
+import { createPublishingService } from './agents.ts'
 import { publishingErrors } from './errors.ts'
 
 export default definePlugin({

@@ -5,7 +5,7 @@ import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import { keyOver, unknownKey } from './errors.ts'
 import type { IssuedKey, KeyBody, KeyMetadata } from './schema.ts'
-import { found } from './service.ts'
+import { found } from './agents.ts'
 
 interface AgentKeyOptions {
   readonly database: Database

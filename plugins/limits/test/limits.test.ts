@@ -5,7 +5,7 @@ import { Database } from '#contracts/database'
 import { defaultLimits, TenantLimits } from '#contracts/limits'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import limits from '../index.ts'
-import { KeptLimits } from '../limits.ts'
+import { KeptLimits } from '../index.ts'
 
 async function process(t: TestContext, address: string, config = {}) {
   const found: { limits: TenantLimits; database: Database }[] = []

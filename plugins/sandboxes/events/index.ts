@@ -1,12 +1,30 @@
 import { Type } from '@sinclair/typebox'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { access, type App, definePlugin, failures, Settings } from '#kernel'
+import { access, type App, definePlugin, errorTable, failures, Settings } from '#kernel'
 import { Kv } from '#contracts/kv'
 import { Fleet } from '#contracts/runner'
 import { type SandboxEventDecoder, SandboxEventDecoders } from '#contracts/sandbox'
 import { addressLimit, type ClientAddress, createClientAddress, takeBytes, trustedProxies } from '#kit'
-import { sandboxEventErrors } from './errors.ts'
 import { createFanOut, type FanOut } from './fan-out.ts'
+
+const sandboxEventErrors = errorTable('sandbox-events', {
+  unreadableEvent: {
+    status: 400,
+    message: 'The body cannot be read, or is larger than 64 KiB.',
+    about: 'This is no delivery of the provider, or is larger than 64 KiB.',
+  },
+  signatureInvalid: {
+    status: 401,
+    message: 'The signature of this delivery is missing or wrong.',
+    about: 'The provider signs, and this is not signed with its secret.',
+  },
+  notFound: { status: 404, message: 'No sandbox provider of this name sends events here.' },
+  rateLimited: {
+    status: 429,
+    retry: true,
+    message: 'Too many deliveries from this address; wait as Retry-After says.',
+  },
+})
 
 /** Passes what sandbox providers say of their sandboxes on to the runners. Specification 4.9. */
 export default definePlugin({
