@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
-import { Listeners } from './http/listener.ts'
+import { Listeners } from './http/listeners.ts'
 import { createLogger } from './kit/logger.ts'
 import { tablesOf } from './contracts/error-docs.ts'
 import { BootError, decoded, guardedIn, plan, risksOf } from './plan.ts'

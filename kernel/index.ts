@@ -12,7 +12,7 @@ export { httpErrors, unauthorized, unavailable } from './contracts/http-errors.t
 export { access, accessOf, judgeOrigins, isStream } from './http/access.ts'
 export { eventStream, failures, jsonLines, negotiated, NoContent, plainText } from './http/answers.ts'
 export type { App, TypeBox } from './http/app.ts'
-export { operationsListener } from './http/listener.ts'
+export { operationsListener } from './http/listeners.ts'
 export type { ListenerConfig } from './http/listener-config.ts'
 export { errorBody } from './http/errors.ts'
 export { ndjson, sse, stream } from './http/streams.ts'

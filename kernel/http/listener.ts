@@ -1,9 +1,9 @@
-import Fastify, { type FastifyBaseLogger, LogController } from 'fastify'
-import type { ErrorTable } from '../contracts/errors.ts'
+import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import { peerLinks } from '../kit/link/host.ts'
 import { provenCallers } from '../kit/proof.ts'
-import { followTls, liveTls, type LiveTls } from '../kit/tls.ts'
+import { type LiveTls, liveTls } from '../kit/tls.ts'
 import { WebGuard } from '../kit/web-guard.ts'
+import type { ErrorTable } from '../contracts/errors.ts'
 import { remedy } from '../problems.ts'
 import { declaredAccess } from './access.ts'
 import type { App, TypeBox } from './app.ts'
@@ -12,90 +12,6 @@ import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
 import { jsonBodies, requestArrival, requestLog, requestNames, standingHeaders } from './requests.ts'
 import { openStreams, quietConnections } from './streams.ts'
-
-/** The listener that alone shows metrics and documents, in a role that declares it and switches it on. */
-export const operationsListener = 'operations'
-
-/** The listeners of a role that are switched on, in the order in which it declares them: outermost first. */
-export class Listeners {
-  readonly urls: Record<string, string> = {}
-  readonly #declared: Readonly<Record<string, ListenerConfig>>
-  readonly #errors: readonly ErrorTable[]
-  readonly #on = new Map<string, Listener>()
-  readonly #closings: { readonly name: string; readonly fn: () => Promise<void> }[] = []
-
-  /** `errors`: whatever the role's plugins may answer. */
-  constructor(declared: Readonly<Record<string, ListenerConfig>>, errors: readonly ErrorTable[]) {
-    this.#declared = declared
-    this.#errors = errors
-  }
-
-  /** `guarded`: those whose callers a plugin has show who they are. */
-  async create(log: FastifyBaseLogger, logRequests: boolean, guarded: ReadonlySet<string>): Promise<void> {
-    for (const [name, config] of Object.entries(this.#declared)) {
-      if (config.port === undefined) continue
-      // Loaded on demand: it is half of what the kernel loads, and a role that opens no port does not need it.
-      const { createListener } = await import('./listener.ts')
-      const named = { log: log.child({ listener: name }), guarded: guarded.has(name) }
-      const tls = config.tls?.cert ? followTls(config.tls, named.log) : undefined
-      const options = { ...named, logRequests, errors: this.#errors, tls }
-      this.#on.set(name, await createListener(name, config, options))
-    }
-    if (this.#on.size > 0) await this.#document()
-  }
-
-  /** Each listener shows its own document, unless the role has one for its operators: that shows them all. */
-  async #document(): Promise<void> {
-    const { serveDocument } = await import('./openapi.ts')
-    const { [operationsListener]: operations, ...others } = this.apps
-    if (operations) serveDocument(operations, '/openapi.json', operations)
-    for (const [name, app] of Object.entries(others)) {
-      if (operations) serveDocument(operations, `/openapi/${name}.json`, app)
-      else serveDocument(app, '/openapi.json', app)
-    }
-  }
-
-  get names(): string[] {
-    return [...this.#on.keys()]
-  }
-  get apps(): Record<string, App> {
-    return Object.fromEntries([...this.#on].map(([name, { app }]) => [name, app]))
-  }
-  /** The one that closes last. */
-  get innermost(): App | undefined {
-    return [...this.#on.values()].at(-1)?.app
-  }
-  /** Undefined when it is switched off; throws when nobody declared it. */
-  find(name: string): App | undefined {
-    if (!(name in this.#declared)) throw new Error(`this role declares no listener '${name}'; add it under listeners`)
-    return this.#on.get(name)?.app
-  }
-  urlOf(name: string): string {
-    const url = this.urls[name]
-    if (url === undefined) throw new Error(`listener '${name}' is not listening (yet)`)
-    return url
-  }
-  beforeClose(name: string, fn: () => Promise<void>): void {
-    this.#closings.push({ name, fn })
-  }
-
-  async ready(): Promise<void> {
-    for (const { app } of this.#on.values()) await app.ready()
-  }
-  async listen(name: string): Promise<void> {
-    this.urls[name] = await this.#on.get(name)!.listen()
-  }
-  async close(failed: (error: unknown) => void): Promise<void> {
-    // All leave before any of them closes: clients then stop asking a process that may refuse new work for a long time.
-    for (const { leave } of this.#on.values()) leave()
-    // One after the other: a request under way in one may still need the next to finish.
-    for (const [name, { app }] of this.#on) {
-      const closings = this.#closings.filter((closing) => closing.name === name)
-      await Promise.all(closings.map(({ fn }) => fn().catch(failed)))
-      await app.close().then(undefined, failed)
-    }
-  }
-}
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
 const maxHeaderSize = 16 * 1024
