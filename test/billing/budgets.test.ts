@@ -124,8 +124,18 @@ test('80 and 100 percent are told once each, by webhook and in the usage; anothe
   assert.deepEqual(await billing.alerts('acme'), [alert])
   assert.equal((await ask(store)).kind, 'unfunded')
   await budget({ scope: 'tenant', per: 'day', capCents: 20, webhookUrl })
-  await spend(7)
+  // What a run under way has spent counts, and is told of, before it ends.
+  const claim = await begin(store)
+  assert.equal(await billing.extend('acme', claim.runId, cents(5.8)), cents(6.8))
+  assert.deepEqual(await told(), [80, 100])
+  assert.equal(await billing.extend('acme', claim.runId, cents(6)), cents(7))
   assert.deepEqual(await told(), [80, 100, 80], 'of the raised cap')
+  const [running] = (await budgets())[0]!.uses
+  assert.deepEqual([running!.spentCents, running!.heldCents, running!.percent], [16.1, 1, 80])
+  assert.equal((await billing.alerts('acme'))[0]!.spentCents, 16.1)
+  assert.deepEqual(await reconcile(database, 'acme'), [])
+  await finish(store, claim, { costCents: 7 })
+  assert.deepEqual(await told(), [80, 100, 80])
   const yesterday = { text: `UPDATE billing_budget_uses SET period = period - 1` }
   await database.batch('acme', [yesterday])
   assert.deepEqual(await billing.alerts('acme'), [])
