@@ -22,7 +22,10 @@ export const billingErrors = errorTable('billing', {
     message: 'Whether this tenant has credit cannot be told now; try again.',
     about: 'Whether the tenant has credit cannot be told now. With `checkout_path`.',
   },
-  modelUnpriced: { status: 409, about: 'The model of the profile has no price, and this server refuses such models (`refuseUnpriced`).' },
+  modelUnpriced: {
+    status: 409,
+    about: 'The model of the profile has no price, and this server refuses such models (`refuseUnpriced`).',
+  },
   budgetExceeded: {
     status: 402,
     about: 'A budget of the tenant is used up; `budget` says which. Its admins can raise it: PUT /api/billing/budgets.',

@@ -73,7 +73,10 @@ export const UsageEvent = open({
   model: Type.String(),
   costCents: Type.Optional(Type.Number()),
   knownCostCents: Type.Optional(
-    Type.Number({ description: 'Of a run with calls whose price is not known, so that it has no `costCents`: the cost of the others.' }),
+    Type.Number({
+      description:
+        'Of a run with calls whose price is not known, so that it has no `costCents`: the cost of the others.',
+    }),
   ),
   estimated: Type.Optional(
     Type.Boolean({

@@ -24,7 +24,14 @@ interface HoldsDeps {
 }
 
 /** What runs and publishing ask of billing. */
-export function createHolds({ ledger, budgets, holdMicrocents, reserveMicrocents, priced, refused }: HoldsDeps): Billing {
+export function createHolds({
+  ledger,
+  budgets,
+  holdMicrocents,
+  reserveMicrocents,
+  priced,
+  refused,
+}: HoldsDeps): Billing {
   const counted = (error: AppError): AppError => {
     refused.inc({ code: error.code })
     return error
@@ -47,11 +54,14 @@ export function createHolds({ ledger, budgets, holdMicrocents, reserveMicrocents
     async gate(tenantId) {
       const account = await ledger.account(tenantId)
       if (!account) throw counted(billingErrors.registrationPending({ detail }))
-      if (account.balance - account.held < Math.max(1, reserveMicrocents)) throw counted(billingErrors.creditsExhausted({ detail }))
+      if (account.balance - account.held < Math.max(1, reserveMicrocents))
+        throw counted(billingErrors.creditsExhausted({ detail }))
     },
     async extend(tenantId, runId, spent) {
       try {
-        return (await ledger.extend(tenantId, runId, spent, { more: holdMicrocents, least: reserveMicrocents })) ?? Infinity
+        return (
+          (await ledger.extend(tenantId, runId, spent, { more: holdMicrocents, least: reserveMicrocents })) ?? Infinity
+        )
       } catch (error) {
         const why = refusalOf(error)
         if (why) return why

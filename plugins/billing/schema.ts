@@ -19,7 +19,8 @@ export const Pack = Type.Object(
     price: Type.Optional(
       Type.String({
         pattern: '^[A-Za-z0-9_-]{1,100}$',
-        description: 'What the provider calls the price of this pack in its catalog (Stripe: `price_…`), for its taxes and invoices; it must be of `cents`.',
+        description:
+          'What the provider calls the price of this pack in its catalog (Stripe: `price_…`), for its taxes and invoices; it must be of `cents`.',
       }),
     ),
   },
@@ -128,7 +129,8 @@ export const LedgerEntry = Type.Object({
   }),
   amountCents: Cents,
   kind: Type.String({
-    description: '`topup`, `grant`, `model`, `tool_calls`, `sandbox`, `storage`, `expiry`, `refund`, `dispute`, `dispute_won` or `correction`.',
+    description:
+      '`topup`, `grant`, `model`, `tool_calls`, `sandbox`, `storage`, `expiry`, `refund`, `dispute`, `dispute_won` or `correction`.',
   }),
   reference: Type.String({ description: 'Entries of one kind and reference add up to 0.' }),
   runId: orNull,

@@ -84,7 +84,11 @@ export interface MiningParts {
 }
 
 /** Makes memories of what people have said since the last pass, in the conversations of profiles that ask for it. */
-export async function mine({ database, writer, log }: MiningParts, tenantId: string, signal: AbortSignal): Promise<void> {
+export async function mine(
+  { database, writer, log }: MiningParts,
+  tenantId: string,
+  signal: AbortSignal,
+): Promise<void> {
   const reads = database.as('reads')
   let most = writer.asksModel(tenantId) ? mostByModel : mostByRules
   const [[from]] = await reads.batch<[{ at: string; run: string }[]]>(tenantId, [{ ...edge, values: [tenantId] }])
@@ -93,12 +97,14 @@ export async function mine({ database, writer, log }: MiningParts, tenantId: str
     for (const run of runs) {
       if (signal.aborted) return
       if (run.memory) {
-        if (!(await learn(writer, tenantId, run))) return log.warn({ tenantId }, 'no room for what people say: limit_exceeded')
+        if (!(await learn(writer, tenantId, run)))
+          return log.warn({ tenantId }, 'no room for what people say: limit_exceeded')
         most--
       }
       last = { at: run.recordedAt, run: run.runId }
       // By what was written: a pass that breaks off says nothing twice.
-      if (run.memory || run === runs.at(-1)) await reads.batch(tenantId, [{ ...advance, values: [tenantId, last.at, last.run] }])
+      if (run.memory || run === runs.at(-1))
+        await reads.batch(tenantId, [{ ...advance, values: [tenantId, last.at, last.run] }])
     }
     if (runs.length < atOnce) return
   }
@@ -109,7 +115,12 @@ async function learn(writer: Writer, tenantId: string, run: Said): Promise<boole
   const { profile, sessionId, runId, prompt, at, recalled } = run
   const endUserId = run.endUserId ?? endUserOf(run.metadata ?? undefined)
   if (endUserId === undefined && run.memory?.scope !== 'profile') return true
-  const origin = { sessionId, runId, eventAt: new Date(at).toISOString(), ...(endUserId === undefined ? {} : { endUserId }) }
+  const origin = {
+    sessionId,
+    runId,
+    eventAt: new Date(at).toISOString(),
+    ...(endUserId === undefined ? {} : { endUserId }),
+  }
   try {
     await writer.learn(tenantId, profile, { said: prompt, recalled }, origin)
     return true

@@ -110,8 +110,7 @@ export class RunUsage {
     }
     const cost = cents(event['costCents']) ?? this.#prices?.costCents(call, timeOf(event['at']))
     if (cost === undefined) this.#unpriced = call.model
-    else
-      this.#known = Math.min(this.#known + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
+    else this.#known = Math.min(this.#known + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
     const cachedTokens = sum(before?.cachedTokens, call.cachedTokens)
     this.#calls = {
       inputTokens: sum(before?.inputTokens, call.inputTokens),

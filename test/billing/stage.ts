@@ -101,13 +101,23 @@ export const chunk = (claim: Claim, firstSeq: number, ...events: RuntimeEvent[])
   return { firstSeq, count: events.length, lines: Buffer.from(events.map((event) => encoder.line(event)).join('')) }
 }
 
-export const finish = (store: RunStore, claim: Claim, { costCents, knownCostCents, toolCalls = 0 }: Ended): Promise<boolean> =>
+export const finish = (
+  store: RunStore,
+  claim: Claim,
+  { costCents, knownCostCents, toolCalls = 0 }: Ended,
+): Promise<boolean> =>
   store.finish({
     claim,
     status: 'ok',
     sessionStatus: 'idle',
     result: 'done',
-    usage: { inputTokens: 1, outputTokens: 0, model: 'm', ...(costCents === undefined ? {} : { costCents }), ...(knownCostCents === undefined ? {} : { knownCostCents }) },
+    usage: {
+      inputTokens: 1,
+      outputTokens: 0,
+      model: 'm',
+      ...(costCents === undefined ? {} : { costCents }),
+      ...(knownCostCents === undefined ? {} : { knownCostCents }),
+    },
     toolCalls,
     tail: undefined,
   })

@@ -256,6 +256,7 @@ const comparable = (text: string): string =>
     .join(' ')
 /** It is a part of what was recalled, or that with a few words more. */
 const repeats = (said: string, recalled: string): boolean =>
-  ` ${recalled} `.includes(` ${said} `) || (` ${said} `.includes(` ${recalled} `) && recalled.length * 1.5 > said.length)
+  ` ${recalled} `.includes(` ${said} `) ||
+  (` ${said} `.includes(` ${recalled} `) && recalled.length * 1.5 > said.length)
 
 type Placed = { readonly duplicate: string } | { readonly replaced: readonly string[]; readonly by: string | undefined }

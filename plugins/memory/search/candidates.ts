@@ -185,13 +185,13 @@ const roughOf = ({ words, names, times, alike }: Candidate): number =>
   roughly.word * words + roughly.name * names + roughly.time * times + roughly.similar * alike
 
 /** A candidate with what each kind of its terms is worth. */
-function scored({ length, weights, added: _, ...row }: FoundRow, weighed: readonly Weighed[], average: number): Candidate {
+function scored(row: FoundRow, weighed: readonly Weighed[], average: number): Candidate {
   const sums = { word: 0, name: 0, time: 0, similar: 0 }
   let covered = 0
-  for (const [i, weight] of weights.entries()) {
+  for (const [i, weight] of row.weights.entries()) {
     if (weight === null) continue
     const { kind, idf } = weighed[i]!
-    const against = saturation + (byLength[kind] ? (perWord * length) / average : 0)
+    const against = saturation + (byLength[kind] ? (perWord * row.length) / average : 0)
     sums[kind] += (idf * weight * (1 + k1)) / (weight + against)
     if (kind === 'word') covered += idf
   }

@@ -50,7 +50,12 @@ export class Search {
     const asked = await askedTerms(tenantId, this.#parts.stems, q, now)
     // Nothing but words that every text has: what is newest is as good an answer as any.
     if (asked.length === 0) return this.#newest(tenantId, profile, question)
-    const known = await this.#candidates.figures(tenantId, profile, [...new Set(asked.flatMap(({ terms }) => terms))], question)
+    const known = await this.#candidates.figures(
+      tenantId,
+      profile,
+      [...new Set(asked.flatMap(({ terms }) => terms))],
+      question,
+    )
     if (!known) return []
     const filter = { ...question, profile, superseded: question.includeSuperseded || asksForPast(q) }
     const ranked = await this.#rank(tenantId, { asked, filter, question, ...known })

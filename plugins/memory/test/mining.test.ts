@@ -51,7 +51,12 @@ test('what people say in conversations of a profile that asks for it becomes mem
       id: one['id'],
     }))
   await save({ processedContent: 'I get ten percent off on Sundays.' })
-  const message = { tenantId: 'acme', runId: 'r1', profile: { name: 'helper', memory: { inject: 3 } }, endUserId: 'ann' }
+  const message = {
+    tenantId: 'acme',
+    runId: 'r1',
+    profile: { name: 'helper', memory: { inject: 3 } },
+    endUserId: 'ann',
+  }
   assert.match(await recall.choose({ ...message, prompt: 'What is off on Sundays?' }), /ten percent/)
   await ended(database, {
     id: 'r1',
@@ -65,7 +70,10 @@ test('what people say in conversations of a profile that asks for it becomes mem
   await sweep()
   const [berlin, ...others] = await kept()
   assert.deepEqual({ ...berlin, id: '' }, { said: 'I live in Berlin.', of: 'ann', run: 'r1', source: 'mined', id: '' })
-  assert.deepEqual(others.map(({ said }) => said), ['I get ten percent off on Sundays.'])
+  assert.deepEqual(
+    others.map(({ said }) => said),
+    ['I get ten percent off on Sundays.'],
+  )
   const { refused } = (await call('GET', '/memory/stats')).json<{ refused: Record<string, number> }>()
   assert.equal(refused['recalled'], 1)
 
@@ -90,7 +98,13 @@ test('what people say in conversations of a profile that asks for it becomes mem
 })
 
 test('of a message what somebody tells is remembered, not what they ask, want done, or paste', () => {
-  const told = ['My sister Mia is a vet.', 'Ich wohne in Graz.', 'Prefiero la ventanilla.', 'Мой сын учится в Праге.', '我喜欢喝茶。']
+  const told = [
+    'My sister Mia is a vet.',
+    'Ich wohne in Graz.',
+    'Prefiero la ventanilla.',
+    'Мой сын учится в Праге.',
+    '我喜欢喝茶。',
+  ]
   const other = [
     'Write a letter to my landlord.',
     'Where is my bag?',
@@ -100,6 +114,9 @@ test('of a message what somebody tells is remembered, not what they ask, want do
     '请帮我写信。',
     `I ${'really '.repeat(80)}mean it.`,
   ]
-  assert.deepEqual(told.filter((one) => !isTold(one)), [])
+  assert.deepEqual(
+    told.filter((one) => !isTold(one)),
+    [],
+  )
   assert.deepEqual(other.filter(isTold), [])
 })

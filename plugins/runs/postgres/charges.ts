@@ -63,7 +63,10 @@ export const settling = {
 }
 
 /** The values that `settling` names, beside those of the end. */
-export const settleValues = ({ prices }: Charges, { usage, toolCalls = 0 }: Pick<FinishRun, 'usage' | 'toolCalls'>) => ({
+export const settleValues = (
+  { prices }: Charges,
+  { usage, toolCalls = 0 }: Pick<FinishRun, 'usage' | 'toolCalls'>,
+) => ({
   known: microcents(usage?.costCents ?? usage?.knownCostCents ?? 0),
   unpriced: usage !== undefined && usage.costCents === undefined,
   toolCost: Math.round(toolCalls * (prices?.services.toolCall ?? 0)),

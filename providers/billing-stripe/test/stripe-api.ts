@@ -40,7 +40,8 @@ export async function startStripe(t: Pick<TestContext, 'after'>) {
       return failed(401, 'invalid_request_error', 'Invalid API Key provided')
     if (method === 'GET' && url === '/v1/balance') return { status: 200, body: { object: 'balance', available: [] } }
     const charge = /^\/v1\/charges\/(\w+)$/.exec(url)?.[1]
-    if (method === 'GET' && charge && charges.has(charge)) return { status: 200, body: { id: charge, metadata: charges.get(charge) } }
+    if (method === 'GET' && charge && charges.has(charge))
+      return { status: 200, body: { id: charge, metadata: charges.get(charge) } }
     const kind = kinds[url]
     if (method !== 'POST' || kind === undefined) return failed(404, 'invalid_request_error', 'Unrecognized request URL')
     if (headers['content-type'] !== 'application/x-www-form-urlencoded')
