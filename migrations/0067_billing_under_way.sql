@@ -62,7 +62,9 @@ BEGIN
   amount := least(amount, available);
   subject_of := jsonb_build_object('tenant', '', 'profile', p_profile, 'key', p_key, 'end_user', p_end_user, 'session', p_session);
   FOR b IN SELECT * FROM billing_budgets WHERE tenant_id = p_tenant ORDER BY id LOOP
-    subject := subject_of ->> b.scope;
+    -- What is delegated counts for the person and the key that the parent counts for.
+    subject := coalesce(subject_of ->> b.scope, (SELECT e ->> 1 FROM jsonb_array_elements(parent.budgets) e WHERE e ->> 0 = b.id
+      AND b.scope IN ('key', 'end_user')));
     CONTINUE WHEN subject IS NULL OR b.subject NOT IN ('*', subject);
     use := billing_use(p_tenant, b.id, subject, CASE b.per WHEN 'run' THEN coalesce(p_root, p_run) ELSE '' END, b.per);
     available := b.cap - use.spent - use.held;

@@ -72,7 +72,7 @@ test('a budget of each person, key or session counts each by itself; one per run
     text: `INSERT INTO profiles (tenant_id, name, id, document) VALUES ('acme', 'writer', 'prof_1', '{}')`,
   }
   await database.batch('acme', [written, agent])
-  assert.equal((await ask(store, chat('ann', 'key_2'))).kind, 'started')
+  const ann = await begin(store, chat('ann', 'key_2'))
   assert.equal((await ask(store, chat('bob', 'key_1'))).kind, 'started')
   for (const [who, key, scope] of [
     ['ann', 'key_3', 'end_user'],
@@ -82,6 +82,14 @@ test('a budget of each person, key or session counts each by itself; one per run
     assert.ok(refused.kind === 'unfunded')
     assert.equal((refused.why.detail['budget'] as { scope: string }).scope, scope)
   }
+
+  // A run of the API says who it is for, and what is delegated counts for the person and the key of its parent.
+  const api = await ask(store, { metadata: { end_user_id: 'ann' } })
+  assert.ok(api.kind === 'unfunded')
+  await finish(store, await begin(store, { parent: { runId: ann.runId, depth: 1 } }), { costCents: 0.75 })
+  await finish(store, ann, { costCents: 0 })
+  const [person] = (await budgets()).filter(({ scope }) => scope === 'end_user')
+  assert.deepEqual(person!.uses.find(({ subject }) => subject === 'ann')!.spentCents, 0.75)
 
   const root = await begin(store)
   const parent = { runId: root.runId, rootId: root.runId, depth: 1 }

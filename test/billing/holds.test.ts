@@ -88,6 +88,13 @@ test('a profile that may cost less holds less; a price that is not known is mark
   assert.deepEqual(await reconcile(database, 'acme'), [])
 })
 
+test('a server may refuse models without a price', async (t) => {
+  const { billing } = await stage(t, { priced: ['a/known'] })
+  assert.equal(billing.refusesUnpriced, true)
+  billing.checkModel('a/known')
+  assert.throws(() => billing.checkModel('a/new'), { code: 'model_unpriced', status: 409, detail: { model: 'a/new' } })
+})
+
 test('a run that needs more holds more, until there is none; a delegated one takes what its parent has not spent', async (t) => {
   const { open, grant, account, billing, database } = await stage(t)
   const store = await open()

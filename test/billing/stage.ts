@@ -34,8 +34,15 @@ export interface Ended {
   readonly toolCalls?: number
 }
 
+interface Options {
+  /** Microcents. */
+  readonly reserve?: number
+  /** The models that have a price, where others are refused. */
+  readonly priced?: readonly string[]
+}
+
 /** Run stores on one database with billing in them, as conductors have them. */
-export async function stage(t: TestContext, { reserve = 0 } = {}) {
+export async function stage(t: TestContext, { reserve = 0, priced }: Options = {}) {
   // Hooks run in the order they were registered: the stores close before their database goes.
   const opened: PostgresRunStore[] = []
   t.after(() => Promise.all(opened.map((store) => store.close())))
@@ -50,8 +57,9 @@ export async function stage(t: TestContext, { reserve = 0 } = {}) {
   const ledger = new Ledger(database)
   const budgets = new Budgets(database, { check() {} }, undefined)
   const refused = new Counter({ name: 'refused', help: 'x', labelNames: ['code'], registers: [new Registry()] })
-  const holds = { ledger, budgets, holdMicrocents: cents(1), reserveMicrocents: reserve, priced: undefined, refused }
-  const billing = createHolds(holds)
+  const holds = { ledger, budgets, holdMicrocents: cents(1), reserveMicrocents: reserve, refused }
+  const table = priced && { priceOf: (model: string) => (priced.includes(model) ? prices.priceOf(model) : undefined) }
+  const billing = createHolds({ ...holds, priced: table })
   const open = async (more: { prices?: Prices } = { prices }): Promise<PostgresRunStore> => {
     const timing = { heartbeatMs: 60_000, leaseMs: 120_000, hungMs: 600_000, sweepMs: 3_600_000 }
     const store = createPostgresRunStore(database, { ...timing, billing, ...more, log: pino({ level: 'silent' }) })

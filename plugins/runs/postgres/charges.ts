@@ -1,3 +1,4 @@
+import { endUserOf } from '#contracts/apps'
 import type { Billing } from '#contracts/billing'
 import { microcentsPerCent, type Prices } from '#contracts/prices'
 import type { FinishRun, StartRun } from '#contracts/run-store'
@@ -29,7 +30,7 @@ export const holding: { readonly none: Holding; readonly some: Holding } = {
   some: {
     held: (
       snapshot,
-    ) => `, billing_hold(:tenant, id, ${most(snapshot)}, session_id, profile, :publicKey, :endUser, :parentRun,
+    ) => `, billing_hold(:tenant, id, ${most(snapshot)}, session_id, profile, :publicKey, :person, :parentRun,
       :parentSpent::bigint, :rootRun, :leastLeft::bigint) AS held`,
     told: ', (SELECT held FROM run)::float8 AS held',
   },
@@ -45,7 +46,7 @@ export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 't
     hold: Math.min(billing.holdMicrocents, ...caps.map(microcents)),
     leastLeft: Math.max(1, billing.reserveMicrocents),
     publicKey: chat?.keyId,
-    endUser: chat?.endUserId,
+    person: chat?.endUserId ?? endUserOf(task.metadata),
     parentRun: parent?.runId,
     parentSpent: parent && microcents(task.parentSpentCents ?? 0),
     rootRun: parent?.rootId ?? parent?.runId,
