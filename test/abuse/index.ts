@@ -50,9 +50,9 @@ const plan = {
   profiles: 100,
   attachmentBytes: 8 * 1024 * 1024,
   toolCallsPerMinute: 600,
-  delegatedRuns: 8,
+  delegatedRuns: 20,
   delegationDepth: 2,
-  delegatedAtOnce: 4,
+  delegatedAtOnce: 10,
 }
 
 function readOptions(args: string[]): Options {
