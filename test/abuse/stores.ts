@@ -1,5 +1,5 @@
 import type { Attack } from './attack.ts'
-import { clientOf, flood } from './client.ts'
+import { type Client, clientOf, flood } from './client.ts'
 
 const bytes = { 'content-type': 'application/octet-stream', accept: 'application/octet-stream' }
 const megabytes = (count: number): Buffer => Buffer.alloc(count * 1024 * 1024, 'x')
@@ -24,6 +24,18 @@ const files = (name: string, path: string, size: number): Attack => ({
 const sentence = (n: number): string =>
   Array.from({ length: 60 }, (_, i) => `word${(n * 31 + i * 17) % 400}`).join(' ') + ` of thing ${n}.`
 
+const clientInfo = { name: 'hostile', version: '1' }
+/** A beginning, all tools, and a call. */
+const messages = [
+  { method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {}, clientInfo } },
+  { method: 'tools/list', params: {} },
+  { method: 'tools/call', params: { name: 'a__tool_1', arguments: { path: 'x' } } },
+]
+const askCatalog = (client: Client, n: number): Promise<string> => {
+  const message = { jsonrpc: '2.0', id: n, ...messages[n % messages.length] }
+  return client.send('POST', '/mcp/catalog', message, { accept: 'application/json, text/event-stream' })
+}
+
 /** On what a tenant keeps beside its runs. */
 export const attacksOnStores: readonly Attack[] = [
   files('objects of 8 MiB, 8 at a time', '/api/storage/objects', 8),
@@ -46,20 +58,13 @@ export const attacksOnStores: readonly Attack[] = [
       const client = clientOf(hostile, told)
       for (const name of ['a', 'b', 'c', 'd', 'e'])
         await client.send('POST', '/api/mcp/catalog', { name, url: hostile.mcpServer })
+      // What a process does once, for whoever asks first, is no part of the attack.
+      for (let n = 0; n < messages.length; n++) await askCatalog(client, n)
       await client.close()
     },
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
-      const accept = { accept: 'application/json, text/event-stream' }
-      const ask = (id: number, method: string, params: object) =>
-        client.send('POST', '/mcp/catalog', { jsonrpc: '2.0', id, method, params }, accept)
-      const clientInfo = { name: 'hostile', version: '1' }
-      await flood(32, stop, async (n) => {
-        // A session of its own each time, all tools, and a call.
-        if (n % 3 === 0) await ask(n, 'initialize', { protocolVersion: '2025-11-25', capabilities: {}, clientInfo })
-        else if (n % 3 === 1) await ask(n, 'tools/list', {})
-        else await ask(n, 'tools/call', { name: 'a__tool_1', arguments: { path: 'x' } })
-      })
+      await flood(32, stop, (n) => askCatalog(client, n))
       await client.close()
     },
   },
