@@ -8,9 +8,6 @@ export interface Hit {
   readonly retryAfterMs: number
 }
 
-/** Which processes count hits together: all that share the state, or this one alone. */
-export type HitScope = 'shared' | 'process'
-
 /**
  * Small state that processes share: Redis where there is one, with PostgreSQL behind it; PostgreSQL alone; or the memory of
  * a single process. Specification 1.1, ADR 31. Failures of the state itself are AppError `unavailable` (503, retryable).
@@ -28,7 +25,7 @@ export interface Kv {
    * Counts one hit in a sliding window of one-second buckets; a refused hit is not counted. Never more than `limit` in any
    * window; in one that spans a loss or a return of Redis, never more than `limit` in each of the two stores.
    */
-  hit(key: string, limit: number, windowSeconds: number, scope?: HitScope): Promise<Hit>
+  hit(key: string, limit: number, windowSeconds: number): Promise<Hit>
   /**
    * Wakes up the subscribers of any of these channels, here and in other processes, with a message of at most 4 kB. The message
    * may be lost, come twice, or be merged with an equal one of the same 50 ms, so the state it is about is stored elsewhere.

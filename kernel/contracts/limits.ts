@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import { type AppError, errorTable } from './errors.ts'
-import type { HitScope } from './kv.ts'
+import type { Kv } from './kv.ts'
 import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
 
@@ -237,8 +237,8 @@ export interface GuardedRequests {
   tenantOf(request: FastifyRequest): string
   /** What requests count for that do more than read; those that read count for `readsPerMinute`. */
   readonly writes: LimitName
-  /** Whether processes count together, which they do unless this says otherwise. */
-  readonly scope?: HitScope
+  /** How this process counts them for itself; absent: all processes count together. */
+  readonly alone?: Kv['hit']
 }
 
 /** What is stored of each tenant in the database: added up where it is written, and counted anew every night. */

@@ -3,6 +3,7 @@ import type { FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Hit } from '#contracts/kv'
 import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
+import { unavailable } from '../contracts/http-errors.ts'
 import type { App } from '../http/app.ts'
 import { type ClientAddress, countedAs } from './addresses.ts'
 
@@ -68,6 +69,76 @@ export const addressLimit = (app: App, { kv, clientOf, ...limit }: AddressLimit)
     keyOf: (request) => `ao:${limit.name}:${countedAs(clientOf(request))}`,
     hit: (...counted) => kv.hit(...counted),
   })
+
+/** About 40 MB of keys; beyond that a caller is refused, because forgetting one would let it begin anew. */
+export const mostKeys = 200_000
+const sweepEveryMs = 10_000
+const leastSweepGapMs = 1_000
+
+export const tooManyKeys = (): AppError =>
+  unavailable({ message: 'Too many requests are being remembered; try again shortly.', retryable: true })
+
+interface Window {
+  /** Hits by second, oldest first. */
+  readonly buckets: Map<number, number>
+  goneAt: number
+}
+
+/** Hits in sliding windows of one-second buckets, as this process counts them for itself; see `Kv.hit`. */
+export class HitWindows {
+  readonly #now: () => number
+  readonly #limit: number
+  readonly #windows = new Map<string, Window>()
+  #sweptAt = -Infinity
+
+  /** `now`: milliseconds on a clock that never goes back. */
+  constructor(now = () => performance.now(), limit = mostKeys) {
+    this.#now = now
+    this.#limit = limit
+  }
+
+  /** Rejects with 503 when there is no room for another key. */
+  readonly hit = async (key: string, most: number, seconds: number): Promise<Hit> => {
+    const now = this.#now()
+    let window = this.#windows.get(key)
+    if (!window) {
+      this.#makeRoom(now)
+      this.#windows.set(key, (window = { buckets: new Map(), goneAt: 0 }))
+    }
+    window.goneAt = now + (seconds + 1) * 1_000
+    return countHit(window.buckets, now, most, seconds)
+  }
+
+  /** When full, sweeping at every call would cost more than it frees. */
+  #makeRoom(now: number): void {
+    const isFull = this.#windows.size >= this.#limit
+    if (now - this.#sweptAt >= (isFull ? leastSweepGapMs : sweepEveryMs)) {
+      this.#sweptAt = now
+      for (const [key, { goneAt }] of this.#windows) if (goneAt <= now) this.#windows.delete(key)
+    }
+    if (this.#windows.size >= this.#limit) throw tooManyKeys()
+  }
+}
+
+/**
+ * A bucket counts until its last instant is a whole window ago, hence one bucket more than the window has seconds:
+ * with just as many, the limit could be met at the end of one second and again at the start of the last.
+ */
+function countHit(buckets: Map<number, number>, now: number, most: number, seconds: number): Hit {
+  const second = Math.floor(now / 1_000)
+  let count = 0
+  let oldest = second
+  for (const [at, hits] of buckets) {
+    if (at < second - seconds) buckets.delete(at)
+    else {
+      count += hits
+      oldest = Math.min(oldest, at)
+    }
+  }
+  if (count >= most) return { allowed: false, count, retryAfterMs: Math.ceil((oldest + seconds + 1) * 1_000 - now) }
+  buckets.set(second, (buckets.get(second) ?? 0) + 1)
+  return { allowed: true, count: count + 1, retryAfterMs: 0 }
+}
 
 interface PaceOptions {
   /** So many turns pass at once after a pause. */

@@ -3,7 +3,7 @@ import { Counter, Histogram, type Registry } from 'prom-client'
 import { access, judgeOrigins, type App } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
-import type { HitScope, Kv } from '#contracts/kv'
+import type { Kv } from '#contracts/kv'
 import { type ClientAddress, type Held, heldStreams, rateLimit, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
@@ -335,11 +335,11 @@ export class ChatAdmission {
 }
 
 /** The limit of each key, as a hook for routes of a guarded scope. */
-export const createKeyLimit = (app: App, kv: Pick<Kv, 'hit'>, scope: HitScope) =>
+export const createKeyLimit = (app: App, hit: Kv['hit']) =>
   rateLimit(app, {
     name: 'key',
     keyOf: (request) => `ao:chat-key:${tenantOf(request)}:${callerOf(request).keyId}`,
     max: (request) => callerOf(request).agent.rateLimitRpm,
-    hit: (key, max, windowSeconds) => kv.hit(key, max, windowSeconds, scope),
+    hit,
     refused: chatErrors.rateLimited,
   })

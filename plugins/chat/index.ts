@@ -11,7 +11,7 @@ import { LinkedObjects, linkErrors } from '#contracts/linked-objects'
 import { objectErrors } from '#contracts/object-store'
 import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
-import { createClientAddress, KeyWatch, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
+import { createClientAddress, HitWindows, KeyWatch, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
 import { callerOf, ChatAdmission, createKeyLimit, tenantOf } from './admission.ts'
 import { uploadRoute } from '#kit/uploads'
 import { chatRoutes } from './chat.ts'
@@ -78,11 +78,11 @@ export default definePlugin({
       admission.observe(app)
       needsDatabase(app, database)
       admission.crossOrigin(app)
-      const scope = config.rateLimitBackend === 'memory' ? 'process' : 'shared'
-      const limit = await createKeyLimit(app, kv, scope)
+      const alone = config.rateLimitBackend === 'memory' ? { alone: new HitWindows().hit } : {}
+      const limit = await createKeyLimit(app, alone.alone ?? kv.hit)
       await app.register(async (guarded) => {
         admission.guard(guarded, 'memory')
-        limits?.guard(guarded, { scope, tenantOf, writes: 'chatsPerMinute' })
+        limits?.guard(guarded, { ...alone, tenantOf, writes: 'chatsPerMinute' })
         chatRoutes(guarded, { ...common, ...told, idempotency, log, waits, limit })
         uploadRoute(guarded, {
           url: '/v1/chat/:tenant/:agent/attachments',
@@ -97,7 +97,7 @@ export default definePlugin({
       })
       await app.register(async (guarded) => {
         admission.guard(guarded, 'database')
-        limits?.guard(guarded, { scope, tenantOf, writes: 'readsPerMinute' })
+        limits?.guard(guarded, { ...alone, tenantOf, writes: 'readsPerMinute' })
         runRoutes(guarded, common)
         conversationRoutes(guarded, common)
       })

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
-import type { AttachRun, ExecuteRun, FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
+import type { FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
 import { keysDiffer } from './remote-runner.ts'
 
 const probeTimeoutMs = 2_000
@@ -46,7 +46,7 @@ export class Member {
 
   constructor(link: RunnerLink, url: string, fleet: MemberFleet) {
     // After a refused run the runner is probed at once: other runs are about to be sent there.
-    this.link = new CountedLink(link, () => void this.probe())
+    this.link = counted(link, () => void this.probe())
     this.url = url
     this.#fleet = fleet
   }
@@ -157,60 +157,26 @@ export class Member {
   }
 }
 
-/** A link to a runner that counts the runs which this process reads over it. */
-class CountedLink implements RunnerLink {
+/** A runner's link that counts the runs which this process reads over it. */
+interface CountedLink extends RunnerLink {
   /** Runs under way. */
-  running = 0
-  readonly #link: RunnerLink
-  readonly #refused: () => void
+  readonly running: number
+}
 
-  /** `refused` is called when a run's stream fails with 503: the runner may be away. */
-  constructor(link: RunnerLink, refused: () => void) {
-    this.#link = link
-    this.#refused = refused
-  }
-
-  get hash(): string {
-    return this.#link.hash
-  }
-  execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterable<Buffer> {
-    return this.#counted(this.#link.execute(tenantId, run, signal))
-  }
-  attach(tenantId: string, from: AttachRun, signal: AbortSignal): AsyncIterable<Buffer> {
-    return this.#counted(this.#link.attach(tenantId, from, signal))
-  }
-
-  readonly info: RunnerLink['info'] = (signal) => this.#link.info(signal)
-  readonly usage: RunnerLink['usage'] = (...args) => this.#link.usage(...args)
-  readonly takeBroadcast: RunnerLink['takeBroadcast'] = (tenantId, page) => this.#link.takeBroadcast(tenantId, page)
-  readonly behind: RunnerLink['behind'] = (revisions) => this.#link.behind(revisions)
-  readonly getSession: RunnerLink['getSession'] = (...args) => this.#link.getSession(...args)
-  readonly deleteSession: RunnerLink['deleteSession'] = (...args) => this.#link.deleteSession(...args)
-  readonly hydrate: RunnerLink['hydrate'] = (...args) => this.#link.hydrate(...args)
-  readonly exportState: RunnerLink['exportState'] = (...args) => this.#link.exportState(...args)
-  readonly unsaved: RunnerLink['unsaved'] = () => this.#link.unsaved()
-  readonly topology: RunnerLink['topology'] = (signal) => this.#link.topology(signal)
-  readonly workerLeases: RunnerLink['workerLeases'] = (...args) => this.#link.workerLeases(...args)
-  readonly workerLease: RunnerLink['workerLease'] = (...args) => this.#link.workerLease(...args)
-  readonly invalidateSandbox: RunnerLink['invalidateSandbox'] = (...args) => this.#link.invalidateSandbox(...args)
-  readonly vfsLeases: RunnerLink['vfsLeases'] = (...args) => this.#link.vfsLeases(...args)
-  readonly vfsLease: RunnerLink['vfsLease'] = (...args) => this.#link.vfsLease(...args)
-  readonly putSkill: RunnerLink['putSkill'] = (...args) => this.#link.putSkill(...args)
-  readonly objectWrites: RunnerLink['objectWrites'] = (...args) => this.#link.objectWrites(...args)
-  readonly delegations: RunnerLink['delegations'] = (...args) => this.#link.delegations(...args)
-  readonly answerDelegation: RunnerLink['answerDelegation'] = (...args) => this.#link.answerDelegation(...args)
-
+/** The link itself but for its runs. `refused` is called when a run's stream fails with 503: the runner may be away. */
+function counted(link: RunnerLink, refused: () => void): CountedLink {
+  let running = 0
   /** A run's stream, counted from its first read to its end; nothing is added to a chunk's cost but its own promise. */
-  #counted(source: AsyncIterable<Buffer>): AsyncIterable<Buffer> {
+  const count = (source: AsyncIterable<Buffer>): AsyncIterable<Buffer> => {
     let chunks: AsyncIterator<Buffer> | undefined
     let over = false
     const end = (): void => {
-      if (!over) this.running--
+      if (!over) running--
       over = true
     }
     const failed = (error: unknown): never => {
       end()
-      if (isAppError(error) && error.status === 503) this.#refused()
+      if (isAppError(error) && error.status === 503) refused()
       throw error
     }
     const read = (result: IteratorResult<Buffer>): IteratorResult<Buffer> => {
@@ -221,7 +187,7 @@ class CountedLink implements RunnerLink {
       [Symbol.asyncIterator]: () => all,
       next: () => {
         if (!chunks) {
-          this.running++
+          running++
           chunks = source[Symbol.asyncIterator]()
         }
         return chunks.next().then(read, failed)
@@ -235,4 +201,11 @@ class CountedLink implements RunnerLink {
     }
     return all
   }
+  const execute: RunnerLink['execute'] = (...run) => count(link.execute(...run))
+  const attach: RunnerLink['attach'] = (...run) => count(link.attach(...run))
+  return Object.create(link, {
+    execute: { value: execute },
+    attach: { value: attach },
+    running: { get: () => running },
+  }) as CountedLink
 }

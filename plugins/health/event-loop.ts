@@ -82,7 +82,10 @@ export class LoopWatch {
     setImmediate(() =>
       setImmediate(() => {
         this.#remember(this.#collector.takeRecords())
-        const pausedMs = this.#pauses.reduce((sum, pause) => sum + overlapMs(pause, span), 0)
+        let pausedMs = 0
+        // They are in order of their ends.
+        for (let i = this.#pauses.length - 1; i >= 0 && this.#pauses[i]!.to > span.from; i--)
+          pausedMs += overlapMs(this.#pauses[i]!, span)
         // Of a look that was only a little late most was done in turns before.
         const own = Math.min(lateMs, cpuMs - pausedMs)
         if (own >= leastMs) this.#told.stepped({ cpuMs: own, during })

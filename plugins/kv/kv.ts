@@ -24,8 +24,7 @@ export function createKv(parts: KvParts): Kv {
     // Claims are always in one store: processes lose Redis at different moments, and could not see claims that another one made
     // elsewhere.
     claim: (...claim) => (postgres ?? counted).claim(...claim),
-    hit: (key, limit, windowSeconds, scope = 'shared') =>
-      (scope === 'process' ? memory : counted).hit(key, limit, windowSeconds),
+    hit: (...hit) => counted.hit(...hit),
     ...createWakeUps(parts),
   }
 }

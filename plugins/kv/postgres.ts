@@ -2,7 +2,8 @@ import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { Database, Statement } from '#contracts/database'
 import type { Hit } from '#contracts/kv'
-import { type Store, storeAway, storeForgot, storeFull } from './store.ts'
+import { tooManyKeys } from '#kit'
+import { type Store, storeAway, storeForgot } from './store.ts'
 
 // About 150 MB in the server. It is checked at each sweep, so the rows written between two sweeps come on top.
 const mostRows = 1_000_000
@@ -88,13 +89,13 @@ export class PostgresStore implements Store {
   }
 
   async claim(key: string, ttlMs: number, madeAt?: number): Promise<boolean> {
-    if (this.#full.claims) throw storeFull()
+    if (this.#full.claims) throw tooManyKeys()
     const claimed = await this.#claims({ key, ttlMs, madeAt })
     if (claimed === 'forgotten') throw storeForgot()
     return claimed === 'fresh'
   }
   async hit(key: string, limit: number, windowSeconds: number): Promise<Hit> {
-    if (this.#full.windows) throw storeFull()
+    if (this.#full.windows) throw tooManyKeys()
     return this.#hits({ key, limit, windowSeconds })
   }
   async sweep(): Promise<void> {
@@ -216,7 +217,7 @@ function createBatches<Item, Result>(
   }
   return (item) =>
     new Promise((resolve, reject) => {
-      if (waiting.length >= mostWaiting) return reject(storeFull())
+      if (waiting.length >= mostWaiting) return reject(tooManyKeys())
       waiting.push({ item, resolve, reject })
       pump()
     })

@@ -22,5 +22,4 @@ export interface Channels {
 const again = (message: string, cause?: unknown): AppError => unavailable({ message, retryable: true, cause })
 export const storeAway = (cause: unknown) =>
   again('The shared state of this service does not answer; try again shortly.', cause)
-export const storeFull = () => again('Too many requests are being remembered; try again shortly.')
 export const storeForgot = () => again('This was made before the memory of this service began; make it anew.')

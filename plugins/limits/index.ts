@@ -283,7 +283,7 @@ interface RequestLimitsOptions {
 /** Keeps the limits on the requests of a scope. With a second process a tenant has at most a tenth more requests. */
 const requestLimits = fp(
   async (app, { limits, kv, guarded }: RequestLimitsOptions) => {
-    const { tenantOf, writes, scope = 'shared' } = guarded
+    const { tenantOf, writes, alone } = guarded
     const kindOf = ({ method }: FastifyRequest): LimitName =>
       method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
     const check = await rateLimit(app, {
@@ -291,9 +291,10 @@ const requestLimits = fp(
       keyOf: (request) => `ao:tenant:${tenantOf(request)}:${kindOf(request)}`,
       max: (request) => limits.of(tenantOf(request))[kindOf(request)],
       async hit(key, max, windowSeconds) {
-        const own = scope === 'process' ? 0 : Math.floor(max * ownPart)
+        if (alone) return alone(key, max, windowSeconds)
+        const own = Math.floor(max * ownPart)
         if (limits.isOwn(key, own)) return { allowed: true, count: 0, retryAfterMs: 0 }
-        const rest = await kv.hit(key, max - own, windowSeconds, scope)
+        const rest = await kv.hit(key, max - own, windowSeconds)
         return { ...rest, count: own + rest.count }
       },
       refused({ headers }, request) {

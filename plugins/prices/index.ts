@@ -1,9 +1,8 @@
 import { createHash } from 'node:crypto'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
-import { costOf, microcentsPerCent, ModelPrice, Prices } from '#contracts/prices'
-import { openPublicTable, type PublicTable } from './tables.ts'
-import { createTable, type PriceTable } from './tables.ts'
+import { microcentsPerCent, ModelPrice, Prices } from '#contracts/prices'
+import { createPrices, createTable, openPublicTable } from './tables.ts'
 
 const models = Type.Record(Type.String(), ModelPrice, {
   default: {},
@@ -58,24 +57,3 @@ export default definePlugin({
     return { prices: createPrices({ now: createTable(config.models), before, below, services, version }) }
   },
 })
-
-interface Tables extends Pick<Prices, 'services' | 'version'> {
-  readonly now: PriceTable
-  /** Those that held before, the oldest first; `until` in milliseconds. */
-  readonly before: readonly { readonly until: number; readonly table: PriceTable }[]
-  readonly below: PublicTable | undefined
-}
-
-function createPrices({ now, before, below, services, version }: Tables): Prices {
-  const tableAt = (at: Date | undefined): PriceTable =>
-    (at && before.find(({ until }) => at.getTime() < until)?.table) ?? now
-  return {
-    version,
-    services,
-    priceOf: (model) => now.priceOf(model) ?? below?.priceOf(model),
-    costCents(usage, at) {
-      const price = tableAt(at).priceOf(usage.model)
-      return price ? costOf(price, usage) : below?.costCents(usage, at)
-    },
-  }
-}

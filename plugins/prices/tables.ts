@@ -2,6 +2,30 @@ import { readFile } from 'node:fs/promises'
 import type { ModelPrice as PublicPrice, PriceCalculation } from '@pydantic/genai-prices'
 import { costOf, microcentsPerCent, type ModelPrice, type Prices } from '#contracts/prices'
 
+type PriceTable = Pick<Prices, 'priceOf'>
+
+interface Tables extends Pick<Prices, 'services' | 'version'> {
+  readonly now: PriceTable
+  /** Those that held before, the oldest first; `until` in milliseconds. */
+  readonly before: readonly { readonly until: number; readonly table: PriceTable }[]
+  readonly below: PublicTable | undefined
+}
+
+/** What calls cost: by the line of the role file for their time, and where there is none by the public table. */
+export function createPrices({ now, before, below, services, version }: Tables): Prices {
+  const tableAt = (at: Date | undefined): PriceTable =>
+    (at && before.find(({ until }) => at.getTime() < until)?.table) ?? now
+  return {
+    version,
+    services,
+    priceOf: (model) => now.priceOf(model) ?? below?.priceOf(model),
+    costCents(usage, at) {
+      const price = tableAt(at).priceOf(usage.model)
+      return price ? costOf(price, usage) : below?.costCents(usage, at)
+    },
+  }
+}
+
 interface Line {
   readonly provider: string
   /** The pattern without its `*`. */
@@ -10,12 +34,6 @@ interface Line {
   readonly bare: string
   readonly open: boolean
   readonly price: ModelPrice
-}
-
-/** Prices by model. */
-export interface PriceTable {
-  /** Undefined when no line is about the model. */
-  priceOf(model: string): ModelPrice | undefined
 }
 
 /** A table of the role file: names of models, with a `*` at the end for any rest. */
@@ -59,7 +77,7 @@ const same = (a: ModelPrice, b: ModelPrice): boolean =>
   a.cachedInputCentsPerMillion === b.cachedInputCentsPerMillion
 
 /** The public prices of model providers. They have dates, so a call costs what it cost when it was made. */
-export interface PublicTable extends Pick<Prices, 'priceOf' | 'costCents'> {
+interface PublicTable extends Pick<Prices, 'priceOf' | 'costCents'> {
   readonly version: string
 }
 

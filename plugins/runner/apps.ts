@@ -10,13 +10,15 @@ import type { ToolContext, ToolResult } from '#contracts/tools'
 export type RunApps = ReadonlyMap<string, AppTool>
 
 /** One that is called like a tool of the session is not there: that one was named. */
-export function appsOf({ tools }: Pick<RunnerSession, 'tools'>, offered: readonly AppTool[] = []): RunApps {
+export function appsOf({ tools }: Pick<RunnerSession, 'tools'>, offered: readonly AppTool[]): RunApps {
   return new Map(offered.filter(({ name }) => !tools.includes(name)).map((tool) => [tool.name, tool]))
 }
 
 /** The profile as a runtime gets it: the tools of apps are among those that it finds at the session's endpoint. */
-export const withApps = (profile: Profile, apps: RunApps): Profile =>
-  apps.size === 0 ? profile : { ...profile, tools: [...profile.tools, ...apps.keys()] }
+export const withApps = (profile: Profile, apps: RunApps): Profile => ({
+  ...profile,
+  tools: [...profile.tools, ...apps.keys()],
+})
 
 /** Has a conductor call the app: accounts never leave it. */
 export async function callApp(

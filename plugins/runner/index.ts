@@ -116,7 +116,7 @@ export default definePlugin({
       admits: (session, authorization) => runs.admits(session, authorization),
       toolSpecs: (session) => [
         ...toolkit.specs(session.tools),
-        ...(session.status === 'running' ? (runs.of(session)?.apps.values() ?? []) : []),
+        ...(session.status === 'running' ? (runs.of(session)?.apps?.values() ?? []) : []),
       ],
       invokeTool: createToolCalls(toolkit, runs, deps),
     }

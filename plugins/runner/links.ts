@@ -47,7 +47,3 @@ export async function readableBy(
 
 /** What is said to a conductor that it has to send the attachments themselves. */
 export const readsNoLinks = ({ code }: AppError): boolean => code === runnerErrors.linksUnread.row.code
-
-/** Whether the sidecar of a run asks this runner for anything: tools and apps, or what is linked, now or in the conversation. */
-export const asksRunner = ({ tools, conversation }: LiveSession, apps: number, { attachments }: ExecuteRun): boolean =>
-  tools.length + apps > 0 || conversation === true || attachments !== undefined

@@ -14,8 +14,8 @@ import type { Conversations } from './conversations.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { type EndCode, Relay, statusAfter, type Terminal } from './relay.ts'
 import { type Executors, hasSandbox, linkOf, type LiveSession, type SessionTable } from './sessions.ts'
-import { asksRunner, readableBy, readsNoLinks, requireLinks } from './links.ts'
-import { absentSkills, withSkills } from './skills.ts'
+import { readableBy, readsNoLinks, requireLinks } from './links.ts'
+import { skillsAbsent, withSkills } from './skills.ts'
 
 /** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
 const graceMs = 3_000
@@ -68,16 +68,16 @@ export class Run implements OutputOwner {
   readonly depth: number
   /** The skills of the session; undefined when it has none. */
   readonly skills: readonly SkillContent[] | undefined
-  readonly apps: RunApps
+  /** Undefined when it has none. */
+  readonly apps: RunApps | undefined
   readonly output: RunOutput<Run>
   readonly #host: RunContext
   readonly #relay: Relay
   readonly #abort = new AbortController()
-  /** Shown by whoever executes the run, to use the session's tools until it ends. */
-  readonly toolsToken = randomBytes(32).toString('base64url')
   readonly #over = Promise.withResolvers<void>()
   /** Resolves when nothing of the run is left. */
   readonly over = this.#over.promise
+  #toolsToken = ''
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
   #source: AsyncIterator<Buffer> | undefined
   /** The sidecar's stream has ended. */
@@ -91,7 +91,7 @@ export class Run implements OutputOwner {
   constructor(host: RunContext, session: LiveSession, order: ExecuteRun, skills?: readonly SkillContent[]) {
     this.#host = host
     this.skills = skills
-    this.apps = appsOf(session, order.apps)
+    this.apps = order.apps && appsOf(session, order.apps)
     this.session = session
     this.attempt = order.attempt ?? 1
     this.depth = order.depth ?? 0
@@ -106,6 +106,10 @@ export class Run implements OutputOwner {
   get runId(): string {
     return this.output.runId
   }
+  /** Shown by whoever executes the run, to use the session's tools until it ends. Most runs never need it. */
+  get toolsToken(): string {
+    return (this.#toolsToken ||= randomBytes(32).toString('base64url'))
+  }
   get ended(): boolean {
     return this.#state === 'ended' || this.#state === 'over'
   }
@@ -114,7 +118,9 @@ export class Run implements OutputOwner {
   start(order: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
     this.#deadline = setTimeout(() => this.end('timeout'), Math.min(order.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
-    if (this.session.profile.skills.length > 0) this.#tellAbsent(absentSkills(this.session.profile))
+    const { profile } = this.session
+    const absent = profile.skills.length === 0 ? undefined : skillsAbsent(profile)
+    if (absent) this.#write(this.#relay.own(absent))
     const reader = this.output.attach({ afterSeq: order.firstSeq - 1, epoch: this.output.epoch }, signal)
     // The order is not kept beyond the sidecar's first line: a prompt may be large, and a run may take long.
     void this.#begin(order).then(
@@ -166,12 +172,7 @@ export class Run implements OutputOwner {
       const resumes = this.session.conversation === true
       if (!resumes) this.output.show()
       const { budget, egress } = order
-      const wanted = {
-        resume: resumes,
-        onUsage: this.#used,
-        ...(budget ? { budget } : {}),
-        ...(egress ? { egress } : {}),
-      }
+      const wanted = { resume: resumes, onUsage: this.#used, ...(budget && { budget }), ...(egress && { egress }) }
       this.#takePrepared(await sandboxes.prepare(this.session, wanted, this.#abort.signal))
     }
     return this.#ask(order, takenAt)
@@ -235,17 +236,20 @@ export class Run implements OutputOwner {
   }
   /** What the sidecar is told of the run. */
   #envelope(order: ExecuteRun, takenAt: number): RunEnvelope {
-    const { session } = this
+    const { session, apps } = this
     const handle = order.runtimeSessionId ?? session.runtimeSessionId
+    const profile = this.skills ? withSkills(session.profile, this.skills) : session.profile
+    // Tools and apps are called here, and what is linked is read from here, now or in the conversation.
+    const asksRunner = session.tools.length > 0 || apps || session.conversation || order.attachments
     return {
       runId: order.runId,
       sessionId: session.id,
       tenantId: session.tenantId,
-      profile: withApps(this.skills ? withSkills(session.profile, this.skills) : session.profile, this.apps),
+      profile: apps ? withApps(profile, apps) : profile,
       prompt: order.prompt,
       ...(order.metadata ? { metadata: order.metadata } : {}),
       sessionMcpUrl: this.#host.mcpUrl(session.id),
-      ...(asksRunner(session, this.apps.size, order) ? { sessionMcpToken: this.toolsToken } : {}),
+      ...(asksRunner ? { sessionMcpToken: this.toolsToken } : {}),
       ...(handle === undefined ? {} : { runtimeSessionId: handle }),
       ...(session.conversation ? { resume: true } : {}),
       firstSeq: this.#relay.next,
@@ -257,11 +261,6 @@ export class Run implements OutputOwner {
       ...(order.attempt === undefined ? {} : { attempt: order.attempt }),
       ...(order.replay === undefined ? {} : { replay: order.replay }),
     }
-  }
-  #tellAbsent(names: readonly string[]): void {
-    if (names.length === 0) return
-    const message = `This session began without a version of the skill ${names.join(', ')}, and goes on without it.`
-    this.#write(this.#relay.own({ type: 'progress', stage: 'skills_absent', message }))
   }
   /** The sidecar has taken the run. One that should hold a conversation may still say that it does not. */
   readonly #accepted = (): void => {

@@ -1,4 +1,5 @@
 import type { Profile } from '#contracts/profiles'
+import type { RuntimeEvent } from '#contracts/run-event'
 import type { RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import { type SkillCache, type SkillContent, skillScriptTool, skillsOfTools, skillTools } from '#contracts/skills'
@@ -24,9 +25,12 @@ export function skillsOf(cache: SkillCache | undefined, { tenantId, profile }: R
   throw runnerErrors.skillsMissing({ detail: { digests } })
 }
 
-/** The skills that a profile names and a session does not have: they were deleted before it began. */
-export function absentSkills({ skills, pinnedSkills = [] }: Profile): readonly string[] {
-  return skills.filter((name) => name !== skillsOfTools && !pinnedSkills.some((pinned) => pinned.name === name))
+/** Tells which of the skills that a profile names the session does not have: they were deleted before it began. */
+export function skillsAbsent({ skills, pinnedSkills = [] }: Profile): RuntimeEvent | undefined {
+  const absent = skills.filter((name) => name !== skillsOfTools && !pinnedSkills.some((pinned) => pinned.name === name))
+  if (absent.length === 0) return undefined
+  const message = `This session began without a version of the skill ${absent.join(', ')}, and goes on without it.`
+  return { type: 'progress', stage: 'skills_absent', message }
 }
 
 /** The profile as a runtime gets it: the index of the skills is a part of the instructions, so that every runtime shows it to its model. */

@@ -42,7 +42,7 @@ export function createToolCalls(
   }
   return async (session, name, input, signal, callId) => {
     const run = runs.of(session)
-    const app = session.tools.includes(name) ? undefined : run?.apps.get(name)
+    const app = session.tools.includes(name) ? undefined : run?.apps?.get(name)
     if (!app && !session.tools.includes(name)) {
       throw runnerErrors.toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
     }

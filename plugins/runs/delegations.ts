@@ -84,7 +84,7 @@ export class Delegations {
   readonly #toolkits: readonly string[]
   readonly #endUserId: string | undefined
   readonly #usage: RunUsage
-  readonly #funds: Pick<Funds, 'share'>
+  readonly #funds: Pick<Funds, 'share'> | undefined
   readonly #onExceeded: () => void
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
@@ -96,7 +96,7 @@ export class Delegations {
     deps: DelegationsDeps,
     { claim, task, session }: { readonly claim: Claim; readonly task: Task; readonly session: DurableSession },
     usage: RunUsage,
-    funds: Pick<Funds, 'share'>,
+    funds: Pick<Funds, 'share'> | undefined,
     onExceeded: () => void,
   ) {
     this.#deps = deps
@@ -225,7 +225,7 @@ export class Delegations {
       depth: this.#depth + 1,
       ...(left === undefined ? {} : { budgetCents: left }),
     }
-    this.#funds.share()
+    this.#funds?.share()
     // A repeated call joins the run that the first one has started.
     const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
     const spent = { parentSpentCents: this.#usage.ownCents }

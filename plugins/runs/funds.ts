@@ -6,9 +6,8 @@ import type { Claim } from '#contracts/run-store'
 /** More is held before what is there is spent to the end, so that a model call seldom goes beyond it. */
 const headroom = 0.8
 
-export interface FundsDeps {
-  /** Undefined: runs need no money. */
-  readonly billing: Billing | undefined
+interface FundsDeps {
+  readonly billing: Billing
   readonly log: FastifyBaseLogger
 }
 
@@ -45,20 +44,19 @@ export class Funds {
    */
   look(cents: number, unpriced?: string): Promise<void> | undefined {
     const { billing } = this.#deps
-    if (!billing) return undefined
     if (unpriced !== undefined && billing.refusesUnpriced) this.#onExceeded(unpricedModel(unpriced))
     const spent = Math.round(cents * microcentsPerCent)
     const enough = Math.min(this.#held * headroom, this.#held - billing.reserveMicrocents)
     if (this.#asking || spent === this.#asked || spent < enough) return undefined
     this.#asked = spent
-    return this.#extend(billing, spent)
+    return this.#extend(spent)
   }
 
-  async #extend(billing: Billing, spent: number): Promise<void> {
+  async #extend(spent: number): Promise<void> {
     const { tenantId, runId } = this.#claim
     this.#asking = true
     try {
-      const held = await billing.extend(tenantId, runId, spent)
+      const held = await this.#deps.billing.extend(tenantId, runId, spent)
       if (typeof held === 'number') this.#held = held
       else this.#onExceeded(held.sentence ?? held.message)
     } catch (err) {

@@ -3,6 +3,7 @@ import { type AppError, isAppError } from '#kernel'
 import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
 import type { OnCrash } from '#contracts/profiles'
+import type { Billing } from '#contracts/billing'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
@@ -23,7 +24,7 @@ import {
   type Stop,
   terminalLine,
 } from './ending.ts'
-import { Funds, type FundsDeps } from './funds.ts'
+import { Funds } from './funds.ts'
 import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
@@ -32,7 +33,9 @@ import { Written, type WrittenDeps } from './written.ts'
 import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
 import { budgetOf, RunUsage } from './usage.ts'
 
-export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, FundsDeps, WrittenDeps {
+export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, WrittenDeps {
+  /** Undefined: runs need no money. */
+  readonly billing: Billing | undefined
   /** Undefined: what runs cost is not known, unless their runtime says so. */
   readonly prices: Prices | undefined
   /** The policy for profiles that name none. */
@@ -89,7 +92,8 @@ export class Run {
   readonly #stream: RunnerStream
   readonly #recorder: Recorder
   readonly #usage: RunUsage
-  readonly #funds: Funds
+  /** Undefined: runs need no money. */
+  readonly #funds: Funds | undefined
   /** Undefined until the run delegates. */
   #delegations: Delegations | undefined
   /** Undefined until its agent writes to the object store. */
@@ -114,7 +118,9 @@ export class Run {
     this.#stream = new RunnerStream(deps, order, this.#abort.signal)
     this.#recorder = new Recorder(deps, claim, this.log, () => this.leave())
     this.#usage = new RunUsage(deps.prices, [session.profile.limits.maxCostCents, task.parent?.budgetCents])
-    this.#funds = new Funds(deps, claim, order.held, (sentence) => this.stop(endingOf('budget_exceeded', sentence)))
+    const { billing, log } = deps
+    this.#funds =
+      billing && new Funds({ billing, log }, claim, order.held, (why) => this.stop(endingOf('budget_exceeded', why)))
     this.dispatched = this.#taken.promise
     this.done = this.#drive()
       .catch((err: unknown) => {
@@ -295,7 +301,7 @@ export class Run {
           return read.ending
         }
         if (this.#usage.exceeded) this.stop(endingOf('budget_exceeded'))
-        const asked = this.#funds.look(this.#usage.ownCents, this.#usage.unpriced)
+        const asked = this.#funds?.look(this.#usage.ownCents, this.#usage.unpriced)
         if (wait) await wait
         if (asked) await asked
       }

@@ -4,7 +4,7 @@ import { createParser, type EventSourceMessage } from 'eventsource-parser'
 import { type App, definePlugin } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
-import { type Hit, type HitScope, Kv } from '#contracts/kv'
+import { type Hit, Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
 import { databasePlugin, fake, freshDatabase, idempotencyPlugin, testKernel, type TestKernel } from '#testing'
 import chat from '../index.ts'
@@ -21,7 +21,6 @@ const tokens: Tokens = {
 
 export interface TestKv extends Kv {
   hits: string[]
-  scopes: (HitScope | undefined)[]
 }
 
 /** Counts without a window, because no test lasts for one. */
@@ -30,11 +29,9 @@ export function testKv(backend: 'redis' | 'memory' = 'memory'): TestKv {
   const kv: TestKv = {
     backend,
     hits: [],
-    scopes: [],
     claim: async () => true,
-    async hit(key, limit, seconds, scope): Promise<Hit> {
+    async hit(key, limit, seconds): Promise<Hit> {
       kv.hits.push(key)
-      kv.scopes.push(scope)
       const count = counts.get(key) ?? 0
       if (count >= limit) return { allowed: false, count, retryAfterMs: seconds * 1_000 }
       counts.set(key, count + 1)

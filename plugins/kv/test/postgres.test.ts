@@ -36,15 +36,6 @@ test('postgres: memory is used beside a database when the role says so', async (
   assert.equal(kv.backend, 'memory')
 })
 
-test('postgres: a process may count for itself beside the shared state', async (t) => {
-  const dsn = await freshDatabase(t)
-  const [one, two] = [await kvKernel(t, { dsn }), await kvKernel(t, { dsn })]
-  for (const scope of ['shared', 'process'] as const) assert.equal((await one.kv.hit('k', 1, 60, scope)).allowed, true)
-  assert.equal((await one.kv.hit('k', 1, 60, 'process')).allowed, false)
-  assert.equal((await two.kv.hit('k', 1, 60)).allowed, false)
-  assert.equal((await two.kv.hit('k', 1, 60, 'process')).allowed, true)
-})
-
 test('postgres: callers who ask at once for one key are answered as if one after the other', async (t) => {
   const { store } = await open(t)
   const claims = await Promise.all(Array.from({ length: 200 }, (_, i) => store.claim(`k${i % 20}`, 60_000)))
