@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { overLimit, type TenantLimits } from '#contracts/limits'
+import { type Limits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { Profile } from '#contracts/profiles'
 import type { RunStore, StartRun } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
@@ -60,6 +60,8 @@ export class RunLimits {
   readonly #shares = new Map<string, Share>()
   /** Profiles come from memory, and there may be many starts of one. */
   readonly #profileBytes = new WeakMap<Profile, number>()
+  /** Limits are another object when they have changed. */
+  readonly #onRunners = new WeakMap<Limits, Pick<ExecuteRun, 'limits'>>()
   #timer: NodeJS.Timeout | undefined
   #saving: Promise<void> | undefined
 
@@ -149,10 +151,15 @@ export class RunLimits {
   /** What a runner keeps of the tenant's limits. */
   ofRunner(tenantId: string): Pick<ExecuteRun, 'limits'> {
     if (!this.#limits) return {}
-    const { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, ...all } = this.#limits.of(tenantId)
-    const { objects, objectBytes, vfsBytes, vfsEntries, vfsSessions } = all
-    const onRunner = { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute }
-    return { limits: { ...onRunner, objects, objectBytes, vfsBytes, vfsEntries, vfsSessions } }
+    const all = this.#limits.of(tenantId)
+    const known = this.#onRunners.get(all)
+    if (known) return known
+    const { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, objects, objectBytes } = all
+    const { vfsBytes, vfsEntries, vfsSessions } = all
+    const onRunner = { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, objects, objectBytes }
+    const kept = { limits: { ...onRunner, vfsBytes, vfsEntries, vfsSessions } }
+    this.#onRunners.set(all, kept)
+    return kept
   }
   /** Called with the size of what was stored of a run's log. */
   logged(tenantId: string, bytes: number): void {

@@ -1,5 +1,6 @@
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
+import type { Profile } from '#contracts/profiles'
 import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
 import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
 import { type Charges, type Holding, holding, holdValues } from './charges.ts'
@@ -148,7 +149,7 @@ export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, '
 }
 
 /** The statement that starts a run, and the whole transaction with it. */
-function startStatement(run: StartRun, owner: string, { billing }: Charges): Statement {
+function startStatement(run: StartRun, { instance, charges: { billing }, snapshots }: StartDeps): Statement {
   const { task, create } = run
   const { chat } = task
   const row = runValues(run)
@@ -156,11 +157,11 @@ function startStatement(run: StartRun, owner: string, { billing }: Charges): Sta
     ...row,
     // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
     preview: row.prompt.slice(0, 4_000),
-    owner,
+    owner: instance.id,
     ...(billing && holdValues(billing, run)),
     parent: task.parent && JSON.stringify(task.parent),
     runtime: create?.profile.runtime,
-    snapshot: create && JSON.stringify(create.profile),
+    snapshot: create && snapshotOf(create.profile, snapshots),
     revision: create?.revision,
     insteadOf: create?.insteadOf,
     publicRun: chat?.publicRunId,
@@ -179,18 +180,31 @@ function startStatement(run: StartRun, owner: string, { billing }: Charges): Sta
   return starting[kind][billing ? 'billed' : 'free'](values)
 }
 
+type Snapshots = WeakMap<Profile, string>
+/** Profiles come from memory, and there may be many starts of one. */
+function snapshotOf(profile: Profile, snapshots: Snapshots): string {
+  const known = snapshots.get(profile)
+  if (known !== undefined) return known
+  const made = JSON.stringify(profile)
+  snapshots.set(profile, made)
+  return made
+}
+
 interface StartDeps {
   readonly db: Database
+  readonly snapshots: Snapshots
   readonly instance: Instance
   readonly orphans: Orphans
   readonly lostClaims: LostClaims
   readonly charges: Charges
 }
 
-export const createStarts = (deps: StartDeps) =>
-  ({
+export function createStarts(shared: Omit<StartDeps, 'snapshots'>) {
+  const deps = { ...shared, snapshots: new WeakMap<Profile, string>() }
+  return {
     start: (run) => startRun(deps, run).catch((error: unknown) => deps.lostClaims.doubt(run.tenantId, error)),
-  }) satisfies Partial<RunStore>
+  } satisfies Partial<RunStore>
+}
 
 interface WhyNotRow {
   readonly profile: string
@@ -219,7 +233,7 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   // A refused start is tried again when its reason may be gone: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const started = await deps.db
-      .unit<StartedRow>(tenantId, startStatement(run, deps.instance.id, deps.charges), { order, bytes })
+      .unit<StartedRow>(tenantId, startStatement(run, deps), { order, bytes })
       .catch((error: unknown) => deps.charges.billing?.refusalOf(error) ?? taken(error))
     if (started instanceof Error) return { kind: 'unfunded', why: started }
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
