@@ -9,13 +9,10 @@ import { Fleet, LocalRunners } from '#contracts/runner'
 import { Signers } from '#contracts/signing'
 import { tenantHeader } from '#contracts/wire/runner'
 import { createPeers, followTls, PeerTls, signedBy } from '#kit'
-import { createMembership } from './membership.ts'
-import { membershipRoutes } from './membership.routes.ts'
+import { createMembership, membershipRoutes } from './membership.ts'
 import { RunnerFleet } from './fleet.ts'
 import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner.ts'
-import { createObserver } from './topology.ts'
-import { topologyRoutes } from './topology.routes.ts'
-import { tellUsage } from './usage.ts'
+import { createObserver, tellUsage, topologyRoutes } from './topology.ts'
 
 /**
  * The runners of this conductor, those behind URLs and the one in this process if there is one: where sessions are placed, what

@@ -1,7 +1,12 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
+import { access, type App, failures } from '#kernel'
+import { fleetErrors } from '#contracts/run-errors'
 import type { FleetMember, RunnerLink } from '#contracts/runner'
-import type { Member } from './member.ts'
 import type { RunnerFleet } from './fleet.ts'
+import type { Member } from './member.ts'
 import { checkRunnerUrl } from './remote-runner.ts'
+import { memberState, orNull } from './topology.ts'
 
 /** A runner with what only operators may see of it. */
 export interface RunnerAddress {
@@ -58,4 +63,112 @@ export function createMembership({ fleet, configured, connect }: MembershipOptio
       return { ...full(member), unroutableSessions: activeSessions }
     },
   }
+}
+
+const address = {
+  url: Type.String({ description: 'Empty for a runner in the process of the conductor.' }),
+  hash: Type.String(),
+  state: memberState,
+}
+const Address = Type.Object(address)
+const HashBody = Type.Object(
+  { hash: Type.String({ pattern: '^[0-9a-f]{8}$', description: 'As `GET /api/topology` shows it.' }) },
+  { additionalProperties: false },
+)
+const ReconcileBody = Type.Object(
+  {
+    urls: Type.Optional(
+      Type.Array(Type.String({ minLength: 1, maxLength: 2_048 }), {
+        minItems: 1,
+        maxItems: 1_000,
+        description: 'Base URLs of runners; those of RUNNER_URLS unless given.',
+      }),
+    ),
+  },
+  { additionalProperties: false },
+)
+const Reconciled = Type.Object({
+  runners: Type.Array(Type.Object({ ...address, added: Type.Boolean({ description: 'It was not known before.' }) })),
+})
+const Removed = Type.Object({
+  ...address,
+  unroutableSessions: orNull(
+    Type.Integer(),
+    'Sessions that it still had. Each goes on on another live runner with its last saved conversation; without one it cannot be reached.',
+  ),
+})
+
+const tags = ['topology']
+
+/** Changes of the fleet, on the signed plane. They are of this process: call each conductor. Specification 4.14. */
+export function membershipRoutes(app: App, membership: Membership, log: FastifyBaseLogger): void {
+  const changed = <T extends RunnerAddress>(runner: T | undefined, said: string): T => {
+    if (!runner) throw fleetErrors.notFound()
+    log.info<RunnerAddress, string>(runner, said)
+    return runner
+  }
+  app.post(
+    '/internal/topology/reconcile',
+    {
+      ...access('service'),
+      schema: {
+        tags,
+        summary: 'Add runners and probe them',
+        description:
+          'With no body, those of RUNNER_URLS. None is removed. One that answers again may be given sessions at once. Answers ' +
+          'when each was probed; 400 for a URL that is none, or that carries credentials, a query or a fragment.',
+        body: ReconcileBody,
+        response: { 200: Reconciled },
+      },
+      preValidation: async (request) => void (request.body ??= {}),
+    },
+    async (request) => {
+      const runners = await membership.reconcile(request.body.urls)
+      log.info({ runners }, 'runners were reconciled')
+      return { runners: [...runners] }
+    },
+  )
+  app.post(
+    '/internal/topology/drain',
+    {
+      ...access('service'),
+      schema: {
+        tags,
+        summary: 'Give a runner no new sessions',
+        description: 'Its sessions go on. 404 `not_found` for an unknown hash.',
+        body: HashBody,
+        response: { 200: Address, ...failures(fleetErrors.notFound) },
+      },
+    },
+    async (request) => changed(membership.drain(request.body.hash), 'a runner is drained'),
+  )
+  app.post(
+    '/internal/topology/undrain',
+    {
+      ...access('service'),
+      schema: {
+        tags,
+        summary: 'Give a drained runner sessions again',
+        description: '404 `not_found` for an unknown hash.',
+        body: HashBody,
+        response: { 200: Address, ...failures(fleetErrors.notFound) },
+      },
+    },
+    async (request) => changed(membership.undrain(request.body.hash), 'a runner is drained no longer'),
+  )
+  app.post(
+    '/internal/topology/remove',
+    {
+      ...access('service'),
+      schema: {
+        tags,
+        summary: 'Forget a runner',
+        description:
+          'Drain it first and wait until it has no sessions. 404 `not_found` for an unknown hash. A later reconcile with its URL adds it again.',
+        body: HashBody,
+        response: { 200: Removed, ...failures(fleetErrors.notFound) },
+      },
+    },
+    async (request) => changed(await membership.remove(request.body.hash), 'a runner was removed'),
+  )
 }

@@ -1,10 +1,17 @@
-import type { Fleet, FleetMember, RunnerLink, RunnerTopology } from '#contracts/runner'
+import { type Static, Type } from '@sinclair/typebox'
+import { access, type App, failures } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import type { Kv } from '#contracts/kv'
+import type { TenantLimits } from '#contracts/limits'
+import { fleetErrors } from '#contracts/run-errors'
+import { type Fleet, type FleetMember, type RunnerLink, RunnerTopology, type RunnerUsage } from '#contracts/runner'
+import { rateLimit, SingleFlight } from '#kit'
 
 /** A runner that takes longer is shown without its figures: one dead runner must not delay the whole answer. */
 const probeTimeoutMs = 1_500
 
 /** What one probe of a runner gave. */
-export interface Observation {
+interface Observation {
   readonly member: FleetMember
   /** The latest probe succeeded. */
   readonly healthy: boolean
@@ -18,7 +25,7 @@ interface Probe {
   readonly done: Promise<Pick<Observation, 'latencyMs' | 'topology'>>
 }
 
-export interface ObserverOptions {
+interface ObserverOptions {
   readonly fleet: Pick<Fleet, 'all' | 'describe'>
   /** How long an observation is shown to whoever asks. */
   readonly freshMs: number
@@ -55,4 +62,135 @@ export function createObserver({ fleet, freshMs, now = Date.now }: ObserverOptio
       }),
     )
   }
+}
+
+const state = (...names: string[]) => Type.Union(names.map((name) => Type.Literal(name)))
+export const orNull = <T extends Parameters<typeof Type.Union>[0][number]>(schema: T, description: string) =>
+  Type.Union([schema, Type.Null()], { description })
+
+/** How a runner is, as this conductor knows it. */
+export const memberState = Type.Union([Type.Literal('live'), Type.Literal('draining'), Type.Literal('unreachable')])
+
+const Slot = Type.Object({
+  runtime: Type.String(),
+  kind: Type.Union([Type.Literal('stub'), Type.Literal('sidecar')]),
+  state: state('live', 'cold', 'degraded', 'unreachable'),
+  observedInstances: orNull(
+    Type.Array(Type.Object({ instance: Type.String(), inflight: Type.Integer(), lastSeenAt: Type.String() })),
+    'Slots that share one sidecar show the same instances: do not add them up.',
+  ),
+})
+
+/** One runner as tenants see it. Null means not measured. Specification 2.12. */
+const TopologyEntry = Type.Object({
+  hash: Type.String({ description: 'Part of the ids of the sessions that were created on it.' }),
+  capabilities: Type.Array(Type.String(), { description: 'Runtimes; empty and known means all of them.' }),
+  capabilitiesKnown: Type.Boolean(),
+  state: memberState,
+  healthy: Type.Boolean({ description: 'The latest probe succeeded.' }),
+  latencyMs: orNull(Type.Number(), 'How long the latest probe took.'),
+  activeSessions: orNull(Type.Integer(), 'In the memory of the process, across tenants.'),
+  process: orNull(RunnerTopology.properties.process, 'Of the runner process.'),
+  sessionsByRuntime: orNull(Type.Record(Type.String(), Type.Integer()), 'Across tenants.'),
+  sidecars: orNull(Type.Array(Slot), 'One slot for each runtime.'),
+})
+
+interface TopologyRoutes {
+  readonly guard: Guard
+  readonly kv: Pick<Kv, 'hit'>
+  readonly requestsPerMinute: number
+  readonly observe: () => Promise<Observation[]>
+}
+
+export async function topologyRoutes(
+  app: App,
+  { guard, kv, requestsPerMinute, observe }: TopologyRoutes,
+): Promise<void> {
+  /** Each reading may probe the whole fleet, so a tenant has few of them. */
+  const limit = await rateLimit(app, {
+    name: 'topology',
+    keyOf: (request) => `ao:topology:${guard.callerOf(request).tenantId}`,
+    max: requestsPerMinute,
+    hit: (...counted) => kv.hit(...counted),
+    refused: fleetErrors.rateLimited,
+  })
+  app.get(
+    '/api/topology',
+    {
+      ...access('member'),
+      preHandler: limit,
+      schema: {
+        tags: ['topology'],
+        summary: 'Show the runners',
+        description:
+          'In registry order, as this conductor sees them. Null means not measured, never zero. Counts are of whole processes, ' +
+          'across tenants. 429 `rate_limited` beyond the readings per minute of a tenant.',
+        response: { 200: Type.Array(TopologyEntry), ...failures(fleetErrors.rateLimited) },
+      },
+    },
+    async () => (await observe()).map(entryOf),
+  )
+}
+
+/** What a tenant may see of a runner: how it is and what it can do, not where it is. Specification 2.12. */
+function entryOf({ member, healthy, latencyMs, topology }: Observation): Static<typeof TopologyEntry> {
+  const { hash, capabilities, capabilitiesKnown, state } = member
+  return {
+    hash,
+    capabilities: [...capabilities],
+    capabilitiesKnown,
+    state,
+    healthy,
+    latencyMs,
+    activeSessions: topology?.activeSessions ?? member.activeSessions,
+    process: topology?.process ?? null,
+    sessionsByRuntime: topology?.sessionsByRuntime ?? null,
+    sidecars: topology?.sidecars.map(slotOf) ?? null,
+  }
+}
+
+const slotOf = ({ runtime, kind, state, observedInstances }: RunnerTopology['sidecars'][number]) => ({
+  runtime,
+  kind,
+  // A stub is configured to have no sidecar behind it, which is no fault.
+  state: state === 'stub' ? 'cold' : state,
+  observedInstances:
+    observedInstances?.map(({ instance, inflight, lastSeenAt }) => ({
+      instance: withoutHost(instance),
+      inflight,
+      lastSeenAt,
+    })) ?? null,
+})
+
+/** A sidecar of another maker may call itself `<host>:<id>` or `<host>/<id>`. */
+const withoutHost = (instance: string): string =>
+  instance.slice(Math.max(...[...':/@'].map((c) => instance.lastIndexOf(c))) + 1)
+
+/** How long all runners together may take; one that has not answered by then is left out. */
+const usageWindowMs = 1_500
+
+/**
+ * Tells what a tenant has of the limits that hold on each runner: as much as on the runner where it has most. Those who ask while an
+ * answer is on its way share it.
+ */
+export function tellUsage(limits: TenantLimits, fleet: Pick<Fleet, 'all' | 'describe'>): void {
+  const asking = new SingleFlight<readonly RunnerUsage[]>()
+  const ask = (tenantId: string) => asking.run(tenantId, () => usageOfAll(fleet, tenantId))
+  for (const limit of ['stateBytes', 'sandboxes', 'workspaceBytes'] as const) {
+    limits.uses(limit, async (tenantId) => {
+      const known = (await ask(tenantId)).flatMap((usage) => usage[limit] ?? [])
+      return known.length === 0 ? undefined : Math.max(...known)
+    })
+  }
+}
+
+async function usageOfAll(fleet: Pick<Fleet, 'all' | 'describe'>, tenantId: string): Promise<readonly RunnerUsage[]> {
+  const members = fleet.describe()
+  const signal = AbortSignal.timeout(usageWindowMs)
+  const late = new Promise<undefined>((resolve) => signal.addEventListener('abort', () => resolve(undefined)))
+  const present = fleet.all().filter((_, i) => members[i]!.state !== 'unreachable')
+  const answers = await Promise.all(
+    present.map((link) => Promise.race([link.usage(tenantId, signal).catch(() => undefined), late])),
+  )
+  return answers.flatMap((usage) => usage ?? [])
 }

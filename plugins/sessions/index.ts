@@ -4,11 +4,9 @@ import { Kv } from '#contracts/kv'
 import { RunStore } from '#contracts/run-store'
 import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
-import { createLeaseService } from './leases.ts'
 import { leaseRoutes, publicSessionRoutes, sessionRoutes } from './routes.ts'
-import { createSessionService } from './service.ts'
+import { createLeaseService, createSessionService, sessionErrors } from './service.ts'
 import { sessionStreamRoutes } from './stream.ts'
-import { sessionErrors } from './errors.ts'
 
 /**
  * Sessions as their tenant sees them: list, look at, follow across their runs, end; and what they hold on the runners, sandbox

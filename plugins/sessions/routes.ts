@@ -8,9 +8,7 @@ import { RunPreview } from '#contracts/runs'
 import { Session } from '#contracts/sessions'
 import { VfsLease, WorkerLease } from '#contracts/leases'
 import { listOf, sendList } from '#kit/lists'
-import type { SessionService } from './service.ts'
-import { sessionErrors } from './errors.ts'
-import type { LeaseService } from './leases.ts'
+import { type LeaseService, sessionErrors, type SessionService } from './service.ts'
 
 const tags = ['sessions']
 

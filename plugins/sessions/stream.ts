@@ -8,7 +8,7 @@ import type { RunDispatch } from '#contracts/runs'
 import { sessionChannels } from '#contracts/sessions'
 import { runFrames } from '#kit'
 import { SessionParams } from './routes.ts'
-import { sessionErrors } from './errors.ts'
+import { sessionErrors } from './service.ts'
 
 interface Sources {
   readonly store: Pick<RunStore, 'runsOfSession'>

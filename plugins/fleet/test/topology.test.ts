@@ -6,10 +6,8 @@ import { testKernel } from '#testing'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
 import type { Fleet, FleetMember, RunnerLink, RunnerTopology } from '#contracts/runner'
-import type { Membership } from '../membership.ts'
-import { membershipRoutes } from '../membership.routes.ts'
-import { createObserver } from '../topology.ts'
-import { topologyRoutes } from '../topology.routes.ts'
+import { type Membership, membershipRoutes } from '../membership.ts'
+import { createObserver, topologyRoutes } from '../topology.ts'
 
 const guard: Guard = {
   protect() {},

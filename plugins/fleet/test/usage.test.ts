@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { CountUse, LimitName, TenantLimits } from '#contracts/limits'
 import type { Fleet, RunnerUsage } from '#contracts/runner'
-import { tellUsage } from '../usage.ts'
+import { tellUsage } from '../topology.ts'
 
 /** What is told of the tenant `acme` on runners that answer so. */
 async function told(...answers: (() => Promise<RunnerUsage | undefined>)[]) {

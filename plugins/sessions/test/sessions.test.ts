@@ -6,7 +6,7 @@ import { chunkOf } from '#testing'
 import type { Claim, RunStore } from '#contracts/run-store'
 import type { VfsLease, WorkerLease } from '#contracts/leases'
 import type { Fleet, FleetMember, RunnerLink } from '#contracts/runner'
-import { leasesOfAll } from '../leases.ts'
+import { leasesOfAll } from '../service.ts'
 import { stage } from './stage.ts'
 
 /** A stage with one runner, which records the sessions that it is told to forget, and is away for some of them. */
