@@ -4,6 +4,7 @@ import { type Apps, endUserOf } from '#contracts/apps'
 import type { ConductorTool } from '#contracts/conductor-tools'
 import type { AppCall, ConductorCall, Delegation, DelegationAnswer, WaitingCall } from '#contracts/delegation'
 import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
+import type { ObjectWrites } from '#contracts/object-writes'
 import type { Profile } from '#contracts/profiles'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
@@ -88,8 +89,6 @@ export class Delegations {
   readonly #onExceeded: () => void
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
-  #looking = false
-  #wanted: RunnerLink | undefined
 
   /** `onExceeded` is called when the children have cost more than was left. */
   constructor(
@@ -114,26 +113,16 @@ export class Delegations {
   }
 
   /** Called when an event of the run's runner says that a tool waits. */
-  look(link: RunnerLink): void {
-    // Further calls during a look cause one more look, however many there are: a worker can repeat that event as often as it likes.
-    this.#wanted = link
-    if (!this.#looking) void this.#lookOn()
-  }
+  readonly look = oneAtATime<RunnerLink>(async (link) => {
+    if (!this.#over.signal.aborted)
+      await this.#take(link).catch((err: unknown) => this.#warn(err, 'the delegations of a runner could not be read'))
+  })
   /** Called when the run is over: cancels the children that are still under way. */
   close(): void {
     this.#over.abort('the run is over')
     this.#deps.trees.leave(this.#claim.tenantId, this.#root)
   }
 
-  /** Looks one at a time: a second look must not start a child that the first one is about to start. */
-  async #lookOn(): Promise<void> {
-    this.#looking = true
-    for (let link = this.#wanted; link && !this.#over.signal.aborted; link = this.#wanted) {
-      this.#wanted = undefined
-      await this.#take(link).catch((err: unknown) => this.#warn(err, 'the delegations of a runner could not be read'))
-    }
-    this.#looking = false
-  }
   async #take(link: RunnerLink): Promise<void> {
     const { tenantId, sessionId, runId } = this.#claim
     for (const delegation of await link.delegations(tenantId, sessionId)) {
@@ -243,6 +232,51 @@ export class Delegations {
   #warn(err: unknown, message: string): void {
     this.#deps.log.warn({ err, runId: this.#claim.runId }, message)
   }
+}
+
+/**
+ * Calls `work`, which never rejects, one at a time: a second look must not start a child that the first one is about to start.
+ * Calls meanwhile cause one more, however many there are: a worker can repeat its events as often as it likes.
+ */
+function oneAtATime<Given>(work: (given: Given) => Promise<void>): (given: Given) => void {
+  let next: { readonly given: Given } | undefined
+  let working = false
+  const workOn = async (): Promise<void> => {
+    working = true
+    for (let turn = next; turn; turn = next) {
+      next = undefined
+      await work(turn.given)
+    }
+    working = false
+  }
+  return (given) => {
+    next = { given }
+    if (!working) void workOn()
+  }
+}
+
+interface WritesDeps {
+  readonly objectWrites: ObjectWrites
+  readonly log: FastifyBaseLogger
+}
+
+/** Puts on record what the agent of a run writes to the object store: called with its runner whenever the run tells of a write. */
+export function noteWrites({ objectWrites, log }: WritesDeps, claim: Claim): (runner: RunnerLink) => void {
+  const { tenantId, sessionId, runId } = claim
+  let after = 0
+  return oneAtATime(async (runner) => {
+    try {
+      for (;;) {
+        // It also tells the runner what it may forget.
+        const writes = await runner.objectWrites(tenantId, sessionId, runId, after)
+        if (writes.length === 0) return
+        await objectWrites.noted(claim, writes)
+        after = writes.at(-1)!.n
+      }
+    } catch (err) {
+      log.warn({ err, runId }, 'what an agent wrote could not be put on record yet')
+    }
+  })
 }
 
 /** The conductor that had the call before is gone, and a call must not be made twice. */

@@ -4,12 +4,13 @@ import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
 import type { OnCrash } from '#contracts/profiles'
 import type { Billing } from '#contracts/billing'
+import type { ObjectWrites } from '#contracts/object-writes'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
 import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
 import type { Task } from '#contracts/runs'
-import { Delegations, type DelegationsDeps } from './delegations.ts'
+import { Delegations, type DelegationsDeps, noteWrites } from './delegations.ts'
 import {
   afterAttempts,
   type AttemptPolicy,
@@ -29,11 +30,12 @@ import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
-import { Written, type WrittenDeps } from './written.ts'
 import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
 import { budgetOf, RunUsage } from './usage.ts'
 
-export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, WrittenDeps {
+export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps {
+  /** Undefined: this role has no object store. */
+  readonly objectWrites: ObjectWrites | undefined
   /** Undefined: runs need no money. */
   readonly billing: Billing | undefined
   /** Undefined: what runs cost is not known, unless their runtime says so. */
@@ -97,7 +99,7 @@ export class Run {
   /** Undefined until the run delegates. */
   #delegations: Delegations | undefined
   /** Undefined until its agent writes to the object store. */
-  #written: Written | undefined
+  #noteWrites: ReturnType<typeof noteWrites> | undefined
   readonly #taken = Promise.withResolvers<AppError | undefined>()
   /** How the run ends: the first decision stands. */
   readonly #decided = Promise.withResolvers<Ending>()
@@ -280,7 +282,7 @@ export class Run {
   }
   /** One runner's stream to its end. */
   async #consume(stream: AsyncIterable<Buffer>, firstSeq: number): Promise<Ending> {
-    const { links } = this.#deps
+    const { links, objectWrites, log } = this.#deps
     const events = new RunnerEvents(this.claim.runId, firstSeq, this.#usage)
     try {
       for await (const bytes of stream) {
@@ -288,7 +290,8 @@ export class Run {
         if (this.#to('streaming')) this.#taken.resolve(undefined)
         const read = events.read(bytes)
         if (read.delegates && this.runner) this.#children().look(this.runner)
-        if (read.writes && this.runner) (this.#written ??= new Written(this.#deps, this.claim)).look(this.runner)
+        if (read.writes && this.runner && objectWrites)
+          (this.#noteWrites ??= noteWrites({ objectWrites, log }, this.claim))(this.runner)
         let { passed } = read
         if (passed && read.tools && links.wants(passed)) {
           passed = await links.shorten(this.claim, passed)
@@ -309,7 +312,7 @@ export class Run {
     } catch (error) {
       if (this.#stopped || this.#isDecided) return this.#stopped ?? endingOf('interrupted')
       if (isAppError(error) && this.#state === 'dispatching') return this.#refused(error)
-      this.#deps.log.warn({ err: error, runId: this.claim.runId }, 'the stream of a run broke')
+      log.warn({ err: error, runId: this.claim.runId }, 'the stream of a run broke')
       return endingOf('runner_lost')
     }
   }

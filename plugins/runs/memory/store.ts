@@ -20,8 +20,17 @@ import {
 import { beginOf, isTerminal, type RunStatus, type TerminalRunStatus } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import { listOf } from '#kit/lists'
-import { durableOf, newRun, newSession, Rows, type RunRow, type SessionRow, shownOf, taskOf } from './rows.ts'
-import { TenantUse } from './use.ts'
+import {
+  durableOf,
+  newRun,
+  newSession,
+  Rows,
+  type RunRow,
+  type SessionRow,
+  shownOf,
+  taskOf,
+  TenantUse,
+} from './rows.ts'
 
 type OnWaiting = Parameters<RunStore['onWaiting']>[0]
 type OnAsked = Parameters<RunStore['onEndRequested']>[0]
