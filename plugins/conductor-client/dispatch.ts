@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { isAppError, linesOf } from '#kernel'
+import { isAppError } from '#kernel'
 import { hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { DispatchTask, RunDispatch, StartedRun } from '#contracts/runs'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
@@ -147,9 +147,10 @@ class OutOfOrder extends Error {}
  */
 function chunkOf(lines: Buffer, runId: string, firstSeq: number): LogChunk {
   let count = 0
-  for (let at = lines.indexOf(0x0a); at >= 0; at = lines.indexOf(0x0a, at + 1)) count++
-  const [first] = linesOf(lines)
-  if (!first || hasStamp(first, runId, firstSeq)) return { firstSeq, count, lines }
+  const end = lines.indexOf(0x0a)
+  for (let at = end; at >= 0; at = lines.indexOf(0x0a, at + 1)) count++
+  const first = end < 0 ? lines : lines.subarray(0, end)
+  if (first.length === 0 || hasStamp(first, runId, firstSeq)) return { firstSeq, count, lines }
   const seq = Number(parseLine(first)?.['seq'])
   const isEnding = count === 1 && seq < firstSeq && isTerminalType(peekType(first))
   if (seq !== firstSeq && !isEnding) throw new OutOfOrder(`expected event ${firstSeq}`)
