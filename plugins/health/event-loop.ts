@@ -3,6 +3,10 @@ import { Histogram, type Registry } from 'prom-client'
 
 /** How often the loop is looked at, in milliseconds; what takes less than this may be missed, and so much of a longer step. */
 const everyMs = 5
+/** The same while the loop has next to nothing to do: waking up two hundred times a second was most of what an idle process cost. */
+const restMs = 25
+/** The part of its time that a loop at rest is busy, at most. */
+const mostAtRest = 0.1
 /** Steps that kept the loop for less are not told. */
 const leastMs = 10
 /** Pauses of the garbage collector that are remembered. */
@@ -33,14 +37,17 @@ interface Pause {
 
 /**
  * Looks at the event loop of this thread every few milliseconds. A look that is late had to wait for a step, for the collector or for
- * the machine: the clock of the thread tells which. So a long step is found on a machine that is busy with other things, too.
+ * the machine: the clock of the thread tells which. So a long step is found on a machine that is busy with other things, too. Of a loop
+ * at rest the loop itself says for how long it has worked since the last look.
  */
 export class LoopWatch {
   readonly #told: LoopTold
   readonly #collector = new PerformanceObserver((list) => this.#remember(list.getEntries()))
   #pauses: Pause[] = []
   #timer: NodeJS.Timeout | undefined
+  #dueMs = everyMs
   #at = 0
+  #loop = performance.eventLoopUtilization()
   /** What the thread has taken of a processor, and when that was. */
   #cpuMs = 0
   #during: string | undefined
@@ -52,10 +59,10 @@ export class LoopWatch {
   start(): void {
     this.#collector.observe({ entryTypes: ['gc'] })
     this.#begin()
-    this.#timer = setInterval(() => this.look(this.#during), everyMs).unref()
+    this.#arm(everyMs)
   }
   stop(): void {
-    clearInterval(this.#timer)
+    clearTimeout(this.#timer)
     this.#collector.disconnect()
   }
 
@@ -63,18 +70,28 @@ export class LoopWatch {
   look(during?: string): void {
     const from = this.#at
     const cpu = this.#cpuMs
+    const before = this.#loop
     this.#begin()
-    const lateMs = Math.max(0, this.#at - from - everyMs)
+    const { active, utilization } = performance.eventLoopUtilization(this.#loop, before)
+    const lateMs = Math.max(0, (this.#dueMs === restMs ? active : this.#at - from) - everyMs)
     this.#told.looked?.(lateMs)
     if (lateMs >= leastMs)
       this.#judge({ from, to: this.#at }, { lateMs, cpuMs: this.#cpuMs - cpu, during: this.#during })
     this.#during = during
+    this.#arm(during === undefined && utilization < mostAtRest ? restMs : everyMs)
   }
 
+  #arm(ms: number): void {
+    if (this.#timer && ms === this.#dueMs) return void this.#timer.refresh()
+    clearTimeout(this.#timer)
+    this.#dueMs = ms
+    this.#timer = setTimeout(() => this.look(this.#during), ms).unref()
+  }
   #begin(): void {
     const { user, system } = process.threadCpuUsage()
     this.#cpuMs = (user + system) / 1_000
     this.#at = performance.now()
+    this.#loop = performance.eventLoopUtilization()
   }
 
   /** The collector's pauses are told to JavaScript when the loop has turned: until then a step cannot be judged. */
@@ -112,7 +129,7 @@ export function recordEventLoop(metrics: Registry): () => void {
   const registers = [metrics]
   const late = new Histogram({
     name: 'agent_orc_event_loop_delay_seconds',
-    help: 'How late the event loop was when it was looked at, every 5 ms that it was free: a long step is one long delay.',
+    help: 'How late the event loop was when it was looked at, every 5 ms that it was free, or 25 ms at rest: a long step is one long delay.',
     buckets: delays,
     registers,
   })
