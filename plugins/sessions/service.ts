@@ -19,19 +19,14 @@ export const sessionErrors = errorTable('sessions', {
   upstream: { status: 502, retry: true, message: "The session's runner did not answer; try again." },
 })
 
-export interface SessionService {
-  get(tenantId: string, sessionId: string): Promise<Session>
-  /** Ends the session here and on its runner. Idempotent; 409 `session_busy` while a run is under way. */
-  shutdown(tenantId: string, sessionId: string): Promise<void>
-}
-
-export const createSessionService = (store: RunStore, fleet: Fleet, log: FastifyBaseLogger): SessionService => ({
-  async get(tenantId, sessionId) {
+export const createSessionService = (store: RunStore, fleet: Fleet, log: FastifyBaseLogger) => ({
+  async get(tenantId: string, sessionId: string): Promise<Session> {
     const session = isClientId(sessionId) ? await store.getSession(tenantId, sessionId) : undefined
     if (!session) throw sessionErrors.notFound()
     return session
   },
-  async shutdown(tenantId, sessionId) {
+  /** Ends the session here and on its runner. Idempotent; 409 `session_busy` while a run is under way. */
+  async shutdown(tenantId: string, sessionId: string): Promise<void> {
     const state = isClientId(sessionId) ? await store.shutdownSession(tenantId, sessionId) : undefined
     if (state === undefined) throw sessionErrors.notFound()
     if (state === 'running') throw sessionErrors.sessionBusy()
@@ -43,34 +38,21 @@ export const createSessionService = (store: RunStore, fleet: Fleet, log: Fastify
       .catch((err: unknown) => log.warn({ err, sessionId }, 'a runner could not be told that a session is over'))
   },
 })
+export type SessionService = ReturnType<typeof createSessionService>
 
 /** How long all runners together may take; one that has not answered by then is left out. Specification 4.7. */
 const windowMs = 2_000
 
-export interface LeaseService {
-  workers(tenantId: string): Promise<WorkerLease[]>
-  worker(tenantId: string, sessionId: string): Promise<WorkerLease>
-  vfs(tenantId: string): Promise<VfsLease[]>
-  vfsOf(tenantId: string, sessionId: string): Promise<VfsLease>
-}
-
 /** The sandbox workers and VFS leases of sessions, as the runners report them. */
-export function createLeaseService(
-  store: Pick<RunStore, 'findSession'>,
-  fleet: Fleet,
-  log: FastifyBaseLogger,
-): LeaseService {
-  /** The runner of a tenant's session. Undefined for an unknown or foreign session, and for a runner that was removed. */
-  const runnerOf = async (tenantId: string, sessionId: string): Promise<RunnerLink | undefined> => {
-    const session = isClientId(sessionId) ? await store.findSession(tenantId, sessionId) : undefined
-    return session && fleet.owner(sessionId, session.runner)
-  }
+export function createLeaseService(store: Pick<RunStore, 'findSession'>, fleet: Fleet, log: FastifyBaseLogger) {
+  /** Asks the runner of a tenant's session. Undefined for an unknown or foreign session, and for a runner that was removed. */
   const ask = async <T>(
     tenantId: string,
     sessionId: string,
     question: (link: RunnerLink) => Promise<T | undefined>,
   ): Promise<T | undefined> => {
-    const link = await runnerOf(tenantId, sessionId)
+    const session = isClientId(sessionId) ? await store.findSession(tenantId, sessionId) : undefined
+    const link = session && fleet.owner(sessionId, session.runner)
     if (!link) return undefined
     try {
       return await question(link)
@@ -80,20 +62,21 @@ export function createLeaseService(
     }
   }
   return {
-    workers: (tenantId) => leasesOfAll(fleet, (link, signal) => link.workerLeases(tenantId, signal), log),
-    async worker(tenantId, sessionId) {
+    workers: (tenantId: string) => leasesOfAll(fleet, (link, signal) => link.workerLeases(tenantId, signal), log),
+    async worker(tenantId: string, sessionId: string): Promise<WorkerLease> {
       const lease = await ask(tenantId, sessionId, (link) => link.workerLease(tenantId, sessionId))
       if (!lease) throw sessionErrors.noSandboxWorker()
       return lease
     },
-    vfs: (tenantId) => leasesOfAll(fleet, (link, signal) => link.vfsLeases(tenantId, signal), log),
-    async vfsOf(tenantId, sessionId) {
+    vfs: (tenantId: string) => leasesOfAll(fleet, (link, signal) => link.vfsLeases(tenantId, signal), log),
+    async vfsOf(tenantId: string, sessionId: string): Promise<VfsLease> {
       const lease = await ask(tenantId, sessionId, (link) => link.vfsLease(tenantId, sessionId))
       if (!lease) throw sessionErrors.noVfsSession()
       return lease
     },
   }
 }
+export type LeaseService = ReturnType<typeof createLeaseService>
 
 /**
  * Asks every runner that is not away, and merges what comes within the window, sorted by session. A session that two
