@@ -6,7 +6,7 @@ const everyMs = 5
 /** The same while the loop has next to nothing to do: waking up two hundred times a second was most of what an idle process cost. */
 const restMs = 25
 /** The part of its time that a loop at rest is busy, at most. */
-const mostAtRest = 0.1
+const mostAtRest = 0.25
 /** Steps that kept the loop for less are not told. */
 const leastMs = 10
 /** Pauses of the garbage collector that are remembered. */
