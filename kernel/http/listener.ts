@@ -11,7 +11,7 @@ import type { App, TypeBox } from './app.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { jsonBodies, requestArrival, requestLog, requestNames, standingHeaders } from './requests.ts'
+import { jsonBodies, requestArrival, requestLog, requestNames, standingHeaders, type Validators } from './requests.ts'
 import { openStreams, quietConnections } from './streams.ts'
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
@@ -26,6 +26,7 @@ export interface ListenerOptions {
   readonly logRequests: boolean
   /** For its OpenAPI document. */
   readonly errors: readonly ErrorTable[]
+  readonly validators: Validators
   /** A plugin has its callers show who they are. */
   readonly guarded: boolean
   /** Its certificates, which it closes with itself. Without them it speaks plain HTTP. */
@@ -47,7 +48,7 @@ export interface Listener {
 export async function createListener(
   name: string,
   config: ListenerConfig,
-  { log, logRequests, errors, guarded, tls }: ListenerOptions,
+  { log, logRequests, errors, guarded, tls, validators }: ListenerOptions,
 ): Promise<Listener> {
   const requestCert = config.tls?.requestClientCert === true
   const app = fastifyOf(log, tls, requestCert)
@@ -57,7 +58,7 @@ export async function createListener(
   await app
     .register(errorAnswers)
     .register(provenCallers, { certificates: requestCert, guarded })
-    .register(jsonBodies)
+    .register(jsonBodies, { validators })
     .register(declaredAccess)
     .register(openapiDocument, { listener: name, errors })
     .register(quietConnections)

@@ -24,16 +24,21 @@ export class Listeners {
 
   /** `guarded`: those whose callers a plugin has show who they are. */
   async create(log: FastifyBaseLogger, logRequests: boolean, guarded: ReadonlySet<string>): Promise<void> {
-    for (const [name, config] of Object.entries(this.#declared)) {
-      if (config.port === undefined) continue
-      // Loaded on demand: it is half of what the kernel loads, and a role that opens no port does not need it.
-      const { createListener } = await import('./listener.ts')
+    const open = Object.entries(this.#declared).filter(([, { port }]) => port !== undefined)
+    if (open.length === 0) return
+    // Loaded on demand: it is half of what the kernel loads, and a role that opens no port does not need it.
+    const [{ createListener }, { createValidators }] = await Promise.all([
+      import('./listener.ts'),
+      import('./requests.ts'),
+    ])
+    const validators = createValidators()
+    for (const [name, config] of open) {
       const named = { log: log.child({ listener: name }), guarded: guarded.has(name) }
       const tls = config.tls?.cert ? followTls(config.tls, named.log) : undefined
-      const options = { ...named, logRequests, errors: this.#errors, tls }
+      const options = { ...named, logRequests, errors: this.#errors, tls, validators }
       this.#on.set(name, await createListener(name, config, options))
     }
-    if (this.#on.size > 0) await this.#document()
+    await this.#document()
   }
 
   /** Each listener shows its own document, unless the role has one for its operators: that shows them all. */

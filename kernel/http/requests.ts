@@ -121,8 +121,8 @@ function createDeadlines(limitMs: number) {
 
 /** Request bodies are JSON within limits, and are checked against their schemas without conversion. */
 export const jsonBodies = fp(
-  async (app) => {
-    app.setValidatorCompiler(validators())
+  async (app, { validators }: { readonly validators: Validators }) => {
+    app.setValidatorCompiler(validators)
     // Routes take no text unless they add a parser for it: any other answers 415.
     app.removeContentTypeParser(['application/json', 'text/plain'])
     app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) =>
@@ -132,11 +132,14 @@ export const jsonBodies = fp(
   { name: 'agent-orc-bodies' },
 )
 
+export type Validators = FastifySchemaCompiler<unknown>
+
 /**
  * Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. A schema is
  * compiled by the first request that needs it: those of all routes are a tenth of what a start costs, and most are never asked for.
+ * All listeners share one, since what checks schemas is itself compiled.
  */
-function validators(): FastifySchemaCompiler<unknown> {
+export function createValidators(): Validators {
   const options = { useDefaults: true, allowUnionTypes: true, strict: false } as const
   const literal = new Ajv(options)
   const coercing = new Ajv({ ...options, coerceTypes: 'array' })

@@ -1,4 +1,4 @@
-import { Ajv } from 'ajv'
+import { Ajv, type ValidateFunction } from 'ajv'
 import { isAppError } from '#kernel'
 import type { ConductorCaller, ConductorTool } from '#contracts/conductor-tools'
 import type { ToolResult } from '#contracts/tools'
@@ -18,8 +18,9 @@ const scopeOf = ({ profile, endUserId }: Pick<ConductorCaller, 'profile' | 'endU
 
 /** The conductor's part of the tools. An agent reads and forgets what its scope shows; what it saves is the end user's. */
 export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> {
+  const ajv = new Ajv({ strict: false, useDefaults: true, logger: false })
   return {
-    [memorySearch.name]: checked(memorySearch, async (input, caller) => {
+    [memorySearch.name]: checked(ajv, memorySearch, async (input, caller) => {
       const { query, limit, category, from, to, history } = input as unknown as Searched
       const hits = await bank.search('tool', caller.tenantId, caller.profile.name, {
         ...scopeOf(caller),
@@ -35,7 +36,7 @@ export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> 
       })
       return ok(hits.length === 0 ? 'Nothing is remembered that fits.' : hits.map(lineOf).join('\n'))
     }),
-    [memorySave.name]: checked(memorySave, async (input, caller) => {
+    [memorySave.name]: checked(ajv, memorySave, async (input, caller) => {
       const { content, ...more } = input as {
         content: string
         category?: string
@@ -51,7 +52,7 @@ export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> 
       if (made.reason === 'duplicate') return ok(`That is remembered already, as ${made.id}.`)
       return failed('That was not kept: there is nothing in it to remember.')
     }),
-    [memoryForget.name]: checked(memoryForget, async (input, caller) => {
+    [memoryForget.name]: checked(ajv, memoryForget, async (input, caller) => {
       const id = String(input['id'])
       await visible(bank, caller, id)
       const gone = await bank.remove(caller.tenantId, caller.profile.name, id, true)
@@ -77,10 +78,11 @@ async function visible(bank: MemoryBank, caller: ConductorCaller, id: string): P
 }
 
 /** A runner has checked the input already; it is looked at again because what it says is its own word. */
-function checked({ inputSchema }: typeof memorySearch, execute: ConductorTool['execute']): ConductorTool {
-  const valid = new Ajv({ strict: false, useDefaults: true, logger: false }).compile(inputSchema)
+function checked(ajv: Ajv, { inputSchema }: typeof memorySearch, execute: ConductorTool['execute']): ConductorTool {
+  let valid: ValidateFunction | undefined
   return {
     async execute(input, caller) {
+      valid ??= ajv.compile(inputSchema)
       const given = structuredClone(input)
       if (!valid(given)) return failed('The input of the tool is invalid.')
       try {

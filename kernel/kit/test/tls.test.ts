@@ -11,6 +11,7 @@ import { pino } from 'pino'
 import { access, AppError, type ListenerConfig } from '#kernel'
 import { createPeers } from '#kit'
 import { createListener } from '../../http/listener.ts'
+import { createValidators } from '../../http/requests.ts'
 import { followTls, LiveTls } from '../tls.ts'
 
 const fixture = (name: string): URL => new URL(`../../../test/certificates/${name}`, import.meta.url)
@@ -43,7 +44,14 @@ async function listening(t: TestContext, tls: LiveTls, requestClientCert = false
     origins: [],
     tls: { requestClientCert },
   }
-  const options = { log: pino({ level: 'silent' }), logRequests: false, errors: [], guarded: false, tls }
+  const options = {
+    validators: createValidators(),
+    log: pino({ level: 'silent' }),
+    logRequests: false,
+    errors: [],
+    guarded: false,
+    tls,
+  }
   const { app, listen } = await createListener('runner', config, options)
   app.get('/word', access('network'), async () => 'word')
   app.get('/known', access('network'), async (_request, reply) => reply.code(204).send())
