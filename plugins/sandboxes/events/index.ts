@@ -1,11 +1,11 @@
 import { Type } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
 import { access, type App, definePlugin, errorTable, failures, Settings } from '#kernel'
 import { Kv } from '#contracts/kv'
 import { Fleet } from '#contracts/runner'
 import { type SandboxEventDecoder, SandboxEventDecoders } from '#contracts/sandbox'
 import { addressLimit, type ClientAddress, createClientAddress, takeBytes, trustedProxies } from '#kit'
-import { createFanOut, type FanOut } from './fan-out.ts'
 
 const sandboxEventErrors = errorTable('sandbox-events', {
   unreadableEvent: {
@@ -177,3 +177,58 @@ function createEventMetrics(registry: Registry, activeFanOuts: () => number): Ev
   })
   return { count: (outcome) => deliveries.inc({ outcome }), dropped: (states) => invalidated.inc(states) }
 }
+
+/** Specification 4.9. */
+const maxFanOuts = 32
+/** How long the runners may take. Best effort is enough: a cached state that is not dropped expires soon by itself. */
+const windowMs = 2_000
+
+interface FanOutOptions {
+  readonly fleet: Pick<Fleet, 'all'>
+  readonly log: FastifyBaseLogger
+  /** Called with the number of cached states that the runners dropped. */
+  onDropped(count: number): void
+  readonly windowMs?: number
+}
+
+/** Tells every runner, in the background, that a sandbox changed. */
+interface FanOut {
+  readonly active: number
+  /** False: too many are under way, and this one is shed. */
+  offer(provider: string, sandboxId: string): boolean
+}
+
+function createFanOut({ fleet, log, onDropped, windowMs: ms = windowMs }: FanOutOptions): FanOut {
+  let active = 0
+  const tell = async (provider: string, sandboxId: string): Promise<void> => {
+    const late = AbortSignal.timeout(ms)
+    await Promise.all(
+      fleet.all().map((link) =>
+        within(link.invalidateSandbox(provider, sandboxId), late).then(onDropped, (err: unknown) => {
+          log.debug({ err, runner: link.hash, provider, sandboxId }, 'a runner was not told that a sandbox changed')
+        }),
+      ),
+    )
+  }
+  return {
+    get active() {
+      return active
+    },
+    offer(provider, sandboxId) {
+      if (active >= maxFanOuts) {
+        log.warn({ provider, sandboxId }, 'sandbox_event.fanout_shed')
+        return false
+      }
+      active++
+      void tell(provider, sandboxId).finally(() => active--)
+      return true
+    },
+  }
+}
+
+/** Rejects when the signal aborts; the call itself ends by its own limit. */
+const within = <T>(answer: Promise<T>, signal: AbortSignal): Promise<T> =>
+  new Promise((resolve, reject) => {
+    signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true })
+    answer.then(resolve, reject)
+  })
