@@ -4,25 +4,18 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
 import { pino } from 'pino'
-import { definePlugin } from '#kernel'
 import { Apps } from '#contracts/apps'
 import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
-import { freshDatabase, startAuthorizationServer, startExternalServer, testRole } from '#testing'
-import { type Accounts, Connections } from '../connections/accounts.ts'
+import {
+  operatedConductor,
+  startAuthorizationServer,
+  startExternalServer,
+  type TestAnswer,
+  type TestBody,
+} from '#testing'
+import { Connections } from '../connections/accounts.ts'
 import { doRenewals } from '../connections/index.ts'
-
-/** What the tests read of an answer. */
-export interface Body {
-  readonly [field: string]: unknown
-}
-export interface Answer {
-  readonly status: number
-  readonly body: Body
-  readonly text: string
-  readonly headers: Readonly<Record<string, unknown>>
-}
-export type Call = (method: 'GET' | 'POST' | 'PUT' | 'DELETE', url: string, body?: unknown) => Promise<Answer>
 
 const masterKey = randomBytes(32).toString('base64')
 export const publicUrl = 'https://agents.test'
@@ -36,76 +29,33 @@ interface StageOptions {
 
 /** The conductor as an operator runs it, where servers of this machine may be entered. */
 export async function stage(t: TestContext, { dsn, variables = {}, settings = {} }: StageOptions = {}) {
-  const parts: { database: Database; apps: Apps; connections: Accounts; servers: McpServers }[] = []
-  const probe = definePlugin({
-    name: 'probe',
-    requires: { database: Database, apps: Apps, connections: Connections, servers: McpServers },
-    setup: async ({ deps }) => (parts.push(deps), {}),
-  })
-  const bootstrap = randomBytes(24).toString('hex')
-  const where = dsn ?? (await freshDatabase(t))
-  const kernel = await testRole(
-    t,
-    'conductor',
-    [probe],
-    {
-      POSTGRES_DSN: where,
-      RUNNER_URLS: 'http://127.0.0.1:1',
+  const needs = { database: Database, apps: Apps, connections: Connections, servers: McpServers }
+  const { parts, operator, callerWith, withRole, ...rest } = await operatedConductor(t, {
+    needs,
+    dsn,
+    variables: {
       AGENT_ORC_MASTER_KEY: masterKey,
       AGENT_ORC_PUBLIC_URL: publicUrl,
       AGENT_ORC_APPS_RETURN_ORIGINS: 'https://shop.test',
-      AGENT_ORC_BOOTSTRAP_KEY: bootstrap,
-      AGENT_ORC_BOOTSTRAP: 'always',
-      AGENT_ORC_ADMIN_TENANT: 'default',
       AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
       AGENT_ORC_WEBHOOK_KEY: masterKey,
       ...variables,
     },
     settings,
-  )
-  const { database, apps, connections, servers } = parts[0]!
-  const callerWith =
-    (token: string | undefined): Call =>
-    async (method, url, body) => {
-      const reply = await kernel.listeners['conductor']!.inject({
-        method,
-        url,
-        headers: {
-          ...(token === undefined ? { accept: 'text/html' } : { authorization: `Bearer ${token}` }),
-          ...(body === undefined ? {} : { 'content-type': 'application/json' }),
-        },
-        ...(body === undefined ? {} : { payload: JSON.stringify(body) }),
-      })
-      const text = reply.body
-      const json = String(reply.headers['content-type']).includes('json')
-      return {
-        status: reply.statusCode,
-        headers: reply.headers,
-        text,
-        body: (json && text !== '' ? JSON.parse(text) : {}) as Body,
-      }
-    }
-  const call = callerWith(bootstrap)
+  })
+  const { database, apps, connections, servers } = parts
   return {
-    dsn: where,
-    kernel,
+    ...rest,
     database,
     apps,
     servers,
-    call,
+    call: operator,
     /** Anybody, such as the browser of the owner of an account. */
-    browse: (path: string) => callerWith(undefined)('GET', path),
+    browse: (path: string) => callerWith(undefined)('GET', path, undefined, { accept: 'text/html' }),
     /** What the job does each minute. */
     renew: () => doRenewals(database, connections, pino({ level: 'silent' }), AbortSignal.timeout(60_000)),
-    async member(): Promise<Call> {
-      const { body } = await call('POST', '/api/api-keys', { label: 'member', role: 'member' })
-      return callerWith(body['token'] as string)
-    },
-    async other(id: string): Promise<Call> {
-      const { body } = await call('POST', '/api/tenants', { id, name: id, ownerKey: true })
-      return callerWith((body['ownerKey'] as { token: string }).token)
-    },
-    rows: async (text: string): Promise<Body[]> => (await database.batch<[Body[]]>('default', [{ text }]))[0],
+    member: () => withRole('member'),
+    rows: async (text: string): Promise<TestBody[]> => (await database.batch<[TestBody[]]>('default', [{ text }]))[0],
   }
 }
 export type Stage = Awaited<ReturnType<typeof stage>>
@@ -136,7 +86,7 @@ export async function stageWithOAuth(
   const entry = { name: 'files', url: server.url, oauth: { grant: 'authorization_code', ...oauth } }
   const entered = await s.call('POST', '/api/mcp/catalog', entry)
   assert.equal(entered.status, 201, entered.text)
-  const begin = async (order: object = {}): Promise<Answer> => s.call('POST', '/api/apps/files/connect', order)
+  const begin = async (order: object = {}): Promise<TestAnswer> => s.call('POST', '/api/apps/files/connect', order)
   return {
     ...s,
     issuer,
@@ -162,7 +112,7 @@ export async function stageWithOAuth(
       }),
     age: (text: string) => s.database.batch('default', [{ text: `UPDATE app_connections SET ${text}` }]),
     state: async (id?: string) =>
-      ((await s.call('GET', '/api/apps/files/connections')).body as unknown as Body[]).find(
+      ((await s.call('GET', '/api/apps/files/connections')).body as unknown as TestBody[]).find(
         (one) => id === undefined || one['id'] === id,
       ),
   }
@@ -170,12 +120,12 @@ export async function stageWithOAuth(
 
 /** A receiver of webhooks; resolves each message by its number. */
 export async function startReceiver(t: TestContext) {
-  const messages: Body[] = []
+  const messages: TestBody[] = []
   let arrived = Promise.withResolvers<void>()
   const http = createServer(async (request, response) => {
     const chunks: Buffer[] = []
     for await (const chunk of request) chunks.push(chunk as Buffer)
-    messages.push(JSON.parse(Buffer.concat(chunks).toString()) as Body)
+    messages.push(JSON.parse(Buffer.concat(chunks).toString()) as TestBody)
     response.end()
     arrived.resolve()
     arrived = Promise.withResolvers()
@@ -189,7 +139,7 @@ export async function startReceiver(t: TestContext) {
   return {
     url: `http://127.0.0.1:${port}/hooks`,
     allow: `127.0.0.1:${port}=*`,
-    async next(n: number): Promise<Body> {
+    async next(n: number): Promise<TestBody> {
       while (messages.length < n) await arrived.promise
       return messages[n - 1]!
     },
@@ -197,6 +147,6 @@ export async function startReceiver(t: TestContext) {
 }
 
 /** The status and the code of an answer that is an error. */
-export const failureOf = ({ status, body }: Answer): unknown[] => [status, body['error']]
-export const sentenceOf = ({ body }: Answer): string => String(body['message'])
-export const itemsOf = ({ body }: Answer): readonly Body[] => body as unknown as readonly Body[]
+export const failureOf = ({ status, body }: TestAnswer): unknown[] => [status, body['error']]
+export const sentenceOf = ({ body }: TestAnswer): string => String(body['message'])
+export const itemsOf = ({ body }: TestAnswer): readonly TestBody[] => body as unknown as readonly TestBody[]

@@ -3,8 +3,8 @@ import { test, type TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
-import { startExternalServer } from '#testing'
-import { type Body, type Call, catalog, failureOf, itemsOf, stage } from './stage.ts'
+import { startExternalServer, type TestBody, type TestCall } from '#testing'
+import { catalog, failureOf, itemsOf, stage } from './stage.ts'
 
 type Stage = Awaited<ReturnType<typeof stage>>
 
@@ -20,7 +20,7 @@ const meta = {
 
 /** Sends one message as clients of either revision do. */
 function speaker({ kernel }: Stage, token: string, path = '/mcp/catalog') {
-  const post = async (message: Body, headers: Record<string, string>) => {
+  const post = async (message: TestBody, headers: Record<string, string>) => {
     const reply = await kernel.listeners['conductor']!.inject({
       method: 'POST',
       url: path,
@@ -32,13 +32,14 @@ function speaker({ kernel }: Stage, token: string, path = '/mcp/catalog') {
       },
       payload: JSON.stringify({ jsonrpc: '2.0', id: 1, ...message }),
     })
-    return { status: reply.statusCode, body: (reply.body === '' ? {} : JSON.parse(reply.body)) as Body }
+    return { status: reply.statusCode, body: (reply.body === '' ? {} : JSON.parse(reply.body)) as TestBody }
   }
-  const ask = async (method: string, params: Body = {}): Promise<Body> => (await post({ method, params }, {})).body
+  const ask = async (method: string, params: TestBody = {}): Promise<TestBody> =>
+    (await post({ method, params }, {})).body
   return {
     post,
     ask,
-    async modern(method: string, params: Body = {}) {
+    async modern(method: string, params: TestBody = {}) {
       const name = typeof params['name'] === 'string' ? { 'mcp-name': params['name'] } : {}
       const headers = { 'mcp-protocol-version': '2026-07-28', 'mcp-method': method, ...name }
       return post({ method, params: { ...params, _meta: meta } }, headers)
@@ -47,14 +48,17 @@ function speaker({ kernel }: Stage, token: string, path = '/mcp/catalog') {
       const tools: Tool[] = []
       let cursor: unknown
       do {
-        const { result } = (await ask('tools/list', cursor === undefined ? {} : { cursor })) as { result: Body }
+        const { result } = (await ask('tools/list', cursor === undefined ? {} : { cursor })) as { result: TestBody }
         tools.push(...(result['tools'] as Tool[]))
         cursor = result['nextCursor']
       } while (cursor !== undefined)
       return tools
     },
-    async call(name: string, args: Body = {}): Promise<{ text: string; isError: boolean } | { code: number }> {
-      const { result, error } = (await ask('tools/call', { name, arguments: args })) as { result?: Body; error?: Body }
+    async call(name: string, args: TestBody = {}): Promise<{ text: string; isError: boolean } | { code: number }> {
+      const { result, error } = (await ask('tools/call', { name, arguments: args })) as {
+        result?: TestBody
+        error?: TestBody
+      }
       if (!result) return { code: error!['code'] as number }
       return { text: (result['content'] as { text: string }[])[0]!.text, isError: result['isError'] === true }
     },
@@ -62,12 +66,13 @@ function speaker({ kernel }: Stage, token: string, path = '/mcp/catalog') {
 }
 
 const namesOf = (tools: readonly Tool[]): string[] => tools.map(({ name }) => name)
-const issue = async (call: Call, body: Body = {}): Promise<Body> => {
+const issue = async (call: TestCall, body: TestBody = {}): Promise<TestBody> => {
   const { status, body: key } = await call('POST', '/api/api-keys', { label: 'k', role: 'member', ...body })
   assert.equal(status, 201, JSON.stringify(key))
   return key
 }
-const tokenOf = async (call: Call, body: Body = {}): Promise<string> => (await issue(call, body))['token'] as string
+const tokenOf = async (call: TestCall, body: TestBody = {}): Promise<string> =>
+  (await issue(call, body))['token'] as string
 
 test('the tools of all active entries are one endpoint, in both revisions; calls go out as the entry says', async (t) => {
   const at = await stage(t)
@@ -88,13 +93,13 @@ test('the tools of all active entries are one endpoint, in both revisions; calls
     protocolVersion: '2025-06-18',
     capabilities: {},
     clientInfo: { name: 'c', version: '1' },
-  })) as { result: Body }
+  })) as { result: TestBody }
   assert.equal(initialized.result['protocolVersion'], '2025-06-18')
   const discovered = await speak.modern('server/discover')
   const { supportedVersions } = discovered.body['result'] as { supportedVersions: string[] }
   assert.ok(supportedVersions.includes('2026-07-28'))
   const { result } = (await speak.modern('tools/call', { name: 'web__look', arguments: { q: 'y' } })).body as {
-    result: { content: Body[] }
+    result: { content: TestBody[] }
   }
   assert.equal(result.content[0]!['text'], 'found y')
   // All of it was one session with the server, beside those that discovered it.
@@ -172,7 +177,7 @@ test('a key has the entries and tools that it was given, and so have those that 
   assert.equal((await speaker(at, key['token'] as string, '/mcp/catalog/web').post({ method: 'ping' }, {})).status, 404)
 
   const own = at.callerWith(key['token'] as string)
-  const asked: [Body, unknown][] = [
+  const asked: [TestBody, unknown][] = [
     [{ mcpServers: ['web'] }, [400, 'invalid_request']],
     [{ mcpToolPermissions: { files: ['write'] } }, [400, 'invalid_request']],
     [{ mcpServers: ['a b'] }, [400, 'invalid_request']],
@@ -299,7 +304,7 @@ test('a call is cancelled at whichever conductor hears of it, and by nobody else
   assert.equal(aborted, 0)
   // A conductor that has just begun may not have heard of the other one yet: what it tells is lost then.
   while (aborted < 1) assert.equal((await speaker(other, mine).post(cancel, session)).status, 202)
-  const { result } = (await called).body as { result: Body }
+  const { result } = (await called).body as { result: TestBody }
   assert.equal(result['isError'], true)
 })
 
@@ -336,7 +341,7 @@ test('a tenant has its turns, its hosts are checked, and there is no stream and 
   for (const url of ['/mcp/catalog', '/mcp/catalog/files']) {
     for (const [status, code, headers] of refusals) {
       const refused = await send('POST', headers, url)
-      assert.deepEqual([refused.statusCode, refused.json<Body>()['error']], [status, code])
+      assert.deepEqual([refused.statusCode, refused.json<TestBody>()['error']], [status, code])
     }
     for (const method of ['GET', 'DELETE'] as const) {
       const refused = await send(method, { authorization, host }, url)
@@ -345,7 +350,7 @@ test('a tenant has its turns, its hosts are checked, and there is no stream and 
   }
   await at.call('PATCH', '/api/tenants/default', { limits: { toolCallsPerMinute: 0 } }, { host })
   const limited = (await send('POST', { authorization, host })).json<{
-    result: { isError: boolean; content: Body[] }
+    result: { isError: boolean; content: TestBody[] }
   }>()
   assert.equal(limited.result.isError, true)
   assert.match(String(limited.result.content[0]!['text']), /toolCallsPerMinute/)

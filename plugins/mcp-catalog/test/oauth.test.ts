@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type TestContext, test } from 'node:test'
-import { startExternalServer } from '#testing'
-import { type Body, catalog, failureOf, sentenceOf, stage } from './stage.ts'
+import { startExternalServer, type TestBody } from '#testing'
+import { catalog, failureOf, sentenceOf, stage } from './stage.ts'
 
 /** A request of a token, as an authorization server reads it. */
 interface Asked {
@@ -215,14 +215,14 @@ test('without a token endpoint in the entry the server says whom to ask, and tha
 test('a call at the endpoint whose token the server does not take any more gets another token, once', async (t) => {
   const s = await withOAuth(t)
   const { body } = await s.call('POST', '/api/api-keys', { label: 'k', role: 'member' })
-  const call = async (): Promise<Body> => {
+  const call = async (): Promise<TestBody> => {
     const { body: answer } = await s.callerWith(body['token'] as string)(
       'POST',
       '/mcp/catalog',
       { jsonrpc: '2.0', id: 1, method: 'tools/call', params: { name: 'files__read', arguments: {} } },
       { accept: 'application/json, text/event-stream' },
     )
-    return answer['result'] as Body
+    return answer['result'] as TestBody
   }
   assert.equal('isError' in (await call()), false)
   const taken = (token: string) => {

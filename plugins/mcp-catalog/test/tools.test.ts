@@ -2,10 +2,10 @@ import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type TestContext, test } from 'node:test'
-import { startExternalServer, startSseServer } from '#testing'
-import { type Body, type Call, catalog, failureOf, itemsOf, stage } from './stage.ts'
+import { startExternalServer, startSseServer, type TestBody, type TestCall } from '#testing'
+import { catalog, failureOf, itemsOf, stage } from './stage.ts'
 
-const toolsOf = async (call: Call) =>
+const toolsOf = async (call: TestCall) =>
   itemsOf(await call('GET', `${catalog}/files/tools`)).map(({ name, state }) => [name, state])
 
 test('a test says what the server is and has; its entry shows that, and how it is', async (t) => {
@@ -14,10 +14,10 @@ test('a test says what the server is and has; its entry shows that, and how it i
   await call('POST', catalog, { name: 'files', url: server.url, allowedTools: ['write'] })
   const { status, body } = await call('POST', `${catalog}/files/test`)
   assert.equal(status, 200)
-  const { latencyMs, tools, server: about, ...rest } = body as Body & { tools: Body[] }
+  const { latencyMs, tools, server: about, ...rest } = body as TestBody & { tools: TestBody[] }
   assert.deepEqual(rest, { ok: true, total: 2 })
   assert.equal(typeof latencyMs, 'number')
-  const { protocolVersion, ...named } = about as Body
+  const { protocolVersion, ...named } = about as TestBody
   assert.deepEqual(named, { name: 'external', version: '1' })
   assert.match(String(protocolVersion), /^\d{4}-\d{2}-\d{2}$/)
   assert.deepEqual(
@@ -27,7 +27,7 @@ test('a test says what the server is and has; its entry shows that, and how it i
       ['write', 'Writes.', 'accepted'],
     ],
   )
-  const entry = (await call('GET', `${catalog}/files`)).body as { health: Body; tools: Body; server: Body }
+  const entry = (await call('GET', `${catalog}/files`)).body as { health: TestBody; tools: TestBody; server: TestBody }
   assert.deepEqual(entry.server, about)
   assert.deepEqual([entry.tools['count'], entry.health['latencyMs']], [2, latencyMs])
   assert.equal('lastFailure' in entry.health, false)
@@ -56,7 +56,7 @@ test('each way to fail has its name, and is what the entry shows', async (t) => 
   for (const [url, status, code] of ways) {
     await call('PUT', `${catalog}/files`, { url })
     assert.deepEqual(failureOf(await call('POST', `${catalog}/files/test`)), [status, code], code)
-    const { health } = (await call('GET', `${catalog}/files`)).body as { health: { lastFailure: Body } }
+    const { health } = (await call('GET', `${catalog}/files`)).body as { health: { lastFailure: TestBody } }
     assert.equal(health.lastFailure['code'], code)
   }
   // Nobody is asked again at once for a list.

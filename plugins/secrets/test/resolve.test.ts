@@ -5,7 +5,8 @@ import { PlainCache } from '../cache.ts'
 import { Reads } from '../reads.ts'
 import { createResolver } from '../resolver.ts'
 import { keyringOf } from '../settings.ts'
-import { type Body, masterKey, randomKey, stage } from './stage.ts'
+import { type TestBody } from '#testing'
+import { masterKey, randomKey, stage } from './stage.ts'
 
 test('whoever signs with the family vfs resolves secrets of the tenant that is signed, and of no other', async (t) => {
   const { owner, other, resolve } = await stage(t)
@@ -16,7 +17,7 @@ test('whoever signs with the family vfs resolves secrets of the tenant that is s
   assert.equal(answer.headers['cache-control'], 'no-store')
   const foreign = await resolve('secret://github', { tenant: 'initech' })
   const unknown = await resolve('secret://nothing', { tenant: 'initech' })
-  const plain = ({ status, body }: { status: number; body: Body }) => [status, { ...body, request_id: '' }]
+  const plain = ({ status, body }: { status: number; body: TestBody }) => [status, { ...body, request_id: '' }]
   assert.deepEqual(plain(foreign), plain(unknown))
   assert.deepEqual([foreign.status, foreign.body['error']], [404, 'not_found'])
 })
@@ -137,7 +138,7 @@ test('who has read a secret is counted in memory, and written for many reads at 
   await reads.flush()
   await reads.flush()
   assert.equal(statements.length, 4)
-  const seen = (await owner('GET', '/api/secrets/a/reads')).body as unknown as Body[]
+  const seen = (await owner('GET', '/api/secrets/a/reads')).body as unknown as TestBody[]
   assert.deepEqual(
     seen.map(({ reader, version, reads: count }) => [reader, version, count]),
     [
@@ -145,7 +146,7 @@ test('who has read a secret is counted in memory, and written for many reads at 
       ['webhooks', 2, 2],
     ],
   )
-  const list = (await owner('GET', '/api/secrets')).body as unknown as Body[]
+  const list = (await owner('GET', '/api/secrets')).body as unknown as TestBody[]
   const last = seen
     .map(({ lastReadAt }) => String(lastReadAt))
     .toSorted()
@@ -157,7 +158,7 @@ test('who has read a secret is counted in memory, and written for many reads at 
   // The readers of a secret are bounded: those that read it last stay.
   for (let i = 0; i < 120; i++) note('b', 1, `reader ${i}`)
   await reads.flush()
-  assert.equal(((await owner('GET', '/api/secrets/b/reads')).body as unknown as Body[]).length, 100)
+  assert.equal(((await owner('GET', '/api/secrets/b/reads')).body as unknown as TestBody[]).length, 100)
   assert.deepEqual(warnings, [])
 })
 

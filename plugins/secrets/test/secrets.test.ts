@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { type Body, randomKey, stage } from './stage.ts'
+import { type TestBody } from '#testing'
+import { randomKey, stage } from './stage.ts'
 
 const day = 24 * 60 * 60_000
 const inDays = (days: number): string => new Date(Date.now() + days * day).toISOString()
-const namesOf = (body: Body) => (body as unknown as Body[]).map(({ name }) => name)
+const namesOf = (body: TestBody) => (body as unknown as TestBody[]).map(({ name }) => name)
 
 test('a secret is created, listed without its value, replaced, restored and deleted', async (t) => {
   const { owner, resolve } = await stage(t)
@@ -23,7 +24,7 @@ test('a secret is created, listed without its value, replaced, restored and dele
   // No answer of a moment ago is given out.
   assert.equal((await resolve('secret://github')).body['value'], 'one')
 
-  const versions = (await owner('GET', '/api/secrets/github/versions')).body as unknown as Body[]
+  const versions = (await owner('GET', '/api/secrets/github/versions')).body as unknown as TestBody[]
   assert.deepEqual(
     versions.map((one) => [one['version'], one['restoredFrom'], one['createdBy']]),
     [
@@ -49,10 +50,10 @@ test('old values go when there are more than are kept', async (t) => {
   const { owner, database } = await stage(t)
   await owner('POST', '/api/secrets', { name: 'a', value: '0' })
   for (let i = 1; i <= 11; i++) await owner('PUT', '/api/secrets/a', { value: String(i) })
-  const versions = (await owner('GET', '/api/secrets/a/versions')).body as unknown as Body[]
+  const versions = (await owner('GET', '/api/secrets/a/versions')).body as unknown as TestBody[]
   assert.deepEqual([versions.length, versions.at(-1)!['version']], [10, 3])
   assert.equal((await owner('POST', '/api/secrets/a/versions/2/restore')).status, 404)
-  const [one] = (await owner('GET', '/api/secrets')).body as unknown as Body[]
+  const [one] = (await owner('GET', '/api/secrets')).body as unknown as TestBody[]
   assert.equal(one!['version'], 12, 'the restore that failed counted nothing')
   await owner('DELETE', '/api/secrets/a')
   const [left] = await database.batch<[object[]]>('default', [{ text: 'SELECT 1 FROM secret_versions' }])
@@ -66,7 +67,7 @@ test('a secret that is about to expire is warned of, and an expired one is given
   await owner('POST', '/api/secrets', { name: 'gone', value: 'x', expiresAt: inDays(1) })
   const expire = { text: `UPDATE secret_versions SET expires_at = now() WHERE tenant_id = 'default' AND name = 'gone'` }
   await database.batch('default', [expire])
-  const list = (await owner('GET', '/api/secrets')).body as unknown as Body[]
+  const list = (await owner('GET', '/api/secrets')).body as unknown as TestBody[]
   assert.deepEqual(
     list.map(({ name, warning }) => [name, warning]),
     [
@@ -125,7 +126,7 @@ test('bad input is a 400 that says what is wrong, and stores nothing', async (t)
     assert.equal(status, 404, url)
   }
   assert.equal((await owner('POST', '/api/secrets/a/versions/0/restore')).status, 400)
-  const [one] = (await owner('GET', '/api/secrets')).body as unknown as Body[]
+  const [one] = (await owner('GET', '/api/secrets')).body as unknown as TestBody[]
   assert.equal(one!['version'], 1)
 })
 
@@ -140,7 +141,7 @@ test('a tenant has so many secrets of such a size, and /api/limits says how many
   const [one, two] = await Promise.all([create('b', 'x'), create('c', 'x')])
   assert.deepEqual([one.status, two.status].toSorted(), [201, 409])
   assert.equal((await create('a', 'x')).body['error'], 'conflict')
-  const { limits } = (await owner('GET', '/api/limits')).body as unknown as { limits: Body[] }
+  const { limits } = (await owner('GET', '/api/limits')).body as unknown as { limits: TestBody[] }
   const { max, used } = limits.find(({ name }) => name === 'secrets')!
   assert.deepEqual([max, used], [2, 2])
 })
@@ -159,7 +160,7 @@ test('secrets are for admins: a member sees and changes none, and each write is 
   await admin('PUT', '/api/secrets/a', { value: 'canary-value' })
   await admin('POST', '/api/secrets/a/versions/1/restore')
   await admin('DELETE', '/api/secrets/a')
-  const entries = (await owner('GET', '/api/audit?limit=10&q=secrets')).body as unknown as Body[]
+  const entries = (await owner('GET', '/api/audit?limit=10&q=secrets')).body as unknown as TestBody[]
   assert.deepEqual(
     entries.map(({ action, target, status }) => [action, target, status]),
     [

@@ -1,9 +1,7 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { definePlugin } from '#kernel'
-import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
-import { testRole } from '#testing'
+import { operatedConductor } from '#testing'
 import { delivery, secretKey, startStripe, webhookSecret } from './stripe-api.ts'
 
 interface Wallet {
@@ -14,43 +12,24 @@ interface Wallet {
 /** The conductor with the provider `stripe` against its stand-in. */
 async function stage(t: TestContext, variables: Readonly<Record<string, string>> = {}) {
   const stripe = await startStripe(t)
-  const parts: { database: Database }[] = []
-  const probe = definePlugin({
-    name: 'probe',
-    requires: { database: Database, tokens: Tokens },
-    setup: async ({ deps }) => (parts.push(deps), {}),
+  const { parts, operator, askingWith } = await operatedConductor(t, {
+    needs: { database: Database },
+    variables: {
+      AGENT_ORC_BILLING: 'stripe',
+      AGENT_ORC_ENV: 'prod',
+      STRIPE_SECRET_KEY: secretKey,
+      STRIPE_WEBHOOK_SECRET: webhookSecret,
+      STRIPE_API_URL: stripe.url,
+      AGENT_ORC_PUBLIC_URL: 'https://agents.example.com',
+      ...variables,
+    },
   })
-  const bootstrap = 'b'.repeat(40)
-  const kernel = await testRole(t, 'conductor', [probe], {
-    RUNNER_URLS: 'http://127.0.0.1:1',
-    AGENT_ORC_BILLING: 'stripe',
-    AGENT_ORC_ENV: 'prod',
-    STRIPE_SECRET_KEY: secretKey,
-    STRIPE_WEBHOOK_SECRET: webhookSecret,
-    STRIPE_API_URL: stripe.url,
-    AGENT_ORC_ADMIN_TENANT: 'default',
-    AGENT_ORC_BOOTSTRAP_KEY: bootstrap,
-    AGENT_ORC_BOOTSTRAP: 'always',
-    AGENT_ORC_PUBLIC_URL: 'https://agents.example.com',
-    ...variables,
-  })
-  const conductor = kernel.listeners['conductor']!
   const owner = async (method: 'GET' | 'POST', url: string, body?: object) => {
-    const answer = await conductor.inject({
-      method,
-      url,
-      headers: { authorization: `Bearer ${bootstrap}` },
-      ...(body ? { payload: body } : {}),
-    })
-    return { status: answer.statusCode, body: answer.json<Record<string, unknown>>() }
+    const { status, body: answer } = await operator(method, url, body)
+    return { status, body: answer }
   }
   const deliver = async ({ body, headers }: ReturnType<typeof delivery>, provider = 'stripe') => {
-    const answer = await conductor.inject({
-      method: 'POST',
-      url: `/api/billing/events/${provider}`,
-      headers,
-      payload: body,
-    })
+    const answer = await askingWith(undefined)('POST', `/api/billing/events/${provider}`, body, headers)
     const { outcome, error } = answer.json<{ outcome?: string; error?: string }>()
     return [answer.statusCode, outcome ?? error]
   }
@@ -61,7 +40,7 @@ async function stage(t: TestContext, variables: Readonly<Record<string, string>>
     const metadata = { tenant_id: fields['metadata[tenant_id]'], checkout_id: fields['metadata[checkout_id]'] }
     return { id, object: 'checkout.session', payment_status: 'paid', amount_subtotal: 500, metadata, ...more }
   }
-  return { stripe, owner, deliver, wallet, session, database: parts[0]!.database }
+  return { stripe, owner, deliver, wallet, session, database: parts.database }
 }
 
 test('a checkout makes a customer once and a payment page; what was paid is credited once, whatever is said of it in any order', async (t) => {
