@@ -97,9 +97,9 @@ export interface ByteRange {
 /** Bytes as they are read: a Readable of Node is one. Destroyed, it lets go of everything. */
 export type ObjectBody = AsyncIterable<Uint8Array> & { destroy(): unknown }
 
-/** An object that was found: what is read of it is of this content, or the reading fails. Read it once, or close it. */
-export interface OpenObject {
-  readonly info: ObjectInfo
+/** An object, or another file, that was found: what is read of it is of this content, or the reading fails. Read it once, or close it. */
+export interface OpenObject<Info = ObjectInfo> {
+  readonly info: Info
   /** All of it unless a range is given. */
   read(range?: ByteRange): Promise<ObjectBody>
   close(): Promise<void>

@@ -2,24 +2,21 @@ import { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import type { IncomingHttpHeaders } from 'node:http'
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { type ByteRange, type ObjectBody, objectErrors, type WriteCondition } from '#contracts/object-store'
+import {
+  type ByteRange,
+  type ObjectBody,
+  objectErrors,
+  type ObjectInfo,
+  type OpenObject,
+  type WriteCondition,
+} from '#contracts/object-store'
 
 // Files over HTTP: what the headers of RFC 9110 say of one, and its bytes as they are read.
 
 /** A reader who takes nothing for so long is dropped: the file or connection behind it is not its own. */
 const unreadMs = 60_000
 
-/** A file that was found. Read it once, or close it. */
-export interface FoundFile {
-  readonly info: {
-    readonly bytes: number
-    readonly contentType: string
-    readonly updatedAt: string
-    readonly etag: string
-  }
-  read(range?: ByteRange): Promise<ObjectBody>
-  close(): Promise<void>
-}
+type FoundFile = OpenObject<Pick<ObjectInfo, 'bytes' | 'contentType' | 'updatedAt' | 'etag'>>
 
 export const quoted = (etag: string): string => `"${etag}"`
 

@@ -1,11 +1,9 @@
 import { Readable } from 'node:stream'
 import {
-  type ByteRange,
   lastCharacter,
   mostObjectsAtOnce,
   type NewObject,
   type ObjectBackend,
-  type ObjectBody,
   type ObjectInfo,
   type OpenObject,
 } from '#contracts/object-store'
@@ -19,12 +17,7 @@ export interface FileInfo extends VfsEntry {
   readonly etag: string
 }
 
-/** A file that was found: what is read of it is of one content, or the reading fails. Read it once, or close it. */
-export interface OpenFile {
-  readonly info: FileInfo
-  read(range?: ByteRange): Promise<ObjectBody>
-  close(): Promise<void>
-}
+export type OpenFile = OpenObject<FileInfo>
 
 export interface Walk {
   /** Only what comes behind this place, see `placeOf`; '' for all. */
