@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { hash } from 'node:crypto'
 import { createServer } from 'node:http'
 import { test } from 'node:test'
 import { createModelConnections } from '#kit/models'
@@ -30,4 +31,27 @@ test('an answer that is longer than its reader takes at once arrives whole', asy
   for await (const part of response.body!.pipeThrough(new TextDecoderStream())) received += part
   assert.equal(received.length, text.length)
   assert.ok(received === text)
+})
+
+test('a large request arrives whole, cut in the middle of no character', async (t) => {
+  const server = createServer(async (request, response) => {
+    const parts: Buffer[] = []
+    for await (const part of request) parts.push(part as Buffer)
+    const sent = Buffer.concat(parts)
+    response.end(`${request.headers['content-length']} ${sent.length} ${hash('sha256', sent)}`)
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const connections = createModelConnections()
+  t.after(() => connections.close())
+  const { port } = server.address() as { port: number }
+  // Of two units each, beginning at an odd place.
+  const texts = [`x${'😀'.repeat(100_000)}`, 'é'.repeat(200_000), '}']
+  const whole = Buffer.from(texts.join(''))
+  const url = new URL(`http://127.0.0.1:${port}/`)
+  const answer = await connections.post(url, { headers: {}, body: texts })
+  assert.equal(
+    Buffer.concat((await answer.read()) ?? []).toString(),
+    `${whole.length} ${whole.length} ${hash('sha256', whole)}`,
+  )
 })
