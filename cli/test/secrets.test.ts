@@ -3,6 +3,10 @@ import { test, type TestContext } from 'node:test'
 import pg from 'pg'
 import { freshDatabase } from '#testing'
 import { randomKey, stage } from '../../plugins/secrets/test/stage.ts'
+import { stage as appsStage, stageWithOAuth } from '../../plugins/apps/test/stage.ts'
+import { createKeyring } from '../../plugins/secrets/envelope.ts'
+import { countKeys, rewrap } from '../../plugins/secrets/rewrap.ts'
+import { dumpOf } from '../../test/e2e/needles.ts'
 import { run, start } from './spawned.ts'
 
 const many = 70
@@ -69,6 +73,48 @@ test('K3: a rewrap that is killed in the middle leaves every secret readable, an
   assert.deepEqual(await counted('rewrap'), { current: many + 3, previous: 0 })
   await readable(await stage(t, { POSTGRES_DSN, AGENT_ORC_MASTER_KEY: fresh }))
   assert.deepEqual(await counted('rewrap'), { current: many + 3, previous: 0 })
+})
+
+test('K3: what plugins have sealed in tables of their own is moved as well, so the key before can go', async (t) => {
+  const [old, fresh] = [randomKey(), randomKey()]
+  const variables = { AGENT_ORC_MASTER_KEY: old, AGENT_ORC_MASTER_KEY_PREVIOUS: fresh }
+  const s = await stageWithOAuth(t, undefined, { variables })
+  await s.connect({ endUserId: 'ann' })
+  const begun = await s.begin({ endUserId: 'bob' })
+  await s.call('POST', '/api/secrets', { name: 'client', value: 'p@ss:word' })
+  const oauth = {
+    grant: 'client_credentials',
+    clientId: 'agents',
+    clientSecret: 'secret://client',
+    tokenUrl: `${s.issuer.url}/token`,
+  }
+  await s.call('POST', '/api/mcp/catalog', { name: 'service', url: s.server.url, oauth })
+  const connects = async (call = s.call) => (await call('POST', '/api/mcp/catalog/service/test')).body['ok']
+  assert.equal(await connects(), true)
+  const asked = s.issuer.asked.length
+
+  const bytes = (key: string): Buffer => Buffer.from(key, 'base64')
+  const keyring = createKeyring(bytes(fresh), bytes(old))
+  const tables = async (key: string): Promise<string[]> =>
+    [...(await dumpOf(s.dsn, 'default'))].flatMap(([table, rows]) => (rows.includes(key) ? [table] : [])).toSorted()
+  const sealed = ['app_authorizations', 'app_connections', 'mcp_oauth_clients', 'mcp_tokens', 'secret_versions'].map(
+    (table) => `public.${table}`,
+  )
+  assert.deepEqual(await tables(keyring.previous!), sealed)
+  assert.deepEqual(await rewrap(s.database, keyring, () => {}), { done: 5, failed: 0 })
+  assert.deepEqual([await tables(keyring.previous!), await tables(keyring.current)], [[], sealed])
+  assert.deepEqual(
+    (await countKeys(s.database, keyring)).map(({ values }) => values),
+    [5, 0],
+  )
+  // Nothing is got anew where the key before is gone.
+  const other = await appsStage(t, { dsn: s.dsn, variables: { AGENT_ORC_MASTER_KEY: fresh } })
+  assert.deepEqual([(await s.read('ann', other.call)).status, await connects(other.call)], [200, true])
+  assert.equal(s.issuer.asked.length, asked)
+  const page = await other.browse(s.issuer.agree(String(begun.body['url'])))
+  assert.ok([200, 303].includes(page.status), page.text)
+  assert.equal((await s.read('bob', other.call)).status, 200)
+  assert.equal(s.issuer.registered.length, 1)
 })
 
 test('what cannot be moved is said with a count, and everything else is moved', async (t) => {

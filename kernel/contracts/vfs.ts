@@ -62,6 +62,19 @@ export const isVfsFolder = (path: string): boolean => path === '' || isVfsPath(p
 export const isVfsPrefix = (path: string): boolean => isKeyPrefix(path) && !path.includes('\\')
 export const maxPathBytes = maxKeyBytes
 
+/** A file of this name stands for an empty folder: sandboxes have such, and mounts know no folders without files. */
+export const emptyFolder = '.agent-orc-folder'
+/** The folder that a path stands for as an empty one; undefined for the path of a file. */
+export const folderOf = (path: string): string | undefined =>
+  path.endsWith(`/${emptyFolder}`) ? path.slice(0, -emptyFolder.length - 1) : undefined
+
+/** How the content type of a file says that it may be executed: mounts keep types, and no modes. */
+const executable = 'executable=1'
+export const isExecutable = (contentType: string | undefined): boolean =>
+  contentType?.split(';').some((parameter) => parameter.trim() === executable) === true
+export const asExecutable = (contentType: string): string =>
+  isExecutable(contentType) ? contentType : `${contentType}; ${executable}`
+
 /** The most entries of one page of a list, and of one deletion of a folder. */
 export const mostEntriesAtOnce = 1_000
 

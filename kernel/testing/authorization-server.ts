@@ -75,6 +75,7 @@ export async function startAuthorizationServer(t: Pick<TestContext, 'after'>) {
     if (form['grant_type'] === 'refresh_token') {
       return refreshable.delete(form['refresh_token']!) ? tokens() : 'invalid_grant'
     }
+    if (form['grant_type'] === 'client_credentials') return tokens()
     const code = codes.get(form['code']!)
     codes.delete(form['code']!)
     const challenge = createHash('sha256').update(form['code_verifier']!).digest('base64url')

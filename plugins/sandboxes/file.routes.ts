@@ -6,7 +6,7 @@ import { access, type App, failures, negotiated, NoContent, notFound } from '#ke
 import { objectErrors } from '#contracts/object-store'
 import { copyBounds, type SessionVfs, VfsTree } from '#contracts/session-vfs'
 import { settleFilesMs } from '#contracts/wire/worker'
-import { isVfsPath, mountName, VfsEntry, vfsErrors } from '#contracts/vfs'
+import { asExecutable, isExecutable, isVfsPath, mountName, VfsEntry, vfsErrors } from '#contracts/vfs'
 import { sandboxErrors } from './errors.ts'
 import { whileCalled, type WorkerAuth } from './hub/auth.ts'
 import { takeStreams } from '#kit'
@@ -124,7 +124,8 @@ function readRoutes(app: App, begin: Begin): void {
       }
       if (bytes !== undefined) void reply.header('content-length', bytes)
       if (etag !== undefined) void reply.header('etag', `"${etag}"`)
-      return reply.type('application/octet-stream').send(body)
+      const type = 'application/octet-stream'
+      return reply.type(isExecutable(file.entry.contentType) ? asExecutable(type) : type).send(body)
     },
   )
 }
@@ -165,7 +166,9 @@ function writeRoutes(app: App, begin: Begin): void {
       }
       // An empty body is no body to its parser.
       const body = Number(length) === 0 ? Buffer.alloc(0) : (request.body as Readable)
-      return files.write(...where, { body, ...when }, { signal: inTime(reply) })
+      const type = 'application/octet-stream'
+      const contentType = isExecutable(request.headers['content-type']) ? asExecutable(type) : type
+      return files.write(...where, { body, contentType, ...when }, { signal: inTime(reply) })
     },
   )
   app.delete(

@@ -3,6 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
 import type { Database, Statement } from '#contracts/database'
 import type { Keyring } from './envelope.ts'
+import { sealedByMasterKey, type SealedColumn, sealedColumns } from './sealed.ts'
 import { warnedBefore, withCurrent } from './store.ts'
 
 export interface SecretMetrics {
@@ -63,10 +64,22 @@ export async function tenantsOf(database: Database): Promise<readonly string[]> 
   return rows.map(({ id }) => id)
 }
 
+/** What other plugins have sealed counts as well. */
+const byMasterKeys = (tenantId: string, columns: readonly SealedColumn[]): readonly Statement[] => [
+  byMasterKey(tenantId),
+  ...columns.map((column) => sealedByMasterKey(tenantId, column)),
+]
+
 /** How many values of a tenant hang on each master key. */
-export async function countByMasterKey(database: Database, tenantId: string): Promise<ReadonlyMap<string, number>> {
-  const [rows] = await database.batch<[KeyRow[]]>(tenantId, [byMasterKey(tenantId)])
-  return new Map(rows.map(({ master_key: id, count }) => [id, count]))
+export async function countByMasterKey(
+  database: Database,
+  tenantId: string,
+  columns: readonly SealedColumn[],
+): Promise<ReadonlyMap<string, number>> {
+  const counts = new Map<string, number>()
+  const found = await database.batch<KeyRow[][]>(tenantId, byMasterKeys(tenantId, columns))
+  for (const { master_key: id, count } of found.flat()) counts.set(id, (counts.get(id) ?? 0) + count)
+  return counts
 }
 
 /** Between two counts, and between two tenants of one. */
@@ -99,13 +112,14 @@ export function startCensus(
       ['previous', 0],
       ['unknown', 0],
     ])
+    const columns = await sealedColumns(reads)
     for (const tenantId of await tenantsOf(reads)) {
-      const [found, wrapped] = await reads.batch<[StateRow[], KeyRow[]]>(tenantId, [
+      const [found, ...wrapped] = await reads.batch<[StateRow[], ...KeyRow[][]]>(tenantId, [
         byState(tenantId),
-        byMasterKey(tenantId),
+        ...byMasterKeys(tenantId, columns),
       ])
       for (const row of found) states.set(row.state, states.get(row.state)! + row.count)
-      for (const row of wrapped) keys.set(nameOf(row.master_key), keys.get(nameOf(row.master_key))! + row.count)
+      for (const row of wrapped.flat()) keys.set(nameOf(row.master_key), keys.get(nameOf(row.master_key))! + row.count)
       await rest(stepMs)
     }
     for (const [state, many] of states) stored.set({ state }, many)

@@ -113,24 +113,34 @@ function decrypt(key: Buffer, authenticated: Buffer, bytes: Buffer, owner: Owner
 const unreadable = ({ name, version }: Owner, why: string) =>
   secretErrors.secretUnreadable({ message: `Version ${version} of the secret '${name}' ${why}.` })
 
+// No secret has a name with a slash, so none of these opens as a secret, nor the other way round.
+const ownerOf = (tenantId: string, name: string): Owner => ({ tenantId, name: `sealed/${name}`, version: 1 })
+
+function inOne({ masterKey, wrappedKey, ciphertext }: Sealed): string {
+  return [masterKey, wrappedKey.toString('base64url'), ciphertext.toString('base64url')].join('.')
+}
+function partsOf(sealed: string): Sealed {
+  const [masterKey = '', wrappedKey = '', ciphertext = ''] = sealed.split('.')
+  const bytes = (text: string): Buffer => Buffer.from(text, 'base64url')
+  return { masterKey, wrappedKey: bytes(wrappedKey), ciphertext: bytes(ciphertext) }
+}
+
 /** Seals texts of other plugins: master key, wrapped data key and ciphertext in one, with dots between. */
 export function createSealer(keyring: Keyring): Sealer {
-  // No secret has a name with a slash, so none of these opens as a secret, nor the other way round.
-  const ownerOf = (tenantId: string, name: string): Owner => ({ tenantId, name: `sealed/${name}`, version: 1 })
   return {
-    seal(tenantId, name, value) {
-      const { masterKey, wrappedKey, ciphertext } = keyring.seal(ownerOf(tenantId, name), Buffer.from(value))
-      return [masterKey, wrappedKey.toString('base64url'), ciphertext.toString('base64url')].join('.')
-    },
+    seal: (tenantId, name, value) => inOne(keyring.seal(ownerOf(tenantId, name), Buffer.from(value))),
     open(tenantId, name, sealed) {
-      const [masterKey = '', wrappedKey = '', ciphertext = ''] = sealed.split('.')
-      const bytes = (text: string): Buffer => Buffer.from(text, 'base64url')
       try {
-        const stored = { masterKey, wrappedKey: bytes(wrappedKey), ciphertext: bytes(ciphertext) }
-        return keyring.open(ownerOf(tenantId, name), stored).toString()
+        return keyring.open(ownerOf(tenantId, name), partsOf(sealed)).toString()
       } catch {
         return undefined
       }
     },
   }
+}
+
+/** What a sealer sealed, under the current master key; as `Keyring.rewrap`. */
+export function resealed(keyring: Keyring, tenantId: string, name: string, sealed: string): string {
+  const parts = partsOf(sealed)
+  return inOne({ ...parts, ...keyring.rewrap(ownerOf(tenantId, name), parts) })
 }

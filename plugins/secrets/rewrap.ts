@@ -2,7 +2,8 @@ import { isAppError } from '#kernel'
 import type { Database, TenantTx } from '#contracts/database'
 import { secretErrors } from '#contracts/secrets'
 import { countByMasterKey, tenantsOf } from './census.ts'
-import type { Keyring, Wrapped } from './envelope.ts'
+import { type Keyring, resealed, type Wrapped } from './envelope.ts'
+import { replaceSealed, type SealedColumn, sealedColumns, takeSealed } from './sealed.ts'
 
 /** How the values of the installation hang on master keys. */
 export interface KeyCount {
@@ -15,8 +16,10 @@ export interface KeyCount {
 export async function countKeys(database: Database, keyring: Keyring): Promise<readonly KeyCount[]> {
   const counts = new Map<string, number>([[keyring.current, 0]])
   if (keyring.previous !== undefined) counts.set(keyring.previous, 0)
+  const columns = await sealedColumns(database)
   for (const tenantId of await tenantsOf(database)) {
-    for (const [id, count] of await countByMasterKey(database, tenantId)) counts.set(id, (counts.get(id) ?? 0) + count)
+    for (const [id, count] of await countByMasterKey(database, tenantId, columns))
+      counts.set(id, (counts.get(id) ?? 0) + count)
   }
   return [...counts].map(([masterKey, values]) => ({
     masterKey,
@@ -56,9 +59,13 @@ export interface Rewrapped {
   readonly failed: number
 }
 
+/** One transaction of a kind of values: those behind `last`. */
+type Batch<T> = Rewrapped & { readonly last: T | undefined }
+
 /**
- * Wraps every data key that hangs on the previous master key under the current one, tenant by tenant, while everything runs: each
- * value can be read with one of the two keys at any moment, and what was done is not done again.
+ * Wraps every data key that hangs on the previous master key under the current one, tenant by tenant, while everything runs: those
+ * of secrets, and of what other plugins have sealed. Each value can be read with one of the two keys at any moment, and what was
+ * done is not done again.
  */
 export async function rewrap(
   database: Database,
@@ -68,37 +75,61 @@ export async function rewrap(
   const { previous } = keyring
   let so: Rewrapped = { done: 0, failed: 0 }
   if (previous === undefined) return so
-  for (const tenantId of await tenantsOf(database)) {
-    let behind: Place | undefined = { name: '', version: 0 }
-    while (behind) {
-      const from: Place = behind
-      const batch = await database.tenant(tenantId, (tx) => rewrapSome(tx, keyring, previous, from))
+  const all = async <T>(tenantId: string, first: T, some: (tx: TenantTx, behind: T) => Promise<Batch<T>>) => {
+    let behind: T | undefined = first
+    while (behind !== undefined) {
+      const from: T = behind
+      const batch: Batch<T> = await database.tenant(tenantId, (tx) => some(tx, from))
       behind = batch.last
-      if (!behind) break
+      if (behind === undefined) break
       so = { done: so.done + batch.done, failed: so.failed + batch.failed }
       await onProgress(so)
+    }
+  }
+  const columns = await sealedColumns(database)
+  for (const tenantId of await tenantsOf(database)) {
+    const first: Place = { name: '', version: 0 }
+    await all(tenantId, first, (tx, behind) => rewrapSome(tx, keyring, previous, behind))
+    for (const column of columns) {
+      await all(tenantId, '', (tx, behind) => resealSome(tx, keyring, previous, { column, behind }))
     }
   }
   return so
 }
 
-async function rewrapSome(
-  tx: TenantTx,
-  keyring: Keyring,
-  previous: string,
-  behind: Place,
-): Promise<Rewrapped & { readonly last: Place | undefined }> {
+async function rewrapSome(tx: TenantTx, keyring: Keyring, previous: string, behind: Place): Promise<Batch<Place>> {
   const { tenantId } = tx
   const rows = await tx.query<Row>(oldOnes(tenantId, previous, behind))
+  const failed = await moved(rows, async (row) => {
+    const wrapped = { masterKey: previous, wrappedKey: row.wrapped_key }
+    await tx.query(store(tenantId, row, keyring.rewrap({ tenantId, name: row.name, version: row.version }, wrapped)))
+  })
+  return { done: rows.length - failed, failed, last: rows.at(-1) }
+}
+
+async function resealSome(
+  tx: TenantTx,
+  keyring: Keyring,
+  masterKey: string,
+  { column, behind }: { readonly column: SealedColumn; readonly behind: string },
+): Promise<Batch<string>> {
+  const rows = await takeSealed(tx, column, { masterKey, behind, most: atOnce })
+  const failed = await moved(rows, ({ name, sealed }) =>
+    replaceSealed(tx, column, { sealed, by: resealed(keyring, tx.tenantId, name, sealed) }),
+  )
+  return { done: rows.length - failed, failed, last: rows.at(-1)?.sealed }
+}
+
+/** How many could not be read. */
+async function moved<T>(rows: readonly T[], move: (row: T) => Promise<void>): Promise<number> {
   let failed = 0
   for (const row of rows) {
-    const wrapped = { masterKey: previous, wrappedKey: row.wrapped_key }
     try {
-      await tx.query(store(tenantId, row, keyring.rewrap({ tenantId, name: row.name, version: row.version }, wrapped)))
+      await move(row)
     } catch (error) {
       if (!isAppError(error) || error.code !== secretErrors.secretUnreadable.row.code) throw error
       failed++
     }
   }
-  return { done: rows.length - failed, failed, last: rows.at(-1) }
+  return failed
 }

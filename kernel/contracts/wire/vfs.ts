@@ -111,6 +111,17 @@ export const vfsWire = {
     headers: view,
     errors: [invalidRequest, ...seen],
   },
+  /** As `list` without a path, for whoever leaves the last slash out. */
+  listMount: {
+    ...of('files'),
+    ...inGet(vfs.VfsList),
+    path: '/vfs/list/:mount',
+    summary: 'List a mount',
+    params: oneMount,
+    query: vfs.VfsListQuery,
+    headers: view,
+    errors: [invalidRequest, ...seen],
+  },
   read: {
     ...of('files'),
     method: 'GET',

@@ -3,7 +3,7 @@ import { isAppError } from '#kernel'
 import { objectErrors } from '#contracts/object-store'
 import type { SessionVfs } from '#contracts/session-vfs'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
-import { isMountName, isVfsPath, maxPathBytes, type VfsEntry, vfsErrors } from '#contracts/vfs'
+import { folderOf, isMountName, isVfsPath, maxPathBytes, type VfsEntry, vfsErrors } from '#contracts/vfs'
 import { settleFilesMs } from '#contracts/wire/worker'
 import { readText } from './text.ts'
 
@@ -202,9 +202,10 @@ const list = tool(
     const cursor = input['cursor'] === undefined ? {} : { cursor: String(input['cursor']) }
     const query = { signal, limit: mostListed, recursive: input['recursive'] === true, ...cursor }
     const { entries, cursor: next } = await files.list(mount, path, query)
-    if (entries.length === 0) return ok('[There are no files.]')
+    const shown = entries.filter((entry) => folderOf(`/${entry.path}`) === undefined)
+    if (shown.length === 0 && next === undefined) return ok('[There are no files.]')
     const more = next === undefined ? [] : [`[There are more: cursor ${next}]`]
-    return ok([...entries.map((entry) => lineOf(mount, entry)), ...more].join('\n'))
+    return ok([...shown.map((entry) => lineOf(mount, entry)), ...more].join('\n'))
   },
 )
 

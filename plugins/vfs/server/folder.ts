@@ -5,7 +5,7 @@ import { type FileHandle, mkdir, open, readdir, rename, rm, rmdir, unlink } from
 import { Readable } from 'node:stream'
 import { isAppError } from '#kernel'
 import { type ByteRange, type NewObject, objectErrors, type WriteCondition } from '#contracts/object-store'
-import { isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
+import { asExecutable, isExecutable, isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
 import { contentTypeOf } from '#kit/files'
 import { belowOf, type FileInfo, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
 
@@ -59,7 +59,7 @@ export class FolderTree implements Tree {
     })
   }
 
-  put(path: string, { body, when }: NewObject) {
+  put(path: string, { body, contentType, when }: NewObject) {
     return told(async () => {
       if (isHidden(path)) throw vfsErrors.invalidPath()
       const root = await this.#enter([])
@@ -70,7 +70,7 @@ export class FolderTree implements Tree {
         if (!waiting) throw vfsErrors.mountUnavailable({ message: `${incoming} of this mount is no folder.` })
         const temporary = `${pathOf(waiting)}/${randomUUID()}`
         try {
-          await write(temporary, body)
+          await write(temporary, body, isExecutable(contentType) ? 0o755 : 0o644)
           return await this.#inTurn(() => this.#moveTo(path, temporary, when))
         } catch (error) {
           await rm(temporary, { force: true })
@@ -233,11 +233,12 @@ async function openFile(folder: FileHandle, name: string): Promise<FileHandle | 
   }
 }
 
-const infoOf = (path: string, { size, mtimeNs, ino }: BigIntStats): FileInfo => ({
+const typeOf = (path: string): string => contentTypeOf(path) ?? 'application/octet-stream'
+const infoOf = (path: string, { size, mtimeNs, ino, mode }: BigIntStats): FileInfo => ({
   path,
   kind: 'file',
   bytes: Number(size),
-  contentType: contentTypeOf(path) ?? 'application/octet-stream',
+  contentType: mode & 0o100n ? asExecutable(typeOf(path)) : typeOf(path),
   updatedAt: new Date(Number(mtimeNs / 1_000_000n)).toISOString(),
   etag: `${mtimeNs.toString(36)}-${size.toString(36)}-${ino.toString(36)}`,
 })
@@ -246,8 +247,8 @@ const holds = ({ ifMatch, ifNoneMatch }: WriteCondition, before: FileInfo | unde
   !(ifNoneMatch && before) &&
   (ifMatch === undefined || (before !== undefined && (ifMatch === '*' || ifMatch === before.etag)))
 
-async function write(path: string, body: AsyncIterable<Uint8Array>): Promise<void> {
-  const file = await open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0o644)
+async function write(path: string, body: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
+  const file = await open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, mode)
   try {
     // A write may take less than it was given, and say so without an error.
     for await (const chunk of body)

@@ -52,6 +52,14 @@ export function fileRoutes(app: App, callers: Callers, mounts: Mounts, files: Fi
   )
   serve(
     app,
+    vfsWire.listMount,
+    async ({ caller, headers, params, query }) => ({
+      json: await files.list(viewOf(caller.tenantId, headers), params.mount, '', query),
+    }),
+    callers,
+  )
+  serve(
+    app,
     vfsWire.search,
     async ({ caller, headers, query }) => ({ json: await files.search(viewOf(caller.tenantId, headers), query) }),
     callers,

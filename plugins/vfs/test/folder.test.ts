@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { link, mkdir, mkdtemp, readdir, readFile, rename, rm, symlink, writeFile } from 'node:fs/promises'
+import { link, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
@@ -42,6 +42,10 @@ test('a folder: what is in it is read and written whole, and folders go with the
   }
   await assert.rejects(client.write(acme, 'docs', 'dir/a.md', { body: broken() }))
   assert.equal(await read('dir/a.md'), 'hello')
+  await client.write(acme, 'docs', 'run.md', { body: Buffer.from('#!'), contentType: 'text/x; executable=1' })
+  assert.equal((await stat(join(folder, 'run.md'))).mode & 0o777, 0o755)
+  assert.equal((await client.read(acme, 'docs', 'run.md'))?.entry.contentType, 'text/markdown; executable=1')
+  await client.remove(acme, 'docs', 'run.md')
   const written = await client.write(acme, 'docs', 'new/b', { body: Buffer.from('b'), ifNoneMatch: '*' })
   await assert.rejects(client.write(acme, 'docs', 'new/b', { body: Buffer.from('c'), ifMatch: found!.entry.etag! }), {
     code: 'precondition_failed',

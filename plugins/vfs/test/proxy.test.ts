@@ -335,7 +335,7 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
   )
   // Another tenant's session is as unknown as any.
   const foreign = await ask('GET', '/api/vfs/list/scratch/', { key: 'globex', 'x-vfs-session': 's1' })
-  const unknown = await ask('GET', '/api/vfs/list/scratch/', { key: 'globex', 'x-vfs-session': 's2' })
+  const unknown = await ask('GET', '/api/vfs/list/scratch', { key: 'globex', 'x-vfs-session': 's2' })
   assert.deepEqual([foreign.status, unknown.status], [404, 404])
   assert.deepEqual([...data.keys()], ['vfs'])
   assert.deepEqual(await data.get('vfs')!.erase('acme'), { deleted: 2, more: false })

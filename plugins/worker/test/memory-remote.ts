@@ -17,6 +17,8 @@ export class MemoryRemote implements RemoteFiles {
   away: Error | undefined
   /** Writes of a path fail so. */
   readonly refused = new Map<string, string>()
+  /** Paths of files that may be executed. */
+  readonly executable = new Set<string>()
   readonly asked: string[] = []
 
   constructor(...mounts: readonly string[]) {
@@ -51,9 +53,9 @@ export class MemoryRemote implements RemoteFiles {
     const body = (async function* () {
       yield Buffer.from(text)
     })()
-    return { etag: etagOf(text), body }
+    return { etag: etagOf(text), executable: this.executable.has(path), body }
   }
-  async write({ mount, path, bytes, body, expected }: Parameters<RemoteFiles['write']>[0]) {
+  async write({ mount, path, bytes, executable, body, expected }: Parameters<RemoteFiles['write']>[0]) {
     this.asked.push(`write ${path}`)
     if (this.away) throw this.away
     const refused = this.refused.get(path)
@@ -63,6 +65,8 @@ export class MemoryRemote implements RemoteFiles {
     const there = this.of(mount).get(path)
     if ((there === undefined ? undefined : etagOf(there)) !== expected) return 'changed' as const
     this.of(mount).set(path, said.toString())
+    if (executable) this.executable.add(path)
+    else this.executable.delete(path)
     return etagOf(said.toString())
   }
   async remove(mount: string, path: string, etag: string) {

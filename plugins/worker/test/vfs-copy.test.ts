@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { execFileSync } from 'node:child_process'
-import { mkdir, readdir, readFile, rename, rm, stat, symlink, truncate, writeFile } from 'node:fs/promises'
+import { chmod, mkdir, readdir, readFile, rename, rm, stat, symlink, truncate, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { pino } from 'pino'
@@ -61,6 +61,7 @@ test('files come, changes and deletions go both ways, and what is the same is no
   )
   assert.deepEqual(Object.fromEntries(data), {
     'a.txt': 'a, changed',
+    'deep/er/.agent-orc-folder': '',
     'new/größe.txt': 'new',
     'new/nothing': '',
     empty: '',
@@ -81,7 +82,50 @@ test('files come, changes and deletions go both ways, and what is the same is no
   await rm(join(root, 'data/a.txt'))
   await write('data/a.txt/inside', 'x')
   assert.equal(await settle(), '')
-  assert.deepEqual([...data.keys()].toSorted(), ['a.txt/inside', 'empty', 'later.txt'])
+  assert.deepEqual([...data.keys()].toSorted(), ['a.txt/inside', 'deep/er/.agent-orc-folder', 'empty', 'later.txt'])
+})
+
+test('what may be executed and empty folders go both ways', async (t) => {
+  const { remote, settle, write, files, root } = await setup(t)
+  const data = remote.of('data')
+  const modeOf = async (path: string) => ((await stat(join(root, 'data', path))).mode & 0o777).toString(8)
+  const marker = (folder: string) => `${folder}/.agent-orc-folder`
+  data.set('run', '#!').set('text', 'x').set(marker('there'), '')
+  remote.executable.add('run')
+  await settle()
+  assert.deepEqual([await modeOf('run'), await modeOf('text')], ['755', '644'])
+  assert.deepEqual(await readdir(join(root, 'data/there')), [])
+  assert.deepEqual(await files('data'), ['run', 'text'])
+
+  await write('data/mine', '#!')
+  await chmod(join(root, 'data/mine'), 0o755)
+  await chmod(join(root, 'data/run'), 0o644)
+  await mkdir(join(root, 'data/a/b'), { recursive: true })
+  assert.equal(await settle(), '')
+  assert.deepEqual([...remote.executable], ['mine'])
+  assert.deepEqual(data.get(marker('a/b')), '')
+  remote.asked.length = 0
+  assert.equal(await settle(), '')
+  assert.deepEqual(remote.asked, ['tree'])
+
+  // One that has a file is empty no more, on either side; one that goes takes what stood for it along.
+  await write('data/there/file', 'x')
+  data.set('a/b/file', 'x')
+  assert.equal(await settle(), '')
+  assert.deepEqual(await files('data'), ['a/b/file', 'mine', 'run', 'text', 'there/file'])
+  assert.equal(data.has(marker('there')), false)
+  data.delete('a/b/file')
+  await settle()
+  await rm(join(root, 'data/a'), { recursive: true })
+  await mkdir(join(root, 'data/both'))
+  data.set(marker('both'), '')
+  assert.equal(await settle(), '')
+  assert.deepEqual([...data.keys()].toSorted(), [marker('both'), 'mine', 'run', 'text', 'there/file'])
+  data.delete(marker('both'))
+  await settle()
+  assert.deepEqual((await readdir(join(root, 'data'))).toSorted(), ['mine', 'run', 'text', 'there'])
+  await write('data/there/.agent-orc-folder', 'x')
+  assert.match(await settle(), /there\/\.agent-orc-folder.*stands for an empty folder/)
 })
 
 test('of a file that both have written nothing is lost, and a change goes before a deletion', async (t) => {

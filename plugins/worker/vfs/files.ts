@@ -3,12 +3,14 @@ import { constants } from 'node:fs'
 import { chmod, lstat, mkdir, open, readFile, rename, rm, rmdir, unlink } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { Readable } from 'node:stream'
+import { folderOf } from '#contracts/vfs'
 import { type LocalFile, localFile, stampOf } from './scan.ts'
 
 /** A file that was fetched, and is not in its place yet. */
 export interface Fetched {
   readonly file: string
   readonly etag: string
+  readonly executable: boolean
 }
 
 /** The folder of a mount in the sandbox. A file is whole or as it was before; no link is written through where a file is meant. */
@@ -26,7 +28,11 @@ export class MountFolder {
     return localFile(join(this.folder, path))
   }
   /** Writes what comes beside the mount. Rejects when it is more than `most`. */
-  async fetch(body: AsyncIterable<Uint8Array>, most: number, etag: string): Promise<Fetched> {
+  async fetch(
+    body: AsyncIterable<Uint8Array>,
+    most: number,
+    of: Pick<Fetched, 'etag' | 'executable'>,
+  ): Promise<Fetched> {
     await mkdir(this.#incoming, { recursive: true })
     const file = join(this.#incoming, randomBytes(8).toString('hex'))
     const handle = await open(file, 'wx', 0o644)
@@ -37,7 +43,7 @@ export class MountFolder {
         if (bytes > most) throw new Error('a file is larger than it was said to be')
         await handle.write(part)
       }
-      return { file, etag }
+      return { file, ...of }
     } catch (error) {
       await rm(file, { force: true })
       throw error
@@ -56,14 +62,20 @@ export class MountFolder {
     readOnly: boolean,
   ): Promise<LocalFile | undefined> {
     const target = join(this.folder, path)
+    const folder = folderOf(target)
+    if (folder !== undefined) {
+      await this.drop(fetched)
+      await mkdir(folder, { recursive: true })
+      return this.find(path)
+    }
     try {
       const there = await lstat(target, { bigint: true }).catch(() => undefined)
       if ((there && stampOf(there)) !== here?.stamp) {
         await this.drop(fetched)
         return undefined
       }
-      // The VirtualFS knows no executable files, so those of the sandbox stay what they are.
-      const executable = there ? Number(there.mode) & 0o111 : 0
+      // Whoever writes it without a sandbox may not know that it is one to execute, so those of the sandbox stay what they are.
+      const executable = fetched.executable ? 0o111 : there ? Number(there.mode) & 0o111 : 0
       if (readOnly || executable) await chmod(fetched.file, (readOnly ? 0o444 : 0o644) | executable)
       await rename(fetched.file, target).catch(async (error: NodeJS.ErrnoException) => {
         if (error.code !== 'ENOENT') throw error
@@ -78,6 +90,7 @@ export class MountFolder {
   }
   /** The bytes of a file as it is now; undefined when it is another one than the one that was found. */
   async read(path: string, { bytes, stamp }: LocalFile): Promise<Readable | undefined> {
+    if (folderOf(path) !== undefined) return Readable.from([])
     const { O_RDONLY, O_NOFOLLOW, O_NONBLOCK } = constants
     const handle = await open(join(this.folder, path), O_RDONLY | O_NOFOLLOW | O_NONBLOCK).catch(() => undefined)
     if (!handle) return undefined
@@ -94,13 +107,14 @@ export class MountFolder {
     return handle.createReadStream({ start: 0, end: bytes - 1 })
   }
   async isSame(path: string, { file }: Fetched): Promise<boolean> {
+    if (folderOf(path) !== undefined) return true
     const [here, there] = await Promise.all([readFile(join(this.folder, path)), readFile(file)])
     return here.equals(there)
   }
   /** Removes a file that has not changed, and the folders that are empty without it. */
   async remove(path: string, { stamp }: LocalFile): Promise<void> {
     if ((await this.find(path))?.stamp !== stamp) return
-    await unlink(join(this.folder, path))
+    if (folderOf(path) === undefined) await unlink(join(this.folder, path))
     for (let at = dirname(path); at !== '.'; at = dirname(at)) {
       const isGone = await rmdir(join(this.folder, at)).then(
         () => true,

@@ -105,7 +105,9 @@ export class MountSettling {
   async #fetch({ path, etag }: RemoteEntry, signal: AbortSignal): Promise<Fetched | undefined> {
     const { remote, mount, share } = this.#options
     const file = await remote.read(mount.name, path, signal)
-    return file && this.#folder.fetch(file.body, share.fileBytes, file.etag ?? etag)
+    if (!file) return undefined
+    const { body, executable } = file
+    return this.#folder.fetch(body, share.fileBytes, { etag: file.etag ?? etag, executable })
   }
   async #place(fetched: Fetched, path: string, here: LocalFile | undefined): Promise<void> {
     const { mount, known } = this.#options
@@ -118,7 +120,7 @@ export class MountSettling {
     // It is being written: the next time it is whole, perhaps.
     if (!body) return
     const etag = await remote
-      .write({ mount: mount.name, path, bytes: here.bytes, body, expected }, signal)
+      .write({ mount: mount.name, path, bytes: here.bytes, executable: here.executable, body, expected }, signal)
       // It may not have been read to its end, and holds a file.
       .finally(() => body.destroy())
     this.wrote = true

@@ -1,4 +1,5 @@
 import type { CopyShare, TreeMount } from '#contracts/session-vfs'
+import { folderOf } from '#contracts/vfs'
 import { isBlocked, type LocalFile, type Scan } from './scan.ts'
 
 /** A file as the sandbox and the VirtualFS had it when both had the same. */
@@ -48,6 +49,7 @@ export interface Settled {
 export function planOf(settled: Settled): Plan {
   const { mount, share, scan, known } = settled
   const there = new Map(mount.files.map((file) => [file.path, file]))
+  withoutFull(there, mount.files)
   const wanted = wantedOf(mount, share)
   const steps: Step[] = []
   const refused: [string, string][] = [...scan.odd]
@@ -70,6 +72,17 @@ export function planOf(settled: Settled): Plan {
     else if (step) steps.push(step)
   }
   return { steps, refused, partial: !mount.complete || wanted.size < mount.files.length }
+}
+
+/** Takes out what stands for empty folders that have files by now. */
+function withoutFull(there: Map<string, RemoteEntry>, files: readonly RemoteEntry[]): void {
+  const folders = new Set<string>()
+  for (const { path } of files) {
+    // The folder that such a file is in counts for those above alone.
+    const from = folderOf(path) === undefined ? path : folderOf(path)!
+    for (let end = from.lastIndexOf('/'); end > 0; end = from.lastIndexOf('/', end - 1)) folders.add(from.slice(0, end))
+  }
+  for (const path of [...there.keys()]) if (folders.has(folderOf(path) ?? '')) there.delete(path)
 }
 
 interface Sides {

@@ -2,6 +2,7 @@ import type { Readable } from 'node:stream'
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { VfsTree } from '#contracts/session-vfs'
+import { asExecutable, isExecutable } from '#contracts/vfs'
 import { workerPaths } from '#contracts/wire/worker'
 import { readBody, type Reply } from '#kit'
 import { workerErrors } from '../errors.ts'
@@ -30,6 +31,7 @@ export interface RemoteFiles {
 
 interface RemoteFile {
   readonly etag: string | undefined
+  readonly executable: boolean
   readonly body: AsyncIterable<Buffer>
 }
 
@@ -37,6 +39,7 @@ interface Upload {
   readonly mount: string
   readonly path: string
   readonly bytes: number
+  readonly executable: boolean
   readonly body: Readable
   readonly expected: Expected
 }
@@ -60,14 +63,16 @@ export function remoteFiles(identity: WorkerIdentity, connection: Connection): R
     },
     async read(mount, path, signal) {
       const reply = await connection.open({ method: 'GET', path: paths().vfsFile(mount, path) }, signal)
-      if (reply.status === 200) return { etag: etagOf(reply), body: reply.body }
+      const executable = isExecutable(reply.headers['content-type']?.toString())
+      if (reply.status === 200) return { etag: etagOf(reply), executable, body: reply.body }
       const error = await refusalOf(reply)
       if (reply.status === 404) return undefined
       throw error
     },
-    async write({ mount, path, bytes, body, expected }, signal) {
+    async write({ mount, path, bytes, executable, body, expected }, signal) {
       const condition = expected === undefined ? { 'if-none-match': '*' } : { 'if-match': `"${expected}"` }
-      const headers = { 'content-type': 'application/octet-stream', 'content-length': String(bytes), ...condition }
+      const type = executable ? asExecutable('application/octet-stream') : 'application/octet-stream'
+      const headers = { 'content-type': type, 'content-length': String(bytes), ...condition }
       const request = { method: 'PUT', path: paths().vfsFile(mount, path), headers, body } as const
       const reply = await connection.open(request, signal)
       if (reply.status !== 412) return (await jsonOf(reply, Written, maxSmallBytes)).etag

@@ -1,13 +1,14 @@
 import { type BigIntStats } from 'node:fs'
 import { lstat, opendir } from 'node:fs/promises'
 import { join } from 'node:path'
-import { isVfsPath } from '#contracts/vfs'
+import { emptyFolder, folderOf, isVfsPath } from '#contracts/vfs'
 
-/** A file as it is on disk. */
+/** A file as it is on disk, or an empty folder by the name of the file that stands for it. */
 export interface LocalFile {
   readonly bytes: number
   /** Another one after every change: a program can set the time of a file, but not when it did so. */
   readonly stamp: string
+  readonly executable: boolean
 }
 
 /** What is in the folder of a mount. */
@@ -22,10 +23,28 @@ export interface Scan {
 
 export const stampOf = ({ ino, size, mtimeNs, ctimeNs }: BigIntStats): string => `${ino}:${size}:${mtimeNs}:${ctimeNs}`
 
-/** The file at a path; undefined when there is none, or something else. */
+const fileOf = (info: BigIntStats): LocalFile => ({
+  bytes: Number(info.size),
+  stamp: stampOf(info),
+  executable: (info.mode & 0o100n) !== 0n,
+})
+/** Nothing of an empty folder can change but that it is one. */
+const anEmptyFolder: LocalFile = { bytes: 0, stamp: 'folder', executable: false }
+
+/** The file or empty folder at a path; undefined when there is none, or something else. */
 export async function localFile(path: string): Promise<LocalFile | undefined> {
+  const folder = folderOf(path)
+  if (folder !== undefined) return (await isEmpty(folder)) ? anEmptyFolder : undefined
   const info = await lstat(path, { bigint: true }).catch(() => undefined)
-  return info?.isFile() ? { bytes: Number(info.size), stamp: stampOf(info) } : undefined
+  return info?.isFile() ? fileOf(info) : undefined
+}
+
+async function isEmpty(folder: string): Promise<boolean> {
+  if (!(await lstat(folder).catch(() => undefined))?.isDirectory()) return false
+  const entries = await opendir(folder).catch(() => undefined)
+  const first = await entries?.read()
+  await entries?.close()
+  return first === null
 }
 
 /** Looks at `most` entries. Undefined when the folder is not there; 'no folder' when something else is. */
@@ -43,8 +62,10 @@ export async function scan(folder: string, most: number): Promise<Scan | 'no fol
       if (at !== '') odd.set(at, 'the folder cannot be read')
       continue
     }
+    let isEmptyFolder = at !== '' && isVfsPath(`${at}/${emptyFolder}`)
     // Not all at once: a folder may have any number of them.
     for await (const { name } of entries) {
+      isEmptyFolder = false
       if (left-- <= 0) return { files, odd, cut: true }
       const path = at === '' ? name : `${at}/${name}`
       const info = await lstat(join(folder, path), { bigint: true }).catch(() => undefined)
@@ -53,9 +74,11 @@ export async function scan(folder: string, most: number): Promise<Scan | 'no fol
         if (name.includes('\ufffd')) odd.set(path, 'the name is no UTF-8')
       } else if (!isVfsPath(path)) odd.set(path, 'the virtual file system takes no such name')
       else if (info.isDirectory()) waiting.push(path)
-      else if (info.isFile()) files.set(path, { bytes: Number(info.size), stamp: stampOf(info) })
+      else if (name === emptyFolder) odd.set(path, 'the name stands for an empty folder')
+      else if (info.isFile()) files.set(path, fileOf(info))
       else odd.set(path, info.isSymbolicLink() ? 'links are not kept' : 'it is no regular file')
     }
+    if (isEmptyFolder) files.set(`${at}/${emptyFolder}`, anEmptyFolder)
   }
   return { files, odd, cut: false }
 }
