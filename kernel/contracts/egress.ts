@@ -13,6 +13,9 @@ export const egressErrors = errorTable('egress', {
 /** TRACE has its server repeat what it was sent, secrets included, and CONNECT hides what is said. */
 export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'] as const
 
+/** A shorter value is part of too much other text to be looked for in what a host answers, so no host is sent one. */
+export const shortestSecret = 8
+
 /** Headers of a connection, not of what is said over it: nobody in between passes them on. */
 export const connectionHeaders: ReadonlySet<string> = new Set([
   'connection',

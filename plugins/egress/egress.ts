@@ -1,9 +1,9 @@
 import type { TenantList } from '#kernel'
-import { connectionHeaders, type Egress, type EgressEntry, type EgressHost } from '#contracts/egress'
+import { connectionHeaders, type Egress, type EgressEntry, type EgressHost, shortestSecret } from '#contracts/egress'
 import { type HeaderMap, secretErrors, type Secrets, secretsIn } from '#contracts/secrets'
 import { isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
-import { invalidEgress, missingSecret, needsSandbox, notForTenant, tooLong, tooManySecrets } from './errors.ts'
+import { invalidEgress, missingSecret, needsSandbox, notForTenant, tooLong, tooManySecrets, tooShort } from './errors.ts'
 
 /** Of a profile: all of their values travel with each attempt. */
 const mostSecrets = 50
@@ -58,7 +58,7 @@ export function createEgress({ tenants, hosts, ownHosts }: Allowed, secrets: Sec
   }
 }
 
-/** The values that the headers of a host refer to, by name; one that no header may have is refused as for any other header. */
+/** The values that the headers of a host refer to, by name; one that no header may have is refused as for any other header, and so is one that could not be found in an answer. */
 async function valuesOf(secrets: Secrets | undefined, tenantId: string, { host, headers }: EgressHost) {
   const names = secretsOf(headers)
   if (names.length === 0) return {}
@@ -67,6 +67,8 @@ async function valuesOf(secrets: Secrets | undefined, tenantId: string, { host, 
   const values = await secrets.headers(tenantId, references, `egress/${host}`)
   const long = names.find((name) => values[name]!.length > mostBytes)
   if (long !== undefined) throw tooLong(long, mostBytes)
+  const short = names.find((name) => values[name]!.length < shortestSecret)
+  if (short !== undefined) throw tooShort(short, shortestSecret)
   return values
 }
 

@@ -23,3 +23,7 @@ export const tooLong = (name: string, most: number) =>
   secretErrors.secretUnfit({
     message: `The value of the secret '${name}' cannot be part of a header for a host of egress: it has more than ${most} bytes.`,
   })
+export const tooShort = (name: string, least: number) =>
+  secretErrors.secretUnfit({
+    message: `The value of the secret '${name}' has less than ${least} characters, so it could not be found where a host repeats it: write what is no secret into the header itself, and give hosts longer credentials.`,
+  })

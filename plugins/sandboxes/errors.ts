@@ -98,6 +98,10 @@ export const sandboxErrors = errorTable('sandboxes', {
     status: 405,
     message: 'Write http:// in place of https://: the runner speaks TLS with the host, and opens no tunnels.',
   },
+  noWebSockets: {
+    status: 501,
+    message: 'The runner passes no WebSockets on: use the HTTP interface of the host, which may stream its answers.',
+  },
   invalidTarget: { status: 400, message: 'This is no address of a host: ask for http://<host>/<path>.' },
   egressNotAllowed: {
     status: 403,

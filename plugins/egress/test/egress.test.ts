@@ -153,4 +153,6 @@ test('secrets are named when the profile is written, and resolved for each attem
   const long = { headers: async () => ({ github: 'x'.repeat(16_385) }) }
   const other = await egressWith(t, {}, long)
   await assert.rejects(other.egress.resolve('acme', [entry('github')]), { code: 'secret_unfit' })
+  const short = await egressWith(t, {}, { headers: async () => ({ github: '1234567' }) })
+  await assert.rejects(short.egress.resolve('acme', [entry('github')]), /less than 8 characters/)
 })

@@ -12,8 +12,6 @@ import { bodyOf, lengthOf } from './forward.ts'
 import { addressRefused, type Admitted, type RunEgress } from './run-egress.ts'
 import { authorityOf, type Target } from './target.ts'
 
-/** A request, its answer included. */
-const requestMs = 10 * 60_000
 const maxAnswerBytes = 64 * 1024 * 1024
 
 export interface HostRequest {
@@ -30,7 +28,7 @@ export interface HostRequest {
 export async function askHost(request: FastifyRequest, reply: FastifyReply, asked: HostRequest): Promise<void> {
   const { run, target, admitted } = asked
   const late = new AbortController()
-  const timer = setTimeout(() => late.abort(sandboxErrors.egressTooLate()), requestMs)
+  const timer = setTimeout(() => late.abort(sandboxErrors.egressTooLate()), run.requestMs)
   reply.raw.once('close', () => clearTimeout(timer))
   const body = bodyOf(request, {})
   const {

@@ -43,6 +43,7 @@ const refusals = [
   sandboxErrors.egressTooLate,
   sandboxErrors.egressAnswerTooLarge,
   sandboxErrors.egressAnswerEncoded,
+  sandboxErrors.noWebSockets,
 ] as const
 const answers = {
   200: { description: 'As the host answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
@@ -64,6 +65,7 @@ export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
       log.info({ sessionId: run.sessionId, host: authorityOf(target), status }, 'egress')
     }
     try {
+      if (request.headers.upgrade?.toLowerCase() === 'websocket') throw sandboxErrors.noWebSockets()
       const admitted = run.admit(target, request.method)
       place = admitted.place
       // What is begun for a caller who has left would never be over.

@@ -1,5 +1,5 @@
-/** A shorter value is part of too much other text to be looked for. */
-const shortest = 8
+import { shortestSecret } from '#contracts/egress'
+
 const star = 0x2a
 
 /**
@@ -12,7 +12,7 @@ export class Mask {
   readonly #longest: number
 
   constructor(values: readonly string[]) {
-    const forms = values.filter((value) => value.length >= shortest).flatMap(formsOf)
+    const forms = values.filter((value) => value.length >= shortestSecret).flatMap(formsOf)
     const distinct = [...new Map(forms.map((form) => [form.toString('latin1'), form])).values()]
     // A longer form that holds a shorter one goes first.
     this.#needles = distinct.toSorted((a, b) => b.length - a.length)

@@ -19,6 +19,8 @@ import { authorityOf, isOn, isWithin, type Target } from './target.ts'
 /** How many requests of a run may be under way at once. */
 export const requestsAtOnce = 16
 const connectMs = 10_000
+/** How long a request may take, its answer included. */
+const longestMs = 10 * 60_000
 /** How long a host may be silent, before its answer and in it. */
 const silentMs = 300_000
 
@@ -38,6 +40,8 @@ export interface EgressSettings {
   /** Authorities of hosts beside those of the system, as PEM. */
   readonly ca?: () => string | undefined
   readonly resolve?: Resolve
+  /** Ten minutes unless given. */
+  readonly requestMs?: number
 }
 
 /**
@@ -60,6 +64,10 @@ export class RunEgress {
     this.#settings = settings
   }
 
+  /** How long a request may take, its answer included. */
+  get requestMs(): number {
+    return this.#settings.requestMs ?? longestMs
+  }
   /** Aborts when the run is over. */
   get signal(): AbortSignal {
     return this.#over.signal

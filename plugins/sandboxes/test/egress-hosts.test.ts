@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { type IncomingMessage, request, type ServerResponse } from 'node:http'
 import { connect } from 'node:net'
 import { Readable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
@@ -277,6 +278,79 @@ test('both ways are streams: an answer begins before the request has ended', asy
   assert.equal(Buffer.from((await reader.read()).value!).toString(), 'two')
   await writer.close()
   assert.equal((await reader.read()).done, true)
+})
+
+test('a reader who takes nothing holds the host back, and the host one who sends', { timeout: 60_000 }, async (t) => {
+  let sent = 0
+  const chunk = Buffer.alloc(256 * 1024, 'x')
+  const host = await tlsHost(t)
+  host.server.removeAllListeners('request')
+  host.server.on('request', (incoming: IncomingMessage, response: ServerResponse) => {
+    // The body of a request that is sent here is never read.
+    if (incoming.method === 'POST') return
+    const more = (): void => {
+      while (!response.destroyed && sent < 60 * 1024 * 1024) {
+        sent += chunk.length
+        if (!response.write(chunk)) return
+      }
+    }
+    response.writeHead(200).on('drain', more)
+    more()
+  })
+  const { access } = await egressOf(t, { hosts: [own(host.port, { headers: bearer })], secrets: { token: value } })
+  const authorization = `Bearer ${access.key}`
+  const held = async (count: () => number): Promise<void> => {
+    for (let [before, same] = [-1, 0]; same < 3; before = count()) {
+      same = count() === before ? same + 1 : 0
+      await new Promise((resolve) => setTimeout(resolve, 200))
+    }
+  }
+  const download = request(`${access.baseUrl}/${host.name}/`, { headers: { authorization } }).end()
+  const [answer] = (await once(download, 'response')) as [IncomingMessage]
+  await once(answer, 'readable')
+  await held(() => sent)
+  assert.ok(sent < 40 * 1024 * 1024, `${sent} bytes were taken from the host`)
+  download.destroy()
+
+  const upload = request(`${access.baseUrl}/${host.name}/`, { method: 'POST', headers: { authorization } })
+  upload.on('error', () => {})
+  let taken = 0
+  const push = (): void => {
+    while (taken < 30 * 1024 * 1024) {
+      taken += chunk.length
+      if (!upload.write(chunk)) return
+    }
+  }
+  upload.on('drain', push)
+  push()
+  await held(() => taken)
+  assert.ok(taken < 25 * 1024 * 1024, `${taken} bytes were taken from the sandbox`)
+  upload.destroy()
+})
+
+test('a request that takes too long is ended, before its answer and in it', { timeout: 60_000 }, async (t) => {
+  const respond: Parameters<typeof tlsHost>[1] = ({ target }, response) => {
+    if (target === '/begun') response.writeHead(200).write('x')
+  }
+  const { get, host } = await reaching(t, {}, respond, { requestMs: 1_500 })
+  const at = `http://localhost:${host.port}`
+  const [silent] = await Promise.all([
+    get(`${at}/silent`),
+    assert.rejects(get(`${at}/begun`), /aborted|socket hang up/),
+  ])
+  assert.deepEqual([silent.status, codeOf(silent)], [504, 'egress_too_late'])
+  // A sandbox has no more under way than before.
+  await Promise.all(Array.from({ length: requestsAtOnce }, () => get(`${at}/silent`)))
+})
+
+test('a WebSocket is refused, before the host hears of it; an offer of another protocol is not passed on', async (t) => {
+  const { get, host } = await reaching(t)
+  const asking = (upgrade: string) =>
+    get(`http://localhost:${host.port}/`, { headers: { connection: 'upgrade', upgrade } })
+  const refused = await asking('WebSocket')
+  assert.deepEqual([refused.status, codeOf(refused), host.asked.length], [501, 'no_web_sockets', 0])
+  assert.equal((await asking('h2c')).status, 200)
+  assert.equal(host.asked[0]!.headers.upgrade, undefined)
 })
 
 test('a tunnel is refused with what to write instead', async (t) => {

@@ -51,12 +51,13 @@ export interface OnEgress {
   readonly hosts: readonly EgressHost[]
   readonly secrets?: Readonly<Record<string, string>>
   readonly resolve?: Resolve
+  readonly requestMs?: number
 }
 
 /** The routes on a real socket, and a run that may reach hosts. */
-export async function egressOf(t: Pick<TestContext, 'after'>, { hosts, secrets = {}, resolve }: OnEgress) {
+export async function egressOf(t: Pick<TestContext, 'after'>, { hosts, secrets = {}, ...settings }: OnEgress) {
   const ca = await certificate('ca')
-  const runs = new EgressRuns({ ca: () => ca, ...(resolve ? { resolve } : {}) })
+  const runs = new EgressRuns({ ca: () => ca, ...settings })
   const counted: string[] = []
   const plugin = definePlugin({
     name: 'hosts',
