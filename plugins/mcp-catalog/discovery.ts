@@ -199,12 +199,9 @@ function failureAgain({ code, message }: Failure): AppError | undefined {
   return askErrors.find(({ row }) => row.code === code)?.({ message })
 }
 
-function serverOf(client: {
-  getServerVersion(): { readonly name: string; readonly version: string } | undefined
-  readonly transport?: object | undefined
-}): Found['server'] {
+function serverOf(client: import('#kit/mcp').McpSession['client']): Found['server'] {
   const { name = '', version = '' } = client.getServerVersion() ?? {}
-  const protocolVersion = (client.transport as { protocolVersion?: unknown } | undefined)?.protocolVersion
+  const protocolVersion = client.getNegotiatedProtocolVersion()
   return {
     name: name.slice(0, 200),
     version: version.slice(0, 200),

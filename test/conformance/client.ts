@@ -1,5 +1,4 @@
 // Our MCP client as a program, for scenarios of the suite that test clients: the suite gives the URL of its server.
-import { CallToolResultSchema } from '@modelcontextprotocol/sdk/types.js'
 import { listTools, openMcp } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
 import { entryOf } from '../../plugins/mcp-catalog/entry.ts'
@@ -23,7 +22,7 @@ async function headers(): Promise<Record<string, string>> {
 
 const session = await openMcp(connections.fetch, { url, headers: await headers() }, signal)
 const call = (name: string, args: Record<string, unknown>) =>
-  session.client.request({ method: 'tools/call' as const, params: { name, arguments: args } }, CallToolResultSchema)
+  session.call({ name, input: args, signal, definition: tools.find((tool) => tool.name === name) })
 const tools = await listTools(session, signal)
 
 /** What the scenario wants called with what it has listed. */

@@ -1,11 +1,17 @@
-import { Client } from '@modelcontextprotocol/sdk/client/index.js'
-import { SSEClientTransport, SseError } from '@modelcontextprotocol/sdk/client/sse.js'
-import { StreamableHTTPClientTransport, StreamableHTTPError } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
-import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js'
-import { ErrorCode, McpError, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js'
+import {
+  type CallToolResult,
+  Client,
+  type PriorDiscovery,
+  type Progress,
+  SSEClientTransport,
+  StreamableHTTPClientTransport,
+  type Tool,
+  type Transport,
+} from '@modelcontextprotocol/client'
 import { createParser } from 'eventsource-parser'
 import type { ModelFetch } from '#contracts/model'
-import { ForbiddenAddressError } from '../outbound.ts'
+import type { McpEras } from './eras.ts'
+import { connectionClosed, tooLarge } from './failures.ts'
 
 /** The run's own deadline ends a call; the library's default of 60 s would end long tools early. */
 export const noTimeout = 2_147_483_647
@@ -19,11 +25,26 @@ export interface McpAddress {
   readonly own?: boolean
   /** The largest answer that is read to its end; 16 MiB unless given. */
   readonly maxAnswerBytes?: number
+  /** Remembers which revision the server speaks; without it each session begins with a question. */
+  readonly eras?: McpEras
 }
 
-/** An MCP session that is open. */
+/** A call of a tool, as its server knows it. */
+export interface ServerCall {
+  readonly name: string
+  readonly input: Readonly<Record<string, unknown>>
+  readonly meta?: Readonly<Record<string, unknown>>
+  readonly signal: AbortSignal
+  /** The definition that the server has listed: some of what it takes may have to be in headers as well. */
+  readonly definition?: Pick<Tool, 'name' | 'inputSchema'> | undefined
+  readonly progress?: ((progress: Progress) => void) | undefined
+}
+
+/** An MCP session that is open; of a server of the revision of 2026-07-28, which has none, what is known of it. */
 export interface McpSession {
   readonly client: Client
+  /** Calls a tool. What the result has to look like is not checked. */
+  call(call: ServerCall): Promise<CallToolResult>
   /** The server gave out an id for it, and may forget it. */
   readonly remembered: boolean
   close(): Promise<void>
@@ -39,27 +60,65 @@ export async function openMcp(
   signal: AbortSignal,
   onListChanged: () => void = () => {},
 ): Promise<McpSession> {
+  const { eras } = address
+  const prior = eras?.of(address)
+  try {
+    return await open(fetch, address, { signal, onListChanged, prior })
+  } catch (error) {
+    // It may speak another revision by now.
+    if (!prior || signal.aborted) throw error
+    eras?.forget(address)
+    return open(fetch, address, { signal, onListChanged, prior: undefined })
+  }
+}
+
+interface Opening {
+  readonly signal: AbortSignal
+  readonly onListChanged: () => void
+  readonly prior: PriorDiscovery | undefined
+}
+
+async function open(fetch: ModelFetch, address: McpAddress, { signal, onListChanged, prior }: Opening): Promise<McpSession> {
+  // Our own endpoint and the older transport are begun with `initialize`; others are asked which revision they speak.
+  const mode = address.own || address.transport === 'sse' ? ('legacy' as const) : ('auto' as const)
   // A validator that does nothing: output schemas are not checked, and making the usual one costs a millisecond per run.
   const client = new Client(
     { name: 'agent-orc', version: '1' },
-    { jsonSchemaValidator: { getValidator: () => refuse } },
+    { jsonSchemaValidator: { getValidator: () => accept }, versionNegotiation: { mode } },
   )
-  if (!address.own) client.setNotificationHandler(ToolListChangedNotificationSchema, onListChanged)
+  if (!address.own) client.setNotificationHandler('notifications/tools/list_changed', onListChanged)
   const transport = transportTo(address, fetch, client)
   // The library has the signal end requests, and not the opening of a stream.
-  const leave = (): void => void client.close()
+  const left = Promise.withResolvers<never>()
+  const leave = (): void => {
+    void client.close().catch(() => {})
+    void transport.close().catch(() => {})
+    left.reject(signal.reason as Error)
+  }
   signal.addEventListener('abort', leave, { once: true })
   try {
-    await client.connect(transport as Transport, { signal, timeout: noTimeout })
+    const options = { signal, timeout: noTimeout, ...(prior ? { prior } : {}) }
+    await Promise.race([client.connect(transport as Transport, options), left.promise])
   } catch (error) {
     void client.close().catch(() => {})
     throw signal.aborted ? signal.reason : error
   } finally {
     signal.removeEventListener('abort', leave)
   }
+  if (mode === 'auto') address.eras?.note(address, client)
   return {
     client,
     remembered: 'sessionId' in transport && transport.sessionId !== undefined,
+    call({ name, input, meta, signal: ends, definition, progress }) {
+      const params = { name, arguments: { ...input }, ...(meta ? { _meta: { ...meta } } : {}) }
+      return client.callTool(params, {
+        signal: ends,
+        timeout: noTimeout,
+        ...(progress ? { onprogress: progress } : {}),
+        // Without its output schema, which nobody compiles then.
+        ...(definition ? { toolDefinition: { name, inputSchema: definition.inputSchema } } : {}),
+      })
+    },
     async close() {
       if ('terminateSession' in transport && transport.sessionId !== undefined) {
         const late = setTimeout(() => void client.close(), farewellMs)
@@ -84,9 +143,7 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
   return new SSEClientTransport(url, { fetch: createMcpFetch(fetch, { ...watch, listens: () => true }), ...init })
 }
 
-const refuse = (): never => {
-  throw new Error('not used')
-}
+const accept = (data: unknown) => ({ valid: true as const, data: data as never, errorMessage: undefined })
 
 /** The stream for unasked messages of the server has no use here, and opening it costs a request per run. */
 const withoutListening =
@@ -98,7 +155,7 @@ const withoutListening =
 function watching(client: Client) {
   const resuming = new Set<string | number>()
   const end = (id: string | number, message = 'the answer was cut'): void =>
-    client.transport?.onmessage?.({ jsonrpc: '2.0', id, error: { code: ErrorCode.ConnectionClosed, message } })
+    client.transport?.onmessage?.({ jsonrpc: '2.0', id, error: { code: connectionClosed, message } })
   client.onerror = ({ message }) => {
     if (!message.startsWith('Maximum reconnection attempts')) return
     for (const id of resuming) end(id)
@@ -209,95 +266,4 @@ async function* read(
   } finally {
     onEnd(bytes > limit)
   }
-}
-
-/** How a request to an MCP server failed. */
-type Failure =
-  /** The server has forgotten the MCP session; it did not look at the request. */
-  | 'expired'
-  /** No connection was made. */
-  | 'unreached'
-  /** The connection ended behind the request: whether it was carried out is not known. */
-  | 'cut'
-  /** The request's arguments are not what the tool takes. */
-  | 'arguments'
-  | 'refused'
-
-/** Codes of sockets that never carried a byte. */
-const beforeConnection: ReadonlySet<unknown> = new Set([
-  'ECONNREFUSED',
-  'ENOTFOUND',
-  'EAI_AGAIN',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'UND_ERR_CONNECT_TIMEOUT',
-])
-const behindConnection: ReadonlySet<unknown> = new Set([
-  'ECONNRESET',
-  'EPIPE',
-  'UND_ERR_SOCKET',
-  'UND_ERR_BODY_TIMEOUT',
-  'UND_ERR_HEADERS_TIMEOUT',
-])
-
-/** `inSession`: the server had given out a session id. */
-export function failureOf(error: unknown, inSession: boolean): Failure {
-  if (error instanceof StreamableHTTPError) {
-    // 404 is what the protocol says; servers that keep sessions in a map answer 400 and speak of the session.
-    const forgotten = error.code === 404 || (error.code === 400 && /session|not initialized/i.test(error.message))
-    return inSession && forgotten ? 'expired' : 'refused'
-  }
-  if (error instanceof McpError) {
-    if (error.code === ErrorCode.ConnectionClosed) return 'cut'
-    return error.code === ErrorCode.InvalidParams ? 'arguments' : 'refused'
-  }
-  const codes = codesOf(error)
-  if (codes.some((code) => beforeConnection.has(code))) return 'unreached'
-  return codes.some((code) => behindConnection.has(code)) ? 'cut' : 'refused'
-}
-
-/** Why a server cannot be used. */
-export type Reason =
-  | { readonly kind: 'timeout' | 'address' | 'unreached' | 'certificate' | 'too_large' | 'protocol' }
-  | { readonly kind: 'status'; readonly status: number }
-
-export function reasonOf(error: unknown): Reason {
-  if (isTimeout(error)) return { kind: 'timeout' }
-  const status = error instanceof StreamableHTTPError || error instanceof SseError ? (error.code ?? 0) : 0
-  if (status >= 300) return { kind: 'status', status }
-  if (causesOf(error).some((one) => one instanceof ForbiddenAddressError)) return { kind: 'address' }
-  if (causesOf(error).some(({ code }) => /CERT|SELF_SIGNED|^ERR_TLS|UNABLE_TO_/.test(String(code)))) {
-    return { kind: 'certificate' }
-  }
-  if (failureOf(error, false) === 'unreached') return { kind: 'unreached' }
-  return { kind: causesOf(error).some(({ message }) => message.endsWith(tooLarge)) ? 'too_large' : 'protocol' }
-}
-
-/** Says why a server's tools are missing. It never quotes the server, which may repeat what was sent to it. */
-export function whyUnavailable(error: unknown): string {
-  const reason = reasonOf(error)
-  return reason.kind === 'status' ? `The server answered ${reason.status}.` : sentences[reason.kind]
-}
-
-const sentences: Readonly<Record<Exclude<Reason['kind'], 'status'>, string>> = {
-  timeout: 'The server did not answer in time.',
-  address: 'The server has an address that may not be asked.',
-  unreached: 'The server cannot be reached.',
-  certificate: 'The certificate of the server is not valid.',
-  too_large: 'What the server answers is too large.',
-  protocol: 'The server does not answer as an MCP server.',
-}
-const tooLarge = 'the answer is too large'
-
-function causesOf(error: unknown): (Error & { readonly code?: unknown })[] {
-  return error instanceof Error ? [error, ...causesOf(error.cause)] : []
-}
-
-/** The library passes the reason of an aborted signal on, in its own error or as it is. */
-export const isTimeout = (error: unknown): boolean =>
-  error instanceof Error && (error.name === 'TimeoutError' || /TimeoutError|due to timeout/.test(error.message))
-
-function codesOf(error: unknown): unknown[] {
-  const { code, cause } = (error ?? {}) as { code?: unknown; cause?: { code?: unknown } }
-  return [code, cause?.code]
 }

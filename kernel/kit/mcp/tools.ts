@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import { ListToolsResultSchema, type Tool } from '@modelcontextprotocol/sdk/types.js'
+import type { Tool } from '@modelcontextprotocol/client'
 import type { McpServer } from '#contracts/mcp-servers'
 import { type McpSession, noTimeout } from './session.ts'
 
@@ -18,7 +18,7 @@ export async function listTools({ client }: McpSession, signal: AbortSignal): Pr
   for (let page = 0; page < maxPages; page++) {
     const params = cursor === undefined ? {} : { cursor }
     const request = { method: 'tools/list' as const, params }
-    const listed = await client.request(request, ListToolsResultSchema, { signal, timeout: noTimeout })
+    const listed = await client.request(request, { signal, timeout: noTimeout })
     for (const tool of listed.tools) {
       if (tools.length === maxTools) return tools
       tools.push(tool)

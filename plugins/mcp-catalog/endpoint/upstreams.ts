@@ -1,12 +1,11 @@
 import { hash } from 'node:crypto'
-import { CallToolResultSchema, McpError } from '@modelcontextprotocol/sdk/types.js'
+import { ProtocolError } from '@modelcontextprotocol/client'
 import {
   digestOf,
   failureOf,
   isTimeout,
   listTools,
   type McpSession,
-  noTimeout,
   openMcp,
   type Reason,
   reasonOf,
@@ -117,7 +116,8 @@ export class Upstreams {
       if (!(await this.#isPermitted(upstream, session, server, tool, call.signal))) {
         return failed('refused', `The tool '${call.name}' is not as it was accepted; an admin has to look at it.`)
       }
-      const result = await ask(session, tool, call)
+      const { input, signal, progress } = call
+      const result = await session.call({ name: tool, input, signal, progress })
       return { outcome: result.isError ? 'tool_error' : 'ok', result }
     } catch (error) {
       if (call.signal.aborted) throw error
@@ -214,13 +214,6 @@ export class Upstreams {
   }
 }
 
-async function ask({ client }: McpSession, tool: string, call: ToolCall): Promise<CallToolResult> {
-  const { input, signal, progress } = call
-  const request = { method: 'tools/call' as const, params: { name: tool, arguments: { ...input } } }
-  const options = { signal, timeout: noTimeout, ...(progress ? { onprogress: progress } : {}) }
-  // Not callTool(): it compiles a validator for each output schema.
-  return (await client.request(request, CallToolResultSchema, options)) as CallToolResult
-}
 
 /** What a server that wants more of its client than we do says (`MissingRequiredClientCapability`): it is for the client to hear. */
 const missingCapability = -32_021
@@ -232,7 +225,7 @@ function outcomeOf(
   name: string,
   connected: boolean,
 ): Called {
-  if (error instanceof McpError && error.code === missingCapability) {
+  if (error instanceof ProtocolError && error.code === missingCapability) {
     throw protocolError(error.code, error.message.replace(/^MCP error -?\d+: /, ''), error.data)
   }
   if (reason.kind === 'status' && reason.status === 401) return failed('unauthorized', refusesUs(name))
@@ -242,7 +235,7 @@ function outcomeOf(
   }
   if (failure === 'cut' || isTimeout(error)) return failed('away', broke(name))
   // What it says is about the arguments of whoever calls.
-  if (error instanceof McpError) return failed('tool_error', `The tool '${name}' refused the call: ${textOf(error)}`)
+  if (error instanceof ProtocolError) return failed('tool_error', `The tool '${name}' refused the call: ${textOf(error)}`)
   return failed('away', `The tool '${name}' could not be called. ${whyUnavailable(error)}`)
 }
 
@@ -250,7 +243,7 @@ const failed = (outcome: CallOutcome, text: string): Called => ({
   outcome,
   result: { content: [{ type: 'text', text }], isError: true },
 })
-const textOf = ({ message }: McpError): string => message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)
+const textOf = ({ message }: ProtocolError): string => message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)
 const refusesUs = (name: string): string =>
   `The tool '${name}' could not be called. Its server does not take the credentials of the entry.`
 const broke = (name: string): string =>

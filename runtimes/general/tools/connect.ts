@@ -1,7 +1,7 @@
 import type { McpServer, UnavailableMcpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import { isTimeout, whyUnavailable } from '#kit/mcp'
+import { isTimeout, McpEras, whyUnavailable } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
 import { permittedAddresses } from '#kit/outbound'
 import { connect, type Connection } from './connection.ts'
@@ -70,7 +70,7 @@ async function connectExternal(
 ): Promise<ExternalServer | UnavailableMcpServer> {
   if (silence.isKnown(url)) return { server: name, message: 'The server did not answer a moment ago.' }
   try {
-    const address = { url, transport, headers, tools }
+    const address = { url, transport, headers, tools, eras: connections.eras }
     return { name, connection: await connect(connections.to(addresses), address, signal) }
   } catch (error) {
     if (!signal.aborted && isTimeout(error)) silence.note(url)
@@ -81,6 +81,8 @@ async function connectExternal(
 /** Connections to tool servers, by which addresses a server may have. */
 export interface ToolConnections {
   to(addresses: McpServer['addresses']): ModelFetch
+  /** What is known of those servers, for the next run. */
+  readonly eras: McpEras
   close(): Promise<void>
 }
 
@@ -91,6 +93,7 @@ export function createToolConnections(): ToolConnections {
     network: createModelConnections({ permits: permittedAddresses.network }),
   }
   return {
+    eras: new McpEras(),
     to: (addresses) => (addresses ? guarded[addresses] : any).fetch,
     async close() {
       await Promise.all([any, guarded.public, guarded.network].map((one) => one.close()))

@@ -1,9 +1,8 @@
 import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
-import { CallToolResultSchema } from '@modelcontextprotocol/sdk/types.js'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import { callIdMeta } from '#contracts/tools'
-import { failureOf, listTools, type McpAddress, type McpSession, noTimeout, openMcp, permittedTools } from '#kit/mcp'
+import { failureOf, listTools, type McpAddress, type McpSession, type McpTool, openMcp, permittedTools, type ServerCall } from '#kit/mcp'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
 /** How long an external server may take to be connected and to list its tools. A run begins without it then. */
@@ -51,15 +50,14 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       .finally(() => (renewing = undefined))
     return renewing
   }
+  let definitions: ReadonlyMap<string, McpTool> = new Map()
   /** Sessions whose connection broke: the next call does not rely on them. */
   const broken = new WeakSet<McpSession>()
   const call = async (params: Params, shown: string, again: boolean): Promise<ToolOutcome> => {
     const used = session
     try {
-      const { client } = broken.has(used) ? await renew(used) : used
-      // Not callTool(): it compiles a validator for each output schema of the catalogue, every run.
-      const request = { method: 'tools/call' as const, params }
-      return outcomeOf(await client.request(request, CallToolResultSchema, { signal, timeout: noTimeout }))
+      const live = broken.has(used) ? await renew(used) : used
+      return outcomeOf(await live.call({ ...params, definition: definitions.get(params.name), signal }))
     } catch (error) {
       const failure = signal.aborted ? 'refused' : failureOf(error, used.remembered)
       if (failure === 'cut') broken.add(used)
@@ -77,6 +75,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
   const list = async (): Promise<Tool[]> => {
     changed = false
     const listed = permittedTools(await listTools(session, patience()), address.tools)
+    definitions = new Map(listed.map((tool) => [tool.name, tool]))
     return listed.map(({ name, description, inputSchema }) => ({
       name,
       inputSchema: inputSchema as Tool['inputSchema'],
@@ -97,7 +96,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       },
       async call(name, input, callId, shown = name) {
         if (!tools.some((tool) => tool.name === name)) return unknownTool(shown)
-        return call({ name, arguments: input, _meta: { [callIdMeta]: callId } }, shown, true)
+        return call({ name, input, meta: { [callIdMeta]: callId } }, shown, true)
       },
       async close() {
         closed = true
@@ -105,14 +104,13 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       },
     }
   } catch (error) {
+    address.eras?.forget(address)
     void session.close().catch(() => {})
     throw error
   }
 }
 
-interface Params extends Record<string, unknown> {
-  readonly name: string
-}
+type Params = Pick<ServerCall, 'name' | 'input' | 'meta'>
 
 const notCalled = (name: string): string => `The tool '${name}' could not be called.`
 const sentences: Readonly<Record<ReturnType<typeof failureOf>, (name: string, error: unknown) => string>> = {

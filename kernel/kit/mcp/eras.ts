@@ -1,0 +1,38 @@
+import { hash } from 'node:crypto'
+import type { Client, PriorDiscovery } from '@modelcontextprotocol/client'
+import type { McpAddress } from './session.ts'
+
+/** Servers that are remembered, and for how long. */
+const most = 1_000
+const keepMs = 10 * 60_000
+
+/**
+ * Which revision of the protocol servers speak, so that a session begins without asking: with `initialize`, or, of one that speaks that of
+ * 2026-07-28, with the first request. Known for each address and what it is sent: a server may tell callers different things.
+ */
+export class McpEras {
+  /** Those noted last are at the end. */
+  readonly #known = new Map<string, { readonly prior: PriorDiscovery; readonly until: number }>()
+
+  of(address: McpAddress): PriorDiscovery | undefined {
+    const known = this.#known.get(keyOf(address))
+    return known && performance.now() < known.until ? known.prior : undefined
+  }
+  /** Notes what a client has found that is connected. */
+  note(address: McpAddress, client: Client): void {
+    const key = keyOf(address)
+    if (this.of(address)) return
+    const discover = client.getProtocolEra() === 'modern' ? client.getDiscoverResult() : undefined
+    this.#known.delete(key)
+    this.#known.set(key, {
+      prior: discover ? { kind: 'modern', discover } : { kind: 'legacy' },
+      until: performance.now() + keepMs,
+    })
+    if (this.#known.size > most) this.#known.delete(this.#known.keys().next().value!)
+  }
+  forget(address: McpAddress): void {
+    this.#known.delete(keyOf(address))
+  }
+}
+
+const keyOf = ({ url, headers }: McpAddress): string => hash('sha256', JSON.stringify([url, headers]))
