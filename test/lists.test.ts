@@ -6,6 +6,17 @@ import { watchReads } from './reads.ts'
 
 /** Rows of each table, written as the tenant `acme`: n is the number of a row. */
 const rows: readonly Statement[] = [
+  // Before there are profiles: each skill that is written looks for those that name it.
+  sql(
+    450,
+    // Every tenth is described in 200 KB; some were written by a release that did not say how large they are.
+    `skill_contents (tenant_id, digest, manifest_bytes, manifest, body, archive)`,
+    `'acme', md5(n::text), CASE WHEN n % 10 = 0 THEN 200000 WHEN n % 3 > 0 THEN 1300 END,
+     jsonb_build_object('name', 's' || n, 'description', repeat('é', CASE WHEN n % 10 = 0 THEN 100000 ELSE 500 END), 'allowedTools', '[]'::jsonb, 'metadata', '{}'::jsonb,
+       'files', jsonb_build_array(jsonb_build_object('path', 'SKILL.md', 'contentType', 'text/markdown', 'sha256', '', 'executable', false, 'bytes', 1))),
+     repeat('é', 50000), ''`,
+  ),
+  sql(450, `skills (tenant_id, name, digest, source)`, `'acme', 's' || n, md5(n::text), 'user'`),
   sql(
     30,
     `profiles (tenant_id, name, id, document)`,
@@ -34,16 +45,6 @@ const rows: readonly Statement[] = [
     `published_agent_keys (tenant_id, id, published_id, label, key_hash)`,
     `'acme', 'key_' || n, 'pub_1', 'l', convert_to('key' || n, 'UTF8')`,
   ),
-  sql(
-    450,
-    // Every tenth is described in 200 KB; some were written by a release that did not say how large they are.
-    `skill_contents (tenant_id, digest, manifest_bytes, manifest, body, archive)`,
-    `'acme', md5(n::text), CASE WHEN n % 10 = 0 THEN 200000 WHEN n % 3 > 0 THEN 1300 END,
-     jsonb_build_object('name', 's' || n, 'description', repeat('é', CASE WHEN n % 10 = 0 THEN 100000 ELSE 500 END), 'allowedTools', '[]'::jsonb, 'metadata', '{}'::jsonb,
-       'files', jsonb_build_array(jsonb_build_object('path', 'SKILL.md', 'contentType', 'text/markdown', 'sha256', '', 'executable', false, 'bytes', 1))),
-     repeat('é', 50000), ''`,
-  ),
-  sql(450, `skills (tenant_id, name, digest, source)`, `'acme', 's' || n, md5(n::text), 'user'`),
   // Many were written in the same instant: the id decides then.
   sql(
     450,
@@ -58,7 +59,8 @@ const rows: readonly Statement[] = [
   sql(
     150,
     `runs (tenant_id, id, session_id, profile, status, prompt, result, claim_owner, claim_epoch, started_at, finished_at)`,
-    `'acme', 'run' || n, 'sess1', 'p1', 'ok', repeat('é', 300000), repeat('🦉', 250000), 'x', 1, now() - (n / 50) * interval '1 microsecond', now()`,
+    `'acme', 'run' || n, 'sess1', 'p1', 'ok', repeat('é', CASE WHEN n % 3 = 0 THEN 300000 ELSE 10 END),
+       repeat('🦉', CASE WHEN n % 3 = 0 THEN 250000 ELSE 10 END), 'x', 1, now() - (n / 50) * interval '1 microsecond', now()`,
   ),
   sql(450, `secrets (tenant_id, name, version)`, `'acme', 'secret' || n, 1`),
   sql(

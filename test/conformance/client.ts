@@ -30,8 +30,12 @@ const argumentsOf: Readonly<Record<string, () => Record<string, unknown>>> = {
   add_numbers: () => ({ a: 2, b: 3 }),
   json_schema_echo: () => ({ schema: tools.find(({ name }) => name === 'json_schema_2020_12_tool')!.inputSchema }),
 }
+/** What the scenario itself says is to be called. */
+const { toolCalls = [] } = JSON.parse(context) as { toolCalls?: { name: string; arguments: Record<string, unknown> }[] }
+for (const { name, arguments: args } of toolCalls) await call(name, args)
+const all = ['sse-retry', 'http-invalid-tool-headers', 'http-standard-headers', 'request-metadata']
 for (const { name } of tools) {
-  const wanted = argumentsOf[name] ?? (scenario === 'sse-retry' ? () => ({}) : undefined)
+  const wanted = argumentsOf[name] ?? (all.includes(scenario ?? '') ? () => ({}) : undefined)
   if (wanted) await call(name, wanted())
 }
 await session.close()

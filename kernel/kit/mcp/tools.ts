@@ -11,15 +11,17 @@ const maxPages = 50
 /** The most tools of one server: they are in the memory of each run. */
 const maxTools = 2_000
 
-/** Lists the tools of a server. Rejects with whatever went wrong. */
+/** Lists the tools of a server. One whose marks of headers are not as the protocol wants them is left out. Rejects with whatever went wrong. */
 export async function listTools({ client }: McpSession, signal: AbortSignal): Promise<McpTool[]> {
   const tools: McpTool[] = []
   let cursor: string | undefined
+  const isModern = client.getProtocolEra() === 'modern'
   for (let page = 0; page < maxPages; page++) {
     const params = cursor === undefined ? {} : { cursor }
     const request = { method: 'tools/list' as const, params }
     const listed = await client.request(request, { signal, timeout: noTimeout })
     for (const tool of listed.tools) {
+      if (isModern && !hasPlainHeaders(tool.inputSchema)) continue
       if (tools.length === maxTools) return tools
       tools.push(tool)
     }
@@ -27,6 +29,33 @@ export async function listTools({ client }: McpSession, signal: AbortSignal): Pr
     cursor = listed.nextCursor
   }
   return tools
+}
+
+/** The mark of an argument that its server wants in a header as well, and the types that such a one may have. */
+const inHeader = 'x-mcp-header'
+const headerTypes: ReadonlySet<unknown> = new Set(['string', 'integer', 'boolean'])
+/** Keys whose values are no schemas. */
+const data: ReadonlySet<string> = new Set(['const', 'default', 'enum', 'examples'])
+
+/** True unless a mark is no name of a header, is there twice, or is where no argument can be found: the protocol wants such tools left out. */
+function hasPlainHeaders(schema: unknown): boolean {
+  const names = new Set<string>()
+  const isFine = (node: unknown, reached: boolean, top: boolean): boolean => {
+    if (Array.isArray(node)) return node.every((one) => isFine(one, false, false))
+    if (typeof node !== 'object' || node === null) return true
+    const { [inHeader]: name, type } = node as { [inHeader]?: unknown; type?: unknown }
+    if (inHeader in node) {
+      const isToken = typeof name === 'string' && /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(name)
+      if (!isToken || !reached || top || !headerTypes.has(type) || names.has(name.toLowerCase())) return false
+      names.add(name.toLowerCase())
+    }
+    return Object.entries(node).every(([key, inner]) =>
+      key === 'properties'
+        ? Object.values((inner ?? {}) as object).every((one) => isFine(one, reached, false))
+        : data.has(key) || isFine(inner, false, false),
+    )
+  }
+  return isFine(schema, true, true)
 }
 
 /** SHA-256 of a tool's definition in hex: the same however its server orders the fields. */

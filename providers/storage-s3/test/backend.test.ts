@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { createHash, createHmac } from 'node:crypto'
+import { createHash, createHmac, randomUUID } from 'node:crypto'
 import { mkdtemp, readdir, rm } from 'node:fs/promises'
 import { createServer, type IncomingMessage } from 'node:http'
 import { tmpdir } from 'node:os'
@@ -19,12 +19,13 @@ const keys = {
   timeoutMs: 2_000,
 }
 
-async function backend(t: TestContext, endpoint: string) {
-  const client = new S3Client({ ...keys, endpoint })
+async function backend(t: TestContext, endpoint: string, more: Partial<typeof keys> = {}) {
+  const client = new S3Client({ ...keys, ...more, endpoint })
   t.after(() => client.close())
   const dir = await mkdtemp(join(tmpdir(), 'ao-s3-'))
   t.after(() => rm(dir, { recursive: true, force: true }))
-  return { store: new S3Backend(client, (tenantId) => `some/prefix/${tenantId}/`, dir), dir }
+  const prefix = `some/prefix/${randomUUID()}`
+  return { store: new S3Backend(client, (tenantId) => `${prefix}/${tenantId}/`, dir), dir }
 }
 async function bucket(t: TestContext): Promise<S3Backend> {
   const server = await startFauxqs({ port: 0, logger: false })
@@ -34,6 +35,14 @@ async function bucket(t: TestContext): Promise<S3Backend> {
 }
 // This server sorts as a language does, not by bytes as S3.
 testObjectBackend('s3', bucket, { ownOrder: true })
+
+// The same against any other one, such as MinIO, Garage, Ceph or AWS: what is written is below a prefix of its own.
+const { S3_TEST_ENDPOINT: elsewhere, S3_TEST_BUCKET = 'objects', S3_TEST_REGION = 'us-east-1' } = process.env
+if (elsewhere !== undefined) {
+  const { S3_TEST_ACCESS_KEY_ID: accessKeyId = '', S3_TEST_SECRET_ACCESS_KEY: secretAccessKey = '' } = process.env
+  const access = { bucket: S3_TEST_BUCKET, region: S3_TEST_REGION, accessKeyId, secretAccessKey, timeoutMs: 30_000 }
+  testObjectBackend(`s3 at ${elsewhere}`, async (t) => (await backend(t, elsewhere, access)).store)
+}
 
 /** A server of S3 that answers as it is told. */
 async function scripted(t: TestContext, answers: readonly (number | [number, string])[]) {
