@@ -8,8 +8,15 @@ import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/
 import {
   CallToolRequestSchema,
   type CallToolResult,
+  CompleteRequestSchema,
+  GetPromptRequestSchema,
+  ListPromptsRequestSchema,
+  ListResourcesRequestSchema,
+  ListResourceTemplatesRequestSchema,
   ListToolsRequestSchema,
   McpError,
+  type PromptMessage,
+  ReadResourceRequestSchema,
   type Tool,
 } from '@modelcontextprotocol/sdk/types.js'
 
@@ -94,11 +101,55 @@ export async function callFixture(name: string, tell: Tell = async () => {}): Pr
   return { content: [text('This tool intentionally returns an error for testing')], isError: true }
 }
 
+/** Contents of resources that scenarios read. */
+const readable: Readonly<Record<string, object>> = {
+  'test://static-text': { mimeType: 'text/plain', text: 'This is the content of the static text resource.' },
+  'test://static-binary': { mimeType: 'image/png', blob: png },
+  'test://template/123/data': { mimeType: 'application/json', text: '{"id":"123","templateTest":true}' },
+}
+
+type Arguments = Readonly<Record<string, string>>
+const say = (content: Content): PromptMessage => ({ role: 'user', content })
+/** Prompts that scenarios get. */
+const prompts: Readonly<Record<string, (args: Arguments) => PromptMessage[]>> = {
+  test_simple_prompt: () => [say(text('This is a simple prompt for testing.'))],
+  test_prompt_with_arguments: ({ arg1, arg2 }) => [say(text(`Prompt with arguments: arg1='${arg1}', arg2='${arg2}'`))],
+  test_prompt_with_embedded_resource: ({ resourceUri = '' }) => [
+    say(resource(resourceUri, 'text/plain', 'Embedded resource content for testing.')),
+    say(text('Please process the embedded resource above.')),
+  ],
+  test_prompt_with_image: () => [say(image), say(text('Please analyze the image above.'))],
+}
+
+/** What the fixture has beside tools. */
+function addRest(server: Server): void {
+  server.setRequestHandler(ListResourcesRequestSchema, async () => ({
+    resources: ['test://static-text', 'test://static-binary'].map((uri) => ({ uri, name: uri, description: uri })),
+  }))
+  server.setRequestHandler(ListResourceTemplatesRequestSchema, async () => ({
+    resourceTemplates: [{ uriTemplate: 'test://template/{id}/data', name: 'template' }],
+  }))
+  server.setRequestHandler(ReadResourceRequestSchema, async ({ params: { uri } }) => {
+    const content = readable[uri]
+    if (!content) throw new McpError(-32_602, 'Resource not found', { uri })
+    return { contents: [{ uri, ...content }] } as never
+  })
+  server.setRequestHandler(ListPromptsRequestSchema, async () => ({
+    prompts: Object.keys(prompts).map((name) => ({ name, description: name })),
+  }))
+  server.setRequestHandler(GetPromptRequestSchema, async ({ params }) => ({
+    messages: prompts[params.name]!(params.arguments ?? {}),
+  }))
+  server.setRequestHandler(CompleteRequestSchema, async () => ({ completion: { values: ['paris', 'park'] } }))
+}
+
 /** The MCP server behind the endpoint that is tested; resolves to its URL. */
 export async function startFixture(t: Pick<TestContext, 'after'>): Promise<string> {
   const sessions = new Map<string, StreamableHTTPServerTransport>()
   const open = async (): Promise<StreamableHTTPServerTransport> => {
-    const server = new Server({ name: 'fixture', version: '1' }, { capabilities: { tools: {} } })
+    const capabilities = { tools: {}, resources: {}, prompts: {}, completions: {} }
+    const server = new Server({ name: 'fixture', version: '1' }, { capabilities })
+    addRest(server)
     server.setRequestHandler(ListToolsRequestSchema, async () => ({ tools: [...fixtureTools] }))
     server.setRequestHandler(CallToolRequestSchema, async ({ params }, { sendNotification }) => {
       const progressToken = params._meta?.progressToken

@@ -59,7 +59,7 @@ test('every scenario that applies passes at the endpoint of a session, of the ca
   const endpoints = [
     [session, 0],
     [all!, 1],
-    [one!, 1],
+    [one!, 2],
   ] as const
   for (const [url, column] of endpoints) {
     for (const revision of revisions) {

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { randomBytes } from 'node:crypto'
+import { createHash, randomBytes } from 'node:crypto'
 import { chmod, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -10,10 +10,12 @@ import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import { startToolServer } from '#testing'
 import { createSigner } from '../../plugins/auth/signing/signer.ts'
+import { proofHeaders } from '../../plugins/vfs/client.ts'
 import { tlsHost } from '../../plugins/sandboxes/test/hosts.ts'
 import { chat, chatStream } from './client.ts'
 import { type Cluster, eventually, parts, startCluster } from './cluster.ts'
 import { dumpOf, formsOf, foundIn, foundInMemory, textsIn } from './needles.ts'
+import { bootRole } from './roles.ts'
 import { hasBubblewrap, shell, startWithSandboxes } from './sandbox-roles.ts'
 
 // Invariant K2: plain values go to whom they are for, and nowhere else, whatever fails on the way.
@@ -163,6 +165,24 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
   looks()
   for await (const frame of (await chatStream(agent, { message: 'look' })).frames) told.push(JSON.stringify(frame))
 
+  // The same servers through the endpoint of the catalog and as apps; the one that repeats what it was sent fails.
+  const rpc = async (method: string, params: object): Promise<string> => {
+    const body = JSON.stringify({ jsonrpc: '2.0', id: 1, method, params })
+    const accepting = { ...headers, accept: 'application/json, text/event-stream' }
+    const text = await textOf(`${cluster.conductorUrl}/mcp/catalog`, { method: 'POST', headers: accepting, body })
+    told.push(text)
+    return text
+  }
+  assert.match(await rpc('tools/list', {}), /token__look/)
+  assert.match(await rpc('tools/call', { name: 'token__look', arguments: {} }), /seen/)
+  assert.match(await rpc('tools/call', { name: 'echoed__look', arguments: {} }), /does not take the credentials/)
+  await api('POST', '/api/mcp/catalog/echoed/test')
+  const ofApp = await api('POST', '/api/apps/token/call', { name: 'look', arguments: {} })
+  assert.match(JSON.stringify(ofApp.body), /seen/)
+  assert.equal(tools.tokens.at(-1), `Bearer ${canaries.newer}`)
+  await api('POST', '/api/apps/echoed/call', { name: 'look', arguments: {} })
+  await mountOf(cluster, { folder, vfsKey, echo, told })
+
   // Values that cannot be sent, were changed behind our back, or are gone end their runs, and say which it was.
   const ending = async (): Promise<string | undefined> => {
     const run = await finished(cluster, { profile: 'looker', prompt: 'look' })
@@ -191,6 +211,13 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
     'secrets/echoed/versions',
     'secrets/echoed/reads',
     'audit?limit=200',
+    'mcp/catalog',
+    'apps',
+    'apps/token/tools',
+    'profiles/looker/memories',
+    'storage/objects',
+    'webhooks/deliveries',
+    'limits',
     'runs',
     'sessions',
   ])
@@ -284,6 +311,55 @@ test('K2: no plain value is in a sandbox whose runner sends it to a host: not in
   for (const [table, rows] of await dumpOf(cluster.dsn, 'default'))
     assert.deepEqual(foundIn(rows, canaries), [], `in ${table}`)
 })
+
+/** A bucket of the tenant, with its secrets as credentials, at a service that answers with what it was sent. */
+async function mountOf(
+  { internalUrl }: Cluster,
+  {
+    folder,
+    vfsKey,
+    echo,
+    told,
+  }: { folder: string; vfsKey: Buffer; echo: { url: string; seen: string[] }; told: string[] },
+): Promise<void> {
+  const { origin, host } = new URL(echo.url)
+  const server = await bootRole('vfs', {
+    VFS_INTERNAL_SIGNING_KEY_CURRENT: vfsKey.toString('base64'),
+    CONDUCTOR_INTERNAL_URL: internalUrl,
+    AGENT_ORC_VFS_DIR: join(folder, 'vfs'),
+    AGENT_ORC_VFS_OWN_HOSTS: `${host}=*`,
+    VFS_PORT: '0',
+    AGENT_ORC_OPERATIONS_PORT: '0',
+    LOG_LEVEL: 'trace',
+    LOG_REQUESTS: 'true',
+  })
+  try {
+    const kv = { claim: () => Promise.reject(new Error('this signer verifies nothing')) }
+    const signer = createSigner({ family: 'vfs', current: vfsKey, kv: kv as never, onRefused() {} })
+    const ask = async (method: string, target: string, body = ''): Promise<string> => {
+      const digest = body && createHash('sha256').update(body).digest('hex')
+      const proof = proofHeaders(signer, { tenant: 'default', method, target, session: '', digest })
+      const headers = { ...proof, ...(body ? { 'content-type': 'application/json' } : {}) }
+      return textOf(server.urls['vfs'] + target, { method, headers, ...(body ? { body } : {}) })
+    }
+    const credentials = { accessKeyId: 'secret://echoed', secretAccessKey: 'secret://token' }
+    const mount = { kind: 's3', bucket: 'data', endpoint: origin, ...credentials }
+    told.push(await ask('PUT', '/vfs/mounts/bucket', JSON.stringify(mount)))
+    const before = echo.seen.length
+    told.push(
+      await ask('GET', '/vfs/list/bucket'),
+      await ask('GET', '/vfs/files/bucket/a'),
+      await ask('GET', '/vfs/mounts'),
+    )
+    assert.ok(echo.seen.length > before, told.slice(-3).join('\n'))
+    told.push(await textOf(`${server.urls['operations']}/metrics`))
+  } finally {
+    await server.end()
+  }
+  assert.match(server.output.join(''), /the S3 server answered 401/)
+  assert.deepEqual(foundIn(server.output.join(''), canaries), [], 'in the log of the VirtualFS')
+  assert.deepEqual(foundIn(await textsIn(join(folder, 'vfs')), canaries), [], 'in the folder of the VirtualFS')
+}
 
 async function changed(dsn: string, statement: string): Promise<void> {
   const client = new pg.Client({ connectionString: dsn })

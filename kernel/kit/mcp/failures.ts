@@ -1,4 +1,11 @@
-import { ProtocolError, ProtocolErrorCode, SdkError, SdkErrorCode, SdkHttpError, SseError } from '@modelcontextprotocol/client'
+import {
+  ProtocolError,
+  ProtocolErrorCode,
+  SdkError,
+  SdkErrorCode,
+  SdkHttpError,
+  SseError,
+} from '@modelcontextprotocol/client'
 import { ForbiddenAddressError } from '../outbound.ts'
 
 /** What the library of before this one called a connection that was lost; that of today has a word of its own for what it sees itself. */
@@ -58,8 +65,7 @@ export type Reason =
 
 export function reasonOf(error: unknown): Reason {
   if (isTimeout(error)) return { kind: 'timeout' }
-  const status =
-    error instanceof SdkHttpError ? error.status : error instanceof SseError ? (error.code ?? 0) : 0
+  const status = error instanceof SdkHttpError ? error.status : error instanceof SseError ? (error.code ?? 0) : 0
   if (status >= 300) return { kind: 'status', status }
   if (causesOf(error).some((one) => one instanceof ForbiddenAddressError)) return { kind: 'address' }
   if (causesOf(error).some(({ code }) => /CERT|SELF_SIGNED|^ERR_TLS|UNABLE_TO_/.test(String(code)))) {

@@ -1,4 +1,4 @@
-// The server side of the Model Context Protocol, for endpoints that have tools and nothing else. Both revisions that clients speak:
+// The server side of the Model Context Protocol, for endpoints that have tools, and may pass on what else a server has. Both revisions that clients speak:
 // that of 2026-07-28, whose requests say everything themselves, and those before it, which begin with `initialize`. It loads the
 // library, so whoever serves one imports it with the first request.
 import { hash, randomUUID } from 'node:crypto'
@@ -18,11 +18,24 @@ import type { Kv } from '#contracts/kv'
 import { invalidRequest } from '../../contracts/http-errors.ts'
 import { ping, stream } from '../../http/streams.ts'
 
+/** Requests that are answered by a server behind the endpoint, in its own words. */
+export const passedMethods = [
+  'resources/list',
+  'resources/templates/list',
+  'resources/read',
+  'prompts/list',
+  'prompts/get',
+  'completion/complete',
+] as const
+export type PassedMethod = (typeof passedMethods)[number]
+
 /** The tools of one request's caller. */
 export interface ServedTools {
   list(cursor: string | undefined): ListToolsResult | Promise<ListToolsResult>
   /** Rejects with `protocolError` for what the model must not take for a result. */
   call(call: ToolCall): Promise<CallToolResult>
+  /** Resolves to what the server answers. Absent: there are tools and nothing else. */
+  readonly pass?: (method: PassedMethod, params: object | undefined, signal: AbortSignal) => Promise<object>
 }
 export interface ToolCall {
   readonly name: string
@@ -120,9 +133,12 @@ export class McpEndpoint {
     const server = new Server(
       { name, version: '1' },
       {
-        capabilities: { tools: {} },
-        // Callers see different tools.
-        cacheHints: { 'tools/list': { ttlMs: listMs, cacheScope: 'private' } },
+        capabilities: { tools: {}, ...(tools.pass ? { resources: {}, prompts: {}, completions: {} } : {}) },
+        // Callers see different tools, and what is passed on is told by nobody to hold.
+        cacheHints: {
+          'tools/list': { ttlMs: listMs, cacheScope: 'private' },
+          ...Object.fromEntries(passedHints.map((method) => [method, { ttlMs: 0, cacheScope: 'private' as const }])),
+        },
         // It would check answers to questions to the user, and we ask none; making the usual one costs milliseconds for each call.
         jsonSchemaValidator: { getValidator: () => refuse },
       },
@@ -146,6 +162,14 @@ export class McpEndpoint {
             }),
       })
     })
+    const { pass } = tools
+    if (!pass) return server
+    for (const method of passedMethods) {
+      server.setRequestHandler(method, (async (
+        { params }: { params?: object },
+        { mcpReq }: { mcpReq: { signal: AbortSignal } },
+      ) => pass(method, params, mcpReq.signal)) as never)
+    }
     return server
   }
 
@@ -191,6 +215,9 @@ export class McpEndpoint {
   }
 }
 
+/** Answers that say for how long they hold. */
+const passedHints = ['resources/list', 'resources/templates/list', 'resources/read', 'prompts/list'] as const
+
 /** What else goes wrong is for the log: the text of an unknown exception may hold secrets. */
 function guarded(tools: ServedTools, { log, id }: FastifyRequest): ServedTools {
   const told = (err: unknown): never => {
@@ -201,6 +228,7 @@ function guarded(tools: ServedTools, { log, id }: FastifyRequest): ServedTools {
   return {
     list: async (cursor) => Promise.resolve(tools.list(cursor)).catch(told),
     call: async (call) => tools.call(call).catch(told),
+    ...(tools.pass ? { pass: (...asked) => tools.pass!(...asked).catch(told) } : {}),
   }
 }
 

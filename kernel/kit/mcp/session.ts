@@ -78,7 +78,11 @@ interface Opening {
   readonly prior: PriorDiscovery | undefined
 }
 
-async function open(fetch: ModelFetch, address: McpAddress, { signal, onListChanged, prior }: Opening): Promise<McpSession> {
+async function open(
+  fetch: ModelFetch,
+  address: McpAddress,
+  { signal, onListChanged, prior }: Opening,
+): Promise<McpSession> {
   // Our own endpoint and the older transport are begun with `initialize`; others are asked which revision they speak.
   const mode = address.own || address.transport === 'sse' ? ('legacy' as const) : ('auto' as const)
   // A validator that does nothing: output schemas are not checked, and making the usual one costs a millisecond per run.

@@ -38,7 +38,10 @@ async function startServer(t: TestContext) {
     response.writeHead(answer.status, Object.fromEntries(answer.headers)).end(await answer.text())
   })
   await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
-  t.after(() => void http.closeAllConnections() ?? http.close())
+  t.after(() => {
+    http.closeAllConnections()
+    http.close()
+  })
   served.url = `http://127.0.0.1:${(http.address() as AddressInfo).port}/mcp`
   return served
 }

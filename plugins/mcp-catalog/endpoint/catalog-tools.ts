@@ -19,7 +19,7 @@ import type { FoundTool } from '../discoveries.store.ts'
 import { type Discoveries, stateOf } from '../discovery.ts'
 import type { CatalogMetrics } from '../metrics.ts'
 import { type ServedEntry, servedEntries, servedNames } from './served.store.ts'
-import type { CallOutcome, Upstreams } from './upstreams.ts'
+import { type CallOutcome, nothingOf, type Passed, type Upstreams } from './upstreams.ts'
 
 /** A page of tools: so many, or somewhat more than so many bytes. */
 const toolsOfPage = 500
@@ -75,6 +75,7 @@ export class CatalogTools {
     return {
       list: (cursor) => this.#list(caller, only, cursor),
       call: (call) => this.#call(caller, only, call),
+      ...(only === undefined ? {} : { pass: (...asked) => this.#pass(caller, only, asked, true) }),
     }
   }
 
@@ -164,6 +165,27 @@ export class CatalogTools {
     await dropToken(tenantId, entry)
     this.#resolved.delete(keyOf(tenantId, entry))
     return this.#ask(tenantId, meant, call, false)
+  }
+
+  /**
+   * Resources and prompts of one server, in its own words. Nobody reviews them and no list of tools allows them, so they are for entries and
+   * keys that leave the server open.
+   */
+  async #pass(caller: Caller, entry: string, asked: Passed, again: boolean): Promise<object> {
+    const { tenantId, mcp } = caller
+    const [method, , signal] = asked
+    const refusal = await this.#turn(tenantId, 1, signal)
+    if (refusal !== undefined) throw limited(refusal)
+    const server = await this.#resolve(tenantId, entry)
+    if (typeof server === 'string') throw limited(server)
+    const isOpen = maySee(mcp, entry) && !(mcp?.tools && Object.hasOwn(mcp.tools, entry)) && !server.tools
+    if (!isOpen) return nothingOf(method)
+    const answer = await this.#options.upstreams.pass(tenantId, server, ...asked)
+    if (answer !== 'unauthorized') return answer
+    if (!again) throw limited(`'${entry}' does not take the credentials of the entry.`)
+    await this.#options.dropToken(tenantId, entry)
+    this.#resolved.delete(keyOf(tenantId, entry))
+    return this.#pass(caller, entry, asked, false)
   }
 
   /** Where the server of an entry is and what it is sent, or why it cannot be asked. Calls of one second ask once. */

@@ -6,13 +6,21 @@ import {
   isTimeout,
   listTools,
   type McpSession,
+  noTimeout,
   openMcp,
   type Reason,
   reasonOf,
   whyUnavailable,
 } from '#kit/mcp'
 import { AtOnce } from '#kit'
-import { type CallToolResult, protocolError, type ToolCall } from '#kit/mcp-server'
+import {
+  type CallToolResult,
+  invalidParams,
+  limited,
+  type PassedMethod,
+  protocolError,
+  type ToolCall,
+} from '#kit/mcp-server'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelConnections } from '#kit/models'
 import type { CatalogMetrics } from '../metrics.ts'
@@ -51,6 +59,19 @@ interface Upstream {
   digests?: { readonly at: number; readonly of: Promise<ReadonlyMap<string, string>> } | undefined
 }
 
+/** A request that is passed on as it is. */
+export type Passed = [method: PassedMethod, params: object | undefined, signal: AbortSignal]
+
+/** What is asked of a session. */
+interface Ask {
+  readonly name: string
+  readonly signal: AbortSignal
+  isPermitted(upstream: Upstream, session: McpSession, signal: AbortSignal): Promise<boolean>
+  send(session: McpSession, signal: AbortSignal): Promise<CallToolResult>
+  /** What the server refuses is for the client to hear in its words. */
+  readonly plain?: boolean
+}
+
 /** How a call ended: `away` when the server could not be asked. */
 export type CallOutcome = 'ok' | 'tool_error' | 'away' | 'unauthorized' | 'timeout' | 'cancelled' | 'refused' | 'busy'
 export interface Called {
@@ -76,7 +97,46 @@ export class Upstreams {
   }
 
   /** Never rejects but with a `protocolError` that the server answered. `tool`: as the server names it. */
-  async call(tenantId: string, server: McpServer, tool: string, call: ToolCall): Promise<Called> {
+  call(
+    tenantId: string,
+    server: McpServer,
+    tool: string,
+    { name, input, signal, progress }: ToolCall,
+  ): Promise<Called> {
+    return this.#ask(tenantId, server, {
+      name,
+      signal,
+      isPermitted: (upstream, session, ends) => this.#isPermitted(upstream, session, server, tool, ends),
+      send: (session, ends) => session.call({ name: tool, input, signal: ends, progress }),
+    })
+  }
+
+  /** Resolves to what the server answers; rejects with a `protocolError`. 'unauthorized': it does not take the headers of the entry. */
+  async pass(
+    tenantId: string,
+    server: McpServer,
+    ...[method, params, signal]: Passed
+  ): Promise<object | 'unauthorized'> {
+    let answer: object | undefined
+    const { outcome, result } = await this.#ask(tenantId, server, {
+      name: method,
+      signal,
+      plain: true,
+      isPermitted: async () => true,
+      async send({ client }, ends) {
+        const has = client.getServerCapabilities()?.[capabilityOf(method)] !== undefined
+        const request = { method, ...(params ? { params: params as Record<string, unknown> } : {}) }
+        answer = has ? await client.request(request, { signal: ends, timeout: noTimeout }) : nothingOf(method)
+        return { content: [] }
+      },
+    })
+    if (outcome === 'unauthorized') return outcome
+    if (answer) return answer
+    const [said] = result.content
+    throw limited(said?.type === 'text' ? said.text : 'The server could not be asked.')
+  }
+
+  async #ask(tenantId: string, server: McpServer, call: Ask): Promise<Called> {
     if (this.#calls.of(tenantId) >= callsOfTenant || this.#callsOfAll >= callsOfAll) return failed('busy', busy)
     const end = this.#calls.begin(tenantId)
     this.#callsOfAll++
@@ -88,7 +148,7 @@ export class Upstreams {
     if (call.signal.aborted) leave()
     call.signal.addEventListener('abort', leave, { once: true })
     try {
-      return await this.#attempt(tenantId, server, tool, { ...call, signal }, true)
+      return await this.#attempt(tenantId, server, { ...call, signal }, true)
     } catch (error) {
       if (call.signal.aborted) return failed('cancelled', `The call of '${call.name}' was cancelled.`)
       if (signal.aborted) return failed('timeout', tookTooLong(call.name, this.#options.callMs))
@@ -106,18 +166,17 @@ export class Upstreams {
     await Promise.all([...this.#open.values()].map((upstream) => this.#end(upstream)))
   }
 
-  async #attempt(tenantId: string, server: McpServer, tool: string, call: ToolCall, again: boolean): Promise<Called> {
+  async #attempt(tenantId: string, server: McpServer, call: Ask, again: boolean): Promise<Called> {
     const upstream = this.#take(tenantId, server)
     if (!upstream) return failed('busy', busy)
     upstream.calls++
     let session: McpSession | undefined
     try {
       session = await unlessAborted(upstream.session, call.signal)
-      if (!(await this.#isPermitted(upstream, session, server, tool, call.signal))) {
+      if (!(await call.isPermitted(upstream, session, call.signal))) {
         return failed('refused', `The tool '${call.name}' is not as it was accepted; an admin has to look at it.`)
       }
-      const { input, signal, progress } = call
-      const result = await session.call({ name: tool, input, signal, progress })
+      const result = await call.send(session, call.signal)
       return { outcome: result.isError ? 'tool_error' : 'ok', result }
     } catch (error) {
       if (call.signal.aborted) throw error
@@ -128,8 +187,9 @@ export class Upstreams {
       }
       // The call was certainly not executed.
       if (again && session && (failure === 'expired' || failure === 'unreached')) {
-        return await this.#attempt(tenantId, server, tool, call, false)
+        return await this.#attempt(tenantId, server, call, false)
       }
+      if (call.plain && error instanceof ProtocolError && failure !== 'cut') throw inItsWords(error)
       return outcomeOf(error, reason, failure, call.name, session !== undefined)
     } finally {
       upstream.calls--
@@ -214,7 +274,6 @@ export class Upstreams {
   }
 }
 
-
 /** What a server that wants more of its client than we do says (`MissingRequiredClientCapability`): it is for the client to hear. */
 const missingCapability = -32_021
 
@@ -226,7 +285,7 @@ function outcomeOf(
   connected: boolean,
 ): Called {
   if (error instanceof ProtocolError && error.code === missingCapability) {
-    throw protocolError(error.code, error.message.replace(/^MCP error -?\d+: /, ''), error.data)
+    throw inItsWords(error)
   }
   if (reason.kind === 'status' && reason.status === 401) return failed('unauthorized', refusesUs(name))
   if (!connected) return failed('away', `The tool '${name}' cannot be called. ${whyUnavailable(error)}`)
@@ -235,8 +294,31 @@ function outcomeOf(
   }
   if (failure === 'cut' || isTimeout(error)) return failed('away', broke(name))
   // What it says is about the arguments of whoever calls.
-  if (error instanceof ProtocolError) return failed('tool_error', `The tool '${name}' refused the call: ${textOf(error)}`)
+  if (error instanceof ProtocolError)
+    return failed('tool_error', `The tool '${name}' refused the call: ${textOf(error)}`)
   return failed('away', `The tool '${name}' could not be called. ${whyUnavailable(error)}`)
+}
+
+const inItsWords = ({ code, message, data }: ProtocolError): Error =>
+  protocolError(code, message.replace(/^MCP error -?\d+: /, '').slice(0, 1_000), data)
+
+const capabilityOf = (method: PassedMethod): 'resources' | 'prompts' | 'completions' =>
+  method.startsWith('resources/') ? 'resources' : method.startsWith('prompts/') ? 'prompts' : 'completions'
+
+/** The answer of a server that has none of it. Rejects with a `protocolError` where something is named. */
+export function nothingOf(method: PassedMethod): object {
+  switch (method) {
+    case 'resources/list':
+      return { resources: [] }
+    case 'resources/templates/list':
+      return { resourceTemplates: [] }
+    case 'prompts/list':
+      return { prompts: [] }
+    case 'completion/complete':
+      return { completion: { values: [] } }
+    default:
+      throw invalidParams(method === 'prompts/get' ? 'There is no such prompt.' : 'There is no such resource.')
+  }
 }
 
 const failed = (outcome: CallOutcome, text: string): Called => ({

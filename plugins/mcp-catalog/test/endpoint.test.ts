@@ -4,6 +4,7 @@ import { setImmediate as turn } from 'node:timers/promises'
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
 import { startExternalServer, type TestBody, type TestCall } from '#testing'
+import { startFixture } from '../../../test/conformance/fixture.ts'
 import { catalog, failureOf, itemsOf, stage } from './stage.ts'
 
 type Stage = Awaited<ReturnType<typeof stage>>
@@ -106,6 +107,39 @@ test('the tools of all active entries are one endpoint, in both revisions; calls
   assert.ok(web.opened.length <= 2, String(web.opened.length))
   assert.match(await at.metrics(), /mcp_catalog_calls_total\{entry="of_tenants",outcome="ok"\} 2/)
   assert.match(await at.metrics(), /mcp_catalog_sessions 1/)
+})
+
+test('an endpoint for one entry passes resources and prompts on, unless tools alone are allowed', async (t) => {
+  const at = await stage(t)
+  const url = await startFixture(t)
+  await at.call('POST', catalog, { name: 'open', url })
+  await at.call('POST', catalog, { name: 'bound', url, allowedTools: ['test_simple_text'] })
+  await at.call('POST', catalog, { name: 'reviewed', url, toolPolicy: 'review' })
+  const plain = await startExternalServer(t, { read: {} })
+  await at.call('POST', catalog, { name: 'plain', url: plain.url })
+  const token = await tokenOf(at.call)
+  const answered = async (entry: string, method: string, params: TestBody = {}, key = token): Promise<string> => {
+    const { result, error } = (await speaker(at, key, `/mcp/catalog/${entry}`).ask(method, params)) as TestBody
+    return JSON.stringify(result ?? error)
+  }
+  const read = { uri: 'test://static-text' }
+  assert.match(await answered('open', 'resources/list'), /static-binary/)
+  assert.match(await answered('open', 'resources/read', read), /content of the static text/)
+  assert.match(await answered('open', 'prompts/get', { name: 'test_simple_prompt' }), /simple prompt for testing/)
+  assert.match(await answered('open', 'resources/read', { uri: 'test://none' }), /-32602.*Resource not found/)
+  const bounded = await tokenOf(at.call, { mcpToolPermissions: { open: ['test_simple_text'] } })
+  for (const [entry, key] of [
+    ['bound', token],
+    ['plain', token],
+    ['open', bounded],
+  ] as const) {
+    assert.equal(await answered(entry, 'resources/list', {}, key), '{"resources":[]}', entry)
+    assert.equal(await answered(entry, 'prompts/list', {}, key), '{"prompts":[]}', entry)
+    assert.match(await answered(entry, 'resources/read', read, key), /-32602.*no such resource/, entry)
+  }
+  assert.match(await answered('reviewed', 'resources/read', read), /None of its tools has been accepted/)
+  // Of all servers together there are tools alone.
+  assert.match(JSON.stringify(await speaker(at, token).ask('resources/list')), /-32601/)
 })
 
 test('an endpoint for one entry has its tools as its server names them', async (t) => {

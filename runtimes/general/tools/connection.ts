@@ -2,7 +2,16 @@ import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import { callIdMeta } from '#contracts/tools'
-import { failureOf, listTools, type McpAddress, type McpSession, type McpTool, openMcp, permittedTools, type ServerCall } from '#kit/mcp'
+import {
+  failureOf,
+  listTools,
+  type McpAddress,
+  type McpSession,
+  type McpTool,
+  openMcp,
+  permittedTools,
+  type ServerCall,
+} from '#kit/mcp'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
 /** How long an external server may take to be connected and to list its tools. A run begins without it then. */
