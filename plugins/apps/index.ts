@@ -56,7 +56,7 @@ export default definePlugin({
     const metrics = createAppMetrics(registry)
     connections.serve(providers)
     const timeoutMs = config.timeout ?? 60_000
-    const toolkits = new Toolkits({ providers, accounts: connections, metrics, timeoutMs, stopping })
+    const toolkits = new Toolkits({ providers, accounts: connections, limits, metrics, timeoutMs, stopping })
     const { returnOrigins } = config
     const more = { database, limits, webhooks, returnOrigins, metrics, log, stopping }
     const connector = new Connector({ accounts: connections, toolkits, ...more })

@@ -3,6 +3,7 @@ import { access, type App, failures, invalidRequest } from '#kernel'
 import { appErrors } from '#contracts/apps'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
+import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { listOf, sendList } from '#kit/lists'
 import { AppToolView, CallAnswer, CallBody, ToolkitParams, ToolkitView, ToolsQuery } from './schema.ts'
@@ -79,13 +80,14 @@ export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void 
           'As the account of the tenant, or of the end user that is named. A failure of the tool itself is 200 with `ok` false; what the app answers is in `result` as it is.',
         params: ToolkitParams,
         body: CallBody,
-        response: { 200: CallAnswer, ...failures(...asking) },
+        response: { 200: CallAnswer, ...failures(...asking, limitErrors.limitReached) },
       },
     },
     async (request) => {
       const { name: tool, arguments: input = {}, endUserId } = request.body
       const { tenantId } = guard.callerOf(request)
       const toolkit = await toolkits.find(tenantId, request.params.toolkit)
+      await toolkits.waitForTurn(tenantId)
       const { ok, result } = await toolkits.call(tenantId, toolkit, { tool, input, endUserId })
       return { ok, result }
     },

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import pLimit, { type LimitFunction } from 'p-limit'
 import {
   type AppAccounts,
@@ -8,8 +9,10 @@ import {
   type ToolkitInfo,
   type ToolkitProvider,
 } from '#contracts/apps'
+import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { ToolSpec } from '#contracts/tools'
 import { invalidField, isAppError } from '#kernel'
+import { Pace } from '#kit'
 import type { AppMetrics } from './metrics.ts'
 
 /** A toolkit that is active for a tenant, and whose it is. */
@@ -20,6 +23,7 @@ export interface ActiveToolkit extends ToolkitInfo {
 export interface ToolkitsOptions {
   readonly providers: ReadonlyMap<string, ToolkitProvider>
   readonly accounts: AppAccounts
+  readonly limits: Pick<TenantLimits, 'of'> | undefined
   readonly metrics: AppMetrics
   /** How long an app may take over a call. */
   readonly timeoutMs: number
@@ -29,6 +33,8 @@ export interface ToolkitsOptions {
 /** Calls that one conductor makes at once for a tenant, and how many may wait for their turn. */
 const ofTenantAtOnce = 32
 const mostWaiting = 200
+/** So many calls of a tenant pass at once; further ones wait, each for this long at most. As on runners. */
+const pace = { atOnce: 20, longestMs: 30_000 } as const
 
 /** The toolkits of all providers as one list, and their tools. */
 export class Toolkits {
@@ -36,6 +42,7 @@ export class Toolkits {
   /** By the name of their provider, so that one name means one toolkit on every conductor. */
   readonly #providers: readonly (readonly [string, ToolkitProvider])[]
   readonly #tenants = new Map<string, LimitFunction>()
+  readonly #turns = new Pace(pace)
 
   constructor(options: ToolkitsOptions) {
     this.#options = options
@@ -85,6 +92,13 @@ export class Toolkits {
   /** `app_not_connected` (409) unless there is an account that can be used. */
   async check(tenantId: string, toolkit: ActiveToolkit, endUserId: string | undefined): Promise<void> {
     await this.#as(tenantId, toolkit, endUserId, async () => true)
+  }
+  /** Calls of the API take turns, as those of runs do at their runner. Rejects with 429 `limit_reached`. */
+  async waitForTurn(tenantId: string): Promise<void> {
+    const most = (this.#options.limits?.of(tenantId) ?? defaultLimits).toolCallsPerMinute
+    const waitMs = this.#turns.turnOf(tenantId, 60_000 / most)
+    if (waitMs === undefined) throw overLimit('toolCallsPerMinute', most)
+    if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
   }
   async call(
     tenantId: string,

@@ -49,6 +49,9 @@ test('an active entry of the catalog is a toolkit: its tools are listed and call
   const down = await s.call('POST', '/api/apps/sums/call', call('add'))
   assert.deepEqual(failureOf(down), [502, 'app_unavailable'])
   assert.match(sentenceOf(down), /The server answered 500/)
+  await s.call('PATCH', '/api/tenants/default', { limits: { toolCallsPerMinute: 0 } })
+  const limited = await s.call('POST', '/api/apps/sums/call', call('add'))
+  assert.deepEqual([failureOf(limited), limited.body['limit']], [[429, 'limit_reached'], 'toolCallsPerMinute'])
 })
 
 test('a tool that an admin has to accept is called in the definition that was accepted, and in no other', async (t) => {

@@ -1,5 +1,5 @@
 // `npm run bench:mcp`: a tool call through the endpoint of the MCP catalog, and through a run, over the same call at the bare MCP
-// server, in alternation in the same run; and what 200 entries with 50 tools each cost. See docs/performance.md.
+// server, in alternation in the same run; the same as an app; and what 200 entries with 50 tools each cost. See docs/performance.md.
 import { readFile } from 'node:fs/promises'
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
@@ -71,6 +71,18 @@ async function timed(client: Client, name: string, times: number): Promise<numbe
   return taken
 }
 
+/** The same by the route of connected apps, where an active entry is an app. */
+async function timedApp(service: Service, times: number): Promise<number[]> {
+  const taken: number[] = []
+  for (let n = 0; n < times; n++) {
+    const began = performance.now()
+    const answer = await service.ask('POST', '/api/apps/e0/call', { name: 'tool_1', arguments: { path: 'x' } })
+    if ((answer as { ok?: boolean } | undefined)?.ok !== true) throw new Error('the app failed')
+    taken.push(performance.now() - began)
+  }
+  return taken
+}
+
 async function run(service: Service, profile: string): Promise<void> {
   const { runId } = (await service.ask('POST', '/api/runs', { profile, prompt: 'x' })) as { runId: string }
   await service.ask('GET', `/api/runs/${runId}/stream`)
@@ -83,6 +95,7 @@ async function measureCalls(service: Service, bareUrl: string, model: CallingMod
   const ways: Readonly<Record<string, () => Promise<readonly number[]>>> = {
     bare: () => timed(bare, 'tool_1', calls),
     catalog: () => timed(catalog, 'e0__tool_1', calls),
+    app: () => timedApp(service, calls),
     async run() {
       const { waits } = model.script('mcp__e0__tool_1', 20)
       await run(service, 'caller')
