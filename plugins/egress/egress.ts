@@ -3,7 +3,15 @@ import { connectionHeaders, type Egress, type EgressEntry, type EgressHost, shor
 import { type HeaderMap, secretErrors, type Secrets, secretsIn } from '#contracts/secrets'
 import { isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
-import { invalidEgress, missingSecret, needsSandbox, notForTenant, tooLong, tooManySecrets, tooShort } from './errors.ts'
+import {
+  invalidEgress,
+  missingSecret,
+  needsSandbox,
+  notForTenant,
+  tooLong,
+  tooManySecrets,
+  tooShort,
+} from './errors.ts'
 
 /** Of a profile: all of their values travel with each attempt. */
 const mostSecrets = 50
