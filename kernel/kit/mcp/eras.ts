@@ -1,6 +1,11 @@
 import { hash } from 'node:crypto'
 import type { Client, PriorDiscovery } from '@modelcontextprotocol/client'
-import type { McpAddress } from './session.ts'
+
+/** A server, and what it is sent. */
+interface Address {
+  readonly url: string
+  readonly headers?: Readonly<Record<string, string>> | undefined
+}
 
 /** Servers that are remembered, and for how long. */
 const most = 1_000
@@ -14,12 +19,12 @@ export class McpEras {
   /** Those noted last are at the end. */
   readonly #known = new Map<string, { readonly prior: PriorDiscovery; readonly until: number }>()
 
-  of(address: McpAddress): PriorDiscovery | undefined {
+  of(address: Address): PriorDiscovery | undefined {
     const known = this.#known.get(keyOf(address))
     return known && performance.now() < known.until ? known.prior : undefined
   }
   /** Notes what a client has found that is connected. */
-  note(address: McpAddress, client: Client): void {
+  note(address: Address, client: Client): void {
     const key = keyOf(address)
     if (this.of(address)) return
     const discover = client.getProtocolEra() === 'modern' ? client.getDiscoverResult() : undefined
@@ -30,9 +35,9 @@ export class McpEras {
     })
     if (this.#known.size > most) this.#known.delete(this.#known.keys().next().value!)
   }
-  forget(address: McpAddress): void {
+  forget(address: Address): void {
     this.#known.delete(keyOf(address))
   }
 }
 
-const keyOf = ({ url, headers }: McpAddress): string => hash('sha256', JSON.stringify([url, headers]))
+const keyOf = ({ url, headers }: Address): string => hash('sha256', JSON.stringify([url, headers]))

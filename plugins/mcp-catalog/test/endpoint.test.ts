@@ -1,11 +1,51 @@
 import assert from 'node:assert/strict'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
+import { createMcpHandler, ProtocolError, Server } from '@modelcontextprotocol/server'
 import { startExternalServer, type TestBody, type TestCall } from '#testing'
-import { startFixture } from '../../../test/conformance/fixture.ts'
 import { catalog, failureOf, itemsOf, stage } from './stage.ts'
+
+/** A server with resources and prompts beside its tool. */
+async function startFullServer(t: TestContext): Promise<string> {
+  const handler = createMcpHandler(() => {
+    const server = new Server(
+      { name: 'full', version: '1' },
+      { capabilities: { tools: {}, resources: {}, prompts: {} } },
+    )
+    const [text, uri] = ['the static text', 'test://static-text']
+    server.setRequestHandler('tools/list', async () => ({
+      tools: [{ name: 'test_simple_text', inputSchema: { type: 'object' as const } }],
+    }))
+    server.setRequestHandler('resources/list', async () => ({ resources: [{ uri, name: 'text' }] }))
+    server.setRequestHandler('resources/read', async ({ params }) => {
+      if (params.uri !== uri) throw new ProtocolError(-32_602, 'Resource not found', { uri: params.uri })
+      return { contents: [{ uri, text }] }
+    })
+    server.setRequestHandler('prompts/list', async () => ({ prompts: [{ name: 'test_simple_prompt' }] }))
+    server.setRequestHandler('prompts/get', async () => ({
+      messages: [{ role: 'user' as const, content: { type: 'text' as const, text: 'a simple prompt' } }],
+    }))
+    return server
+  })
+  const http = createServer(async (request, response) => {
+    const chunks: Buffer[] = []
+    for await (const chunk of request) chunks.push(chunk as Buffer)
+    const headers = Object.entries(request.headers) as [string, string][]
+    const asked = new Request('http://full/mcp', { method: 'POST', headers, body: Buffer.concat(chunks) })
+    const answer = await handler.fetch(asked)
+    response.writeHead(answer.status, Object.fromEntries(answer.headers)).end(await answer.text())
+  })
+  await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
+  t.after(() => {
+    http.closeAllConnections()
+    http.close()
+  })
+  return `http://127.0.0.1:${(http.address() as AddressInfo).port}/mcp`
+}
 
 type Stage = Awaited<ReturnType<typeof stage>>
 
@@ -111,7 +151,7 @@ test('the tools of all active entries are one endpoint, in both revisions; calls
 
 test('an endpoint for one entry passes resources and prompts on, unless tools alone are allowed', async (t) => {
   const at = await stage(t)
-  const url = await startFixture(t)
+  const url = await startFullServer(t)
   await at.call('POST', catalog, { name: 'open', url })
   await at.call('POST', catalog, { name: 'bound', url, allowedTools: ['test_simple_text'] })
   await at.call('POST', catalog, { name: 'reviewed', url, toolPolicy: 'review' })
@@ -123,9 +163,9 @@ test('an endpoint for one entry passes resources and prompts on, unless tools al
     return JSON.stringify(result ?? error)
   }
   const read = { uri: 'test://static-text' }
-  assert.match(await answered('open', 'resources/list'), /static-binary/)
-  assert.match(await answered('open', 'resources/read', read), /content of the static text/)
-  assert.match(await answered('open', 'prompts/get', { name: 'test_simple_prompt' }), /simple prompt for testing/)
+  assert.match(await answered('open', 'resources/list'), /static-text/)
+  assert.match(await answered('open', 'resources/read', read), /the static text/)
+  assert.match(await answered('open', 'prompts/get', { name: 'test_simple_prompt' }), /a simple prompt/)
   assert.match(await answered('open', 'resources/read', { uri: 'test://none' }), /-32602.*Resource not found/)
   const bounded = await tokenOf(at.call, { mcpToolPermissions: { open: ['test_simple_text'] } })
   for (const [entry, key] of [
