@@ -82,7 +82,7 @@ function withoutFull(there: Map<string, RemoteEntry>, files: readonly RemoteEntr
     const from = folderOf(path) === undefined ? path : folderOf(path)!
     for (let end = from.lastIndexOf('/'); end > 0; end = from.lastIndexOf('/', end - 1)) folders.add(from.slice(0, end))
   }
-  for (const path of [...there.keys()]) if (folders.has(folderOf(path) ?? '')) there.delete(path)
+  for (const path of there.keys()) if (folders.has(folderOf(path) ?? '')) there.delete(path)
 }
 
 interface Sides {

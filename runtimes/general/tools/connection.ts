@@ -85,11 +85,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
     changed = false
     const listed = permittedTools(await listTools(session, patience()), address.tools)
     definitions = new Map(listed.map((tool) => [tool.name, tool]))
-    return listed.map(({ name, description, inputSchema }) => ({
-      name,
-      inputSchema: inputSchema as Tool['inputSchema'],
-      ...(description === undefined ? {} : { description: description.slice(0, maxDescriptionChars) }),
-    }))
+    return listed.map(toolOf)
   }
   try {
     let tools = await list()
@@ -118,6 +114,13 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
     throw error
   }
 }
+
+/** As a model is told of it. */
+const toolOf = ({ name, description, inputSchema }: McpTool): Tool => ({
+  name,
+  inputSchema: inputSchema as Tool['inputSchema'],
+  ...(description === undefined ? {} : { description: description.slice(0, maxDescriptionChars) }),
+})
 
 type Params = Pick<ServerCall, 'name' | 'input' | 'meta'>
 
