@@ -14,7 +14,7 @@ import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 import type { StateBundle } from './runtime.ts'
 import type { SkillContent } from './skills.ts'
-import type { ToolResult, ToolSpec } from './tools.ts'
+import type { ToolInvocation, ToolResult, ToolSpec } from './tools.ts'
 
 /** What the model calls of a run may still cost, where its runner lets them through. */
 export const RunBudget = Type.Object({
@@ -206,6 +206,8 @@ export interface RunnerLink {
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
   /** What the agent of a run wrote to the object store with its tools, behind number `after`. Empty too where the runner has no such tools. */
   objectWrites(tenantId: string, sessionId: string, runId: string, after: number): Promise<readonly ObjectWrite[]>
+  /** Calls a tool of a session outside a run. AppError 403 `tool_not_allowed`; a tool's own failure is `{ok: false}`. */
+  invokeTool(tenantId: string, sessionId: string, call: ToolInvocation, signal: AbortSignal): Promise<ToolResult>
   /** Brings a version of a skill, for sessions that keep it. */
   putSkill(tenantId: string, skill: SkillContent): Promise<void>
   /**

@@ -195,6 +195,7 @@ class CountedLink implements RunnerLink {
   readonly invalidateSandbox: RunnerLink['invalidateSandbox'] = (...args) => this.#link.invalidateSandbox(...args)
   readonly vfsLeases: RunnerLink['vfsLeases'] = (...args) => this.#link.vfsLeases(...args)
   readonly vfsLease: RunnerLink['vfsLease'] = (...args) => this.#link.vfsLease(...args)
+  readonly invokeTool: RunnerLink['invokeTool'] = (...args) => this.#link.invokeTool(...args)
   readonly putSkill: RunnerLink['putSkill'] = (...args) => this.#link.putSkill(...args)
   readonly objectWrites: RunnerLink['objectWrites'] = (...args) => this.#link.objectWrites(...args)
   readonly delegations: RunnerLink['delegations'] = (...args) => this.#link.delegations(...args)

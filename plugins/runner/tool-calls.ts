@@ -67,7 +67,8 @@ export function createToolCalls(
       runId,
       depth: run?.depth ?? 0,
       signal: stop,
-      ...(runId === '' || callId === undefined ? {} : { idempotencyKey: `${runId}:${callId}` }),
+      // Outside a run whoever calls has named it for all runs.
+      ...(callId === undefined ? {} : { idempotencyKey: runId === '' ? callId : `${runId}:${callId}` }),
       ...(run ? { report: run.report } : {}),
       ...(sandboxes && hasSandbox(profile) ? { sandbox } : {}),
       ...(files ? { vfs: files } : {}),

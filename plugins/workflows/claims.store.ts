@@ -1,0 +1,90 @@
+import type { TenantTx } from '#contracts/database'
+import type { WorkflowNode } from './node.schema.ts'
+import { leaseMs, nodeColumns, type NodeRow, type NodeTable, ready, running } from './nodes.store.ts'
+import type { Claimed } from './outcome.ts'
+
+/** Who takes on which ready nodes of a run, in the transaction that holds it. */
+export class Claims {
+  readonly #tx: TenantTx
+  readonly #of: readonly [tenantId: string, runId: string]
+  readonly #nodes: NodeTable
+  constructor(tx: TenantTx, runId: string, nodes: NodeTable) {
+    this.#tx = tx
+    this.#of = [tx.tenantId, runId]
+    this.#nodes = nodes
+  }
+
+  /** Claims ready nodes, the most urgent first, for so long as a lease is. */
+  async take(owner: string, most: number): Promise<NodeRow[]> {
+    const free = await this.#keyed(most)
+    const rows = await this.#tx.query<NodeRow>({
+      name: 'workflow-claim',
+      text: `UPDATE workflow_nodes n SET status = ${running}, attempt = n.attempt + 1, lease_owner = $4, due_at = NULL, waits_for = NULL,
+               effect = CASE WHEN n.effect > 0 THEN n.effect ELSE n.attempt + 1 END,
+               lease_until = clock_timestamp() + interval '${leaseMs} milliseconds', started_at = coalesce(n.started_at, clock_timestamp())
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY (ARRAY(
+               SELECT id FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND status = ${ready}
+                 AND (due_at IS NULL OR due_at <= clock_timestamp()) AND (concurrency_key IS NULL OR id = ANY ($5))
+               ORDER BY priority DESC, position, part LIMIT $3))
+             RETURNING ${nodeColumns}`,
+      values: [...this.#of, most, owner, free],
+    })
+    await this.#nodes.loadSpecs(rows)
+    return rows
+  }
+
+  /** Runs in which somebody waits for a key that was freed. */
+  async waiting(key: string): Promise<string[]> {
+    await this.#lock(key)
+    const rows = await this.#tx.query<{ run_id: string }>({
+      text: `SELECT DISTINCT run_id FROM workflow_nodes WHERE tenant_id = $1 AND concurrency_key = $2 AND status = ${ready} LIMIT 20`,
+      values: [this.#of[0], key],
+    })
+    return rows.map(({ run_id }) => run_id)
+  }
+
+  /** Those ready nodes with a key of concurrency for which there is room. Everybody who asks for or frees a key holds its lock. */
+  async #keyed(most: number): Promise<string[]> {
+    const keyed = await this.#tx.query<{ id: string; key: string }>({
+      name: 'workflow-keyed',
+      text: `SELECT id, concurrency_key AS key FROM workflow_nodes
+             WHERE tenant_id = $1 AND run_id = $2 AND status = ${ready} AND concurrency_key IS NOT NULL
+               AND (due_at IS NULL OR due_at <= clock_timestamp())
+             ORDER BY priority DESC, position, part LIMIT $3`,
+      values: [...this.#of, most],
+    })
+    if (keyed.length === 0) return []
+    const rows = await this.#nodes.load(keyed.map(({ id }) => id))
+    const free: string[] = []
+    for (const [key, nodes] of [...Map.groupBy(keyed, (one) => one.key)].toSorted(([a], [b]) => (a < b ? -1 : 1))) {
+      const used = await this.#lock(key)
+      for (const [i, { id }] of nodes.entries()) {
+        if (used + i < (this.#nodes.spec(rows.get(id)!).concurrencyLimit ?? 1)) free.push(id)
+      }
+    }
+    return free
+  }
+  async #lock(key: string): Promise<number> {
+    const [tenantId] = this.#of
+    await this.#tx.query({
+      text: `SELECT pg_advisory_xact_lock(hashtextextended($1, 17))`,
+      values: [`${tenantId}\n${key}`],
+    })
+    const [row] = await this.#tx.query<{ used: number }>({
+      text: `SELECT count(*)::int AS used FROM workflow_nodes WHERE tenant_id = $1 AND concurrency_key = $2 AND status = ${running}`,
+      values: [tenantId, key],
+    })
+    return row!.used
+  }
+}
+
+/** A node as whoever makes the attempt sees it. */
+export const claimedOf = ({ id, attempt, effect, part, item, started_ms }: NodeRow, spec: WorkflowNode): Claimed => ({
+  id,
+  attempt,
+  effect,
+  spec,
+  part: part ?? undefined,
+  item: item ?? undefined,
+  startedMs: started_ms ?? Date.now(),
+})

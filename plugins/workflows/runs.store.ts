@@ -1,0 +1,258 @@
+import { notFound } from '#kernel'
+import type { Database, TenantTx } from '#contracts/database'
+import type { WakeUps } from '#contracts/jobs'
+import { newId } from '#contracts/ids'
+import { overLimit, type TenantLimits } from '#contracts/limits'
+import type { OutputSchemas } from '#kit/schemas'
+import { findDefinition } from './definitions.store.ts'
+import { workflowErrors } from './errors.ts'
+import type { WorkflowNode } from './node.schema.ts'
+import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
+import { edgesOf } from './validate.ts'
+import { unknownRun } from './views.store.ts'
+
+export interface NewRun {
+  readonly id?: string
+  readonly workflowDefinitionId?: string
+  /** Instead of a stored one. It was checked. */
+  readonly definition?: Definition
+  readonly input: unknown
+  readonly start: boolean
+  readonly createdBy: string
+  readonly parent?: { readonly runId: string; readonly nodeId: string; readonly depth: number }
+  readonly scheduleId?: string
+}
+
+export class WorkflowRunStore {
+  readonly #database: Database
+  readonly #wakeUps: WakeUps
+  readonly #limits: TenantLimits | undefined
+  readonly #schemas: OutputSchemas
+  constructor(database: Database, wakeUps: WakeUps, limits: TenantLimits | undefined, schemas: OutputSchemas) {
+    this.#database = database
+    this.#wakeUps = wakeUps
+    this.#limits = limits
+    this.#schemas = schemas
+  }
+
+  /** Stores a run with its nodes, and has it begun. A run of the same id that exists is left as it is. Rejects with 404, 400 `invalid_input`, 429. */
+  async create(tenantId: string, wanted: NewRun): Promise<{ id: string; status: RunStatus }> {
+    this.#limits?.stored.admit(tenantId)
+    const found = wanted.definition
+      ? { id: undefined, version: undefined, definition: wanted.definition }
+      : await findDefinition(this.#database, tenantId, wanted.workflowDefinitionId ?? '')
+    if (!found) throw notFound({ message: 'There is no workflow definition of this id.' })
+    const { inputSchema } = found.definition
+    if (inputSchema) {
+      const problem = await (await this.#schemas(tenantId, inputSchema)).problem(wanted.input)
+      if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
+    }
+    return this.#database.tenant(tenantId, (tx) => this.createIn(tx, wanted, found))
+  }
+
+  /** The same inside a transaction, of a definition that was found, with an input that fits. */
+  async createIn(
+    tx: TenantTx,
+    wanted: NewRun,
+    {
+      id: definitionId,
+      version,
+      definition,
+    }: { id: string | undefined; version: number | undefined; definition: Definition },
+  ): Promise<{ id: string; status: RunStatus }> {
+    const { nodes, name, ...settings } = definition
+    const most = this.#limits?.of(tx.tenantId)
+    if (most && nodes.length > most.workflowNodes) throw overLimit('workflowNodes', most.workflowNodes)
+    const id = wanted.id ?? newId('wfrun')
+    const status: RunStatus = wanted.start ? 'running' : 'pending'
+    // A child is a part of a run that was counted.
+    if (most && !wanted.parent) await this.#admit(tx, most.workflowRuns)
+    const inserted = await tx.query({
+      name: 'workflow-run-insert',
+      text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished,
+               depth, parent_run, parent_node, schedule_id, created_by, started_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8::smallint, $9, $10, $11, $12, $13, $14, CASE WHEN $8::smallint = 1 THEN clock_timestamp() END)
+             ON CONFLICT DO NOTHING RETURNING 1`,
+      values: [
+        tx.tenantId,
+        id,
+        definitionId ?? null,
+        version ?? null,
+        name,
+        JSON.stringify(settings satisfies RunSettings),
+        JSON.stringify(wanted.input ?? {}),
+        runStatuses.indexOf(status),
+        nodes.length,
+        wanted.parent?.depth ?? 0,
+        wanted.parent?.runId ?? null,
+        wanted.parent?.nodeId ?? null,
+        wanted.scheduleId ?? null,
+        wanted.createdBy,
+      ],
+    })
+    if (inserted.length === 0) return { id, status }
+    await insertNodes(tx, id, nodes, wanted.start)
+    if (wanted.start) await this.#wakeUps.send([wakeOf(tx.tenantId, id)], tx)
+    return { id, status }
+  }
+
+  // Whoever adds a run holds the lock of its tenant, so that each is counted before the next one is added.
+  async #admit(tx: TenantTx, most: number): Promise<void> {
+    await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))', values: [tx.tenantId] })
+    const [row] = await tx.query<{ count: number }>({
+      name: 'workflow-runs-open',
+      text: 'SELECT count(*)::int AS count FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0',
+      values: [tx.tenantId],
+    })
+    if (row!.count >= most) throw overLimit('workflowRuns', most)
+  }
+
+  async countOpen(tenantId: string): Promise<number> {
+    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [
+      {
+        text: 'SELECT count(*)::int AS count FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0',
+        values: [tenantId],
+      },
+    ])
+    return row!.count
+  }
+
+  async events(tenantId: string, runId: string, after: number): Promise<{ seq: number; event: string }[]> {
+    const [rows] = await this.#database.batch<[{ seq: number; event: string }[]]>(tenantId, [
+      {
+        name: 'workflow-events',
+        text: 'SELECT seq, event FROM workflow_events WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT 50',
+        values: [tenantId, runId, after],
+      },
+    ])
+    return rows
+  }
+  async statusOf(
+    tenantId: string,
+    runId: string,
+  ): Promise<{ status: RunStatus; seq: number; output: string | null; error: string | null }> {
+    const [[row]] = await this.#database.batch<
+      [{ status: number; seq: number; output: string | null; error: string | null }[]]
+    >(tenantId, [
+      {
+        name: 'workflow-status',
+        text: 'SELECT status, seq, output, error FROM workflow_runs WHERE tenant_id = $1 AND id = $2',
+        values: [tenantId, runId],
+      },
+    ])
+    if (!row) throw unknownRun()
+    return { ...row, status: runStatuses[row.status]! }
+  }
+
+  /** What templates see of a run. */
+  async scope(tenantId: string, runId: string, nodeIds: readonly string[]) {
+    const [[run], nodes] = await this.#database.batch<
+      [{ input: string; name: string }[], { id: string; status: number; output: string | null; error: string | null }[]]
+    >(tenantId, [
+      {
+        name: 'workflow-scope',
+        text: 'SELECT input, name FROM workflow_runs WHERE tenant_id = $1 AND id = $2',
+        values: [tenantId, runId],
+      },
+      {
+        name: 'workflow-scope-nodes',
+        text: 'SELECT id, status, output, error FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)',
+        values: [tenantId, runId, nodeIds],
+      },
+    ])
+    if (!run) throw unknownRun()
+    return { run, nodes }
+  }
+  async lastPart(tenantId: string, runId: string, parent: string) {
+    const [[row]] = await this.#database.batch<[{ part: number; output: string | null; error: string | null }[]]>(
+      tenantId,
+      [
+        {
+          text: `SELECT part, output, error FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent = $3 ORDER BY part DESC LIMIT 1`,
+          values: [tenantId, runId, parent],
+        },
+      ],
+    )
+    return row
+  }
+  async countNodes(tenantId: string, runId: string): Promise<number> {
+    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [
+      {
+        text: 'SELECT count(*)::int AS count FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2',
+        values: [tenantId, runId],
+      },
+    ])
+    return row!.count
+  }
+  /** What the agents of a run have cost, in cents. */
+  async cost(tenantId: string, runId: string): Promise<number> {
+    const [[row]] = await this.#database.batch<[{ cost: number }[]]>(tenantId, [
+      {
+        text: 'SELECT coalesce(sum(cost_cents), 0)::float8 AS cost FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2',
+        values: [tenantId, runId],
+      },
+    ])
+    return row!.cost
+  }
+  /** The node that waits for something, while it does. */
+  async waiting(tenantId: string, waitsFor: string) {
+    const [[row]] = await this.#database.batch<[{ run_id: string; id: string; attempt: number; spec: string }[]]>(
+      tenantId,
+      [
+        {
+          name: 'workflow-waiting',
+          text: 'SELECT run_id, id, attempt, spec FROM workflow_nodes WHERE tenant_id = $1 AND waits_for = $2 AND status = 2',
+          values: [tenantId, waitsFor],
+        },
+      ],
+    )
+    return row
+  }
+  async takeSignal(tenantId: string, runId: string, name: string): Promise<string | undefined> {
+    const [[row]] = await this.#database.batch<[{ payload: string }[]]>(tenantId, [
+      {
+        text: 'DELETE FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2 AND name = $3 RETURNING payload',
+        values: [tenantId, runId, name],
+      },
+    ])
+    return row?.payload
+  }
+}
+
+export const wakeOf = (tenantId: string, runId: string) => ({ tenantId, what: { tenantId, runId }, key: runId })
+
+export async function insertNodes(
+  tx: TenantTx,
+  runId: string,
+  nodes: readonly WorkflowNode[],
+  start: boolean,
+): Promise<void> {
+  const edges = edgesOf(nodes)
+  const waits = nodes.map(({ id }) => edges.get(id)?.size ?? 0)
+  await tx.query({
+    name: 'workflow-nodes-insert',
+    text: `INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, waits, status, priority, concurrency_key)
+           SELECT $1, $2, id, position, type, spec, waits, CASE WHEN waits = 0 AND $8::boolean THEN 1 ELSE 0 END, priority, key
+           FROM unnest($3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $9::text[]) WITH ORDINALITY
+             AS n (id, type, spec, waits, priority, key, position)`,
+    values: [
+      tx.tenantId,
+      runId,
+      nodes.map(({ id }) => id),
+      nodes.map(({ type }) => type),
+      nodes.map((node) => JSON.stringify(node)),
+      waits,
+      nodes.map(({ priority }) => priority ?? 0),
+      start,
+      nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
+    ],
+  })
+  const pairs = [...edges].flatMap(([to, before]) => [...before].map((from) => [from, to] as const))
+  if (pairs.length === 0) return
+  await tx.query({
+    name: 'workflow-edges-insert',
+    text: `INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
+           SELECT $1, $2, f, t FROM unnest($3::text[], $4::text[]) AS e (f, t)`,
+    values: [tx.tenantId, runId, pairs.map(([from]) => from), pairs.map(([, to]) => to)],
+  })
+}

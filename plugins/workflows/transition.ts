@@ -1,0 +1,350 @@
+import type { TenantTx } from '#contracts/database'
+import type { Wake } from '#contracts/jobs'
+import { claimedOf, Claims } from './claims.store.ts'
+import { ExpressionError } from './expressions.ts'
+import {
+  approvalsOf,
+  cancelled,
+  type Ended,
+  failed,
+  type NodeRow,
+  NodeTable,
+  ok,
+  ready,
+  running,
+  skipped,
+  statusOf,
+} from './nodes.store.ts'
+import {
+  approvalOutcome,
+  type Claimed,
+  type Failure,
+  lostError,
+  mostOutput,
+  type Outcome,
+  timeUp,
+  tooLarge,
+  unsaid,
+} from './outcome.ts'
+import { holdRun, moveRun, type RunRow } from './run-row.ts'
+import { outputOf } from './run-output.ts'
+import { runStatuses, type RunStatus, type TerminalStatus } from './schema.ts'
+
+/** So often a call whose process died is made again. */
+const mostLost = 5
+
+/**
+ * All that happens to a workflow run at one time, in one transaction that holds the row of the run: so each transition compares and
+ * sets, and what follows from it, the events and the wake-ups come to be with it or not at all.
+ */
+export class Transition {
+  readonly run: RunRow
+  readonly wakes: Wake[] = []
+  /** When somebody has to look at the run again, in milliseconds, where another process executes a part of it. */
+  leasedForMs: number | undefined
+  readonly #tx: TenantTx
+  readonly #nodes: NodeTable
+  readonly #claims: Claims
+  readonly #queue: (what: Readonly<Record<string, string>>, key: string, afterMs?: number) => void
+  /** What readers are told of each node that changed. */
+  readonly #changed = new Map<string, { status: number; attempt: number; error?: Failure }>()
+  readonly #freed = new Set<string>()
+  readonly #statusBefore: RunStatus
+
+  private constructor(tx: TenantTx, run: RunRow) {
+    this.#tx = tx
+    this.run = run
+    this.#nodes = new NodeTable(tx, run.id)
+    this.#claims = new Claims(tx, run.id, this.#nodes)
+    this.#statusBefore = run.status
+    this.#queue = (what, key, afterMs) =>
+      this.wakes.push({
+        tenantId: tx.tenantId,
+        what: { tenantId: tx.tenantId, ...what },
+        key,
+        ...(afterMs === undefined ? {} : { afterMs }),
+      })
+  }
+
+  /** Takes hold of a run; undefined when there is none. */
+  static async of(tx: TenantTx, runId: string): Promise<Transition | undefined> {
+    const run = await holdRun(tx, runId)
+    return run && new Transition(tx, run)
+  }
+
+  get open(): boolean {
+    return this.run.status === 'running' || this.run.status === 'paused'
+  }
+
+  /** Takes the outcomes of attempts. One that is about an older attempt, or a node that is over, changes nothing. */
+  async apply(outcomes: readonly Outcome[]): Promise<void> {
+    if (outcomes.length === 0 || !this.open) return
+    const rows = await this.#nodes.load(outcomes.map(({ node }) => node))
+    const ended: Ended[] = []
+    const skips: string[] = []
+    for (const outcome of outcomes) {
+      const row = rows.get(outcome.node)
+      if (!row || row.status !== running || row.attempt !== outcome.attempt) continue
+      rows.delete(outcome.node)
+      if (outcome.kind === 'parked') await this.#park(row, outcome)
+      else if (outcome.kind === 'parts') await this.#divide(row, outcome)
+      else if (outcome.kind === 'later') await this.#putBack(row, outcome.inMs)
+      else if (outcome.status === 'error' && (await this.#triesAgain(row, outcome.error))) continue
+      else {
+        ended.push({
+          row,
+          status: statusOf(outcome.status),
+          output: outcome.output,
+          error: outcome.error,
+          costCents: outcome.costCents,
+        })
+        skips.push(...(outcome.skips ?? []))
+      }
+    }
+    await this.end(ended, skips)
+  }
+
+  /** Ends nodes whatever they did: those of a client's own mind, too. */
+  async endNodes(
+    ids: readonly string[],
+    status: TerminalStatus,
+    { output, error }: { readonly output?: string; readonly error?: Failure } = {},
+  ): Promise<void> {
+    const rows = [...(await this.#nodes.load(ids)).values()]
+    for (const row of rows) {
+      // A failed node that is given another end holds its run up no longer.
+      if (row.status === failed) this.run.failed--
+      if (row.status === running) this.#leave(row)
+    }
+    await this.#nodes.closeApprovals(approvalsOf(rows), 'cancelled')
+    await this.end(
+      rows.map((row) => ({ row, status: statusOf(status), output, error, costCents: undefined })),
+      [],
+    )
+  }
+
+  /** Ends nodes, and carries on with what depends on them until nothing more follows. */
+  async end(ended: readonly Ended[], skips: readonly string[]): Promise<void> {
+    if (ended.length > 0) await this.#nodes.write(ended)
+    for (const { row, status, error } of ended) {
+      this.tell(row.id, status, row.attempt, error)
+      if (row.concurrency_key !== null) this.#freed.add(row.concurrency_key)
+    }
+    let passing: { id: string; alive: boolean }[] = []
+    const parts: Ended[] = []
+    for (const one of ended) {
+      const { row, status } = one
+      if (status === failed && !this.#nodes.spec(row).continueOnError) {
+        this.run.failed++
+        this.run.error = { ...(one.error ?? unsaid), node: row.id }
+        continue
+      }
+      if (row.parent === null) passing.push({ id: row.id, alive: status === ok || status === failed })
+      else parts.push(one)
+    }
+    if (skips.length > 0) {
+      for (const { id, attempt } of await this.#nodes.skip(skips)) {
+        this.tell(id, skipped, attempt)
+        passing.push({ id, alive: false })
+      }
+    }
+    while (passing.length > 0) {
+      this.run.unfinished -= passing.length
+      const moved = await this.#nodes.pass(passing)
+      for (const { id, status, attempt } of moved) this.tell(id, status, attempt)
+      passing = moved.filter(({ status }) => status === skipped).map(({ id }) => ({ id, alive: false }))
+    }
+    await this.#endParts(parts)
+  }
+
+  /** Looks at what is due: times that were waited for, deadlines, and attempts of processes that are gone. */
+  async takeDue(owner: string): Promise<void> {
+    const rows = await this.#nodes.due(owner)
+    if (rows.length === 0) return
+    const outcomes: Outcome[] = []
+    for (const row of rows) {
+      const of = { node: row.id, attempt: row.attempt } as const
+      if (row.lease_ms === null) outcomes.push({ ...of, ...(await this.#whenDue(row)) })
+      else if (row.lease_ms > 0) this.leasedForMs = Math.min(this.leasedForMs ?? Infinity, row.lease_ms)
+      else if (row.type === 'tool' || row.type === 'http') await this.#lose(row, outcomes)
+      // Whatever else a process begins, it begins again under the same name.
+      else await this.#putBack(row, 0)
+    }
+    await this.apply(outcomes)
+  }
+
+  /** Takes on ready nodes, the most urgent first. */
+  async claim(owner: string, most: number): Promise<Claimed[]> {
+    if (this.run.status !== 'running' || most <= 0) return []
+    const rows = await this.#claims.take(owner, most)
+    if (rows.length === 0) return []
+    // What this process does not take another one may.
+    if (rows.length === most) this.#queue({ runId: this.run.id }, this.run.id)
+    for (const { id, attempt } of rows) this.tell(id, running, attempt)
+    return rows.map((row) => claimedOf(row, this.#nodes.spec(row)))
+  }
+
+  /** Ends the run before its nodes: what is under way is left and cancelled. */
+  async endRun(status: 'cancelled' | 'failed', error?: Failure): Promise<void> {
+    const rows = await this.#nodes.cancel()
+    for (const row of rows) this.tell(row.id, cancelled, row.attempt)
+    for (const { concurrency_key } of rows) if (concurrency_key !== null) this.#freed.add(concurrency_key)
+    await this.#nodes.closeApprovals(approvalsOf(rows), 'cancelled')
+    if (rows.some(({ waits_for }) => waits_for !== null)) {
+      this.#queue({ runId: this.run.id, leave: 'yes' }, `${this.run.id}/leave`)
+    }
+    this.run.status = status
+    this.run.error = error ?? this.run.error
+  }
+
+  /** Writes down what the run has come to, tells readers, and says who is to be woken. Resolves to whether anything changed. */
+  async finish(): Promise<boolean> {
+    if (this.open) await this.#settle()
+    const over = !this.open && this.run.status !== 'pending' && this.run.status !== this.#statusBefore
+    if (over) this.#tellOthers()
+    if (this.#freed.size > 0) await this.#passKeys()
+    if (this.run.status === this.#statusBefore && this.#changed.size === 0) return false
+    this.run.seq++
+    const { id, status, error } = this.run
+    const nodes = [...this.#changed].map(([node, change]) => ({ id: node, ...change }))
+    const event = {
+      workflowRun: { id, runId: id, status: runStatuses.indexOf(status), ...(error ? { error } : {}), nodes },
+    }
+    await moveRun(this.#tx, this.run, JSON.stringify(event))
+    return true
+  }
+
+  /** Has somebody look at the run now, or later. */
+  wake(afterMs?: number, key = this.run.id): void {
+    this.#queue({ runId: this.run.id }, key, afterMs)
+  }
+
+  /** Readers are told that a node has another status. */
+  tell(id: string, status: number, attempt: number, error?: Failure): void {
+    this.#changed.set(id, { status, attempt, ...(error ? { error } : {}) })
+  }
+
+  /** Carries on with maps and loops of which parts are over. */
+  async #endParts(parts: readonly Ended[]): Promise<void> {
+    const byParent = Map.groupBy(parts, ({ row }) => row.parent!)
+    for (const [parent, over] of byParent) {
+      const row = await this.#nodes.partsOver(parent, over.length)
+      if (!row) continue
+      // A loop looks at its condition before it goes on: that is an attempt of its own.
+      if (row.type === 'loop') await this.#putBack(row, 0)
+      else if (row.waits > 0) {
+        for (const id of await this.#nodes.nextParts(parent, over.length)) this.tell(id, ready, 0)
+      } else await this.#gather(row)
+    }
+  }
+
+  /** The output of a map: those of its parts, in their order. */
+  async #gather(row: NodeRow): Promise<void> {
+    const output = await this.#nodes.gather(row)
+    const end =
+      output.length > mostOutput
+        ? { status: failed, output: undefined, error: tooLarge }
+        : { status: ok, output, error: undefined }
+    await this.end([{ row, ...end, costCents: undefined }], [])
+  }
+  async #park(row: NodeRow, parked: Extract<Outcome, { kind: 'parked' }>): Promise<void> {
+    await this.#nodes.park(row, parked)
+    const { waitsFor, dueInMs } = parked
+    // What it waits for may be over by now.
+    if (row.type === 'agent') this.#queue({ agent: waitsFor! }, waitsFor!)
+    if (row.type === 'workflow') this.#queue({ runId: this.run.id, node: row.id, child: waitsFor! }, `${waitsFor}/over`)
+    if (dueInMs !== undefined) this.wake(dueInMs, `${this.run.id}/${row.id}/${row.attempt}`)
+  }
+  async #divide(row: NodeRow, parts: Extract<Outcome, { kind: 'parts' }>): Promise<void> {
+    await this.#nodes.divide(row, parts)
+    const { items, first, atOnce } = parts
+    for (let part = 0; part < Math.min(items.length, atOnce); part++) this.tell(`${row.id}.${first + part}`, ready, 0)
+    if (items.length > 0) return
+    await this.end([{ row, status: ok, output: '[]', error: undefined, costCents: undefined }], [])
+  }
+  /** Makes a node ready again. */
+  async #again(row: NodeRow, inMs: number, tries: number, error?: Failure): Promise<void> {
+    await this.#nodes.again(row, inMs, tries, error)
+    this.tell(row.id, ready, row.attempt, error)
+    if (row.concurrency_key !== null) this.#freed.add(row.concurrency_key)
+    if (inMs > 0) this.wake(inMs, `${this.run.id}/${row.id}/${row.attempt}/again`)
+  }
+
+  async #putBack(row: NodeRow, inMs: number): Promise<void> {
+    await this.#again(row, inMs, 0)
+    // The claim counts it again.
+    await this.#nodes.count(row.id, { attempt: -1 })
+  }
+  async #triesAgain(row: NodeRow, error: Failure | undefined): Promise<boolean> {
+    const { retry } = this.#nodes.spec(row)
+    if (!retry || row.tries >= retry.max || error?.retryable === false) return false
+    const { delaySeconds = 1, factor = 2, maxDelaySeconds = 300 } = retry
+    const inMs = Math.min(delaySeconds * factor ** row.tries, maxDelaySeconds) * 1_000
+    await this.#again(row, inMs, 1, error)
+    return true
+  }
+  /** The process that made a call is gone, and nobody knows what came of it. */
+  async #lose(row: NodeRow, outcomes: Outcome[]): Promise<void> {
+    if (this.#nodes.spec(row).onLost === 'fail' || row.lost >= mostLost) {
+      return void outcomes.push({ node: row.id, attempt: row.attempt, kind: 'over', status: 'error', error: lostError })
+    }
+    await this.#nodes.count(row.id, { lost: 1 })
+    await this.#again(row, 0, 0, lostError)
+  }
+
+  /** What becomes of a waiting node when its time has come. */
+  async #whenDue(row: NodeRow): Promise<{
+    readonly kind: 'over'
+    readonly status: TerminalStatus
+    readonly output?: string
+    readonly error?: Failure
+  }> {
+    const spec = this.#nodes.spec(row)
+    if (spec.type !== 'approval') {
+      this.#leave(row)
+      return timeUp(spec)
+    }
+    const approve = spec.onExpiry === 'approve'
+    await this.#nodes.closeApprovals([row.waits_for!], approve ? 'approved' : 'rejected', 'expiry')
+    return approvalOutcome(approve, { by: 'expiry' })
+  }
+  /** Cancels what a node waits for, by and by. */
+  #leave({ waits_for, type }: Pick<NodeRow, 'waits_for' | 'type'>): void {
+    if (waits_for === null || (type !== 'agent' && type !== 'workflow')) return
+    this.#queue({ runId: this.run.id, leave: waits_for, type }, `${waits_for}/leave`)
+  }
+
+  /** Wakes others that wait for keys that were freed. */
+  async #passKeys(): Promise<void> {
+    for (const key of [...this.#freed].toSorted()) {
+      for (const runId of await this.#claims.waiting(key)) this.#queue({ runId }, runId)
+    }
+  }
+
+  /** What the run has come to by what its nodes are. */
+  async #settle(): Promise<void> {
+    const { run } = this
+    if (run.failed > 0) {
+      if (run.settings.onFailure === 'fail') await this.endRun('failed', run.error)
+      else run.status = 'paused'
+      return
+    }
+    run.status = 'running'
+    if (run.unfinished > 0) return
+    try {
+      run.output = await outputOf(this.#tx, run.id, run.settings)
+      run.status = 'completed'
+    } catch (error) {
+      if (!(error instanceof ExpressionError)) throw error
+      run.status = 'failed'
+      run.error = { code: 'bad_output', message: `The output of the workflow could not be made: ${error.message}.` }
+    }
+  }
+  #tellOthers(): void {
+    const { id, parentRun, parentNode, scheduleId } = this.run
+    if (parentRun !== undefined && parentNode !== undefined) {
+      this.#queue({ runId: parentRun, node: parentNode, child: id }, `${id}/over`)
+    }
+    if (scheduleId !== undefined) this.#queue({ scheduleId }, `${scheduleId}/${id}`)
+  }
+}
