@@ -121,13 +121,10 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     },
     vfsLeases: (tenant, signal) => peer.ask(runnerWire.vfsLeases, { tenant, signal }),
     vfsLease: (tenant, id, signal) => peer.ask(runnerWire.vfsLease, { tenant, params: { id }, signal }),
-    invokeTool: async (tenant, id, { name, input, callId }, signal) => {
-      const body = { name, input, ...(callId === undefined ? {} : { callId }) }
-      return (await peer.ask(runnerWire.invokeTool, { tenant, params: { id }, body, signal, endless: true })).result
-    },
-    async putSkill(tenant, skill) {
-      await peer.ask(runnerWire.putSkill, { tenant, body: encodeSkill(skill) })
-    },
+    invokeTool: async (tenant, id, call, signal) =>
+      (await peer.ask(runnerWire.invokeTool, { tenant, params: { id }, body: { ...call }, signal, endless: true }))
+        .result,
+    putSkill: async (tenant, skill) => void (await peer.ask(runnerWire.putSkill, { tenant, body: encodeSkill(skill) })),
     execute(tenant, body, signal) {
       const opened = () => peer.ask(runnerWire.execute, { tenant, body, signal, endless: true })
       if (!body.keepMs) return openOnRead(async () => (await opened()).lines)

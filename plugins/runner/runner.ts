@@ -111,10 +111,8 @@ export function createRunner(parts: RunnerParts): Runner {
     },
     hydrate: conversations.hydrate,
     exportState: conversations.exportState,
-    async invokeTool(tenantId, id, { name, input, callId }, signal) {
-      const session = table.find(tenantId, id) ?? notHere()
-      return parts.callTool(session, name, input, signal, callId)
-    },
+    invokeTool: async (tenantId, id, { name, input, callId }, signal) =>
+      parts.callTool(table.find(tenantId, id) ?? notHere(), name, input, signal, callId),
     async putSkill(tenantId, skill) {
       if (!parts.skills) throw runnerErrors.skillsNotKept()
       parts.skills.put(tenantId, skill)
