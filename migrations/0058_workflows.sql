@@ -44,6 +44,8 @@ CREATE TABLE workflow_runs (
   depth integer NOT NULL DEFAULT 0,
   parent_run text,
   parent_node text,
+  -- The run at the top of a child.
+  root_run text,
   rerun_of text,
   schedule_id text,
   created_by text NOT NULL,
@@ -93,8 +95,9 @@ CREATE TABLE workflow_nodes (
   waits_for text,
   output text,
   error text,
-  -- What its agent cost, as far as that is known.
-  cost_cents double precision,
+  -- What its agents cost, of all attempts, as far as that is known; and what of the run's `maxCostCents` is set aside for the one under way.
+  cost_cents double precision NOT NULL DEFAULT 0,
+  reserved_cents double precision NOT NULL DEFAULT 0,
   started_at timestamptz,
   finished_at timestamptz,
   PRIMARY KEY (tenant_id, run_id, id),

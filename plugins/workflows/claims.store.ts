@@ -1,7 +1,16 @@
 import type { TenantTx } from '#contracts/database'
 import type { WorkflowNode } from './node.schema.ts'
 import { leaseMs, nodeColumns, type NodeRow, type NodeTable, ready, running } from './nodes.store.ts'
-import type { Claimed } from './outcome.ts'
+import { starts } from './notices.ts'
+import { type Claimed, overBudget } from './outcome.ts'
+import type { RunRow } from './run-row.ts'
+
+/** How often it is seen whether others have left something of what the run may cost. */
+const waitsForBudgetMs = 2_000
+
+type Refused =
+  | { readonly kind: 'later'; readonly inMs: number }
+  | { readonly kind: 'over'; readonly status: 'error'; readonly error: typeof overBudget }
 
 /** Who takes on which ready nodes of a run, in the transaction that holds it. */
 export class Claims {
@@ -14,9 +23,9 @@ export class Claims {
     this.#nodes = nodes
   }
 
-  /** Claims ready nodes, the most urgent first, for so long as a lease is. */
-  async take(owner: string, most: number): Promise<NodeRow[]> {
-    const free = await this.#keyed(most)
+  /** Claims ready nodes, the most urgent first, for so long as a lease is. `freed`: keys of concurrency that this transaction has freed. */
+  async take(owner: string, most: number, freed: Iterable<string>): Promise<NodeRow[]> {
+    const free = await this.#keyed(most, freed)
     const rows = await this.#tx.query<NodeRow>({
       name: 'workflow-claim',
       text: `UPDATE workflow_nodes n SET status = ${running}, attempt = n.attempt + 1, lease_owner = $4, due_at = NULL, waits_for = NULL,
@@ -33,6 +42,26 @@ export class Claims {
     return rows
   }
 
+  /**
+   * What each of these nodes may cost, so that all of a run together never cost more than it may: an equal part of what is left, of which
+   * one part stays while other nodes are still to come. Where nothing is left, those that cost something wait for what others give
+   * back, or fail.
+   */
+  async budget(
+    rows: readonly NodeRow[],
+    { settings: { maxCostCents }, unfinished }: RunRow,
+  ): Promise<{ readonly cents?: number; readonly refused?: Refused }> {
+    const ids = rows.filter(({ type }) => starts(type)).map(({ id }) => id)
+    if (maxCostCents === undefined || ids.length === 0) return {}
+    const parts = ids.length + (unfinished > ids.length ? 1 : 0)
+    const { part, others } = await this.#nodes.reserve(ids, { maxCents: maxCostCents, parts })
+    if (part > 0) return { cents: part }
+    return {
+      refused:
+        others > 0 ? { kind: 'later', inMs: waitsForBudgetMs } : { kind: 'over', status: 'error', error: overBudget },
+    }
+  }
+
   /** Runs in which somebody waits for a key that was freed. */
   async waiting(key: string): Promise<string[]> {
     await this.#lock(key)
@@ -43,8 +72,11 @@ export class Claims {
     return rows.map(({ run_id }) => run_id)
   }
 
-  /** Those ready nodes with a key of concurrency for which there is room. Everybody who asks for or frees a key holds its lock. */
-  async #keyed(most: number): Promise<string[]> {
+  /**
+   * Those ready nodes with a key of concurrency for which there is room. Everybody who asks for or frees a key holds its lock, and
+   * takes all of its locks in one order.
+   */
+  async #keyed(most: number, freed: Iterable<string>): Promise<string[]> {
     const keyed = await this.#tx.query<{ id: string; key: string }>({
       name: 'workflow-keyed',
       text: `SELECT id, concurrency_key AS key FROM workflow_nodes
@@ -56,9 +88,10 @@ export class Claims {
     if (keyed.length === 0) return []
     const rows = await this.#nodes.load(keyed.map(({ id }) => id))
     const free: string[] = []
-    for (const [key, nodes] of [...Map.groupBy(keyed, (one) => one.key)].toSorted(([a], [b]) => (a < b ? -1 : 1))) {
+    const byKey = Map.groupBy(keyed, (one) => one.key)
+    for (const key of [...new Set([...byKey.keys(), ...freed])].toSorted()) {
       const used = await this.#lock(key)
-      for (const [i, { id }] of nodes.entries()) {
+      for (const [i, { id }] of (byKey.get(key) ?? []).entries()) {
         if (used + i < (this.#nodes.spec(rows.get(id)!).concurrencyLimit ?? 1)) free.push(id)
       }
     }
@@ -79,7 +112,11 @@ export class Claims {
 }
 
 /** A node as whoever makes the attempt sees it. */
-export const claimedOf = ({ id, attempt, effect, part, item, started_ms }: NodeRow, spec: WorkflowNode): Claimed => ({
+export const claimedOf = (
+  { id, attempt, effect, part, item, started_ms }: NodeRow,
+  spec: WorkflowNode,
+  budgetCents: number | undefined,
+): Claimed => ({
   id,
   attempt,
   effect,
@@ -87,4 +124,5 @@ export const claimedOf = ({ id, attempt, effect, part, item, started_ms }: NodeR
   part: part ?? undefined,
   item: item ?? undefined,
   startedMs: started_ms ?? Date.now(),
+  budgetCents,
 })

@@ -127,8 +127,8 @@ export class Engine {
       if (!transition) return undefined
       const result = await change(transition, tx)
       const moved = await transition.finish()
-      await this.#deps.wakeUps.send(transition.wakes, tx)
-      return { result, moved, wakes: transition.wakes, run: transition.run }
+      await this.#deps.wakeUps.send(transition.notices.wakes, tx)
+      return { result, moved, wakes: transition.notices.wakes, run: transition.run }
     })
     if (!made) return undefined
     if (made.moved) kv.publish([runChannel(tenantId, runId)], '')
@@ -144,10 +144,11 @@ export class Engine {
       driver.again = false
       const outcomes = driver.outcomes
       driver.outcomes = []
+      const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
       const most = stopping.aborted ? 0 : Math.min(abreast - underWay.size, abreastOfAll - this.#attempts)
       // What came of calls must not be lost while the database is away for a moment.
-      const stepped = await retry(() => this.#step(driver, outcomes, most), {
+      const stepped = await retry(() => this.#step(driver, { outcomes, mine, most }), {
         firstMs: 100,
         longestMs: 5_000,
         withinMs: outcomes.length > 0 ? 120_000 : 0,
@@ -177,19 +178,23 @@ export class Engine {
 
   async #step(
     { tenantId, runId }: Driver,
-    outcomes: readonly Outcome[],
-    most: number,
+    { outcomes, mine, most }: { readonly outcomes: readonly Outcome[]; readonly mine: string[]; readonly most: number },
   ): Promise<{ attempts: readonly Attempt[]; leasedForMs: number | undefined; more: boolean }> {
     const stepped = await this.transit(tenantId, runId, async (transition) => {
       const { run } = transition
       await transition.apply(outcomes)
       if (!transition.open) return nothing
-      await transition.takeDue(this.#owner)
+      await transition.takeDue(this.#owner, mine)
       // A failure of this very step holds the run up, too.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
       const claimed = await transition.claim(this.#owner, most)
-      const { maxCostCents } = run.settings
-      const attempts = claimed.map((one): Attempt => ({ ...one, tenantId, runId, depth: run.depth, maxCostCents }))
+      const attempts = claimed.map((one): Attempt => ({
+        ...one,
+        tenantId,
+        runId,
+        depth: run.depth,
+        rootId: run.rootRun,
+      }))
       return { attempts, leasedForMs: transition.leasedForMs, more: claimed.length >= most && run.unfinished > 0 }
     })
     return stepped ?? nothing
@@ -201,25 +206,20 @@ export class Engine {
     underWay.set(attempt.id, abort)
     this.#attempts++
     const began = performance.now()
-    // Its room is free before anybody sees what came of it.
-    const leave = (): void => {
+    const end = (outcome: Outcome): void => {
+      driver.outcomes.push(outcome)
+      // Its room is free before anybody sees what came of it.
       this.#attempts--
       underWay.delete(attempt.id)
       driver.wake()
+      this.#deps.metrics.attempted(attempt.spec.type, outcome, performance.now() - began)
     }
-    this.#deps.execution.make(attempt, abort.signal).then(
-      (outcome) => {
-        driver.outcomes.push(outcome)
-        leave()
-        this.#deps.metrics.attempted(attempt.spec.type, outcome, performance.now() - began)
-      },
-      (err: unknown) => {
-        leave()
-        // Its lease runs out, and somebody makes the attempt again.
-        if (!abort.signal.aborted)
-          this.#deps.log.warn({ err, runId: attempt.runId, node: attempt.id }, 'an attempt was lost')
-      },
-    )
+    this.#deps.execution.make(attempt, abort.signal).then(end, (err: unknown) => {
+      if (!abort.signal.aborted)
+        this.#deps.log.warn({ err, runId: attempt.runId, node: attempt.id }, 'an attempt was lost')
+      // Somebody makes it again; of one that was taken or cancelled meanwhile it says nothing.
+      end({ node: attempt.id, attempt: attempt.attempt, kind: 'lost' })
+    })
   }
 
   /** Renews the leases of all that is under way here, and leaves what has been taken or cancelled meanwhile. */
@@ -228,12 +228,15 @@ export class Engine {
     for (const [tenantId, drivers] of Map.groupBy(busy, (driver) => driver.tenantId)) {
       const before = drivers.map((driver) => ({ driver, nodes: [...driver.underWay] }))
       try {
+        const renewed = before.flatMap(({ driver: { runId }, nodes }) => nodes.map(([id]) => [runId, id] as const))
         const [rows] = await this.#deps.database.batch<[{ run_id: string; id: string }[]]>(tenantId, [
           {
             name: 'workflow-renew',
-            text: `UPDATE workflow_nodes SET lease_until = clock_timestamp() + interval '${leaseMs} milliseconds'
-                   WHERE tenant_id = $1 AND run_id = ANY ($2) AND lease_owner = $3 AND status = 2 RETURNING run_id, id`,
-            values: [tenantId, drivers.map(({ runId }) => runId), this.#owner],
+            text: `UPDATE workflow_nodes n SET lease_until = clock_timestamp() + interval '${leaseMs} milliseconds'
+                   FROM unnest($2::text[], $3::text[]) AS r (run_id, id)
+                   WHERE n.tenant_id = $1 AND n.run_id = r.run_id AND n.id = r.id AND n.lease_owner = $4 AND n.status = 2
+                   RETURNING n.run_id, n.id`,
+            values: [tenantId, renewed.map(([runId]) => runId), renewed.map(([, id]) => id), this.#owner],
           },
         ])
         const held = new Set(rows.map(({ run_id, id }) => `${run_id}\n${id}`))

@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto'
 import { isAppError } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
@@ -16,7 +15,7 @@ import {
 } from './expressions.ts'
 import type { NodeOf } from './node.schema.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
-import { type Claimed, type Failure, mostOutput, type Outcome, scopeOfNodes, tooLarge } from './outcome.ts'
+import { type Claimed, type Failure, mostOutput, type Outcome, scopeOfNodes, startedBy, tooLarge } from './outcome.ts'
 import { templated } from './validate.ts'
 
 /** A claimed node, and the run that it belongs to. */
@@ -25,7 +24,8 @@ export interface Attempt extends Claimed {
   readonly runId: string
   /** How many workflows led to this one. */
   readonly depth: number
-  readonly maxCostCents: number | undefined
+  /** The workflow run at the top. */
+  readonly rootId: string
 }
 
 type Done = Outcome extends infer O ? (O extends Outcome ? Omit<O, 'node' | 'attempt'> : never) : never
@@ -60,6 +60,11 @@ export class Execution {
       return { ...of, ...(await this.#do(attempt, signal)) } as Outcome
     } catch (cause) {
       if (signal.aborted) throw cause
+      // Nothing has begun: what a call meets once it has is in its outcome.
+      const isEarly = isAppError(cause) && (cause.status === 429 || cause.status === 503)
+      if (isEarly && Date.now() - attempt.startedMs < patienceMs) {
+        return { ...of, kind: 'later', inMs: 1_000 + Math.random() * 4_000 }
+      }
       const error = failureOf(cause)
       if (!error) throw cause
       return { ...of, kind: 'over', status: 'error', error }
@@ -126,12 +131,8 @@ export class Execution {
   }
 
   async #agent(attempt: Attempt, spec: NodeOf<'agent'>, scope: Scope): Promise<Done> {
-    const { tenantId, runId, maxCostCents } = attempt
-    const left = maxCostCents === undefined ? undefined : maxCostCents - (await this.#deps.store.cost(tenantId, runId))
-    if (left !== undefined && left <= 0) {
-      return over({ code: 'budget_exceeded', message: 'The workflow has cost as much as it may.', retryable: false })
-    }
-    const id = agentRunId(attempt)
+    const { tenantId, runId, rootId, budgetCents } = attempt
+    const id = startedBy(runId, attempt.id, attempt.attempt)
     const sessionId = spec.sessionId === undefined ? undefined : renderText(spec.sessionId, scope)
     const prompt = await patiently(() => renderText(spec.prompt, scope))
     const task: Task & { readonly id: string } = {
@@ -145,7 +146,8 @@ export class Execution {
         workflowRunId: runId,
         nodeId: attempt.id,
       },
-      ...(left === undefined ? {} : { parent: { runId, depth: 1, budgetCents: left } }),
+      // Budgets per run count for the whole workflow.
+      parent: { runId, rootId, depth: 1, ...(budgetCents === undefined ? {} : { budgetCents }) },
     }
     if (task.prompt === '')
       return over({ code: 'empty_prompt', message: 'The prompt came out empty.', retryable: false })
@@ -154,11 +156,6 @@ export class Execution {
       // A repeated start joins the run that the first one has begun.
       const { events } = await this.#deps.dispatch.start(tenantId, task, endingOnly, reading.signal)
       void events[Symbol.asyncIterator]().return?.(undefined)
-    } catch (cause) {
-      if (isAppError(cause) && (cause.status === 429 || cause.status === 503)) {
-        if (Date.now() - attempt.startedMs < patienceMs) return { kind: 'later', inMs: 1_000 + Math.random() * 4_000 }
-      }
-      throw cause
     } finally {
       reading.abort()
     }
@@ -246,18 +243,18 @@ export class Execution {
   }
 
   async #child(attempt: Attempt, spec: NodeOf<'workflow'>, scope: Scope): Promise<Done> {
-    const { tenantId, runId, depth } = attempt
+    const { tenantId, runId, rootId, depth, budgetCents } = attempt
     if (depth >= mostDepth) {
       return over({ code: 'too_deep', message: `Workflows are at most ${mostDepth} deep.`, retryable: false })
     }
-    const id = agentRunId(attempt)
+    const id = startedBy(runId, attempt.id, attempt.attempt)
     await this.#deps.store.create(tenantId, {
       id,
       workflowDefinitionId: spec.workflowDefinitionId,
       input: await patiently(() => render(spec.input ?? {}, scope)),
       start: true,
       createdBy: runId,
-      parent: { runId, nodeId: attempt.id, depth: depth + 1 },
+      parent: { runId, rootId, nodeId: attempt.id, depth: depth + 1, budgetCents },
     })
     const { timeoutSeconds } = spec
     return {
@@ -267,10 +264,6 @@ export class Execution {
     }
   }
 }
-
-/** The id of the run that an attempt starts: the same, however often it is begun. */
-const agentRunId = ({ runId, id, attempt }: Attempt): string =>
-  `${runId}-${createHash('sha256').update(id).digest('hex').slice(0, 10)}-${attempt}`
 
 const keyOf = ({ runId, id, effect }: Attempt): string => `${runId}/${id}/${effect}`
 
@@ -316,7 +309,7 @@ function dueIn(spec: NodeOf<'wait'>, scope: Scope): number | Failure | undefined
   return Math.max(0, at - Date.now())
 }
 
-/** What an author or caller can act on. Undefined: something is wrong here, and the attempt is nobody's fault. */
+/** What an author or caller can act on. Undefined: something is wrong here, and nobody knows what came of the attempt. */
 function failureOf(cause: unknown): Failure | undefined {
   if (cause instanceof ExpressionError) {
     return {
@@ -325,7 +318,7 @@ function failureOf(cause: unknown): Failure | undefined {
       retryable: false,
     }
   }
-  if (!isAppError(cause) || (cause.code === 'unavailable' && cause.retryable)) return undefined
+  if (!isAppError(cause)) return undefined
   const { code, sentence, status } = cause
   return { code, message: sentence ?? code, ...(status < 500 && status !== 429 ? { retryable: false } : {}) }
 }

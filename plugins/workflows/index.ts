@@ -1,5 +1,6 @@
 import { definePlugin, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
+import { Billing, billingErrors, presentBilling } from '#contracts/billing'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import { Kv } from '#contracts/kv'
@@ -41,7 +42,7 @@ export default definePlugin({
         'name: `api.internal:8080=acme|globex, .corp.example:443=*`.',
     ),
   }),
-  errors: [workflowErrors, databaseErrors, limitErrors, secretErrors],
+  errors: [workflowErrors, billingErrors, databaseErrors, limitErrors, secretErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -51,6 +52,7 @@ export default definePlugin({
     runs: RunStore,
     profiles: Profiles,
     fleet: Fleet,
+    billing: maybe(Billing),
     limits: maybe(TenantLimits),
     mcp: maybe(McpServers),
     secrets: maybe(Secrets),
@@ -65,7 +67,7 @@ export default definePlugin({
     const schemas = createOutputSchemas()
     const counted = createWorkflowMetrics(metrics)
     const lookups = createLookups({ database, profiles, fleet, mcp, schemas })
-    const store = new WorkflowRunStore(database, wakeUps, limits, schemas)
+    const store = new WorkflowRunStore({ database, wakeUps, limits, billing: presentBilling(deps.billing), schemas })
     const views = new RunViews(database)
     const calls = new Calls({ fleet, mcp, secrets, allowHosts: config.allowHosts })
     const execution = new Execution({ store, dispatch, calls, limits })

@@ -17,10 +17,13 @@ export interface NodeRow {
   readonly lost: number
   readonly concurrency_key: string | null
   readonly waits_for: string | null
+  /** Some process executes it. */
+  readonly leased: boolean
+  readonly reserved_cents: number
   readonly started_ms: number | null
 }
 export const nodeColumns = `n.id, n.type, n.spec, n.parent, n.part, n.item, n.status, n.attempt, n.effect, n.tries, n.lost, n.concurrency_key,
-  n.waits_for, (extract(epoch FROM n.started_at) * 1000)::float8 AS started_ms`
+  n.waits_for, n.lease_until IS NOT NULL AS leased, n.reserved_cents, (extract(epoch FROM n.started_at) * 1000)::float8 AS started_ms`
 
 /** How long an attempt is believed to be executed by who claimed it, unless that says so again. */
 export const leaseMs = 30_000
@@ -85,18 +88,13 @@ export class NodeTable {
   }
 
   spec({ id }: Pick<NodeRow, 'id'>): WorkflowNode {
-    const own = this.#specs.get(id)
-    if (own) return own
-    let spec = this.#specs.get(topOf(id))!
-    for (let level = id.split('.').length; level > 1; level--)
-      spec = (spec as unknown as { node: InnerNode }).node as WorkflowNode
-    return spec
+    return this.#specs.get(id) ?? partOf(this.#specs.get(topOf(id))!, id)
   }
 
   async write(ended: readonly Ended[]): Promise<void> {
     await this.#tx.query({
       name: 'workflow-end-nodes',
-      text: `UPDATE workflow_nodes n SET status = u.status, output = u.output, error = u.error, cost_cents = coalesce(u.cost, n.cost_cents),
+      text: `UPDATE workflow_nodes n SET status = u.status, output = u.output, error = u.error, cost_cents = n.cost_cents + u.cost, reserved_cents = 0,
                finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL, due_at = NULL,
                effect = CASE WHEN u.unknown THEN n.effect ELSE 0 END
              FROM unnest($3::text[], $4::smallint[], $5::text[], $6::text[], $7::float8[], $8::boolean[])
@@ -110,7 +108,7 @@ export class NodeTable {
         ended.map(({ error, status }) =>
           error ? JSON.stringify(error) : status === failed ? JSON.stringify(unsaid) : null,
         ),
-        ended.map(({ costCents }) => costCents ?? null),
+        ended.map(({ costCents }) => costCents ?? 0),
         ended.map(({ error }) => error?.unknown ?? false),
       ],
     })
@@ -168,16 +166,20 @@ export class NodeTable {
     })
   }
 
-  /** What is due, or under a lease of somebody else, whose remaining milliseconds are `lease_ms`. */
-  async due(owner: string): Promise<(NodeRow & { lease_ms: number | null })[]> {
+  /**
+   * What is due, and what is under a lease, of which so many milliseconds are left: none of those of `owner`, except for `underWay`,
+   * where that is not under way at all, because it never heard that its claim was stored.
+   */
+  async due(owner: string, underWay: readonly string[]): Promise<(NodeRow & { lease_ms: number | null })[]> {
     const rows = await this.#tx.query<NodeRow & { lease_ms: number | null }>({
       name: 'workflow-due',
-      text: `SELECT ${nodeColumns}, (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::float8 AS lease_ms
+      text: `SELECT ${nodeColumns}, CASE WHEN n.lease_owner = $3 THEN 0
+               ELSE (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::float8 END AS lease_ms
              FROM workflow_nodes n
              WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status = ${running}
-               AND (n.lease_until IS NOT NULL AND (n.lease_owner <> $3 OR n.lease_until < clock_timestamp())
+               AND (n.lease_until IS NOT NULL AND NOT (n.lease_owner = $3 AND n.id = ANY ($4))
                  OR n.lease_until IS NULL AND n.due_at <= clock_timestamp())`,
-      values: [...this.#of, owner],
+      values: [...this.#of, owner, underWay],
     })
     await this.loadSpecs(rows)
     return rows
@@ -281,19 +283,56 @@ export class NodeTable {
   }
 
   /** Makes a node ready again. */
-  async again(row: NodeRow, inMs: number, tries: number, error?: Failure): Promise<void> {
+  async again(
+    row: NodeRow,
+    { inMs, tries = 0, error, costCents = 0 }: { inMs: number; tries?: number; error?: Failure; costCents?: number },
+  ): Promise<void> {
     await this.#tx.query({
       name: 'workflow-again',
       text: `UPDATE workflow_nodes SET status = ${ready}, lease_owner = NULL, lease_until = NULL, waits_for = NULL, tries = tries + $5,
-               effect = CASE WHEN $6::boolean THEN effect ELSE 0 END, error = $7,
+               cost_cents = cost_cents + $8, reserved_cents = 0, effect = CASE WHEN $6::boolean THEN effect ELSE 0 END, error = $7,
                due_at = CASE WHEN $4::float8 > 0 THEN clock_timestamp() + $4::float8 * interval '1 millisecond' END
              WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
-      values: [...this.#of, row.id, inMs, tries, error?.unknown ?? false, error ? JSON.stringify(error) : null],
+      values: [
+        ...this.#of,
+        row.id,
+        inMs,
+        tries,
+        error?.unknown ?? false,
+        error ? JSON.stringify(error) : null,
+        costCents,
+      ],
     })
+  }
+
+  /** Sets aside for each of some nodes one of `parts` of what of `maxCents` is neither spent nor set aside for `others`. */
+  async reserve(
+    ids: readonly string[],
+    { maxCents, parts }: { readonly maxCents: number; readonly parts: number },
+  ): Promise<{ readonly part: number; readonly others: number }> {
+    const [row] = await this.#tx.query<{ part: number; others: number }>({
+      name: 'workflow-reserve',
+      text: `WITH used AS (
+               SELECT greatest(0, $4::float8 - sum(cost_cents) - sum(reserved_cents)) / $5::int AS part, sum(reserved_cents) AS others
+               FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2
+             ), reserved AS (
+               UPDATE workflow_nodes SET reserved_cents = part FROM used WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)
+             )
+             SELECT part, others FROM used`,
+      values: [...this.#of, ids, maxCents, parts],
+    })
+    return row!
   }
 }
 
 const topOf = (id: string): string => id.split('.', 1)[0]!
+
+/** What a map or loop says of a part of it, however deep: `top` is the node that the id begins with. */
+export function partOf(top: WorkflowNode, id: string): WorkflowNode {
+  let spec = top
+  for (let level = id.split('.').length; level > 1; level--) spec = (spec as unknown as { node: WorkflowNode }).node
+  return spec
+}
 
 export const approvalsOf = (rows: readonly NodeRow[]): string[] =>
   rows.flatMap(({ type, waits_for: id }) => (type === 'approval' && id !== null ? [id] : []))

@@ -1,3 +1,4 @@
+import { createHash } from 'node:crypto'
 import { type WorkflowNode } from './node.schema.ts'
 import { nodeStatuses, type TerminalStatus } from './schema.ts'
 
@@ -27,6 +28,8 @@ export type Outcome = { readonly node: string; readonly attempt: number } & (
   | { readonly kind: 'parts'; readonly items: readonly string[]; readonly first: number; readonly atOnce: number }
   /** It could not be begun yet: the same attempt is made later. */
   | { readonly kind: 'later'; readonly inMs: number }
+  /** Whoever executed it left it, and nobody knows what came of it. */
+  | { readonly kind: 'lost' }
 )
 
 interface NewApproval {
@@ -47,7 +50,13 @@ export interface Claimed {
   /** What its map or loop gives it, as JSON. */
   readonly item: string | undefined
   readonly startedMs: number
+  /** What its agents may cost, where the run has a limit. */
+  readonly budgetCents: number | undefined
 }
+
+/** The id of the run that an attempt at an agent or child workflow starts: the same, however often it is begun. */
+export const startedBy = (runId: string, node: string, attempt: number): string =>
+  `${runId}-${createHash('sha256').update(node).digest('hex').slice(0, 10)}-${attempt}`
 
 /** The largest output of a node or run, in characters of JSON. */
 export const mostOutput = 10 * 1024 * 1024
@@ -56,6 +65,11 @@ export const unsaid: Failure = { code: 'failed', message: 'The node failed.' }
 export const tooLarge: Failure = {
   code: 'output_too_large',
   message: 'The output is larger than 10 MiB.',
+  retryable: false,
+}
+export const overBudget: Failure = {
+  code: 'budget_exceeded',
+  message: 'The agents of the workflow have cost as much as they may: `maxCostCents`.',
   retryable: false,
 }
 export const lostError: Failure = {

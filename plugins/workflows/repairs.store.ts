@@ -1,6 +1,8 @@
 import { notFound } from '#kernel'
 import type { TenantTx } from '#contracts/database'
 import { invalidWorkflow } from './errors.ts'
+import type { WorkflowNode } from './node.schema.ts'
+import { partOf } from './nodes.store.ts'
 import type { NodeBody } from './schema.ts'
 import { cycleIn, edgesOf } from './validate.ts'
 
@@ -18,15 +20,15 @@ export async function nodeOf(tx: TenantTx, runId: string, nodeId: string): Promi
     values: [tx.tenantId, runId, nodeId],
   })
   if (!row) throw notFound({ message: 'There is no such node in this run.' })
-  let spec = JSON.parse(row.spec === '' ? row.top! : row.spec) as { continueOnError?: boolean; node?: unknown }
-  if (row.spec === '') for (let level = nodeId.split('.').length; level > 1; level--) spec = spec.node as typeof spec
-  return { status: row.status, parent: row.parent, blocks: row.status === 4 && !spec.continueOnError }
+  const { continueOnError } =
+    row.spec === '' ? partOf(JSON.parse(row.top!), nodeId) : (JSON.parse(row.spec) as WorkflowNode)
+  return { status: row.status, parent: row.parent, blocks: row.status === 4 && !continueOnError }
 }
 
 export async function retryNode(tx: TenantTx, runId: string, nodeId: string): Promise<void> {
   await tx.query({
     text: `UPDATE workflow_nodes SET status = CASE WHEN waits > 0 AND parent IS NULL AND type NOT IN ('map', 'loop') THEN 0 ELSE 1 END,
-             tries = 0, lost = 0, waits_for = NULL, due_at = NULL, error = NULL, output = NULL, finished_at = NULL
+             tries = 0, lost = 0, waits_for = NULL, due_at = NULL, started_at = NULL, error = NULL, output = NULL, finished_at = NULL
            WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
     values: [tx.tenantId, runId, nodeId],
   })

@@ -9,6 +9,8 @@ export interface RunRow {
   readonly depth: number
   readonly parentRun: string | undefined
   readonly parentNode: string | undefined
+  /** The run at the top: itself, unless it is the child of another one. */
+  readonly rootRun: string
   readonly scheduleId: string | undefined
   status: RunStatus
   unfinished: number
@@ -30,10 +32,11 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
     depth: number
     parent_run: string | null
     parent_node: string | null
+    root_run: string | null
     schedule_id: string | null
   }>({
     name: 'workflow-hold',
-    text: `SELECT name, settings, status, unfinished, failed, seq, depth, parent_run, parent_node, schedule_id
+    text: `SELECT name, settings, status, unfinished, failed, seq, depth, parent_run, parent_node, root_run, schedule_id
              FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE`,
     values: [tx.tenantId, runId],
   })
@@ -45,6 +48,7 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
     depth: row.depth,
     parentRun: row.parent_run ?? undefined,
     parentNode: row.parent_node ?? undefined,
+    rootRun: row.root_run ?? runId,
     scheduleId: row.schedule_id ?? undefined,
     status: runStatuses[row.status]!,
     unfinished: row.unfinished,

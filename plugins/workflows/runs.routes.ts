@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { access, type App, eventStream, failures, lastEventId, NoContent, notFound, sse, sseFrame } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
+import { fundsErrors } from '#contracts/billing'
 import type { Kv } from '#contracts/kv'
 import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
@@ -183,7 +184,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
         body: CreateRun,
         response: {
           202: RunAccepted,
-          ...failures(invalidWorkflow, invalidInput, notFound, limitReached, limitExceeded),
+          ...failures(invalidWorkflow, invalidInput, notFound, limitReached, limitExceeded, ...fundsErrors),
         },
       },
     },
@@ -199,7 +200,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
         summary: 'Start a workflow run',
         description: 'Idempotent: a run that was started stays as it is.',
         params: RunParams,
-        response: { 202: RunAccepted, ...failures(notFound) },
+        response: { 202: RunAccepted, ...failures(notFound, ...fundsErrors) },
       },
     },
     async (request, reply) => {
@@ -258,7 +259,7 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
         description: 'As a new run: what depends on the node is done anew, and what came of all others is kept.',
         params: RunParams,
         body: Rerun,
-        response: { 202: RunAccepted, ...failures(notFound, nodeOver) },
+        response: { 202: RunAccepted, ...failures(notFound, nodeOver, ...fundsErrors) },
       },
     },
     async (request, reply) => {

@@ -1,4 +1,5 @@
-import { notFound } from '#kernel'
+import { isAppError, notFound } from '#kernel'
+import type { Billing } from '#contracts/billing'
 import type { Database, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { newId } from '#contracts/ids'
@@ -9,6 +10,7 @@ import { workflowErrors } from './errors.ts'
 import type { WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
 import { edgesOf } from './validate.ts'
+import { partOf } from './nodes.store.ts'
 import { unknownRun } from './views.store.ts'
 
 export interface NewRun {
@@ -19,25 +21,59 @@ export interface NewRun {
   readonly input: unknown
   readonly start: boolean
   readonly createdBy: string
-  readonly parent?: { readonly runId: string; readonly nodeId: string; readonly depth: number }
+  readonly parent?: {
+    readonly runId: string
+    readonly rootId: string
+    readonly nodeId: string
+    readonly depth: number
+    /** What its agents may cost, however much its definition allows. */
+    readonly budgetCents: number | undefined
+  }
   readonly scheduleId?: string
+}
+
+export interface StoreDeps {
+  readonly database: Database
+  readonly wakeUps: WakeUps
+  readonly limits: TenantLimits | undefined
+  readonly billing: Billing | undefined
+  readonly schemas: OutputSchemas
 }
 
 export class WorkflowRunStore {
   readonly #database: Database
   readonly #wakeUps: WakeUps
   readonly #limits: TenantLimits | undefined
+  readonly #billing: Billing | undefined
   readonly #schemas: OutputSchemas
-  constructor(database: Database, wakeUps: WakeUps, limits: TenantLimits | undefined, schemas: OutputSchemas) {
+  constructor({ database, wakeUps, limits, billing, schemas }: StoreDeps) {
     this.#database = database
     this.#wakeUps = wakeUps
     this.#limits = limits
+    this.#billing = billing
     this.#schemas = schemas
   }
 
-  /** Stores a run with its nodes, and has it begun. A run of the same id that exists is left as it is. Rejects with 404, 400 `invalid_input`, 429. */
-  async create(tenantId: string, wanted: NewRun): Promise<{ id: string; status: RunStatus }> {
+  /** Rejects with 402 for a tenant without credit, and with 409 for one whose store is full. */
+  async admit(tenantId: string): Promise<void> {
     this.#limits?.stored.admit(tenantId)
+    await this.#billing?.gate(tenantId)
+  }
+
+  /** Why a tenant may begin nothing now, as a sentence. */
+  async refusal(tenantId: string): Promise<string | undefined> {
+    try {
+      await this.admit(tenantId)
+      return undefined
+    } catch (error) {
+      if (!isAppError(error) || error.status >= 500) throw error
+      return error.sentence ?? error.code
+    }
+  }
+
+  /** Stores a run with its nodes, and has it begun. A run of the same id that exists is left as it is. Rejects with 404, 400 `invalid_input`, 402, 429. */
+  async create(tenantId: string, wanted: NewRun): Promise<{ id: string; status: RunStatus }> {
+    await this.admit(tenantId)
     const found = wanted.definition
       ? { id: undefined, version: undefined, definition: wanted.definition }
       : await findDefinition(this.#database, tenantId, wanted.workflowDefinitionId ?? '')
@@ -60,18 +96,21 @@ export class WorkflowRunStore {
       definition,
     }: { id: string | undefined; version: number | undefined; definition: Definition },
   ): Promise<{ id: string; status: RunStatus }> {
-    const { nodes, name, ...settings } = definition
+    const { nodes, name, ...own } = definition
+    const { parent } = wanted
+    const caps = [own.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
+    const settings: RunSettings = { ...own, ...(caps.length > 0 ? { maxCostCents: Math.min(...caps) } : {}) }
     const most = this.#limits?.of(tx.tenantId)
     if (most && nodes.length > most.workflowNodes) throw overLimit('workflowNodes', most.workflowNodes)
     const id = wanted.id ?? newId('wfrun')
     const status: RunStatus = wanted.start ? 'running' : 'pending'
     // A child is a part of a run that was counted.
-    if (most && !wanted.parent) await this.#admit(tx, most.workflowRuns)
+    if (most && !parent) await this.#admit(tx, most.workflowRuns)
     const inserted = await tx.query({
       name: 'workflow-run-insert',
       text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished,
-               depth, parent_run, parent_node, schedule_id, created_by, started_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8::smallint, $9, $10, $11, $12, $13, $14, CASE WHEN $8::smallint = 1 THEN clock_timestamp() END)
+               depth, parent_run, parent_node, root_run, schedule_id, created_by, started_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8::smallint, $9, $10, $11, $12, $13, $14, $15, CASE WHEN $8::smallint = 1 THEN clock_timestamp() END)
              ON CONFLICT DO NOTHING RETURNING 1`,
       values: [
         tx.tenantId,
@@ -79,13 +118,14 @@ export class WorkflowRunStore {
         definitionId ?? null,
         version ?? null,
         name,
-        JSON.stringify(settings satisfies RunSettings),
+        JSON.stringify(settings),
         JSON.stringify(wanted.input ?? {}),
         runStatuses.indexOf(status),
         nodes.length,
-        wanted.parent?.depth ?? 0,
-        wanted.parent?.runId ?? null,
-        wanted.parent?.nodeId ?? null,
+        parent?.depth ?? 0,
+        parent?.runId ?? null,
+        parent?.nodeId ?? null,
+        parent?.rootId ?? null,
         wanted.scheduleId ?? null,
         wanted.createdBy,
       ],
@@ -201,12 +241,14 @@ export class WorkflowRunStore {
       [
         {
           name: 'workflow-waiting',
-          text: 'SELECT run_id, id, attempt, spec FROM workflow_nodes WHERE tenant_id = $1 AND waits_for = $2 AND status = 2',
+          text: `SELECT n.run_id, n.id, n.attempt, t.spec FROM workflow_nodes n
+                 JOIN workflow_nodes t ON t.tenant_id = n.tenant_id AND t.run_id = n.run_id AND t.id = split_part(n.id, '.', 1)
+                 WHERE n.tenant_id = $1 AND n.waits_for = $2 AND n.status = 2`,
           values: [tenantId, waitsFor],
         },
       ],
     )
-    return row
+    return row && { ...row, spec: partOf(JSON.parse(row.spec) as WorkflowNode, row.id) }
   }
   async takeSignal(tenantId: string, runId: string, name: string): Promise<string | undefined> {
     const [[row]] = await this.#database.batch<[{ payload: string }[]]>(tenantId, [

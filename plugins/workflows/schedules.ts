@@ -147,6 +147,7 @@ export class Schedules {
     const row = await this.#row(tenantId, id)
     const target = await targetOf(this.#deps, tenantId, JSON.parse(row.document) as ScheduleBody)
     if ('failure' in target) throw workflowErrors.invalidSchedule({ message: target.failure })
+    await this.#deps.store.admit(tenantId)
     return this.#deps.database.tenant(tenantId, async (tx) => {
       const started = await this.#start(tx, row, target)
       await tx.query({
@@ -165,7 +166,9 @@ export class Schedules {
       throw error
     })
     if (!row) return
-    const target = await targetOf(this.#deps, tenantId, JSON.parse(row.document) as ScheduleBody)
+    const found = await targetOf(this.#deps, tenantId, JSON.parse(row.document) as ScheduleBody)
+    const refused = await this.#deps.store.refusal(tenantId)
+    const target = refused === undefined ? found : { failure: refused }
     await this.#deps.database.tenant(tenantId, async (tx) => {
       const held = await this.#hold(tx, id)
       if (!held) return

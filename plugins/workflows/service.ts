@@ -12,7 +12,6 @@ import { addDependencies, copyRun, nodeOf, replaceNode, retryNode } from './repa
 import { invalidWorkflow, workflowErrors } from './errors.ts'
 import { wakeOf, type WorkflowRunStore } from './runs.store.ts'
 import { unknownRun } from './views.store.ts'
-import { type WorkflowNode } from './node.schema.ts'
 import {
   type CreateRun,
   type DefinitionBody,
@@ -23,7 +22,7 @@ import {
   type RunStatus,
   runStatuses,
 } from './schema.ts'
-import { agentFailure, agentOutput, approvalOutcome, type Failure, type Outcome } from './outcome.ts'
+import { agentFailure, agentOutput, approvalOutcome, type Failure, type Outcome, startedBy } from './outcome.ts'
 import type { Transition } from './transition.ts'
 import { checkedDefinition, type Lookups, nodeProblems, problemsOf } from './validate.ts'
 
@@ -69,7 +68,9 @@ export class WorkflowService {
   }
 
   /** Idempotent: a run that was started stays as it is. */
-  start(tenantId: string, runId: string): Promise<RunStatus> {
+  async start(tenantId: string, runId: string): Promise<RunStatus> {
+    const { status } = await this.#deps.store.statusOf(tenantId, runId)
+    if (status === 'pending') await this.#deps.store.admit(tenantId)
     return this.#change(tenantId, runId, async (transition, tx) => {
       if (transition.run.status !== 'pending') return transition.run.status
       transition.run.status = 'running'
@@ -77,7 +78,7 @@ export class WorkflowService {
         text: `UPDATE workflow_nodes SET status = 1 WHERE tenant_id = $1 AND run_id = $2 AND status = 0 AND waits = 0 AND parent IS NULL`,
         values: [tenantId, runId],
       })
-      transition.wake()
+      transition.notices.wake()
       return 'running'
     })
   }
@@ -106,7 +107,7 @@ export class WorkflowService {
         ...(output === undefined ? {} : { output: JSON.stringify(output) }),
         ...(failure ? { error: failure } : {}),
       })
-      transition.wake()
+      transition.notices.wake()
     })
   }
 
@@ -122,7 +123,7 @@ export class WorkflowService {
       await transition.apply(
         waiting.map(({ id, attempt }): Outcome => ({ node: id, attempt, kind: 'over', status: 'ok', output: text })),
       )
-      transition.wake()
+      transition.notices.wake()
       if (waiting.length > 0) return
       const [count] = await tx.query<{ count: number }>({
         text: 'SELECT count(*)::int AS count FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2',
@@ -158,7 +159,7 @@ export class WorkflowService {
       if (rows.length === 0 || !transition.open || !found) throw workflowErrors.alreadyResolved()
       const outcome = approvalOutcome(approve, { by: keyId, ...(comment === undefined ? {} : { comment }) })
       await transition.apply([{ node: found.id, attempt: found.attempt, ...outcome }])
-      transition.wake()
+      transition.notices.wake()
     })
   }
   async #runOfApproval(tenantId: string, approvalId: string): Promise<string> {
@@ -189,7 +190,7 @@ export class WorkflowService {
         if (!found.blocks)
           throw workflowErrors.nodeOver({ message: 'Only a failed node that holds its run up is tried again.' })
         await retryNode(tx, runId, nodeId!)
-        transition.tell(nodeId!, 1, 0)
+        transition.notices.tell(nodeId!, 1, 0)
         transition.run.failed--
       } else if (action === 'replace_node') {
         if (found.status > 1 && !found.blocks)
@@ -197,7 +198,7 @@ export class WorkflowService {
         await replaceNode(tx, runId, nodeId!, { ...node!, id: nodeId } as NodeBody)
         if (found.blocks) {
           await retryNode(tx, runId, nodeId!)
-          transition.tell(nodeId!, 1, 0)
+          transition.notices.tell(nodeId!, 1, 0)
           transition.run.failed--
         }
       } else {
@@ -206,7 +207,7 @@ export class WorkflowService {
         }
         await addDependencies(tx, runId, nodeId!, [dependsOn!].flat())
       }
-      transition.wake()
+      transition.notices.wake()
     })
     if (action === 'abort') this.#deps.engine.leave(tenantId, runId)
   }
@@ -218,6 +219,7 @@ export class WorkflowService {
     fromNodeId: string,
   ): Promise<{ id: string; status: RunStatus }> {
     const id = newId('wfrun')
+    await this.#deps.store.admit(tenantId)
     await this.#deps.database.tenant(tenantId, async (tx) => {
       const [run] = await tx.query<{ status: number }>({
         text: 'SELECT status FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR SHARE',
@@ -255,8 +257,7 @@ export class WorkflowService {
       const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
       return this.#deps.wakeUps.send([again])
     }
-    const spec = node.spec === '' ? undefined : (JSON.parse(node.spec) as WorkflowNode)
-    const structured = spec?.type === 'agent' && spec.responseFormat !== undefined
+    const structured = node.spec.type === 'agent' && node.spec.responseFormat !== undefined
     const of = { node: node.id, attempt: node.attempt, kind: 'over' } as const
     const cost = run?.costCents === undefined ? {} : { costCents: run.costCents }
     const outcome: Outcome =
@@ -271,7 +272,8 @@ export class WorkflowService {
     if (!node || node.run_id !== runId) return
     const child = await this.#deps.store.statusOf(tenantId, childId)
     if (runStatuses.indexOf(child.status) < 3) return
-    const of = { node: node.id, attempt: node.attempt, kind: 'over' } as const
+    const costCents = await this.#deps.store.cost(tenantId, childId)
+    const of = { node: node.id, attempt: node.attempt, kind: 'over', costCents } as const
     const why = child.error === null ? undefined : (JSON.parse(child.error) as Failure)
     const outcome: Outcome =
       child.status === 'completed'
@@ -295,14 +297,17 @@ export class WorkflowService {
   /** Cancels what a node waited for that does not wait any more, or all that a cancelled run did. */
   async #leave(tenantId: string, runId: string, what: string, type: string | undefined): Promise<void> {
     if (type !== undefined) return this.#cancelThing(tenantId, what, type)
-    const [rows] = await this.#deps.database.batch<[{ waits_for: string; type: string }[]]>(tenantId, [
+    type Row = { id: string; attempt: number; waits_for: string | null; type: string }
+    const [rows] = await this.#deps.database.batch<[Row[]]>(tenantId, [
       {
-        text: `SELECT waits_for, type FROM workflow_nodes
-               WHERE tenant_id = $1 AND run_id = $2 AND status = 6 AND waits_for IS NOT NULL AND type IN ('agent', 'workflow')`,
+        text: `SELECT id, attempt, waits_for, type FROM workflow_nodes
+               WHERE tenant_id = $1 AND run_id = $2 AND status = 6 AND attempt > 0 AND type IN ('agent', 'workflow')`,
         values: [tenantId, runId],
       },
     ])
-    for (const { waits_for, type: one } of rows) await this.#cancelThing(tenantId, waits_for, one)
+    // One that was not parked yet may have begun all the same.
+    for (const { id, attempt, waits_for, type: one } of rows)
+      await this.#cancelThing(tenantId, waits_for ?? startedBy(runId, id, attempt), one)
   }
   async #cancelThing(tenantId: string, id: string, type: string): Promise<void> {
     try {

@@ -1,5 +1,4 @@
 import type { TenantTx } from '#contracts/database'
-import type { Wake } from '#contracts/jobs'
 import { claimedOf, Claims } from './claims.store.ts'
 import { ExpressionError } from './expressions.ts'
 import {
@@ -26,12 +25,15 @@ import {
   tooLarge,
   unsaid,
 } from './outcome.ts'
+import { Notices, starts } from './notices.ts'
 import { holdRun, moveRun, type RunRow } from './run-row.ts'
 import { outputOf } from './run-output.ts'
-import { runStatuses, type RunStatus, type TerminalStatus } from './schema.ts'
+import { type RunStatus, type TerminalStatus } from './schema.ts'
 
-/** So often a call whose process died is made again. */
+/** So often a call whose process died is made again, and how much later each time. */
 const mostLost = 5
+const lostAgainMs = 2_000
+const longestLostMs = 60_000
 
 /**
  * All that happens to a workflow run at one time, in one transaction that holds the row of the run: so each transition compares and
@@ -39,15 +41,13 @@ const mostLost = 5
  */
 export class Transition {
   readonly run: RunRow
-  readonly wakes: Wake[] = []
+  readonly notices: Notices
   /** When somebody has to look at the run again, in milliseconds, where another process executes a part of it. */
   leasedForMs: number | undefined
   readonly #tx: TenantTx
   readonly #nodes: NodeTable
   readonly #claims: Claims
-  readonly #queue: (what: Readonly<Record<string, string>>, key: string, afterMs?: number) => void
-  /** What readers are told of each node that changed. */
-  readonly #changed = new Map<string, { status: number; attempt: number; error?: Failure }>()
+  /** Keys of concurrency for which there is room now. */
   readonly #freed = new Set<string>()
   readonly #statusBefore: RunStatus
 
@@ -57,13 +57,7 @@ export class Transition {
     this.#nodes = new NodeTable(tx, run.id)
     this.#claims = new Claims(tx, run.id, this.#nodes)
     this.#statusBefore = run.status
-    this.#queue = (what, key, afterMs) =>
-      this.wakes.push({
-        tenantId: tx.tenantId,
-        what: { tenantId: tx.tenantId, ...what },
-        key,
-        ...(afterMs === undefined ? {} : { afterMs }),
-      })
+    this.notices = new Notices(tx.tenantId, run)
   }
 
   /** Takes hold of a run; undefined when there is none. */
@@ -78,30 +72,48 @@ export class Transition {
 
   /** Takes the outcomes of attempts. One that is about an older attempt, or a node that is over, changes nothing. */
   async apply(outcomes: readonly Outcome[]): Promise<void> {
-    if (outcomes.length === 0 || !this.open) return
+    if (outcomes.length === 0) return
     const rows = await this.#nodes.load(outcomes.map(({ node }) => node))
     const ended: Ended[] = []
     const skips: string[] = []
     for (const outcome of outcomes) {
       const row = rows.get(outcome.node)
-      if (!row || row.status !== running || row.attempt !== outcome.attempt) continue
-      rows.delete(outcome.node)
-      if (outcome.kind === 'parked') await this.#park(row, outcome)
-      else if (outcome.kind === 'parts') await this.#divide(row, outcome)
-      else if (outcome.kind === 'later') await this.#putBack(row, outcome.inMs)
-      else if (outcome.status === 'error' && (await this.#triesAgain(row, outcome.error))) continue
+      if (!row || row.status !== running || row.attempt !== outcome.attempt) this.#leaveLate(outcome, row)
+      // One that was stored already, though whoever did never heard of it.
+      else if (outcome.kind !== 'over' && !row.leased) continue
       else {
-        ended.push({
-          row,
-          status: statusOf(outcome.status),
-          output: outcome.output,
-          error: outcome.error,
-          costCents: outcome.costCents,
-        })
-        skips.push(...(outcome.skips ?? []))
+        rows.delete(outcome.node)
+        const over = await this.#take(row, outcome)
+        if (!over) continue
+        ended.push(over)
+        if (outcome.kind === 'over') skips.push(...(outcome.skips ?? []))
       }
     }
     await this.end(ended, skips)
+  }
+  /** Undefined: the node is not over by it. */
+  async #take(row: NodeRow, outcome: Outcome): Promise<Ended | undefined> {
+    switch (outcome.kind) {
+      case 'parked':
+        return void (await this.#park(row, outcome))
+      case 'parts':
+        return void (await this.#divide(row, outcome))
+      case 'later':
+        return void (await this.#putBack(row, outcome.inMs))
+      case 'lost':
+        return this.#lose(row)
+      case 'over': {
+        const { status, output, error, costCents } = outcome
+        if (status === 'error' && (await this.#triesAgain(row, error, costCents))) return undefined
+        return { row, status: statusOf(status), output, error, costCents }
+      }
+    }
+  }
+  /** What an attempt has started that does not count any more must not go on: its run was cancelled meanwhile, or its time was up. */
+  #leaveLate(outcome: Outcome, row: NodeRow | undefined): void {
+    if (outcome.kind !== 'parked' || outcome.waitsFor === undefined || !row) return
+    const isOver = row.attempt > outcome.attempt || (row.attempt === outcome.attempt && row.status !== running)
+    if (isOver) this.notices.leave({ ...row, waits_for: outcome.waitsFor })
   }
 
   /** Ends nodes whatever they did: those of a client's own mind, too. */
@@ -114,7 +126,7 @@ export class Transition {
     for (const row of rows) {
       // A failed node that is given another end holds its run up no longer.
       if (row.status === failed) this.run.failed--
-      if (row.status === running) this.#leave(row)
+      if (row.status === running) this.notices.leave(row)
     }
     await this.#nodes.closeApprovals(approvalsOf(rows), 'cancelled')
     await this.end(
@@ -127,7 +139,7 @@ export class Transition {
   async end(ended: readonly Ended[], skips: readonly string[]): Promise<void> {
     if (ended.length > 0) await this.#nodes.write(ended)
     for (const { row, status, error } of ended) {
-      this.tell(row.id, status, row.attempt, error)
+      this.notices.tell(row.id, status, row.attempt, error)
       if (row.concurrency_key !== null) this.#freed.add(row.concurrency_key)
     }
     let passing: { id: string; alive: boolean }[] = []
@@ -144,31 +156,29 @@ export class Transition {
     }
     if (skips.length > 0) {
       for (const { id, attempt } of await this.#nodes.skip(skips)) {
-        this.tell(id, skipped, attempt)
+        this.notices.tell(id, skipped, attempt)
         passing.push({ id, alive: false })
       }
     }
     while (passing.length > 0) {
       this.run.unfinished -= passing.length
       const moved = await this.#nodes.pass(passing)
-      for (const { id, status, attempt } of moved) this.tell(id, status, attempt)
+      for (const { id, status, attempt } of moved) this.notices.tell(id, status, attempt)
       passing = moved.filter(({ status }) => status === skipped).map(({ id }) => ({ id, alive: false }))
     }
     await this.#endParts(parts)
   }
 
   /** Looks at what is due: times that were waited for, deadlines, and attempts of processes that are gone. */
-  async takeDue(owner: string): Promise<void> {
-    const rows = await this.#nodes.due(owner)
+  async takeDue(owner: string, underWay: readonly string[]): Promise<void> {
+    const rows = await this.#nodes.due(owner, underWay)
     if (rows.length === 0) return
     const outcomes: Outcome[] = []
     for (const row of rows) {
       const of = { node: row.id, attempt: row.attempt } as const
       if (row.lease_ms === null) outcomes.push({ ...of, ...(await this.#whenDue(row)) })
       else if (row.lease_ms > 0) this.leasedForMs = Math.min(this.leasedForMs ?? Infinity, row.lease_ms)
-      else if (row.type === 'tool' || row.type === 'http') await this.#lose(row, outcomes)
-      // Whatever else a process begins, it begins again under the same name.
-      else await this.#putBack(row, 0)
+      else outcomes.push({ ...of, kind: 'lost' })
     }
     await this.apply(outcomes)
   }
@@ -176,22 +186,27 @@ export class Transition {
   /** Takes on ready nodes, the most urgent first. */
   async claim(owner: string, most: number): Promise<Claimed[]> {
     if (this.run.status !== 'running' || most <= 0) return []
-    const rows = await this.#claims.take(owner, most)
+    const rows = await this.#claims.take(owner, most, this.#freed)
     if (rows.length === 0) return []
     // What this process does not take another one may.
-    if (rows.length === most) this.#queue({ runId: this.run.id }, this.run.id)
-    for (const { id, attempt } of rows) this.tell(id, running, attempt)
-    return rows.map((row) => claimedOf(row, this.#nodes.spec(row)))
+    if (rows.length === most) this.notices.wake()
+    for (const { id, attempt } of rows) this.notices.tell(id, running, attempt)
+    const budget = await this.#claims.budget(rows, this.run)
+    const refused = budget.refused ? rows.filter(({ type }) => starts(type)) : []
+    await this.apply(refused.map(({ id, attempt }) => ({ node: id, attempt, ...budget.refused! })))
+    return rows
+      .filter((row) => !refused.includes(row))
+      .map((row) => claimedOf(row, this.#nodes.spec(row), budget.cents))
   }
 
   /** Ends the run before its nodes: what is under way is left and cancelled. */
   async endRun(status: 'cancelled' | 'failed', error?: Failure): Promise<void> {
     const rows = await this.#nodes.cancel()
-    for (const row of rows) this.tell(row.id, cancelled, row.attempt)
+    for (const row of rows) this.notices.tell(row.id, cancelled, row.attempt)
     for (const { concurrency_key } of rows) if (concurrency_key !== null) this.#freed.add(concurrency_key)
     await this.#nodes.closeApprovals(approvalsOf(rows), 'cancelled')
-    if (rows.some(({ waits_for }) => waits_for !== null)) {
-      this.#queue({ runId: this.run.id, leave: 'yes' }, `${this.run.id}/leave`)
+    if (rows.some(({ type, attempt }) => starts(type) && attempt > 0)) {
+      this.notices.leaveAll()
     }
     this.run.status = status
     this.run.error = error ?? this.run.error
@@ -201,27 +216,12 @@ export class Transition {
   async finish(): Promise<boolean> {
     if (this.open) await this.#settle()
     const over = !this.open && this.run.status !== 'pending' && this.run.status !== this.#statusBefore
-    if (over) this.#tellOthers()
+    if (over) this.notices.over()
     if (this.#freed.size > 0) await this.#passKeys()
-    if (this.run.status === this.#statusBefore && this.#changed.size === 0) return false
+    if (this.run.status === this.#statusBefore && !this.notices.told) return false
     this.run.seq++
-    const { id, status, error } = this.run
-    const nodes = [...this.#changed].map(([node, change]) => ({ id: node, ...change }))
-    const event = {
-      workflowRun: { id, runId: id, status: runStatuses.indexOf(status), ...(error ? { error } : {}), nodes },
-    }
-    await moveRun(this.#tx, this.run, JSON.stringify(event))
+    await moveRun(this.#tx, this.run, this.notices.event())
     return true
-  }
-
-  /** Has somebody look at the run now, or later. */
-  wake(afterMs?: number, key = this.run.id): void {
-    this.#queue({ runId: this.run.id }, key, afterMs)
-  }
-
-  /** Readers are told that a node has another status. */
-  tell(id: string, status: number, attempt: number, error?: Failure): void {
-    this.#changed.set(id, { status, attempt, ...(error ? { error } : {}) })
   }
 
   /** Carries on with maps and loops of which parts are over. */
@@ -233,7 +233,7 @@ export class Transition {
       // A loop looks at its condition before it goes on: that is an attempt of its own.
       if (row.type === 'loop') await this.#putBack(row, 0)
       else if (row.waits > 0) {
-        for (const id of await this.#nodes.nextParts(parent, over.length)) this.tell(id, ready, 0)
+        for (const id of await this.#nodes.nextParts(parent, over.length)) this.notices.tell(id, ready, 0)
       } else await this.#gather(row)
     }
   }
@@ -251,45 +251,50 @@ export class Transition {
     await this.#nodes.park(row, parked)
     const { waitsFor, dueInMs } = parked
     // What it waits for may be over by now.
-    if (row.type === 'agent') this.#queue({ agent: waitsFor! }, waitsFor!)
-    if (row.type === 'workflow') this.#queue({ runId: this.run.id, node: row.id, child: waitsFor! }, `${waitsFor}/over`)
-    if (dueInMs !== undefined) this.wake(dueInMs, `${this.run.id}/${row.id}/${row.attempt}`)
+    if (row.type === 'agent') this.notices.queue({ agent: waitsFor! }, waitsFor!)
+    if (row.type === 'workflow')
+      this.notices.queue({ runId: this.run.id, node: row.id, child: waitsFor! }, `${waitsFor}/over`)
+    if (dueInMs !== undefined) this.notices.wake(dueInMs, `${this.run.id}/${row.id}/${row.attempt}`)
   }
   async #divide(row: NodeRow, parts: Extract<Outcome, { kind: 'parts' }>): Promise<void> {
     await this.#nodes.divide(row, parts)
     const { items, first, atOnce } = parts
-    for (let part = 0; part < Math.min(items.length, atOnce); part++) this.tell(`${row.id}.${first + part}`, ready, 0)
+    for (let part = 0; part < Math.min(items.length, atOnce); part++)
+      this.notices.tell(`${row.id}.${first + part}`, ready, 0)
     if (items.length > 0) return
     await this.end([{ row, status: ok, output: '[]', error: undefined, costCents: undefined }], [])
   }
   /** Makes a node ready again. */
-  async #again(row: NodeRow, inMs: number, tries: number, error?: Failure): Promise<void> {
-    await this.#nodes.again(row, inMs, tries, error)
-    this.tell(row.id, ready, row.attempt, error)
+  async #again(row: NodeRow, how: Parameters<NodeTable['again']>[1]): Promise<void> {
+    await this.#nodes.again(row, how)
+    this.notices.tell(row.id, ready, row.attempt, how.error)
     if (row.concurrency_key !== null) this.#freed.add(row.concurrency_key)
-    if (inMs > 0) this.wake(inMs, `${this.run.id}/${row.id}/${row.attempt}/again`)
+    if (how.inMs > 0) this.notices.wake(how.inMs, `${this.run.id}/${row.id}/${row.attempt}/again`)
   }
 
   async #putBack(row: NodeRow, inMs: number): Promise<void> {
-    await this.#again(row, inMs, 0)
+    await this.#again(row, { inMs })
     // The claim counts it again.
     await this.#nodes.count(row.id, { attempt: -1 })
   }
-  async #triesAgain(row: NodeRow, error: Failure | undefined): Promise<boolean> {
+  async #triesAgain(row: NodeRow, error: Failure | undefined, costCents: number | undefined): Promise<boolean> {
     const { retry } = this.#nodes.spec(row)
     if (!retry || row.tries >= retry.max || error?.retryable === false) return false
     const { delaySeconds = 1, factor = 2, maxDelaySeconds = 300 } = retry
     const inMs = Math.min(delaySeconds * factor ** row.tries, maxDelaySeconds) * 1_000
-    await this.#again(row, inMs, 1, error)
+    await this.#again(row, { inMs, tries: 1, ...(error ? { error } : {}), costCents: costCents ?? 0 })
     return true
   }
-  /** The process that made a call is gone, and nobody knows what came of it. */
-  async #lose(row: NodeRow, outcomes: Outcome[]): Promise<void> {
-    if (this.#nodes.spec(row).onLost === 'fail' || row.lost >= mostLost) {
-      return void outcomes.push({ node: row.id, attempt: row.attempt, kind: 'over', status: 'error', error: lostError })
+  /** Whoever executed it is gone, and nobody knows what came of it. */
+  async #lose(row: NodeRow): Promise<Ended | undefined> {
+    const isCall = row.type === 'tool' || row.type === 'http'
+    if (isCall && (this.#nodes.spec(row).onLost === 'fail' || row.lost >= mostLost)) {
+      return { row, status: failed, output: undefined, error: lostError, costCents: undefined }
     }
     await this.#nodes.count(row.id, { lost: 1 })
-    await this.#again(row, 0, 0, lostError)
+    const inMs = Math.min(row.lost * lostAgainMs, longestLostMs)
+    // Whatever else a process begins, it begins again under the same name.
+    return void (await (isCall ? this.#again(row, { inMs, error: lostError }) : this.#putBack(row, inMs)))
   }
 
   /** What becomes of a waiting node when its time has come. */
@@ -301,23 +306,18 @@ export class Transition {
   }> {
     const spec = this.#nodes.spec(row)
     if (spec.type !== 'approval') {
-      this.#leave(row)
+      this.notices.leave(row)
       return timeUp(spec)
     }
     const approve = spec.onExpiry === 'approve'
     await this.#nodes.closeApprovals([row.waits_for!], approve ? 'approved' : 'rejected', 'expiry')
     return approvalOutcome(approve, { by: 'expiry' })
   }
-  /** Cancels what a node waits for, by and by. */
-  #leave({ waits_for, type }: Pick<NodeRow, 'waits_for' | 'type'>): void {
-    if (waits_for === null || (type !== 'agent' && type !== 'workflow')) return
-    this.#queue({ runId: this.run.id, leave: waits_for, type }, `${waits_for}/leave`)
-  }
 
   /** Wakes others that wait for keys that were freed. */
   async #passKeys(): Promise<void> {
     for (const key of [...this.#freed].toSorted()) {
-      for (const runId of await this.#claims.waiting(key)) this.#queue({ runId }, runId)
+      for (const runId of await this.#claims.waiting(key)) this.notices.queue({ runId }, runId)
     }
   }
 
@@ -339,12 +339,5 @@ export class Transition {
       run.status = 'failed'
       run.error = { code: 'bad_output', message: `The output of the workflow could not be made: ${error.message}.` }
     }
-  }
-  #tellOthers(): void {
-    const { id, parentRun, parentNode, scheduleId } = this.run
-    if (parentRun !== undefined && parentNode !== undefined) {
-      this.#queue({ runId: parentRun, node: parentNode, child: id }, `${id}/over`)
-    }
-    if (scheduleId !== undefined) this.#queue({ scheduleId }, `${scheduleId}/${id}`)
   }
 }
