@@ -37,6 +37,8 @@ CREATE TABLE workflow_runs (
   -- Nodes that are not over, and failed ones that hold the run up.
   unfinished integer NOT NULL,
   failed integer NOT NULL DEFAULT 0,
+  -- Whether any node may have a key of concurrency.
+  keyed boolean NOT NULL DEFAULT false,
   -- The number of its newest event.
   seq integer NOT NULL DEFAULT 0,
   output text,

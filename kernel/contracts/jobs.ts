@@ -1,5 +1,5 @@
 import { capability } from '../plugin.ts'
-import type { TenantTx } from './database.ts'
+import type { Statement, TenantTx } from './database.ts'
 
 /** Work that must be done whichever process dies: one process does it at a time, and another one goes on when that is gone. */
 export interface Jobs {
@@ -31,5 +31,7 @@ export interface Wake {
 export interface WakeUps {
   /** Inside a transaction they come to be with it, so that no wake-up is lost and none is early. */
   send(wakes: readonly Wake[], tx?: TenantTx): Promise<void>
+  /** What `send` would run, for a batch of statements that goes with them. */
+  statements(wakes: readonly Wake[]): Promise<readonly Statement[]>
 }
 export const Jobs = capability<Jobs>('conductor.jobs')

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { PgBoss } from 'pg-boss'
-import type { Connections, Database, TenantTx } from '#contracts/database'
+import type { Connections, Database, Statement } from '#contracts/database'
 import type { Jobs, Wake, WakeUps } from '#contracts/jobs'
 import { retry } from '#kit'
 
@@ -62,11 +62,24 @@ export class JobQueue implements Jobs {
 
   wakeUps(name: string, work: Waking['work']): WakeUps {
     this.#wakings.push({ name, work })
+    const statements = async (wakes: readonly Wake[]): Promise<readonly Statement[]> => {
+      const made: Statement[] = []
+      if (wakes.length === 0) return made
+      await this.#starting
+      // Of one queue pg-boss writes one text, which is prepared once.
+      const executeSql = async (text: string, values: unknown[] = []) => {
+        made.push({ name: `wake-${name}`, text, values })
+        return { rows: [] }
+      }
+      await this.#boss?.insert(name, wakes.map(insertOf), { db: { executeSql } })
+      return made
+    }
     return {
+      statements,
       send: async (wakes, tx) => {
-        if (wakes.length === 0) return
-        await this.#starting
-        await this.#boss?.insert(name, wakes.map(insertOf), tx ? { db: inside(tx) } : {})
+        const made = await statements(wakes)
+        if (tx) for (const one of made) await tx.query(one)
+        else if (made.length > 0) await this.#database.systemBatch(made)
       },
     }
   }
@@ -154,11 +167,4 @@ const insertOf = ({ tenantId, what, key, afterMs = 0 }: Wake) => ({
   group: { id: tenantId },
   // As an interval, which the clock of the database counts.
   ...(afterMs > 0 ? { startAfter: `${afterMs / 1_000} seconds` } : {}),
-})
-
-/** Statements of pg-boss inside a transaction of ours. */
-const inside = (tx: TenantTx) => ({
-  executeSql: async (text: string, values?: unknown[]) => ({
-    rows: await tx.query<object>({ text, values: values ?? [] }),
-  }),
 })

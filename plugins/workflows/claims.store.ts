@@ -17,15 +17,17 @@ export class Claims {
   readonly #tx: TenantTx
   readonly #of: readonly [tenantId: string, runId: string]
   readonly #nodes: NodeTable
-  constructor(tx: TenantTx, runId: string, nodes: NodeTable) {
+  readonly #run: RunRow
+  constructor(tx: TenantTx, run: RunRow, nodes: NodeTable) {
     this.#tx = tx
-    this.#of = [tx.tenantId, runId]
+    this.#run = run
+    this.#of = [tx.tenantId, run.id]
     this.#nodes = nodes
   }
 
   /** Claims ready nodes, the most urgent first, for so long as a lease is. `freed`: keys of concurrency that this transaction has freed. */
   async take(owner: string, most: number, freed: Iterable<string>): Promise<NodeRow[]> {
-    const free = await this.#keyed(most, freed)
+    const free = this.#run.keyed ? await this.#keyed(most, freed) : []
     const rows = await this.#tx.query<NodeRow>({
       name: 'workflow-claim',
       text: `UPDATE workflow_nodes n SET status = ${running}, attempt = n.attempt + 1, lease_owner = $4, due_at = NULL, waits_for = NULL,
@@ -43,14 +45,32 @@ export class Claims {
   }
 
   /**
+   * What is due, and what is under a lease, of which so many milliseconds are left: none of those of `owner`, except for `underWay`,
+   * where that is not under way at all, because it never heard that its claim was stored.
+   */
+  async due(owner: string, underWay: readonly string[]): Promise<(NodeRow & { lease_ms: number | null })[]> {
+    const rows = await this.#tx.query<NodeRow & { lease_ms: number | null }>({
+      name: 'workflow-due',
+      text: `SELECT ${nodeColumns}, CASE WHEN n.lease_owner = $3 THEN 0
+               ELSE (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::float8 END AS lease_ms
+             FROM workflow_nodes n
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status = ${running}
+               AND (n.lease_until IS NOT NULL AND NOT (n.lease_owner = $3 AND n.id = ANY ($4))
+                 OR n.lease_until IS NULL AND n.due_at <= clock_timestamp())`,
+      values: [...this.#of, owner, underWay],
+    })
+    await this.#nodes.loadSpecs(rows)
+    return rows
+  }
+
+  /**
    * What each of these nodes may cost, so that all of a run together never cost more than it may: an equal part of what is left, of which
    * one part stays while other nodes are still to come. Where nothing is left, those that cost something wait for what others give
    * back, or fail.
    */
-  async budget(
-    rows: readonly NodeRow[],
-    { settings: { maxCostCents }, unfinished }: RunRow,
-  ): Promise<{ readonly cents?: number; readonly refused?: Refused }> {
+  async budget(rows: readonly NodeRow[]): Promise<{ readonly cents?: number; readonly refused?: Refused }> {
+    const { settings, unfinished } = this.#run
+    const { maxCostCents } = settings
     const ids = rows.filter(({ type }) => starts(type)).map(({ id }) => id)
     if (maxCostCents === undefined || ids.length === 0) return {}
     const parts = ids.length + (unfinished > ids.length ? 1 : 0)

@@ -48,6 +48,15 @@ interface Driver {
   done: Promise<void>
 }
 
+interface Step {
+  readonly outcomes: readonly Outcome[]
+  /** Attempts that are under way here, or whose outcomes are stored next. */
+  readonly mine: readonly string[]
+  readonly most: number
+  /** Somebody was woken for it: something may be due, or left by another process. */
+  readonly look: boolean
+}
+
 /**
  * Carries runs on: claims ready nodes, makes the attempts, stores what came of them. It knows nothing that is not in the tables, and
  * any number of processes do so at once; wake-ups tell them which runs to look at.
@@ -92,7 +101,7 @@ export class Engine {
         runId,
         underWay: new Map(),
         outcomes: [],
-        again: false,
+        again: true,
         wake: () => {},
         done: Promise.resolve(),
       }
@@ -141,6 +150,7 @@ export class Engine {
     const { tenantId, runId, underWay } = driver
     const { stopping } = this.#deps
     for (;;) {
+      const look = driver.again
       driver.again = false
       const outcomes = driver.outcomes
       driver.outcomes = []
@@ -148,7 +158,9 @@ export class Engine {
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
       const most = stopping.aborted ? 0 : Math.min(abreast - underWay.size, abreastOfAll - this.#attempts)
       // What came of calls must not be lost while the database is away for a moment.
-      const stepped = await retry(() => this.#step(driver, { outcomes, mine, most }), {
+      let tries = 0
+      // A step that failed may have been stored all the same, with claims that nobody here knows of.
+      const stepped = await retry(() => this.#step(driver, { outcomes, mine, most, look: look || tries++ > 0 }), {
         firstMs: 100,
         longestMs: 5_000,
         withinMs: outcomes.length > 0 ? 120_000 : 0,
@@ -178,13 +190,13 @@ export class Engine {
 
   async #step(
     { tenantId, runId }: Driver,
-    { outcomes, mine, most }: { readonly outcomes: readonly Outcome[]; readonly mine: string[]; readonly most: number },
+    { outcomes, mine, most, look }: Step,
   ): Promise<{ attempts: readonly Attempt[]; leasedForMs: number | undefined; more: boolean }> {
     const stepped = await this.transit(tenantId, runId, async (transition) => {
       const { run } = transition
       await transition.apply(outcomes)
       if (!transition.open) return nothing
-      await transition.takeDue(this.#owner, mine)
+      if (look) await transition.takeDue(this.#owner, mine)
       // A failure of this very step holds the run up, too.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
       const claimed = await transition.claim(this.#owner, most)

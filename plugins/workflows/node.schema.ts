@@ -167,3 +167,13 @@ export type NodeOf<K extends NodeType> = Static<(typeof nodeSchemas)[K]>
 export type WorkflowNode = { [K in NodeType]: NodeOf<K> }[NodeType]
 /** What a map or loop does again and again: a node without a place of its own. */
 export type InnerNode = Omit<WorkflowNode, 'id' | 'dependsOn'> & { readonly type: NodeType }
+
+/** The id of the node of the definition that a part belongs to. */
+export const topOf = (id: string): string => id.split('.', 1)[0]!
+
+/** What a map or loop says of a part of it, however deep: `top` is the node that the id begins with. */
+export function partOf(top: WorkflowNode, id: string): WorkflowNode {
+  let spec = top
+  for (let level = id.split('.').length; level > 1; level--) spec = (spec as unknown as { node: WorkflowNode }).node
+  return spec
+}

@@ -1,6 +1,6 @@
 import type { TenantTx } from '#contracts/database'
 import { type Failure, type Outcome, unsaid } from './outcome.ts'
-import { type InnerNode, type NodeType, type WorkflowNode } from './node.schema.ts'
+import { type InnerNode, type NodeType, partOf, topOf, type WorkflowNode } from './node.schema.ts'
 import { nodeStatuses } from './schema.ts'
 
 export interface NodeRow {
@@ -114,6 +114,44 @@ export class NodeTable {
     })
   }
 
+  /**
+   * Ends nodes that were executed well, and tells those that depend on them: what most outcomes come to, as one statement. Resolves to
+   * those that were under way in this very attempt, and to those that became ready.
+   */
+  async endWell(
+    outcomes: readonly Extract<Outcome, { kind: 'over' }>[],
+  ): Promise<{ readonly ended: readonly NodeRow[]; readonly moved: readonly Moved[] }> {
+    const rows = await this.#tx.query<NodeRow & { over: boolean }>({
+      name: 'workflow-end-well',
+      text: `WITH over AS (
+               UPDATE workflow_nodes n SET status = ${ok}, output = u.output, error = NULL, cost_cents = n.cost_cents + u.cost, reserved_cents = 0,
+                 finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL, due_at = NULL, effect = 0
+               FROM unnest($3::text[], $4::int[], $5::text[], $6::float8[]) AS u (id, attempt, output, cost)
+               WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = u.id AND n.status = ${running} AND n.attempt = u.attempt
+               RETURNING n.id, n.type, n.parent, n.attempt, n.concurrency_key
+             ), less AS (
+               SELECT e.to_node, count(*)::int AS n FROM over o
+               JOIN workflow_edges e ON e.tenant_id = $1 AND e.run_id = $2 AND e.from_node = o.id
+               WHERE o.parent IS NULL GROUP BY 1
+             ), moved AS (
+               UPDATE workflow_nodes n SET waits = n.waits - less.n, alive = n.alive + less.n,
+                 status = CASE WHEN n.waits > less.n THEN ${pending} ELSE ${ready} END
+               FROM less WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = less.to_node AND n.status = ${pending}
+               RETURNING n.id, n.status, n.attempt
+             )
+             SELECT true AS over, id, type, parent, attempt, concurrency_key, ${ok} AS status FROM over
+             UNION ALL SELECT false, id, NULL, NULL, attempt, NULL, status FROM moved WHERE status = ${ready}`,
+      values: [
+        ...this.#of,
+        outcomes.map(({ node }) => node),
+        outcomes.map(({ attempt }) => attempt),
+        outcomes.map(({ output }) => output ?? null),
+        outcomes.map(({ costCents }) => costCents ?? 0),
+      ],
+    })
+    return { ended: rows.filter(({ over }) => over), moved: rows.filter(({ over }) => !over) }
+  }
+
   /** Tells those that depend on nodes that these are over. Resolves to those of which something follows: ready ones, and skipped ones. */
   async pass(over: readonly { id: string; alive: boolean }[]): Promise<Moved[]> {
     const rows = await this.#tx.query<Moved>({
@@ -164,25 +202,6 @@ export class NodeTable {
              WHERE tenant_id = $1 AND id = ANY ($2) AND status = 'waiting'`,
       values: [this.#of[0], ids, status, by ?? null],
     })
-  }
-
-  /**
-   * What is due, and what is under a lease, of which so many milliseconds are left: none of those of `owner`, except for `underWay`,
-   * where that is not under way at all, because it never heard that its claim was stored.
-   */
-  async due(owner: string, underWay: readonly string[]): Promise<(NodeRow & { lease_ms: number | null })[]> {
-    const rows = await this.#tx.query<NodeRow & { lease_ms: number | null }>({
-      name: 'workflow-due',
-      text: `SELECT ${nodeColumns}, CASE WHEN n.lease_owner = $3 THEN 0
-               ELSE (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::float8 END AS lease_ms
-             FROM workflow_nodes n
-             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status = ${running}
-               AND (n.lease_until IS NOT NULL AND NOT (n.lease_owner = $3 AND n.id = ANY ($4))
-                 OR n.lease_until IS NULL AND n.due_at <= clock_timestamp())`,
-      values: [...this.#of, owner, underWay],
-    })
-    await this.loadSpecs(rows)
-    return rows
   }
 
   /** Parts of a map or loop are over. Undefined when it is over itself. */
@@ -323,15 +342,6 @@ export class NodeTable {
     })
     return row!
   }
-}
-
-const topOf = (id: string): string => id.split('.', 1)[0]!
-
-/** What a map or loop says of a part of it, however deep: `top` is the node that the id begins with. */
-export function partOf(top: WorkflowNode, id: string): WorkflowNode {
-  let spec = top
-  for (let level = id.split('.').length; level > 1; level--) spec = (spec as unknown as { node: WorkflowNode }).node
-  return spec
 }
 
 export const approvalsOf = (rows: readonly NodeRow[]): string[] =>

@@ -78,6 +78,10 @@ export const lostError: Failure = {
   unknown: true,
 }
 
+/** How long after so many tries the next one is. */
+export const delayMs = (retry: NonNullable<WorkflowNode['retry']>, tries: number): number =>
+  Math.min((retry.delaySeconds ?? 1) * (retry.factor ?? 2) ** tries, retry.maxDelaySeconds ?? 300) * 1_000
+
 /** How an approval ends its node. */
 export function approvalOutcome(
   approve: boolean,

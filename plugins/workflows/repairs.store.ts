@@ -1,8 +1,8 @@
 import { notFound } from '#kernel'
 import type { TenantTx } from '#contracts/database'
 import { invalidWorkflow } from './errors.ts'
-import type { WorkflowNode } from './node.schema.ts'
-import { partOf } from './nodes.store.ts'
+import { partOf, type WorkflowNode } from './node.schema.ts'
+import { mayBeKeyed } from './runs.store.ts'
 import type { NodeBody } from './schema.ts'
 import { cycleIn, edgesOf } from './validate.ts'
 
@@ -53,6 +53,12 @@ export async function replaceNode(tx: TenantTx, runId: string, nodeId: string, n
       (node as { concurrencyKey?: string }).concurrencyKey ?? null,
     ],
   })
+  if (mayBeKeyed([node])) {
+    await tx.query({
+      text: 'UPDATE workflow_runs SET keyed = true WHERE tenant_id = $1 AND id = $2',
+      values: [tx.tenantId, runId],
+    })
+  }
   if (Array.isArray(dependsOn)) await addDependencies(tx, runId, nodeId, dependsOn as string[])
 }
 
@@ -106,9 +112,9 @@ export async function addDependencies(
 export async function copyRun(tx: TenantTx, runId: string, id: string, from: string, createdBy: string): Promise<void> {
   const of = [tx.tenantId, runId, id]
   await tx.query({
-    text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth,
+    text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth, keyed,
              rerun_of, created_by, started_at)
-           SELECT tenant_id, $3, definition_id, definition_version, name, settings, input, 1, 0, 0, $2, $4, clock_timestamp()
+           SELECT tenant_id, $3, definition_id, definition_version, name, settings, input, 1, 0, 0, keyed, $2, $4, clock_timestamp()
            FROM workflow_runs WHERE tenant_id = $1 AND id = $2`,
     values: [...of, createdBy],
   })

@@ -37,11 +37,12 @@ export async function outputOf(tx: TenantTx, runId: string, { output }: RunSetti
  */
 async function lastOutputs(tx: TenantTx, runId: string): Promise<{ id: string; output: string | null }[]> {
   const of = [tx.tenantId, runId]
-  const nodes = await tx.query<{ id: string }>({
+  const nodes = await tx.query<{ id: string; output: string | null }>({
     name: 'workflow-done-nodes',
-    text: `SELECT id FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND status <> ${skipped} ORDER BY position`,
+    text: `SELECT id, CASE WHEN count(*) OVER () = 1 THEN output END AS output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND status <> ${skipped} ORDER BY position`,
     values: of,
   })
+  if (nodes.length === 1) return nodes
   const edges = await tx.query<{ from_node: string; to_node: string }>({
     name: 'workflow-all-edges',
     text: 'SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2',

@@ -12,6 +12,7 @@ export interface RunRow {
   /** The run at the top: itself, unless it is the child of another one. */
   readonly rootRun: string
   readonly scheduleId: string | undefined
+  readonly keyed: boolean
   status: RunStatus
   unfinished: number
   failed: number
@@ -30,13 +31,14 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
     failed: number
     seq: number
     depth: number
+    keyed: boolean
     parent_run: string | null
     parent_node: string | null
     root_run: string | null
     schedule_id: string | null
   }>({
     name: 'workflow-hold',
-    text: `SELECT name, settings, status, unfinished, failed, seq, depth, parent_run, parent_node, root_run, schedule_id
+    text: `SELECT name, settings, status, unfinished, failed, seq, depth, keyed, parent_run, parent_node, root_run, schedule_id
              FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE`,
     values: [tx.tenantId, runId],
   })
@@ -46,6 +48,7 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
     name: row.name,
     settings: JSON.parse(row.settings) as RunSettings,
     depth: row.depth,
+    keyed: row.keyed,
     parentRun: row.parent_run ?? undefined,
     parentNode: row.parent_node ?? undefined,
     rootRun: row.root_run ?? runId,

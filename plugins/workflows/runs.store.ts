@@ -1,16 +1,15 @@
 import { isAppError, notFound } from '#kernel'
 import type { Billing } from '#contracts/billing'
-import type { Database, TenantTx } from '#contracts/database'
+import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { newId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { OutputSchemas } from '#kit/schemas'
 import { findDefinition } from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
-import type { WorkflowNode } from './node.schema.ts'
+import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
 import { edgesOf } from './validate.ts'
-import { partOf } from './nodes.store.ts'
 import { unknownRun } from './views.store.ts'
 
 export interface NewRun {
@@ -30,6 +29,13 @@ export interface NewRun {
     readonly budgetCents: number | undefined
   }
   readonly scheduleId?: string
+}
+
+/** A stored definition, or one without an id. */
+interface FoundDefinition {
+  readonly id: string | undefined
+  readonly version: number | undefined
+  readonly definition: Definition
 }
 
 export interface StoreDeps {
@@ -83,68 +89,66 @@ export class WorkflowRunStore {
       const problem = await (await this.#schemas(tenantId, inputSchema)).problem(wanted.input)
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
-    return this.#database.tenant(tenantId, (tx) => this.createIn(tx, wanted, found))
+    const { statements, inserts, made } = await this.#creation(tenantId, wanted, found)
+    return made((await this.#database.batch<object[][]>(tenantId, statements))[inserts]!)
   }
 
   /** The same inside a transaction, of a definition that was found, with an input that fits. */
-  async createIn(
-    tx: TenantTx,
-    wanted: NewRun,
-    {
-      id: definitionId,
-      version,
-      definition,
-    }: { id: string | undefined; version: number | undefined; definition: Definition },
-  ): Promise<{ id: string; status: RunStatus }> {
+  async createIn(tx: TenantTx, wanted: NewRun, found: FoundDefinition): Promise<{ id: string; status: RunStatus }> {
+    const creation = await this.#creation(tx.tenantId, wanted, found)
+    let rows: object[] = []
+    for (const [i, statement] of creation.statements.entries()) {
+      const said = await tx.query(statement)
+      if (i === creation.inserts) rows = said
+    }
+    return creation.made(rows)
+  }
+
+  /** The statements that create a run, of which one says whether it was inserted, and what that means. */
+  async #creation(tenantId: string, wanted: NewRun, { id: definitionId, version, definition }: FoundDefinition) {
     const { nodes, name, ...own } = definition
     const { parent } = wanted
     const caps = [own.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
     const settings: RunSettings = { ...own, ...(caps.length > 0 ? { maxCostCents: Math.min(...caps) } : {}) }
-    const most = this.#limits?.of(tx.tenantId)
-    if (most && nodes.length > most.workflowNodes) throw overLimit('workflowNodes', most.workflowNodes)
+    const limits = this.#limits?.of(tenantId)
+    if (limits && nodes.length > limits.workflowNodes) throw overLimit('workflowNodes', limits.workflowNodes)
+    // A child is a part of a run that was counted.
+    const most = parent ? undefined : limits?.workflowRuns
     const id = wanted.id ?? newId('wfrun')
     const status: RunStatus = wanted.start ? 'running' : 'pending'
-    // A child is a part of a run that was counted.
-    if (most && !parent) await this.#admit(tx, most.workflowRuns)
-    const inserted = await tx.query({
-      name: 'workflow-run-insert',
-      text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished,
-               depth, parent_run, parent_node, root_run, schedule_id, created_by, started_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8::smallint, $9, $10, $11, $12, $13, $14, $15, CASE WHEN $8::smallint = 1 THEN clock_timestamp() END)
-             ON CONFLICT DO NOTHING RETURNING 1`,
-      values: [
-        tx.tenantId,
+    // Whoever adds a run holds the lock of its tenant, so that each is counted before the next one is added.
+    const lock = { text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))', values: [tenantId] }
+    const statements: Statement[] = [
+      ...(most === undefined ? [] : [lock]),
+      insertion([
+        tenantId,
         id,
-        definitionId ?? null,
-        version ?? null,
+        definitionId,
+        version,
         name,
         JSON.stringify(settings),
         JSON.stringify(wanted.input ?? {}),
         runStatuses.indexOf(status),
         nodes.length,
         parent?.depth ?? 0,
-        parent?.runId ?? null,
-        parent?.nodeId ?? null,
-        parent?.rootId ?? null,
-        wanted.scheduleId ?? null,
+        parent?.runId,
+        parent?.nodeId,
+        parent?.rootId,
+        wanted.scheduleId,
         wanted.createdBy,
-      ],
-    })
-    if (inserted.length === 0) return { id, status }
-    await insertNodes(tx, id, nodes, wanted.start)
-    if (wanted.start) await this.#wakeUps.send([wakeOf(tx.tenantId, id)], tx)
-    return { id, status }
-  }
-
-  // Whoever adds a run holds the lock of its tenant, so that each is counted before the next one is added.
-  async #admit(tx: TenantTx, most: number): Promise<void> {
-    await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))', values: [tx.tenantId] })
-    const [row] = await tx.query<{ count: number }>({
-      name: 'workflow-runs-open',
-      text: 'SELECT count(*)::int AS count FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0',
-      values: [tx.tenantId],
-    })
-    if (row!.count >= most) throw overLimit('workflowRuns', most)
+        mayBeKeyed(nodes),
+        most,
+        ...columnsOf(nodes),
+      ]),
+    ]
+    const inserts = statements.length - 1
+    if (wanted.start) statements.push(...(await this.#wakeUps.statements([wakeOf(tenantId, id)])))
+    const made = (rows: readonly object[]): { id: string; status: RunStatus } => {
+      // One of the same id is there, unless there was no room.
+      if (rows.length === 0 && most !== undefined) throw overLimit('workflowRuns', most)
+      return { id, status }
+    }
+    return { statements, inserts, made }
   }
 
   async countOpen(tenantId: string): Promise<number> {
@@ -263,38 +267,46 @@ export class WorkflowRunStore {
 
 export const wakeOf = (tenantId: string, runId: string) => ({ tenantId, what: { tenantId, runId }, key: runId })
 
-export async function insertNodes(
-  tx: TenantTx,
-  runId: string,
-  nodes: readonly WorkflowNode[],
-  start: boolean,
-): Promise<void> {
+/** Whether a node, or what a map or loop does, may have a key of concurrency. */
+export const mayBeKeyed = (nodes: readonly object[]): boolean => JSON.stringify(nodes).includes('"concurrencyKey"')
+
+/** A run with its nodes and edges; no row: there is one of this id, or there are as many as may be. */
+const insertion = (values: readonly unknown[]): Statement => ({
+  name: 'workflow-create',
+  text: `WITH run AS (
+           INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth,
+             parent_run, parent_node, root_run, schedule_id, created_by, keyed, started_at)
+           SELECT $1, $2, $3, $4::int, $5, $6, $7, $8::smallint, $9::int, $10::int, $11, $12, $13, $14, $15, $16::boolean,
+             CASE WHEN $8::smallint = 1 THEN clock_timestamp() END
+           WHERE $17::int IS NULL OR $17::int > (
+             SELECT count(*) FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0)
+           ON CONFLICT DO NOTHING RETURNING tenant_id, id
+         ), nodes AS (
+           INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, waits, status, priority, concurrency_key)
+           SELECT run.tenant_id, run.id, n.id, n.position, n.type, n.spec, n.waits,
+             CASE WHEN n.waits = 0 AND $8::smallint = 1 THEN 1 ELSE 0 END, n.priority, n.key
+           FROM run, unnest($18::text[], $19::text[], $20::text[], $21::int[], $22::int[], $23::text[]) WITH ORDINALITY
+             AS n (id, type, spec, waits, priority, key, position)
+         ), edges AS (
+           INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
+           SELECT run.tenant_id, run.id, e.f, e.t FROM run, unnest($24::text[], $25::text[]) AS e (f, t)
+         )
+         SELECT 1 FROM run`,
+  values,
+})
+
+/** The columns of nodes, and of the edges that lead to them. */
+function columnsOf(nodes: readonly WorkflowNode[]): readonly unknown[] {
   const edges = edgesOf(nodes)
-  const waits = nodes.map(({ id }) => edges.get(id)?.size ?? 0)
-  await tx.query({
-    name: 'workflow-nodes-insert',
-    text: `INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, waits, status, priority, concurrency_key)
-           SELECT $1, $2, id, position, type, spec, waits, CASE WHEN waits = 0 AND $8::boolean THEN 1 ELSE 0 END, priority, key
-           FROM unnest($3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $9::text[]) WITH ORDINALITY
-             AS n (id, type, spec, waits, priority, key, position)`,
-    values: [
-      tx.tenantId,
-      runId,
-      nodes.map(({ id }) => id),
-      nodes.map(({ type }) => type),
-      nodes.map((node) => JSON.stringify(node)),
-      waits,
-      nodes.map(({ priority }) => priority ?? 0),
-      start,
-      nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
-    ],
-  })
   const pairs = [...edges].flatMap(([to, before]) => [...before].map((from) => [from, to] as const))
-  if (pairs.length === 0) return
-  await tx.query({
-    name: 'workflow-edges-insert',
-    text: `INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
-           SELECT $1, $2, f, t FROM unnest($3::text[], $4::text[]) AS e (f, t)`,
-    values: [tx.tenantId, runId, pairs.map(([from]) => from), pairs.map(([, to]) => to)],
-  })
+  return [
+    nodes.map(({ id }) => id),
+    nodes.map(({ type }) => type),
+    nodes.map((node) => JSON.stringify(node)),
+    nodes.map(({ id }) => edges.get(id)?.size ?? 0),
+    nodes.map(({ priority }) => priority ?? 0),
+    nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
+    pairs.map(([from]) => from),
+    pairs.map(([, to]) => to),
+  ]
 }

@@ -17,6 +17,7 @@ import {
 import {
   approvalOutcome,
   type Claimed,
+  delayMs,
   type Failure,
   lostError,
   mostOutput,
@@ -30,10 +31,8 @@ import { holdRun, moveRun, type RunRow } from './run-row.ts'
 import { outputOf } from './run-output.ts'
 import { type RunStatus, type TerminalStatus } from './schema.ts'
 
-/** So often a call whose process died is made again, and how much later each time. */
+/** So often a call whose process died is made again. */
 const mostLost = 5
-const lostAgainMs = 2_000
-const longestLostMs = 60_000
 
 /**
  * All that happens to a workflow run at one time, in one transaction that holds the row of the run: so each transition compares and
@@ -55,7 +54,7 @@ export class Transition {
     this.#tx = tx
     this.run = run
     this.#nodes = new NodeTable(tx, run.id)
-    this.#claims = new Claims(tx, run.id, this.#nodes)
+    this.#claims = new Claims(tx, run, this.#nodes)
     this.#statusBefore = run.status
     this.notices = new Notices(tx.tenantId, run)
   }
@@ -72,11 +71,14 @@ export class Transition {
 
   /** Takes the outcomes of attempts. One that is about an older attempt, or a node that is over, changes nothing. */
   async apply(outcomes: readonly Outcome[]): Promise<void> {
-    if (outcomes.length === 0) return
-    const rows = await this.#nodes.load(outcomes.map(({ node }) => node))
+    const well = outcomes.filter((one) => one.kind === 'over' && one.status === 'ok' && !one.skips?.length)
+    if (well.length > 0) await this.#endWell(well as Extract<Outcome, { kind: 'over' }>[])
+    const others = outcomes.filter((one) => !well.includes(one))
+    if (others.length === 0) return
+    const rows = await this.#nodes.load(others.map(({ node }) => node))
     const ended: Ended[] = []
     const skips: string[] = []
-    for (const outcome of outcomes) {
+    for (const outcome of others) {
       const row = rows.get(outcome.node)
       if (!row || row.status !== running || row.attempt !== outcome.attempt) this.#leaveLate(outcome, row)
       // One that was stored already, though whoever did never heard of it.
@@ -90,6 +92,16 @@ export class Transition {
       }
     }
     await this.end(ended, skips)
+  }
+  async #endWell(outcomes: readonly Extract<Outcome, { kind: 'over' }>[]): Promise<void> {
+    const { ended, moved } = await this.#nodes.endWell(outcomes)
+    for (const { id, attempt, concurrency_key } of ended) {
+      this.notices.tell(id, ok, attempt)
+      if (concurrency_key !== null) this.#freed.add(concurrency_key)
+    }
+    for (const { id, status, attempt } of moved) this.notices.tell(id, status, attempt)
+    this.run.unfinished -= ended.filter(({ parent }) => parent === null).length
+    await this.#endParts(ended.filter(({ parent }) => parent !== null))
   }
   /** Undefined: the node is not over by it. */
   async #take(row: NodeRow, outcome: Outcome): Promise<Ended | undefined> {
@@ -166,12 +178,12 @@ export class Transition {
       for (const { id, status, attempt } of moved) this.notices.tell(id, status, attempt)
       passing = moved.filter(({ status }) => status === skipped).map(({ id }) => ({ id, alive: false }))
     }
-    await this.#endParts(parts)
+    await this.#endParts(parts.map(({ row }) => row))
   }
 
   /** Looks at what is due: times that were waited for, deadlines, and attempts of processes that are gone. */
   async takeDue(owner: string, underWay: readonly string[]): Promise<void> {
-    const rows = await this.#nodes.due(owner, underWay)
+    const rows = await this.#claims.due(owner, underWay)
     if (rows.length === 0) return
     const outcomes: Outcome[] = []
     for (const row of rows) {
@@ -191,7 +203,7 @@ export class Transition {
     // What this process does not take another one may.
     if (rows.length === most) this.notices.wake()
     for (const { id, attempt } of rows) this.notices.tell(id, running, attempt)
-    const budget = await this.#claims.budget(rows, this.run)
+    const budget = await this.#claims.budget(rows)
     const refused = budget.refused ? rows.filter(({ type }) => starts(type)) : []
     await this.apply(refused.map(({ id, attempt }) => ({ node: id, attempt, ...budget.refused! })))
     return rows
@@ -217,7 +229,10 @@ export class Transition {
     if (this.open) await this.#settle()
     const over = !this.open && this.run.status !== 'pending' && this.run.status !== this.#statusBefore
     if (over) this.notices.over()
-    if (this.#freed.size > 0) await this.#passKeys()
+    // Others may wait for a key that was freed.
+    for (const key of [...this.#freed].toSorted()) {
+      for (const runId of await this.#claims.waiting(key)) this.notices.queue({ runId }, runId)
+    }
     if (this.run.status === this.#statusBefore && !this.notices.told) return false
     this.run.seq++
     await moveRun(this.#tx, this.run, this.notices.event())
@@ -225,8 +240,8 @@ export class Transition {
   }
 
   /** Carries on with maps and loops of which parts are over. */
-  async #endParts(parts: readonly Ended[]): Promise<void> {
-    const byParent = Map.groupBy(parts, ({ row }) => row.parent!)
+  async #endParts(parts: readonly Pick<NodeRow, 'parent'>[]): Promise<void> {
+    const byParent = Map.groupBy(parts, ({ parent }) => parent!)
     for (const [parent, over] of byParent) {
       const row = await this.#nodes.partsOver(parent, over.length)
       if (!row) continue
@@ -280,8 +295,7 @@ export class Transition {
   async #triesAgain(row: NodeRow, error: Failure | undefined, costCents: number | undefined): Promise<boolean> {
     const { retry } = this.#nodes.spec(row)
     if (!retry || row.tries >= retry.max || error?.retryable === false) return false
-    const { delaySeconds = 1, factor = 2, maxDelaySeconds = 300 } = retry
-    const inMs = Math.min(delaySeconds * factor ** row.tries, maxDelaySeconds) * 1_000
+    const inMs = delayMs(retry, row.tries)
     await this.#again(row, { inMs, tries: 1, ...(error ? { error } : {}), costCents: costCents ?? 0 })
     return true
   }
@@ -292,7 +306,7 @@ export class Transition {
       return { row, status: failed, output: undefined, error: lostError, costCents: undefined }
     }
     await this.#nodes.count(row.id, { lost: 1 })
-    const inMs = Math.min(row.lost * lostAgainMs, longestLostMs)
+    const inMs = Math.min(row.lost * 2_000, 60_000)
     // Whatever else a process begins, it begins again under the same name.
     return void (await (isCall ? this.#again(row, { inMs, error: lostError }) : this.#putBack(row, inMs)))
   }
@@ -312,13 +326,6 @@ export class Transition {
     const approve = spec.onExpiry === 'approve'
     await this.#nodes.closeApprovals([row.waits_for!], approve ? 'approved' : 'rejected', 'expiry')
     return approvalOutcome(approve, { by: 'expiry' })
-  }
-
-  /** Wakes others that wait for keys that were freed. */
-  async #passKeys(): Promise<void> {
-    for (const key of [...this.#freed].toSorted()) {
-      for (const runId of await this.#claims.waiting(key)) this.notices.queue({ runId }, runId)
-    }
   }
 
   /** What the run has come to by what its nodes are. */
