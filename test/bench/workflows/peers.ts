@@ -1,4 +1,6 @@
 import { randomUUID } from 'node:crypto'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { DBOS } from '@dbos-inc/dbos-sdk'
 import { PgBoss } from 'pg-boss'
 import { startPostgres } from '#kit/postgres'
@@ -29,10 +31,53 @@ class Countdown {
   }
 }
 
-async function together(count: number, one: () => Promise<number>) {
-  const began = performance.now()
-  const each = await Promise.all(Array.from({ length: count }, one))
-  return { each, all: performance.now() - began }
+/** Requests under way at once, as with the service. */
+const abreast = 20
+
+/**
+ * An engine behind the barest of servers: a request begins a workflow, as it does at the service, without keys, limits and audit. `begin`
+ * resolves once it is stored, to the promise of how many milliseconds it took.
+ */
+async function behindHttp(
+  name: string,
+  begin: (shape: Shape) => Promise<{ over: Promise<number> }>,
+  stop: () => Promise<void>,
+) {
+  const under = new Map<string, Promise<number>>()
+  const server = createServer((request, reply) => {
+    const chunks: Buffer[] = []
+    request.on('data', (chunk: Buffer) => chunks.push(chunk))
+    request.on('end', async () => {
+      const id = randomUUID()
+      under.set(id, (await begin(JSON.parse(Buffer.concat(chunks).toString()) as Shape)).over)
+      reply.writeHead(202, { 'content-type': 'application/json' }).end(JSON.stringify({ id }))
+    })
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const engine: Engine = {
+    name,
+    async run(shape, count) {
+      const began = performance.now()
+      const each: Promise<number>[] = []
+      let left = count
+      const send = async (): Promise<void> => {
+        while (left-- > 0) {
+          const answer = await fetch(url, { method: 'POST', body: JSON.stringify(shape) })
+          const { id } = (await answer.json()) as { id: string }
+          each.push(under.get(id)!)
+          under.delete(id)
+        }
+      }
+      await Promise.all(Array.from({ length: Math.min(abreast, count) }, send))
+      return { each: await Promise.all(each), all: performance.now() - began }
+    },
+    async stop() {
+      server.close()
+      await stop()
+    },
+  }
+  return engine
 }
 
 /**
@@ -68,17 +113,13 @@ export async function startBoss(processes: Processes): Promise<Engine> {
       }),
     ),
   )
-  return {
-    name: 'pg-boss',
-    run: (shape, count) =>
-      together(count, async () => {
-        const run = randomUUID()
-        const over = countdown.begin(run, nodesOf(shape))
-        await boss.send('nodes', { run, step: 0, chain: shape.chain, wide: shape.wide })
-        return over
-      }),
-    stop: () => boss.stop({ graceful: false }),
+  const begin = async (shape: Shape): Promise<{ over: Promise<number> }> => {
+    const run = randomUUID()
+    const over = countdown.begin(run, nodesOf(shape))
+    await boss.send('nodes', { run, step: 0, chain: shape.chain, wide: shape.wide })
+    return { over }
   }
+  return behindHttp('pg-boss', begin, () => boss.stop({ graceful: false }))
 }
 
 /** Workflows of DBOS, which keep what each step came to. */
@@ -98,14 +139,10 @@ export async function startDbos(processes: Processes): Promise<Engine> {
     { name: 'workflow' },
   )
   await DBOS.launch()
-  return {
-    name: 'DBOS',
-    run: ({ chain, wide }, count) =>
-      together(count, async () => {
-        const began = performance.now()
-        await (await DBOS.startWorkflow(workflow)({ chain, wide })).getResult()
-        return performance.now() - began
-      }),
-    stop: () => DBOS.shutdown(),
+  const begin = async ({ chain, wide }: Shape): Promise<{ over: Promise<number> }> => {
+    const began = performance.now()
+    const handle = await DBOS.startWorkflow(workflow)({ chain, wide })
+    return { over: handle.getResult().then(() => performance.now() - began) }
   }
+  return behindHttp('DBOS', begin, () => DBOS.shutdown())
 }
