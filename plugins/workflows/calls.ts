@@ -71,7 +71,8 @@ export class Calls {
       return final('forbidden_address', `The address may not be asked (${url}): it has to be a public one of https.`)
     }
     const given = Object.fromEntries(Object.entries(call.headers).map(([name, value]) => [name.toLowerCase(), value]))
-    const headers = this.#options.secrets ? await this.#options.secrets.headers(tenantId, given, 'workflows') : given
+    const named = Object.values(given).some((value) => value.includes('secret://'))
+    const headers = named ? ((await this.#options.secrets?.headers(tenantId, given, 'workflows')) ?? given) : given
     const text = call.body === undefined || typeof call.body === 'string' ? call.body : JSON.stringify(call.body)
     const type = text === undefined || typeof call.body === 'string' ? {} : { 'content-type': 'application/json' }
     let sent = false

@@ -61,7 +61,7 @@ export class Execution {
     } catch (cause) {
       if (signal.aborted) throw cause
       // Nothing has begun: what a call meets once it has is in its outcome.
-      const isEarly = isAppError(cause) && (cause.status === 429 || cause.status === 503)
+      const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
       if (isEarly && Date.now() - attempt.startedMs < patienceMs) {
         return { ...of, kind: 'later', inMs: 1_000 + Math.random() * 4_000 }
       }

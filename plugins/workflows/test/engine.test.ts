@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { type Body, node, stage, startEffects } from './stage.ts'
+import { type Body, node, type Stage, stage, startEffects } from './stage.ts'
 
 test('what fails, is repaired, cancelled, run again and lost', async (t) => {
   let failing = true
@@ -21,6 +21,7 @@ test('what fails, is repaired, cancelled, run again and lost', async (t) => {
     return {}
   })
   const s = await stage(t)
+  const other = await stage(t, { dsn: s.dsn })
   const effectsOf = (id: string): string[] =>
     http.effects.filter(({ key }) => key.startsWith(id)).map(({ key }) => key.slice(id.length + 1))
   const repair = (id: string, body: object) => s.call('POST', `/api/workflows/runs/${id}/repair`, body)
@@ -157,7 +158,6 @@ test('what fails, is repaired, cancelled, run again and lost', async (t) => {
   })
 
   await t.test('of nodes with one concurrency key as many are under way as may be, over all runs', async () => {
-    const other = await stage(t, { dsn: s.dsn })
     const nodes = [1, 2, 3].map((i) => ({
       id: `n${i}`,
       type: 'http',
@@ -172,8 +172,7 @@ test('what fails, is repaired, cancelled, run again and lost', async (t) => {
   })
 
   await t.test('what a process had under way when it died is done by another one, under the same key', async () => {
-    const dying = await stage(t, { dsn: s.dsn })
-    const id = await dying.run([
+    const id = await other.run([
       { id: 'a', type: 'http', url: `${http.url}/hangs` },
       { id: 'b', type: 'http', dependsOn: ['a'], url: `${http.url}/b` },
     ])
@@ -190,10 +189,11 @@ test('what fails, is repaired, cancelled, run again and lost', async (t) => {
     const attempts = http.effects.filter(({ key }) => key === `${id}/a/1`).map(({ attempt }) => attempt)
     assert.deepEqual(attempts, [1, 2], 'each attempt had its effect once')
   })
+
+  await t.test('every problem of a definition is told at once, with its path', () => definitions(s))
 })
 
-test('every problem of a definition is told at once, with its path', async (t) => {
-  const s = await stage(t)
+async function definitions(s: Stage): Promise<void> {
   const { status, body } = await s.call('POST', '/api/workflows/definitions', {
     name: 'wrong',
     inputSchema: { type: 'nothing' },
@@ -251,4 +251,4 @@ test('every problem of a definition is told at once, with its path', async (t) =
     ['bad_expression', 'bad_expression', 'bad_expression', 'forbidden_address', 'forbidden_address'],
     JSON.stringify(run.nodes),
   )
-})
+}

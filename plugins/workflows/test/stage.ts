@@ -77,6 +77,8 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
       await new Promise((resolve) => setTimeout(resolve, 10))
     }
   }
+  // Streams want a real connection.
+  let url: string | undefined
   return {
     dsn: where,
     kernel,
@@ -90,14 +92,14 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
       await parts[0]!.database.systemBatch([{ text, values: [what, randomBytes(8).toString('hex')] }, { text: notify }])
     },
     async stream(id, after) {
-      const reply = await kernel.listeners['conductor']!.inject({
-        url: `/api/workflows/runs/${id}/stream`,
+      url ??= await kernel.listeners['conductor']!.listen({ port: 0, host: '127.0.0.1' })
+      const answer = await fetch(`${url}/api/workflows/runs/${id}/stream`, {
         headers: {
           authorization: `Bearer ${bootstrap}`,
           ...(after === undefined ? {} : { 'last-event-id': String(after) }),
         },
       })
-      return reply.body
+      return answer.text()
     },
     async other(id) {
       const { body } = await call('POST', '/api/tenants', { id, name: id, ownerKey: true })
@@ -131,6 +133,8 @@ export interface Effect {
   readonly attempt: number
   readonly body: unknown
 }
+
+export type Effects = Awaited<ReturnType<typeof startEffects>>
 
 /** A server that counts what is asked of it. Start it before the stage that is to reach it. */
 export async function startEffects(

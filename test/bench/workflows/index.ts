@@ -4,33 +4,15 @@ import { runCommand, say, withProcesses } from '../command.ts'
 import type { Processes } from '../processes.ts'
 import { quantile } from '../statistics.ts'
 import { draw, shown } from '../table.ts'
+import { type Engine, nodesOf, type Shape } from './engine.ts'
 import { startOurs } from './ours.ts'
 import { startBoss, startDbos } from './peers.ts'
-
-/** What a workflow is made of: `chain` nodes behind one another, or `wide` beside one another behind one node. */
-export interface Shape {
-  readonly name: string
-  readonly chain: number
-  readonly wide: number
-  /** So many one after the other, for the latency, and at once, for the throughput. */
-  readonly single: number
-  readonly together: number
-}
-export const nodesOf = ({ chain, wide }: Shape): number => chain + wide
 
 const shapes: readonly Shape[] = [
   { name: 'one node', chain: 1, wide: 0, single: 200, together: 500 },
   { name: 'chain of 10', chain: 10, wide: 0, single: 40, together: 200 },
   { name: '100 wide', chain: 1, wide: 100, single: 20, together: 20 },
 ]
-
-/** An engine on a PostgreSQL of its own. */
-export interface Engine {
-  readonly name: string
-  /** Runs so many workflows of a shape at once. Resolves, when all are over, to how many milliseconds each took, and all together. */
-  run(shape: Shape, count: number): Promise<{ readonly each: readonly number[]; readonly all: number }>
-  stop(): Promise<void>
-}
 
 /** Times of plain pg-boss jobs, and milliseconds of one node. */
 const aims = { toBoss: 2, oneNodeMs: 30 } as const

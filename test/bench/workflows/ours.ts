@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { Client } from 'pg'
 import type { Processes } from '../processes.ts'
 import { startService } from '../memory/service.ts'
-import type { Engine, Shape } from './index.ts'
+import type { Engine, Shape } from './engine.ts'
 
 /** Requests under way at once. */
 const abreast = 20

@@ -6,7 +6,7 @@ import { PgBoss } from 'pg-boss'
 import { startPostgres } from '#kit/postgres'
 import { dataDirectory } from '../cluster.ts'
 import type { Processes } from '../processes.ts'
-import { type Engine, nodesOf, type Shape } from './index.ts'
+import { type Engine, nodesOf, type Shape } from './engine.ts'
 
 async function postgres(processes: Processes): Promise<string> {
   const server = await startPostgres({

@@ -37,6 +37,8 @@ class Processes implements Conductors {
       AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
       RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
       AGENT_ORC_BOOTSTRAP_KEY: this.key,
+      // Nothing here is done by a runner, and a conductor wants one.
+      RUNNER_URLS: 'http://127.0.0.1:9',
       AGENT_ORC_WORKFLOW_ALLOW_HOSTS: `${new URL(effectsUrl).host}=*`,
       LOG_LEVEL: 'info',
     }
@@ -52,7 +54,9 @@ class Processes implements Conductors {
     const args = ['cli/agent-orc.js', 'start', '--json', '--config', 'config/conductor.yaml']
     const child = spawn(process.execPath, args, { cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] })
     this.#children.set(number, child)
-    child.stderr.pipe(createWriteStream(join(this.#folder, `conductor-${number}.log`), { flags: 'a' }))
+    const log = createWriteStream(join(this.#folder, `conductor-${number}.log`), { flags: 'a' })
+    child.stderr.pipe(log, { end: false })
+    child.stdout.pipe(log, { end: false })
     const ready = Promise.withResolvers<void>()
     child.once('exit', (code) => ready.reject(new Error(`conductor ${number} ended at its start (${code})`)))
     createInterface({ input: child.stdout }).once('line', () => ready.resolve())
