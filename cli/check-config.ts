@@ -6,7 +6,7 @@ import { BootError, plan, risksOf } from '#kernel'
 import { environment, type Environment, loadRole, root } from '../kernel/config.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
-export const shippedRoles = ['conductor', 'gateway', 'runner', 'sidecar', 'vfs', 'worker', 'dev', 'memory'].map(
+const shippedRoles = ['conductor', 'gateway', 'runner', 'sidecar', 'vfs', 'worker', 'dev', 'memory'].map(
   (name) => `config/${name}.yaml`,
 )
 

@@ -143,7 +143,9 @@ class Kernel {
       urlOf: (listener) => listeners.urlOf(listener),
       routes: (listener, mount) => {
         const app = listeners.find(listener)
-        if (app) this.#mounts.push([name, () => app.register(mount as never)])
+        // Without a name Fastify looks for one among all modules that were loaded.
+        const named = Object.assign(mount.bind(undefined), { [Symbol.for('fastify.display-name')]: name })
+        if (app) this.#mounts.push([name, () => app.register(named as never)])
       },
       beforeClose: (listener, fn) => listeners.beforeClose(listener, fn),
       onStart: (fn) => void this.#starts.push([name, fn]),

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { SerializerSelector } from '@fastify/fast-json-stringify-compiler'
 import { Validator } from '@seriousme/openapi-schema-validator'
 import { startConductor } from './conductor.ts'
 
@@ -46,6 +47,7 @@ test('every listener has a valid OpenAPI document in which every operation says 
         const wrong = wrongWith(operation, isRefused(method, path))
         if (ids.has(operation.operationId!)) wrong.push('another operation has its operationId')
         ids.add(operation.operationId!)
+        wrong.push(...unwritable(operation, document))
         problems.push(...wrong.map((what) => `${name} ${method.toUpperCase()} ${path}: ${what}`))
       }
     }
@@ -53,6 +55,41 @@ test('every listener has a valid OpenAPI document in which every operation says 
     assert.ok(ids.size > 3)
   }
 })
+
+const compile = SerializerSelector()({}, {})
+const compiled = new Set<string>()
+
+/** A listener compiles the schema of an answer when it first answers with it; whether it can is found out here. */
+function unwritable({ responses }: Operation, document: Document): string[] {
+  return Object.entries(responses).flatMap(([status, response]) => {
+    const { content = {} } = inlined(response, document) as Response
+    return Object.values(content).flatMap(({ schema }) => {
+      const text = JSON.stringify(schema ?? {})
+      if (compiled.has(text)) return []
+      compiled.add(text)
+      try {
+        compile({ schema: JSON.parse(text), method: 'GET', url: '/', httpStatus: status })
+        return []
+      } catch (error) {
+        return [`the schema of ${status} does not compile: ${(error as Error).message}`]
+      }
+    })
+  })
+}
+
+/** A part of a document with what it refers to in the place of the references. */
+function inlined(part: unknown, document: Document): unknown {
+  if (Array.isArray(part)) return part.map((one) => inlined(one, document))
+  if (typeof part !== 'object' || part === null) return part
+  const { $ref } = part as { readonly $ref?: unknown }
+  if (typeof $ref !== 'string')
+    return Object.fromEntries(Object.entries(part).map(([key, value]) => [key, inlined(value, document)]))
+  const found = $ref
+    .split('/')
+    .slice(1)
+    .reduce<unknown>((at, key) => (at as Readonly<Record<string, unknown>>)[key], document)
+  return inlined(found, document)
+}
 
 /** An MCP endpoint keeps no streams and no sessions, and the protocol wants that said. */
 const isRefused = (method: string, path: string): boolean => method !== 'post' && path.startsWith('/mcp/')

@@ -1,3 +1,4 @@
+import { SerializerSelector } from '@fastify/fast-json-stringify-compiler'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import { peerLinks } from '../kit/link/host.ts'
 import { provenCallers } from '../kit/proof.ts'
@@ -81,11 +82,21 @@ function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert
     ...((tls ? { https: { ...http, ...tls.files, ...asked } } : { http }) as { http: typeof http }),
     ...requestNames,
     routerOptions: { maxParamLength: 1024 },
+    schemaController: { compilersFactory: { buildSerializer: lazySerializers } },
     // The default bodies of the next three have another shape than our errors.
     return503OnClosing: false,
     frameworkErrors: (error, request, reply) => handleError(error, request, reply.headers(standingHeaders)),
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
+}
+
+/** An answer's schema is compiled by the first answer that needs it: those of all routes are a third of what a start costs. */
+const lazySerializers: ReturnType<typeof SerializerSelector> = (schemas, options) => {
+  const compile = SerializerSelector()(schemas, options)
+  return (route) => {
+    let written: ReturnType<typeof compile> | undefined
+    return (data) => (written ??= compile(route))(data)
+  }
 }
 
 async function listen(app: App, config: ListenerConfig): Promise<string> {

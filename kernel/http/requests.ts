@@ -142,7 +142,7 @@ function validators(): FastifySchemaCompiler<unknown> {
   for (const ajv of [literal, coercing]) formats.default(ajv)
   return ({ schema, httpPart }) => {
     const ajv = httpPart === 'body' ? literal : coercing
-    if (ajv.validateSchema(schema as object) !== true) throw new Error(ajv.errorsText(ajv.errors))
+    if (literal.validateSchema(schema as object) !== true) throw new Error(literal.errorsText(literal.errors))
     let compiled: ValidateFunction | undefined
     const check: ReturnType<FastifySchemaCompiler<unknown>> = (data: unknown) => {
       compiled ??= ajv.compile(schema as object)

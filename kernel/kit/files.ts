@@ -106,3 +106,36 @@ export function sendBody(reply: FastifyReply, body: ObjectBody): FastifyReply {
   dropWhenIdle(reply)
   return reply.send(body instanceof Readable ? body : Readable.from(body, { objectMode: false }))
 }
+
+/** Of files that say nothing of it themselves, by the end of their names. No browser executes any: they are sent as attachments. */
+const contentTypes: Readonly<Record<string, string>> = {
+  css: 'text/css',
+  csv: 'text/csv',
+  gif: 'image/gif',
+  gz: 'application/gzip',
+  htm: 'text/html',
+  html: 'text/html',
+  jpeg: 'image/jpeg',
+  jpg: 'image/jpeg',
+  js: 'text/javascript',
+  json: 'application/json',
+  md: 'text/markdown',
+  mjs: 'text/javascript',
+  pdf: 'application/pdf',
+  png: 'image/png',
+  py: 'text/x-python',
+  sh: 'text/x-shellscript',
+  svg: 'image/svg+xml',
+  ts: 'text/x-typescript',
+  tsv: 'text/tab-separated-values',
+  txt: 'text/plain',
+  webp: 'image/webp',
+  xml: 'application/xml',
+  yaml: 'application/yaml',
+  yml: 'application/yaml',
+  zip: 'application/zip',
+}
+
+/** What a file is by its name; undefined where that does not tell. */
+export const contentTypeOf = (path: string): string | undefined =>
+  contentTypes[/\.([a-z]+)$/i.exec(path)?.[1]?.toLowerCase() ?? '']

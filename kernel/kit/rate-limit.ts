@@ -4,6 +4,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Hit } from '#contracts/kv'
 import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
 import type { App } from '../http/app.ts'
+import { type ClientAddress, countedAs } from './addresses.ts'
 
 const windowSeconds = 60
 
@@ -55,6 +56,19 @@ export async function rateLimit(app: App, limit: Limit) {
   }
 }
 
+interface AddressLimit extends Pick<Limit, 'name' | 'max' | 'refused'> {
+  readonly kv: { hit: Limit['hit'] }
+  readonly clientOf: ClientAddress
+}
+
+/** The same for routes that are open to anybody: each client address has the limit for itself. */
+export const addressLimit = (app: App, { kv, clientOf, ...limit }: AddressLimit) =>
+  rateLimit(app, {
+    ...limit,
+    keyOf: (request) => `ao:${limit.name}:${countedAs(clientOf(request))}`,
+    hit: (...counted) => kv.hit(...counted),
+  })
+
 interface PaceOptions {
   /** So many turns pass at once after a pause. */
   readonly atOnce: number
@@ -90,5 +104,26 @@ export class Pace {
   #clean(now: number): void {
     for (const [key, next] of this.#next) if (next <= now) this.#next.delete(key)
     this.#cleanAt = now + 60_000
+  }
+}
+
+/** How many things each key has under way at once, such as the requests of a tenant. A key without any takes no room. */
+export class AtOnce {
+  readonly #counts = new Map<string, number>()
+
+  of(key: string): number {
+    return this.#counts.get(key) ?? 0
+  }
+  /** One more. What is returned ends it, and may be called more than once. */
+  begin(key: string): () => void {
+    this.#counts.set(key, this.of(key) + 1)
+    let over = false
+    return () => {
+      if (over) return
+      over = true
+      const left = this.of(key) - 1
+      if (left > 0) this.#counts.set(key, left)
+      else this.#counts.delete(key)
+    }
   }
 }

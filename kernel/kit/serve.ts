@@ -16,6 +16,7 @@ import { access } from '../http/access.ts'
 import { failures, jsonLines, negotiated, NoContent } from '../http/answers.ts'
 import type { App } from '../http/app.ts'
 import { stream, type StreamEnd } from '../http/streams.ts'
+import { takeBytes } from './raw-bodies.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
 import { type LinkHost, linkHostKey } from './link/host.ts'
 import type { Admission, AnyCall, Answered, ServedRoute } from './call.ts'
@@ -66,14 +67,9 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   const options = { ...optionsOf(route), handler: answer as never }
   if (!route.bytes) app.route(options)
   else {
-    // In a scope of its own, because here a body is bytes whatever its content type says.
+    // In a scope of its own: other routes read JSON.
     void app.register(async (scope) => {
-      scope.removeAllContentTypeParsers()
-      scope.addContentTypeParser(
-        '*',
-        { parseAs: 'buffer', ...(bodyLimit === undefined ? {} : { bodyLimit }) },
-        async (_request: unknown, body: Buffer) => body,
-      )
+      takeBytes(scope, bodyLimit)
       scope.route(options)
     })
   }

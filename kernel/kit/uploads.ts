@@ -10,6 +10,7 @@ import { invalidField } from '../contracts/http-errors.ts'
 import { access } from '../http/access.ts'
 import { failures } from '../http/answers.ts'
 import type { App } from '../http/app.ts'
+import { takeStreams } from './raw-bodies.ts'
 
 interface UploadRoute {
   readonly url: string
@@ -32,12 +33,9 @@ export function uploadRoute(
   app: App,
   { url, who, tags, params, refusals = [], onRequest, links, tenantOf }: UploadRoute,
 ) {
-  // In a scope of its own: here a body is a stream, whatever its content type says.
+  // In a scope of its own: other routes read JSON.
   void app.register(async (scope) => {
-    scope.removeAllContentTypeParsers()
-    scope.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
-      done(null, body),
-    )
+    takeStreams(scope)
     scope.post(
       url,
       {

@@ -4,7 +4,7 @@ import { access, type App, failures } from '#kernel'
 import { appErrors } from '#contracts/apps'
 import type { Kv } from '#contracts/kv'
 import { limitErrors } from '#contracts/limits'
-import { type ClientAddress, countedAs, rateLimit } from '#kit'
+import { addressLimit, type ClientAddress } from '#kit'
 import { callbackPath } from './connections/index.ts'
 import type { Arrival, Connector } from './connect.ts'
 import { CallbackQuery } from './schema.ts'
@@ -27,11 +27,11 @@ const mostLength = 8_000
  */
 export async function callbackRoutes(app: App, options: CallbackOptions): Promise<void> {
   const { connector, kv, clientOf, requestsPerMinute } = options
-  const limit = await rateLimit(app, {
+  const limit = await addressLimit(app, {
     name: 'apps-callback',
-    keyOf: (request) => `ao:apps-callback:${countedAs(clientOf(request))}`,
+    kv,
+    clientOf,
     max: requestsPerMinute,
-    hit: (...counted) => kv.hit(...counted),
     refused: (when) =>
       limitErrors.limitReached({ ...when, message: 'Too many come back from this address; try again in a minute.' }),
   })

@@ -1,23 +1,17 @@
+import { createHash, randomBytes } from 'node:crypto'
 import type { FastifyBaseLogger } from 'fastify'
+import { invalidField, isAppError, notFound } from '#kernel'
 import { appErrors, sentenceOf } from '#contracts/apps'
-import type { Database } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import { webhookErrors, type Webhooks } from '#contracts/webhooks'
-import { invalidField, isAppError, notFound } from '#kernel'
 import type { Accounts } from './connections/accounts.ts'
-import {
-  authorizationSeconds,
-  newState,
-  storeAuthorization,
-  takeAuthorization,
-  tenantOfState,
-} from './connections/authorizations.store.ts'
 import { type Connection, connectionById, ensureConnection, lockConnection, markRevoked } from './connections/store.ts'
 import type { AppMetrics } from './metrics.ts'
 import { type ActiveToolkit, ownerOf, type Toolkits } from './toolkits.ts'
 
-export interface ConnectorOptions {
+interface ConnectorOptions {
   readonly database: Database
   readonly accounts: Accounts
   readonly toolkits: Toolkits
@@ -31,13 +25,13 @@ export interface ConnectorOptions {
 }
 
 /** What is to be connected. */
-export interface ConnectOrder {
+interface ConnectOrder {
   readonly endUserId?: string | undefined
   readonly returnUrl?: string | undefined
   readonly webhookUrl?: string | undefined
 }
 
-export interface ConnectLink {
+interface ConnectLink {
   readonly url: string
   readonly connectionId: string
   /** ISO 8601. */
@@ -166,3 +160,61 @@ export class Connector {
 }
 
 const gone = 'The connection was revoked meanwhile. Ask for another link.'
+
+/** For so long the owner of an account may take to connect it. */
+const authorizationSeconds = 10 * 60
+/** Links of one account that hold at once; beyond that the oldest ends. */
+const mostOpen = 5
+
+/** What comes back with the owner of an account: whose tenant it is, and what nobody can guess. It names one attempt, once. */
+const newState = (tenantId: string): string =>
+  `${Buffer.from(tenantId).toString('base64url')}.${randomBytes(32).toString('base64url')}`
+
+const stateForm = /^([A-Za-z0-9_-]{1,200})\.[A-Za-z0-9_-]{43}$/
+/** Undefined for text that `newState` has not made. */
+function tenantOfState(state: string): string | undefined {
+  const encoded = stateForm.exec(state)?.[1]
+  if (encoded === undefined) return undefined
+  const tenantId = Buffer.from(encoded, 'base64url').toString()
+  return /^[\x21-\x7e]+$/.test(tenantId) ? tenantId : undefined
+}
+
+const hashOf = (state: string): string => createHash('sha256').update(state).digest('hex')
+
+/** What is known of an attempt when its owner comes back. */
+interface Authorization {
+  readonly connectionId: string
+  /** Sealed. */
+  readonly kept: string
+  readonly returnUrl: string | null
+}
+
+async function storeAuthorization(tx: TenantTx, state: string, of: Authorization): Promise<void> {
+  const { tenantId } = tx
+  await tx.query({
+    text: `DELETE FROM app_authorizations WHERE tenant_id = $1 AND connection_id = $2 AND (expires_at <= now() OR state_hash IN (
+             SELECT state_hash FROM app_authorizations WHERE tenant_id = $1 AND connection_id = $2
+             ORDER BY expires_at DESC OFFSET ${mostOpen - 1}))`,
+    values: [tenantId, of.connectionId],
+  })
+  await tx.query({
+    text: `INSERT INTO app_authorizations (tenant_id, state_hash, connection_id, kept, return_url, expires_at)
+           VALUES ($1, $2, $3, $4, $5, now() + interval '${authorizationSeconds} seconds')`,
+    values: [tenantId, hashOf(state), of.connectionId, of.kept, of.returnUrl],
+  })
+}
+
+/** Uses it up. Undefined: nobody began it, its time is over, or it was used. */
+async function takeAuthorization(
+  database: Database,
+  tenantId: string,
+  state: string,
+): Promise<Authorization | undefined> {
+  const take = {
+    text: `DELETE FROM app_authorizations WHERE tenant_id = $1 AND state_hash = $2 AND expires_at > now()
+           RETURNING connection_id AS "connectionId", kept, return_url AS "returnUrl"`,
+    values: [tenantId, hashOf(state)],
+  }
+  const [[row]] = await database.batch<[Authorization[]]>(tenantId, [take])
+  return row
+}

@@ -3,6 +3,7 @@ import { appErrors, type Apps, type AppTool, sentenceOf } from '#contracts/apps'
 import type { AppCall } from '#contracts/delegation'
 import type { ToolResult, ToolSpec } from '#contracts/tools'
 import { type AppError, isAppError } from '#kernel'
+import { boundedResult } from '#kit'
 import type { ToolNames } from '#kit/mcp'
 import type { Connector } from './connect.ts'
 import type { ActiveToolkit, Toolkits } from './toolkits.ts'
@@ -79,7 +80,7 @@ export class RunTools implements Apps {
           }
         }
         const { ok, content } = await toolkits.call(tenantId, toolkit, { tool, input, endUserId }, signal)
-        return { ok, content: bounded(content) }
+        return { ok, content: boundedResult(content) }
       } catch (error) {
         if (!isAppError(error) || !isUnconnected(error)) throw error
         return {
@@ -161,15 +162,3 @@ const connectTool = (nameOf: NameOf, { name: toolkit, description }: ActiveToolk
   inputSchema: { type: 'object', properties: {}, additionalProperties: false },
   toolkit,
 })
-
-/** The largest result that goes into the context of a model and the log of a run, as with other tools. */
-const mostContent = 256 * 1024
-const note = '\n[The output was cut here: it is longer than 256 KiB.]'
-
-function bounded(text: string): string {
-  if (text.length * 3 <= mostContent || Buffer.byteLength(text) <= mostContent) return text
-  const bytes = Buffer.from(text.slice(0, mostContent))
-  let end = mostContent - note.length
-  while ((bytes[end]! & 0xc0) === 0x80) end--
-  return bytes.toString('utf8', 0, end) + note
-}

@@ -3,7 +3,7 @@ import type { Counter } from 'prom-client'
 import { access, type App, errorTable, failures } from '#kernel'
 import { billingErrors, type BillingProvider } from '#contracts/billing'
 import type { Kv } from '#contracts/kv'
-import { type ClientAddress, countedAs, rateLimit } from '#kit'
+import { addressLimit, type ClientAddress, takeBytes } from '#kit'
 import type { Wallet } from './wallet.ts'
 
 /** Events name payments and customers, and are some kilobytes long. */
@@ -45,19 +45,18 @@ export async function eventRoute(
   app: App,
   { kv, wallet, providers, outcomes, most, clientOf }: EventParts,
 ): Promise<void> {
-  const limit = await rateLimit(app, {
+  const limit = await addressLimit(app, {
     name: 'billing-events',
-    keyOf: (request) => `ao:billing-events:${countedAs(clientOf(request))}`,
+    kv,
+    clientOf,
     max: most,
-    hit: (...counted) => kv.hit(...counted),
     refused: (when) => {
       outcomes.inc({ outcome: 'limited' })
       return eventErrors.rateLimited(when)
     },
   })
   // Signatures are over the bytes.
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
+  takeBytes(app, bodyLimit)
   app.post(
     '/api/billing/events/:provider',
     {

@@ -2,12 +2,8 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Gauge } from 'prom-client'
 import type { Database, Statement } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
+import { tenantIds } from '#kit'
 import { reconcile } from './reconcile.ts'
-
-const accounts = {
-  name: 'billing-tenants',
-  text: 'SELECT id FROM tenants WHERE deleted_at IS NULL ORDER BY id',
-}
 
 // Holds go with the runs that they are for, in one statement. Should one be left all the same, it is released here.
 const releaseAbandoned = (tenantId: string): Statement => ({
@@ -45,10 +41,9 @@ interface Upkeep {
 
 /** What has to be done for every tenant now and then; each step may be done again. */
 export async function upkeep({ database, prices, signal, log, audited }: Upkeep): Promise<void> {
-  const [tenants] = await database.as('reads').systemBatch<[{ id: string }[]]>([accounts])
   const perGibDay = prices?.services.storedGibDay ?? 0
   let found = 0
-  for (const { id } of tenants) {
+  for await (const id of tenantIds(database.as('reads'), 'active')) {
     if (signal.aborted) return
     await database.batch(id, [
       expire(id),

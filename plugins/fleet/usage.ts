@@ -1,5 +1,6 @@
 import type { TenantLimits } from '#contracts/limits'
 import type { Fleet, RunnerUsage } from '#contracts/runner'
+import { SingleFlight } from '#kit'
 
 /** How long all runners together may take; one that has not answered by then is left out. */
 const windowMs = 1_500
@@ -9,12 +10,8 @@ const windowMs = 1_500
  * answer is on its way share it.
  */
 export function tellUsage(limits: TenantLimits, fleet: Pick<Fleet, 'all' | 'describe'>): void {
-  const asked = new Map<string, Promise<readonly RunnerUsage[]>>()
-  const ask = (tenantId: string): Promise<readonly RunnerUsage[]> => {
-    const asking = asked.get(tenantId) ?? usageOfAll(fleet, tenantId).finally(() => asked.delete(tenantId))
-    asked.set(tenantId, asking)
-    return asking
-  }
+  const asking = new SingleFlight<readonly RunnerUsage[]>()
+  const ask = (tenantId: string) => asking.run(tenantId, () => usageOfAll(fleet, tenantId))
   for (const limit of ['stateBytes', 'sandboxes', 'workspaceBytes'] as const) {
     limits.uses(limit, async (tenantId) => {
       const known = (await ask(tenantId)).flatMap((usage) => usage[limit] ?? [])

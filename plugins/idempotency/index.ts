@@ -1,7 +1,9 @@
+import { createHash } from 'node:crypto'
+import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
-import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
-import { createKeys } from './keys.ts'
+import { type Answer, type Attempt, Idempotency, idempotencyErrors, type Plan } from '#contracts/idempotency'
+import { tenantIds } from '#kit'
 
 /** Idempotency keys of clients, remembered for 24 h: a request that is repeated is carried out once. */
 export default definePlugin({
@@ -16,3 +18,223 @@ export default definePlugin({
     return { idempotency: keys }
   },
 })
+
+// The key of a process that died is free within 12 s. A live process renews its keys three times within a lease.
+const beatMs = 4_000
+const leaseSeconds = 12
+const keptSeconds = 24 * 3_600
+const cleanMs = 10 * 60_000
+const retryAfterSeconds = '2'
+
+export interface Keys extends Idempotency {
+  /** Renews the leases of the keys whose requests are under way. */
+  beat(): Promise<void>
+  /** Deletes expired keys of all tenants. */
+  clean(): Promise<number>
+  start(): void
+  stop(): Promise<void>
+}
+
+export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
+  const holding = new Set<Held>()
+  const stopped = new AbortController()
+  const timers: NodeJS.Timeout[] = []
+  let cleaning: Promise<unknown> | undefined
+  let beating: Promise<void> | undefined
+
+  const settle = async (held: Held, write: () => Promise<void>): Promise<void> => {
+    holding.delete(held)
+    await write().catch((err: unknown) => {
+      // The lease runs out by itself, and whoever repeats the request joins what was begun.
+      log.warn({ err }, 'an idempotency key could not be released; its lease runs out')
+    })
+  }
+  const attemptOf = <P extends Plan>(held: Held, plan: P, repeated: boolean): Attempt<P> => {
+    holding.add(held)
+    return {
+      plan,
+      repeated,
+      answer: undefined,
+      end: (answer) => settle(held, () => releaseKey(database, held, answer)),
+      forget: () => settle(held, () => forgetKey(database, held)),
+    }
+  }
+  const renew = async (): Promise<void> => {
+    for (const [tenantId, held] of Map.groupBy(holding, (one) => one.tenantId)) {
+      await renewKeys(database, tenantId, held, leaseSeconds)
+    }
+  }
+  const keys: Keys = {
+    async begin<P extends Plan>({ tenantId, scope, key, body, plan }: Parameters<Idempotency['begin']>[0]) {
+      const claim = { tenantId, scope, key, fingerprint: fingerprint(body), plan, leaseSeconds, keptSeconds }
+      // The second statement finds what a concurrent request has just written.
+      const row = (await claimKey(database, claim)) ?? (await claimKey(database, claim))
+      if (row && !row.same) throw idempotencyErrors.idempotencyKeyReused()
+      if (row?.claimed) return attemptOf({ tenantId, scope, key, attempt: row.attempt }, row.plan as P, row.repeated)
+      if (!row?.answer) throw idempotencyErrors.idempotencyInFlight({ headers: { 'retry-after': retryAfterSeconds } })
+      const nothing = async (): Promise<void> => {}
+      return { plan: row.plan as P, repeated: true, answer: row.answer, end: nothing, forget: nothing }
+    },
+    beat: () =>
+      (beating ??= renew()
+        .catch((err: unknown) => log.warn({ err }, 'idempotency keys could not be renewed'))
+        .finally(() => {
+          beating = undefined
+        })),
+    async clean() {
+      let count = 0
+      for await (const tenantId of tenantIds(database, 'stored')) {
+        if (stopped.signal.aborted) break
+        count += await cleanKeys(database, tenantId)
+      }
+      return count
+    },
+    start() {
+      const clean = (): void => {
+        cleaning ??= keys
+          .clean()
+          .catch((err: unknown) => log.warn({ err }, 'expired idempotency keys could not be deleted'))
+          .finally(() => {
+            cleaning = undefined
+          })
+      }
+      timers.push(setInterval(() => void keys.beat(), beatMs).unref(), setInterval(clean, cleanMs).unref())
+    },
+    async stop() {
+      stopped.abort()
+      for (const timer of timers) clearInterval(timer)
+      await Promise.all([beating, cleaning])
+    },
+  }
+  return keys
+}
+
+/** SHA-256 of a JSON value, whatever the order in which its members were sent. */
+const fingerprint = (body: unknown): Buffer => createHash('sha256').update(canonical(body)).digest()
+
+// Bodies nest 64 levels at most: the kernel refuses deeper ones before they are parsed.
+function canonical(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
+  if (typeof value !== 'object' || value === null) return JSON.stringify(value) ?? 'null'
+  const members = Object.entries(value).toSorted(([a], [b]) => (a < b ? -1 : 1))
+  return `{${members.map(([name, member]) => `${JSON.stringify(name)}:${canonical(member)}`).join(',')}}`
+}
+
+/** A request's claim on a key. `attempt` is a fencing token: a write with an older one changes nothing. */
+interface Held {
+  readonly tenantId: string
+  readonly scope: string
+  readonly key: string
+  readonly attempt: number
+}
+
+interface ClaimRow {
+  /** The key is this request's until it ends. */
+  readonly claimed: boolean
+  readonly same: boolean
+  readonly plan: Plan
+  readonly attempt: number
+  readonly repeated: boolean
+  readonly answer: Answer | null
+}
+
+const lease = `now() + $6 * interval '1 second'`
+const claim = {
+  name: 'idempotency-claim',
+  text: `WITH claimed AS (
+           INSERT INTO idempotency_keys AS held (tenant_id, scope, key, fingerprint, plan, locked_until, expires_at)
+           VALUES ($1, $2, $3, $4::bytea, $5::json, ${lease}, now() + $7 * interval '1 second')
+           ON CONFLICT (tenant_id, scope, key) DO UPDATE SET
+             locked_until = EXCLUDED.locked_until,
+             attempt = held.attempt + 1,
+             fingerprint = EXCLUDED.fingerprint,
+             plan = CASE WHEN held.expires_at > now() THEN held.plan ELSE EXCLUDED.plan END,
+             first_attempt = CASE WHEN held.expires_at > now() THEN held.first_attempt ELSE held.attempt + 1 END,
+             expires_at = CASE WHEN held.expires_at > now() THEN held.expires_at ELSE EXCLUDED.expires_at END,
+             answer = NULL
+           WHERE (held.locked_until IS NULL OR held.locked_until <= now())
+             AND (held.expires_at <= now() OR (held.fingerprint = EXCLUDED.fingerprint AND held.answer IS NULL))
+           RETURNING plan, attempt, attempt > first_attempt AS repeated)
+         SELECT true AS claimed, true AS same, plan, attempt, repeated, NULL::json AS answer FROM claimed
+         UNION ALL
+         SELECT false, fingerprint = $4::bytea, plan, attempt, true, answer FROM idempotency_keys
+         WHERE tenant_id = $1 AND scope = $2 AND key = $3 AND NOT EXISTS (SELECT FROM claimed)`,
+}
+
+interface NewClaim {
+  readonly tenantId: string
+  readonly scope: string
+  readonly key: string
+  readonly fingerprint: Buffer
+  readonly plan: Plan
+  readonly leaseSeconds: number
+  readonly keptSeconds: number
+}
+
+/** Claims a key, or finds who has it. Undefined: a concurrent request wrote it during this statement, so ask again. */
+async function claimKey(database: Database, claimed: NewClaim): Promise<ClaimRow | undefined> {
+  const { tenantId, scope, key, fingerprint, plan, leaseSeconds, keptSeconds } = claimed
+  const values = [tenantId, scope, key, fingerprint, JSON.stringify(plan), leaseSeconds, keptSeconds]
+  const [row] = await database.unit<ClaimRow>(tenantId, { ...claim, values }, { order: orderOf(claimed) })
+  return row
+}
+
+const orderOf = ({ scope, key }: Pick<Held, 'scope' | 'key'>): string => `${scope}\n${key}`
+const mine = `tenant_id = $1 AND scope = $2 AND key = $3 AND attempt = $4`
+const valuesOf = ({ tenantId, scope, key, attempt }: Held): unknown[] => [tenantId, scope, key, attempt]
+
+const release = {
+  name: 'idempotency-release',
+  text: `UPDATE idempotency_keys SET locked_until = NULL, answer = $5::json WHERE ${mine}`,
+}
+
+async function releaseKey(database: Database, held: Held, answer: Answer | undefined): Promise<void> {
+  const values = [...valuesOf(held), answer === undefined ? null : JSON.stringify(answer)]
+  await database.unit(held.tenantId, { ...release, values }, { order: orderOf(held) })
+}
+
+const forget = { name: 'idempotency-forget', text: `DELETE FROM idempotency_keys WHERE ${mine}` }
+
+async function forgetKey(database: Database, held: Held): Promise<void> {
+  await database.unit(held.tenantId, { ...forget, values: valuesOf(held) }, { order: orderOf(held) })
+}
+
+const renew = {
+  name: 'idempotency-renew',
+  text: `UPDATE idempotency_keys kept SET locked_until = now() + $5 * interval '1 second'
+         FROM unnest($2::text[], $3::text[], $4::integer[]) AS held (scope, key, attempt)
+         WHERE kept.tenant_id = $1 AND kept.scope = held.scope AND kept.key = held.key AND kept.attempt = held.attempt
+           AND kept.locked_until IS NOT NULL`,
+}
+
+const renewKeys = (
+  database: Database,
+  tenantId: string,
+  held: readonly Held[],
+  leaseSeconds: number,
+): Promise<unknown> => {
+  const columns = [held.map((h) => h.scope), held.map((h) => h.key), held.map((h) => h.attempt)]
+  return database.batch(tenantId, [{ ...renew, values: [tenantId, ...columns, leaseSeconds] }])
+}
+
+/** Rows that one statement deletes, so that a backlog blocks nobody. */
+const cleanLimit = 500
+const clean = {
+  name: 'idempotency-clean',
+  text: `WITH old AS (
+           SELECT scope, key FROM idempotency_keys
+           WHERE tenant_id = $1 AND expires_at <= now() AND (locked_until IS NULL OR locked_until <= now())
+           ORDER BY expires_at LIMIT ${cleanLimit} FOR UPDATE SKIP LOCKED)
+         DELETE FROM idempotency_keys gone USING old
+         WHERE gone.tenant_id = $1 AND gone.scope = old.scope AND gone.key = old.key RETURNING 1`,
+}
+
+/** Deletes a tenant's expired keys. Any number of processes may do so at once. */
+async function cleanKeys(database: Database, tenantId: string): Promise<number> {
+  let count = 0
+  for (;;) {
+    const [rows] = await database.batch<[object[]]>(tenantId, [{ ...clean, values: [tenantId] }])
+    count += rows.length
+    if (rows.length < cleanLimit) return count
+  }
+}

@@ -1,9 +1,26 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
-import { definePlugin, maybe, Settings } from '#kernel'
-import { Database, presentDatabase } from '#contracts/database'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import fp from 'fastify-plugin'
+import { type App, type AppError, definePlugin, isAppError, isStream, maybe, Settings } from '#kernel'
+import { Database, presentDatabase, type Statement } from '#contracts/database'
 import { Kv } from '#contracts/kv'
-import { largestOf, limitErrors, limitKinds, limitNames, TenantLimits } from '#contracts/limits'
-import { KeptLimits } from './limits.ts'
+import {
+  type CountUse,
+  type GuardedRequests,
+  isOverLimit,
+  largestOf,
+  limitErrors,
+  limitKinds,
+  type LimitName,
+  limitNames,
+  type Limits,
+  overLimit,
+  type OwnLimits,
+  TenantLimits,
+} from '#contracts/limits'
+import { AtOnce, Pace, rateLimit } from '#kit'
+import { KeptStoredBytes } from './stored.ts'
 
 const limit = (name: (typeof limitNames)[number]) =>
   Type.Integer({
@@ -27,3 +44,239 @@ export default definePlugin({
     return { limits }
   },
 })
+
+/** A change reaches other processes at their next look. */
+const lookEveryMs = 5_000
+
+/** How much longer each refused request of a minute waits for its answer, and how long at most. */
+const holdMs = 5
+const longestHoldMs = 1_000
+/** Of one tenant; further ones are answered at once. */
+const mostHeld = 200
+
+interface Row {
+  readonly id: string
+  readonly limits: OwnLimits
+  readonly at: string
+}
+
+/** Few tenants have limits of their own, so every process keeps all of them. */
+const changedSince = (at: string): Statement => ({
+  name: 'limits_changed',
+  // What committed late is seen by the next looks: a few rows are read more than once.
+  text: `SELECT id, limits, limits_at::text AS at FROM tenants
+         WHERE limits_at > $1::timestamptz - interval '30 seconds' ORDER BY limits_at`,
+  values: [at],
+})
+const change = (id: string, given: OwnLimits, dropped: readonly string[]): Statement => ({
+  text: `UPDATE tenants SET limits = (coalesce(limits, '{}') || $2::jsonb) - $3::text[], limits_at = clock_timestamp()
+         WHERE id = $1 AND deleted_at IS NULL RETURNING id, limits, limits_at::text AS at`,
+  values: [id, JSON.stringify(given), dropped],
+})
+
+/** The limits of all tenants, kept in the table `tenants`; without a database those of the role file are everybody's. */
+export class KeptLimits implements TenantLimits {
+  readonly defaults: Limits
+  readonly stored: KeptStoredBytes
+  readonly #database: Database | undefined
+  readonly #kv: Pick<Kv, 'hit'> | undefined
+  readonly #log: Pick<FastifyBaseLogger, 'warn'>
+  readonly #own = new Map<string, OwnLimits>()
+  readonly #whole = new Map<string, Limits>()
+  readonly #uses = new Map<LimitName, CountUse>()
+  readonly #streams = new AtOnce()
+  /** Refused requests that are held up, by tenant. */
+  readonly #held = new AtOnce()
+  /** Requests by tenant and limit, and refused ones. */
+  readonly #minute = new Counts(60_000)
+  readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
+  #seen = '-infinity'
+  #timer: NodeJS.Timeout | undefined
+
+  constructor(
+    defaults: Limits,
+    database: Database | undefined,
+    kv: Pick<Kv, 'hit'> | undefined,
+    log: Pick<FastifyBaseLogger, 'warn'>,
+  ) {
+    this.defaults = defaults
+    this.#kv = kv
+    this.#database = database
+    this.#log = log
+    this.stored = new KeptStoredBytes(database, (tenantId) => this.of(tenantId).storedBytes, log)
+    if (database) this.uses('storedBytes', (tenantId) => this.stored.used(tenantId))
+    this.uses('openStreams', (tenantId) => this.#streams.of(tenantId))
+  }
+
+  of(tenantId: string): Limits {
+    return this.#whole.get(tenantId) ?? this.defaults
+  }
+  ownOf(tenantId: string): OwnLimits {
+    return this.#own.get(tenantId) ?? {}
+  }
+  async change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean> {
+    if (!this.#database) return false
+    const entries = Object.entries(wanted) as [LimitName, number | null][]
+    const given = Object.fromEntries(entries.filter(([, value]) => value !== null))
+    const dropped = entries.filter(([, value]) => value === null).map(([name]) => name)
+    const [[row]] = await this.#database.systemBatch<[Row[]]>([change(tenantId, given, dropped)])
+    if (row) this.#keep(row)
+    return row !== undefined
+  }
+  guard(app: App, guarded: GuardedRequests): void {
+    const countStream = (request: FastifyRequest, reply: FastifyReply, done: (error?: Error) => void): void => {
+      const tenantId = guarded.tenantOf(request)
+      const end = this.openStream(tenantId)
+      if (typeof end !== 'function') return done(end)
+      reply.raw.once('close', end)
+      done()
+    }
+    // At once, because it is for the routes that follow; the other hook is there when the first request comes.
+    app.addHook('onRoute', (route) => {
+      if (isStream(route.config)) route.onRequest = [...[route.onRequest ?? []].flat(), countStream]
+    })
+    app.addHook('onError', async (request, _reply, error) => {
+      if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
+    })
+    if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
+  }
+  /** Counts a stream of this process until it is ended, or returns the error of a tenant that has as many as it may. */
+  openStream(tenantId: string): (() => void) | AppError {
+    const { openStreams } = this.of(tenantId)
+    return this.#streams.of(tenantId) < openStreams
+      ? this.#streams.begin(tenantId)
+      : overLimit('openStreams', openStreams)
+  }
+  /** Whoever goes on after a refusal is answered later and later, so that asking again and again costs us little. */
+  async holdUp(tenantId: string): Promise<void> {
+    const refused = this.#minute.count(`${tenantId} refused`)
+    if (this.#held.of(tenantId) >= mostHeld) return
+    const end = this.#held.begin(tenantId)
+    await sleep(Math.min(longestHoldMs, refused * holdMs), undefined, { ref: false })
+    end()
+  }
+  /** Resolves when it is a request's turn. Rejects with an AppError where others wait already, for as long as may be. */
+  async turn(tenantId: string, kind: LimitName, weight: number): Promise<void> {
+    const max = this.of(tenantId)[kind]
+    const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, 60_000 / (max * paceFactor), weight)
+    if (waitMs === undefined) throw overLimit(kind, max, longestTurnMs / 1_000)
+    if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+  }
+  /** True for the first `most` requests of a minute: those that this process counts for itself. */
+  isOwn(key: string, most: number): boolean {
+    return this.#minute.count(key) <= most
+  }
+  uses(limit: LimitName, count: CountUse): void {
+    this.#uses.set(limit, count)
+  }
+  async usedBy(tenantId: string): Promise<Partial<Limits>> {
+    const counted = [...this.#uses].map(async ([name, count]) => [name, await count(tenantId)] as const)
+    const known = (await Promise.all(counted)).filter(([, used]) => used !== undefined)
+    return Object.fromEntries(known)
+  }
+
+  async start(): Promise<void> {
+    if (!this.#database) return
+    await this.look()
+    this.#timer = setInterval(() => void this.look(), lookEveryMs).unref()
+    this.stored.start()
+  }
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.stored.stop()
+  }
+  /** Reads what has changed. While the database is away the limits stay as they were. */
+  async look(): Promise<void> {
+    try {
+      const [rows] = await this.#database!.systemBatch<[Row[]]>([changedSince(this.#seen)])
+      for (const row of rows) this.#keep(row)
+      this.#seen = rows.at(-1)?.at ?? this.#seen
+    } catch (err) {
+      this.#log.warn({ err }, 'the limits of tenants could not be read; those known before hold')
+    }
+  }
+
+  #keep({ id, limits }: Row): void {
+    const own = Object.fromEntries(Object.entries(limits).filter(([name]) => limitNames.includes(name as LimitName)))
+    if (Object.keys(own).length === 0) {
+      this.#own.delete(id)
+      this.#whole.delete(id)
+      return
+    }
+    this.#own.set(id, own)
+    this.#whole.set(id, { ...this.defaults, ...own })
+  }
+}
+
+/** How often each thing happened in the stretch of time that is under way. */
+class Counts {
+  readonly #ms: number
+  readonly #counts = new Map<string, number>()
+  #stretch = 0
+
+  constructor(ms: number) {
+    this.#ms = ms
+  }
+  /** Counts one more, and returns how many there were. */
+  count(key: string): number {
+    const stretch = Math.floor(Date.now() / this.#ms)
+    if (stretch !== this.#stretch) {
+      this.#stretch = stretch
+      this.#counts.clear()
+    }
+    const count = (this.#counts.get(key) ?? 0) + 1
+    this.#counts.set(key, count)
+    return count
+  }
+}
+
+/** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
+const paceFactor = 6
+/** So many pass at once after a pause. */
+const atOnce = 10
+/** A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
+const bytesOfTurn = 32 * 1_024
+const mostTurns = 4 * paceFactor
+const turnsOf = ({ headers }: FastifyRequest): number =>
+  headers['transfer-encoding'] === undefined
+    ? Math.min(mostTurns, 1 + Math.floor(Number(headers['content-length'] ?? 0) / bytesOfTurn))
+    : mostTurns
+const longestTurnMs = 1_000
+
+/** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
+const ownPart = 0.1
+
+interface RequestLimitsOptions {
+  readonly limits: KeptLimits
+  readonly kv: Pick<Kv, 'hit'>
+  readonly guarded: GuardedRequests
+}
+
+/** Keeps the limits on the requests of a scope. With a second process a tenant has at most a tenth more requests. */
+const requestLimits = fp(
+  async (app, { limits, kv, guarded }: RequestLimitsOptions) => {
+    const { tenantOf, writes, scope = 'shared' } = guarded
+    const kindOf = ({ method }: FastifyRequest): LimitName =>
+      method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
+    const check = await rateLimit(app, {
+      name: 'tenant',
+      keyOf: (request) => `ao:tenant:${tenantOf(request)}:${kindOf(request)}`,
+      max: (request) => limits.of(tenantOf(request))[kindOf(request)],
+      async hit(key, max, windowSeconds) {
+        const own = scope === 'process' ? 0 : Math.floor(max * ownPart)
+        if (limits.isOwn(key, own)) return { allowed: true, count: 0, retryAfterMs: 0 }
+        const rest = await kv.hit(key, max - own, windowSeconds, scope)
+        return { ...rest, count: own + rest.count }
+      },
+      refused({ headers }, request) {
+        const kind = kindOf(request)
+        return overLimit(kind, limits.of(tenantOf(request))[kind], Number(headers?.['retry-after']))
+      },
+    })
+    app.addHook('onRequest', async (request, reply) => {
+      await limits.turn(tenantOf(request), kindOf(request), turnsOf(request))
+      await check(request, reply)
+    })
+  },
+  { name: 'agent-orc-tenant-requests' },
+)

@@ -26,7 +26,7 @@ import { createCatalogService } from './service.ts'
 import { countEntries } from './store.ts'
 import { Tokens } from './tokens.ts'
 import { createToolkitProvider } from './toolkit.ts'
-import { toolRoutes } from './tools.routes.ts'
+import { toolRoutes } from './routes.ts'
 
 /**
  * The MCP servers that profiles may name: those that tenants enter, and those that the role file has for them. Specification 2.11 and

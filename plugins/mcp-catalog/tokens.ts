@@ -1,16 +1,16 @@
 import { createHash } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import { type Sealer, secretOf, type Secrets } from '#contracts/secrets'
-import { isAppError } from '#kernel'
+import { SingleFlight } from '#kit'
 import { addressOf, type Entry } from './entry.ts'
 import { catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
 import type { OAuthClient } from './oauth.ts'
 import type { ClientCredentials } from './schema.ts'
-import { dropToken, findToken, type StoredToken, storeToken, storeTokenFailure, takeLease } from './tokens.store.ts'
 
-export interface TokensOptions {
+interface TokensOptions {
   readonly database: Database
   readonly sealer: Sealer
   readonly secrets: Secrets
@@ -31,7 +31,7 @@ const lookMs = 50
  */
 export class Tokens {
   readonly #options: TokensOptions
-  readonly #underWay = new Map<string, Promise<string>>()
+  readonly #replacing = new SingleFlight<string>()
 
   constructor(options: TokensOptions) {
     this.#options = options
@@ -64,11 +64,7 @@ export class Tokens {
   /** Once for all that want it in this process. */
   #replaced(tenantId: string, entry: Entry): Promise<string> {
     const key = JSON.stringify([tenantId, entry.name, basisOf(entry)])
-    const running = this.#underWay.get(key)
-    if (running) return running
-    const replacing = this.#replace(tenantId, entry).finally(() => this.#underWay.delete(key))
-    this.#underWay.set(key, replacing)
-    return replacing
+    return this.#replacing.run(key, () => this.#replace(tenantId, entry))
   }
 
   async #replace(tenantId: string, entry: Entry): Promise<string> {
@@ -128,3 +124,107 @@ const aborted = (signal: AbortSignal): Promise<never> =>
     if (signal.aborted) fail()
     else signal.addEventListener('abort', fail, { once: true })
   })
+
+/** What is stored of the token of an entry, in the form of one read. */
+interface StoredToken {
+  readonly basis: string
+  /** Sealed. */
+  readonly token: string | null
+  /** It holds for a while yet; it is due to be replaced. */
+  readonly valid: boolean
+  readonly due: boolean
+  /** Why nobody got one a moment ago. */
+  readonly failure: string | null
+}
+
+/** For so long nobody else asks for a token. Longer than an authorization server may take. */
+const leaseFor = `interval '30 seconds'`
+/** For so long after a failure nobody asks again. */
+const pause = `interval '5 seconds'`
+
+/** A token that ends while it is being sent is none. Of a short one half of its last part is enough. */
+const margin = `least(interval '30 seconds', (expires_at - due_at) / 2)`
+
+const columns = `basis, token, token IS NOT NULL AND expires_at - ${margin} > now() AS valid, coalesce(due_at <= now(), true) AS due,
+  CASE WHEN failed_at > now() - ${pause} THEN failure END AS failure`
+
+async function findToken(database: Database, tenantId: string, name: string): Promise<StoredToken | undefined> {
+  const find = {
+    text: `SELECT ${columns} FROM mcp_tokens WHERE tenant_id = $1 AND name = $2`,
+    values: [tenantId, name],
+  }
+  const [[row]] = await database.batch<[StoredToken[]]>(tenantId, [find])
+  return row
+}
+
+/** Takes the right to get a token, where one is due and nobody else is getting it; resolves to its number. */
+async function takeLease(
+  database: Database,
+  tenantId: string,
+  name: string,
+  basis: string,
+): Promise<string | undefined> {
+  const take = {
+    text: `INSERT INTO mcp_tokens AS t (tenant_id, name, basis, lease, leased_until)
+           VALUES ($1, $2, $3, 1, now() + ${leaseFor})
+           ON CONFLICT (tenant_id, name) DO UPDATE SET lease = t.lease + 1, leased_until = now() + ${leaseFor},
+             basis = excluded.basis,
+             token = CASE WHEN t.basis = excluded.basis THEN t.token END,
+             failed_at = CASE WHEN t.basis = excluded.basis THEN t.failed_at END
+           WHERE coalesce(t.leased_until <= now(), true) AND (
+             t.basis <> excluded.basis OR (coalesce(t.due_at <= now(), true) AND coalesce(t.failed_at <= now() - ${pause}, true)))
+           RETURNING lease::text AS lease`,
+    values: [tenantId, name, basis],
+  }
+  const [[row]] = await database.batch<[{ lease: string }[]]>(tenantId, [take])
+  return row?.lease
+}
+
+interface NewToken {
+  /** Sealed. */
+  readonly token: string
+  readonly seconds: number
+}
+
+/** False: somebody else has the lease by now, and nothing was stored. */
+async function storeToken(
+  database: Database,
+  tenantId: string,
+  name: string,
+  lease: string,
+  { token, seconds }: NewToken,
+): Promise<boolean> {
+  const store = {
+    // A fifth of its life is left to replace it in.
+    text: `UPDATE mcp_tokens SET token = $4, expires_at = now() + make_interval(secs => $5),
+             due_at = now() + make_interval(secs => $5 * 0.8), leased_until = NULL, failed_at = NULL, failure = NULL
+           WHERE tenant_id = $1 AND name = $2 AND lease = $3::bigint RETURNING 1`,
+    values: [tenantId, name, lease, token, seconds],
+  }
+  const [rows] = await database.batch<[object[]]>(tenantId, [store])
+  return rows.length > 0
+}
+
+async function storeTokenFailure(
+  database: Database,
+  tenantId: string,
+  name: string,
+  lease: string,
+  failure: string,
+): Promise<void> {
+  const store = {
+    text: `UPDATE mcp_tokens SET leased_until = NULL, failed_at = now(), failure = $4
+           WHERE tenant_id = $1 AND name = $2 AND lease = $3::bigint`,
+    values: [tenantId, name, lease, failure],
+  }
+  await database.batch(tenantId, [store])
+}
+
+/** The server does not take this token, however long it was to hold. Another one that came meanwhile stays. */
+export async function dropToken(database: Database, tenantId: string, name: string, token: string): Promise<void> {
+  const drop = {
+    text: `UPDATE mcp_tokens SET token = NULL, due_at = NULL WHERE tenant_id = $1 AND name = $2 AND token = $3`,
+    values: [tenantId, name, token],
+  }
+  await database.batch(tenantId, [drop])
+}

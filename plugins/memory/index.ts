@@ -23,7 +23,7 @@ import { VectorList } from './search/vectors.ts'
 import { sweepTenants } from './sweep.ts'
 import { StemCache } from './text/stems.ts'
 import { conductorTools } from './tools.ts'
-import { memoryWriteRoutes } from './write.routes.ts'
+import { memoryWriteRoutes } from './routes.ts'
 
 const provider = (what: string) =>
   Settings(

@@ -1,7 +1,8 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, failures, notFound } from '#kernel'
+import { access, type App, failures, httpErrors, NoContent, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
+import { limitErrors } from '#contracts/limits'
 import { pageHeaders } from '#contracts/paging'
 import { sendItems, sendList } from '#kit/lists'
 import type { MemoryBank } from './bank/bank.ts'
@@ -9,20 +10,23 @@ import { type Group, groupsOf, historyOf, listBank, listMemories, statsOf } from
 import {
   Bank,
   BankQuery,
+  CreateMemory,
   Hits,
   ListQuery,
   Memory,
   MemoryParams,
   NameParams,
+  NotStored,
   SearchQuery,
   Stats,
+  Stored,
   timeOf,
 } from './schema.ts'
 
 export const tags = ['memory']
 
 /** What routes use. */
-export interface MemoryServices {
+interface MemoryServices {
   readonly bank: MemoryBank
   readonly database: Database
   /** Which optional lists searches have. */
@@ -153,5 +157,48 @@ export function bankRoutes(app: App, guard: Guard, { database, has }: MemoryServ
       },
     },
     async (request) => ({ ...(await statsOf(database, guard.callerOf(request).tenantId)), search: has() }),
+  )
+}
+
+/** Writes of memories, for admins; agents have tools. */
+export function memoryWriteRoutes(app: App, guard: Guard, bank: MemoryBank): void {
+  app.post(
+    '/api/profiles/:name/memories',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Create a memory',
+        description:
+          'What says nothing, and what is there already, is not stored: `stored` tells. A statement that corrects another one takes its place, and the other stays as history.',
+        params: NameParams,
+        body: CreateMemory,
+        response: {
+          201: Type.Union([Stored, NotStored]),
+          ...failures(httpErrors.invalidRequest, notFound, limitErrors.limitExceeded),
+        },
+      },
+    },
+    async (request, reply) => {
+      const made = await bank.create(guard.callerOf(request).tenantId, request.params.name, request.body)
+      return reply.code(201).send(made)
+    },
+  )
+  app.delete(
+    '/api/profiles/:name/memories/:id',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Delete a memory',
+        description: 'For good. What it had superseded stays history.',
+        params: MemoryParams,
+        response: { 204: NoContent, ...failures(notFound) },
+      },
+    },
+    async (request, reply) => {
+      await bank.remove(guard.callerOf(request).tenantId, request.params.name, request.params.id)
+      return reply.code(204).send()
+    },
   )
 }

@@ -1,12 +1,12 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database, Statement } from '#contracts/database'
+import { tenantIds } from '#kit'
 import { lock } from './bank/statements.ts'
 import type { VectorList } from './search/vectors.ts'
 
 /** Rows of one transaction. */
 const atOnce = 200
 
-const everyTenant = { name: 'memory-tenants', text: 'SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id' }
 const expired = (tenantId: string): Statement => ({
   name: 'memory-expired',
   text: `DELETE FROM memories WHERE tenant_id = $1 AND id = ANY (ARRAY(
@@ -28,11 +28,10 @@ export interface SweepParts {
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** Deletes what has had its time and embeds what has no vector, tenant by tenant: row security hides them from a statement without one. */
+/** Deletes what has had its time and embeds what has no vector of all tenants. */
 export async function sweepTenants({ database, vectors, log }: SweepParts, signal: AbortSignal): Promise<void> {
   const reads = database.as('reads')
-  const [tenants] = await reads.systemBatch<[{ id: string }[]]>([everyTenant])
-  for (const { id } of tenants) {
+  for await (const id of tenantIds(reads, 'stored')) {
     for (let full = true; full && !signal.aborted;) {
       const [, gone, recalls] = await reads.batch<[object[], object[], object[]]>(id, [
         { ...lock, values: [id] },

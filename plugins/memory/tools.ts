@@ -13,7 +13,7 @@ const ok = (content: string): ToolResult => ({ ok: true, content })
 const failed = (content: string): ToolResult => ({ ok: false, content })
 
 /** Whose memories an agent sees: by the profile of its session, and by the end user whom its run answers. */
-export const scopeOf = ({ profile, endUserId }: Pick<ConductorCaller, 'profile' | 'endUserId'>) =>
+const scopeOf = ({ profile, endUserId }: Pick<ConductorCaller, 'profile' | 'endUserId'>) =>
   profile.memory?.scope === 'profile' ? {} : { ...(endUserId === undefined ? {} : { endUserId }), shared: true }
 
 /** The conductor's part of the tools. An agent reads and forgets what its scope shows; what it saves is the end user's. */

@@ -2,8 +2,8 @@ import { createHash } from 'node:crypto'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { costOf, microcentsPerCent, ModelPrice, Prices } from '#contracts/prices'
-import { openPublicTable, type PublicTable } from './public.ts'
-import { createTable, type PriceTable } from './table.ts'
+import { openPublicTable, type PublicTable } from './tables.ts'
+import { createTable, type PriceTable } from './tables.ts'
 
 const models = Type.Record(Type.String(), ModelPrice, {
   default: {},

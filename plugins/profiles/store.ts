@@ -102,7 +102,7 @@ const findStatement = (tenantId: string, name: string): Statement => ({
   values: [tenantId, name],
 })
 
-export async function findProfileIn(tx: TenantTx, name: string): Promise<Profile | undefined> {
+async function findProfileIn(tx: TenantTx, name: string): Promise<Profile | undefined> {
   const [row] = await tx.query<ProfileRow>(findStatement(tx.tenantId, name))
   return row && toProfile(row)
 }

@@ -7,9 +7,9 @@ import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
 import { webhookErrors, Webhooks } from '#contracts/webhooks'
 import { keyRoutes } from './keys.routes.ts'
-import { createAgentKeyService } from './keys.service.ts'
+import { createAgentKeyService } from './keys.ts'
 import { metricsRoutes, publishedRoutes, publishingRoutes } from './routes.ts'
-import { createPublishingService } from './service.ts'
+import { createPublishingService } from './agents.ts'
 import { publishingErrors } from './errors.ts'
 
 export default definePlugin({

@@ -7,7 +7,7 @@ import { sendList } from '#kit/lists'
 import { unknownKey, publishingErrors } from './errors.ts'
 import { publishable } from './routes.ts'
 import { IssuedKey, KeyBody, KeyMetadata, KeyParams, NameParams } from './schema.ts'
-import type { AgentKeyService } from './keys.service.ts'
+import type { AgentKeyService } from './keys.ts'
 
 const tags = ['publishing']
 

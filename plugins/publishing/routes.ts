@@ -8,7 +8,7 @@ import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/s
 import { sendList } from '#kit/lists'
 import { unknownProfile, publishingErrors, unfit } from './errors.ts'
 import { NameParams, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
-import type { PublishingService } from './service.ts'
+import type { PublishingService } from './agents.ts'
 
 const tags = ['publishing']
 

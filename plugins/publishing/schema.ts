@@ -3,7 +3,7 @@ import { keyExpiry } from '#contracts/auth'
 import { profileName } from '#contracts/profiles'
 import { webhookUrl } from '#contracts/runs'
 
-export const slugPattern = '^[a-z0-9][a-z0-9-]{0,62}$'
+const slugPattern = '^[a-z0-9][a-z0-9-]{0,62}$'
 
 const knobs = {
   allowedOrigins: Type.Optional(

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database, Statement } from '#contracts/database'
 import type { TenantDataStore } from '#contracts/retention'
+import { tenantIds } from '#kit'
 import { type Table, tenantedTables } from './tables.ts'
 
 /** Rows of one statement: few at first, since most tables hold few rows of most tenants; then as many as take about so long. */
@@ -27,10 +28,6 @@ interface Counted {
   readonly place: string[] | null
 }
 
-const tenants = {
-  name: 'recount-tenants',
-  text: 'SELECT id FROM tenants WHERE id > $1 AND erased_at IS NULL ORDER BY id LIMIT 200',
-}
 const read = { name: 'recount-read', text: 'SELECT bytes::float8 AS bytes FROM tenant_storage WHERE tenant_id = $1' }
 // What processes have written meanwhile may or may not have been seen by the count: it is added once more, rather than not at all.
 const write = {
@@ -46,20 +43,16 @@ export async function recount({ database, data, pauseMs, log }: RecountParts, si
   const tables = await database.system((tx) => tenantedTables(tx))
   const failures: unknown[] = []
   let counted = 0
-  for (let after = '', page: { id: string }[]; ; after = page.at(-1)!.id) {
-    ;[page] = await reads.systemBatch<[{ id: string }[]]>([{ ...tenants, values: [after] }])
-    if (page.length === 0) break
-    for (const { id } of page) {
-      signal.throwIfAborted()
-      try {
-        await recountTenant(reads, id, tables, pauseMs, signal)
-        for (const store of data.values()) await store.recount?.(id)
-        counted++
-      } catch (err) {
-        if (signal.aborted) throw err
-        log.warn({ err, tenant: id }, 'what is stored of a tenant could not be counted')
-        failures.push(err)
-      }
+  for await (const id of tenantIds(reads, 'stored')) {
+    signal.throwIfAborted()
+    try {
+      await recountTenant(reads, id, tables, pauseMs, signal)
+      for (const store of data.values()) await store.recount?.(id)
+      counted++
+    } catch (err) {
+      if (signal.aborted) throw err
+      log.warn({ err, tenant: id }, 'what is stored of a tenant could not be counted')
+      failures.push(err)
     }
   }
   log.info({ tenants: counted }, 'what is stored of tenants was counted')

@@ -1,4 +1,4 @@
-import { Type } from '@sinclair/typebox'
+import { type Static, Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
@@ -6,7 +6,90 @@ import type { Database } from '#contracts/database'
 import { type EndUserStore, retentionErrors } from '#contracts/retention'
 import { sendItems } from '#kit/lists'
 import type { EndUsers } from './end-users.ts'
-import { Export, exported, ExportedItem } from './export.ts'
+
+/** Rows of one read; the logs of runs, which are larger, are read one by one. */
+const atOnce = 50
+
+const ExportedItem = Type.Object(
+  { type: Type.String() },
+  {
+    additionalProperties: true,
+    description:
+      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, behind each run, its log in parts as `events` {runId, events}. Before them what else is kept of the person, such as each `connection`: an account in an app, without its secret; each `memory`, with its history.',
+  },
+)
+type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>
+
+const Export = Type.Object({
+  endUserId: Type.String(),
+  items: Type.Array(ExportedItem, {
+    description: 'In the order of conversations. A document that breaks off is not closed by `]}`.',
+  }),
+})
+
+interface ExportOf {
+  readonly database: Database
+  readonly endUsers: Pick<EndUsers, 'conversations'>
+  readonly people: ReadonlyMap<string, EndUserStore>
+  readonly tenantId: string
+  readonly endUserId: string
+}
+
+/** All that is stored of an end user, in bounded parts, each read when the one before has left. */
+async function* exported(of: ExportOf): AsyncGenerator<ExportedItem[]> {
+  const { database, endUsers, people, tenantId, endUserId } = of
+  const read = async (text: string, values: readonly unknown[]): Promise<Record<string, unknown>[]> =>
+    (
+      await database.as('reads').batch<[Record<string, unknown>[]]>(tenantId, [{ text, values: [tenantId, ...values] }])
+    )[0]
+  const typed = (type: string, rows: readonly Record<string, unknown>[]): ExportedItem[] =>
+    rows.map((row) => ({ type, ...row }) as ExportedItem)
+
+  for (const [type, store] of people) {
+    for await (const items of store.items(tenantId, endUserId)) yield items.map((item) => ({ type, ...item }))
+  }
+  for (let after = '', ids: string[]; ; after = ids.at(-1)!) {
+    ids = await endUsers.conversations(tenantId, endUserId, after, atOnce)
+    if (ids.length === 0) return
+    for (const id of ids) {
+      yield typed('conversation', await read(conversation, [id]))
+      for (let place = '0', rows; ; place = String(rows.at(-1)!['position'])) {
+        rows = await read(messages, [id, place, atOnce])
+        if (rows.length === 0) break
+        yield typed('message', rows)
+      }
+      for (let place = '', rows; ; place = String(rows.at(-1)!['publicRunId'])) {
+        rows = await read(runs, [id, place, 1])
+        if (rows.length === 0) break
+        yield typed('run', rows)
+        yield* eventsOf(read, rows[0]!['runId'])
+      }
+    }
+  }
+}
+
+async function* eventsOf(
+  read: (text: string, values: readonly unknown[]) => Promise<Record<string, unknown>[]>,
+  runId: unknown,
+): AsyncGenerator<ExportedItem[]> {
+  for (let seq = 0, row; ; seq = Number(row['first_seq'])) {
+    ;[row] = await read(events, [runId, seq])
+    if (!row) return
+    const lines = (row['lines'] as Buffer).toString('utf8').split('\n').filter(Boolean)
+    yield [{ type: 'events', runId, events: lines.map((line) => JSON.parse(line) as unknown) }]
+  }
+}
+
+const conversation = `SELECT id, published_id AS "publishedId", created_at AS "createdAt" FROM conversations
+  WHERE tenant_id = $1 AND id = $2`
+const messages = `SELECT position, conversation_id AS "conversationId", public_run_id AS "publicRunId", role, content, attachments, failed, at
+  FROM messages WHERE tenant_id = $1 AND conversation_id = $2 AND position > $3::bigint ORDER BY position LIMIT $4`
+const runs = `SELECT p.conversation_id AS "conversationId", p.id AS "publicRunId", r.id AS "runId", r.session_id AS "sessionId", r.profile,
+    r.status, r.prompt, r.metadata, r.input, r.result, r.error_code AS error, r.usage, r.started_at AS "startedAt", r.finished_at AS "finishedAt"
+  FROM messages m JOIN public_runs p ON p.tenant_id = $1 AND p.id = m.public_run_id
+    JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id
+  WHERE m.tenant_id = $1 AND m.conversation_id = $2 AND m.role = 'user' AND p.id > $3 ORDER BY p.id LIMIT $4`
+const events = `SELECT first_seq, lines FROM run_events WHERE tenant_id = $1 AND run_id = $2 AND first_seq > $3 ORDER BY first_seq LIMIT 1`
 
 /** How long a request deletes before it leaves the rest to the next pass. */
 const requestMs = 10_000

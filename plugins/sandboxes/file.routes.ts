@@ -9,7 +9,8 @@ import { settleFilesMs } from '#contracts/wire/worker'
 import { isVfsPath, mountName, VfsEntry, vfsErrors } from '#contracts/vfs'
 import { sandboxErrors } from './errors.ts'
 import { whileCalled, type WorkerAuth } from './hub/auth.ts'
-import { refusals, tags, takeStreams } from './hub/routes.ts'
+import { takeStreams } from '#kit'
+import { refusals, tags } from './hub/routes.ts'
 import type { RemoteWorker } from './hub/worker.ts'
 
 /** The VirtualFS of the session of a worker; undefined when it uses none. */

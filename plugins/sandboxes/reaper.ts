@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { retry } from '#kit'
+import { retry, SingleFlight } from '#kit'
 import { isGone } from './errors.ts'
 import type { Sandbox } from './sandbox.ts'
 import type { Substrate } from './substrates.ts'
@@ -27,17 +27,12 @@ export interface Reaper {
 export function createReaper(log: FastifyBaseLogger): Reaper {
   const ours = new Map<string, Doomed>()
   const launches = new Set<Promise<void>>()
-  const underWay = new Map<string, Promise<void>>()
+  const ends = new SingleFlight<void>()
   const stopping = new AbortController()
   const keyOf = ({ substrate, sandboxId }: Doomed): string => `${substrate.name}\n${sandboxId}`
 
   /** Joins an attempt that is under way. */
-  const attempt = (doomed: Doomed): Promise<void> => {
-    const key = keyOf(doomed)
-    const joined = underWay.get(key) ?? end(doomed).finally(() => underWay.delete(key))
-    underWay.set(key, joined)
-    return joined
-  }
+  const attempt = (doomed: Doomed): Promise<void> => ends.run(keyOf(doomed), () => end(doomed))
   const end = async (doomed: Doomed): Promise<void> => {
     const { substrate, sandboxId } = doomed
     try {

@@ -16,9 +16,9 @@ export interface Findings {
   readonly forgiven: string[]
 }
 
-export const mostName = 64
-export const mostDescription = 1_024
-export const mostCompatibility = 500
+const mostName = 64
+const mostDescription = 1_024
+const mostCompatibility = 500
 const mostFrontMatter = 32 * 1024
 const fields = ['name', 'description', 'license', 'compatibility', 'allowed-tools', 'metadata']
 
@@ -36,7 +36,7 @@ export const isSkillName = (text: string): boolean =>
 const hidden = /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]/u
 const control = /(?![\t\n\r])\p{Cc}/u
 
-export function checkText(what: string, text: string, problems: string[]): void {
+function checkText(what: string, text: string, problems: string[]): void {
   const found = hidden.exec(text) ?? control.exec(text)
   if (!found) return
   const code = found[0].codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')

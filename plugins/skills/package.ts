@@ -1,6 +1,7 @@
 import { isUtf8 } from 'node:buffer'
 import { stringify } from 'yaml'
 import { digestOf, sha256, type SkillFile } from '#contracts/skills'
+import { contentTypeOf } from '#kit/files'
 import { clip, type Findings, readSkill, type SkillHeader } from './format.ts'
 import { collisions, isLitter, pathProblem } from './paths.ts'
 
@@ -188,40 +189,14 @@ export const isScript = ({ path, executable }: Pick<Resource, 'path' | 'executab
 
 const resourceOf = ({ path, bytes, executable }: SkillFile): Resource => ({
   path,
-  contentType: contentTypeOf(path, bytes),
+  contentType: typeOf(path, bytes),
   sha256: sha256(bytes),
   executable,
   bytes: bytes.length,
 })
 
-const contentTypes: Readonly<Record<string, string>> = {
-  md: 'text/markdown',
-  html: 'text/html',
-  css: 'text/css',
-  csv: 'text/csv',
-  py: 'text/x-python',
-  sh: 'text/x-shellscript',
-  js: 'text/javascript',
-  mjs: 'text/javascript',
-  ts: 'text/x-typescript',
-  json: 'application/json',
-  yaml: 'application/yaml',
-  yml: 'application/yaml',
-  xml: 'application/xml',
-  svg: 'image/svg+xml',
-  png: 'image/png',
-  jpg: 'image/jpeg',
-  jpeg: 'image/jpeg',
-  gif: 'image/gif',
-  webp: 'image/webp',
-  pdf: 'application/pdf',
-  zip: 'application/zip',
-}
-
 /** By the name, and else by whether it is text: what an uploader says of a file is not believed. */
-function contentTypeOf(path: string, bytes: Uint8Array): string {
-  const known = contentTypes[/\.([A-Za-z0-9]+)$/.exec(path)?.[1]?.toLowerCase() ?? '']
-  return known ?? (isText(bytes) ? 'text/plain' : 'application/octet-stream')
-}
+const typeOf = (path: string, bytes: Uint8Array): string =>
+  contentTypeOf(path) ?? (isText(bytes) ? 'text/plain' : 'application/octet-stream')
 
 export const isText = (bytes: Uint8Array): boolean => !bytes.includes(0) && isUtf8(bytes)

@@ -1,12 +1,19 @@
+import multipart from '@fastify/multipart'
 import { Type } from '@sinclair/typebox'
-import { access, type App, conflict, failures, NoContent, notFound } from '#kernel'
+import type { FastifyRequest } from 'fastify'
+import type { Counter } from 'prom-client'
+import { access, type App, conflict, failures, httpErrors, isAppError, NoContent, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { limitErrors } from '#contracts/limits'
+import { limitErrors, overLimit } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { skillErrors } from '#contracts/skills'
+import { AtOnce } from '#kit'
 import { sendList } from '#kit/lists'
 import type { Catalog } from './catalog.ts'
-import { FileQuery, NameParams, NewSkill, Skill, WholeSkill } from './schema.ts'
+import { importErrors, tooManyParts } from './errors.ts'
+import { clip } from './format.ts'
+import { type GivenFile, mostFiles, readFolder } from './package.ts'
+import { DryRun, FileQuery, NameParams, NewSkill, Skill, StagingParams, Upload, WholeSkill } from './schema.ts'
 
 const tags = ['skills']
 
@@ -112,4 +119,144 @@ export function skillWriteRoutes(app: App, guard: Guard, catalog: Catalog): void
       return reply.code(204).send()
     },
   )
+}
+
+/** Imports of whole folders, in two steps: first what would come of it, then the commit. Specification 4.12. */
+export async function importRoutes(
+  app: App,
+  guard: Guard,
+  catalog: Catalog,
+  imports: Counter<'outcome'>,
+): Promise<void> {
+  const uploads = new Uploads()
+  await app.register(multipart)
+  app.post(
+    '/api/skills/import',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Try the import of a skill folder',
+        description:
+          'Writes no skill. Says everything that is wrong with the folder, and how what is almost right was read; a valid one is kept for 15 minutes, to be committed.',
+        consumes: ['multipart/form-data'],
+        body: Upload,
+        response: {
+          200: DryRun,
+          ...failures(
+            importErrors.brokenUpload,
+            importErrors.notMultipart,
+            importErrors.tooManyImports,
+            httpErrors.bodyTooLarge,
+            limitErrors.limitExceeded,
+          ),
+        },
+      },
+      // The handler reads the body while it arrives.
+      validatorCompiler: () => () => true,
+    },
+    async (request) => {
+      const { tenantId } = guard.callerOf(request)
+      const files = await uploads.read(tenantId, request, catalog.mostOf(tenantId).mostBytes)
+      const { stagingId, ...reading } = await catalog.stage(tenantId, readFolder(files))
+      const valid = stagingId !== undefined
+      imports.inc({ outcome: valid ? 'staged' : 'invalid' })
+      return { valid, ...reading, ...(valid ? { stagingId } : {}) }
+    },
+  )
+  app.post(
+    '/api/skills/import/:stagingId/commit',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Commit an import',
+        description:
+          'Once, at any conductor. A skill of the same name is replaced; sessions that began with the former version keep it.',
+        params: StagingParams,
+        response: { 201: WholeSkill, ...failures(notFound, limitErrors.limitExceeded) },
+      },
+    },
+    async (request, reply) => {
+      const made = await catalog.commit(guard.callerOf(request).tenantId, request.params.stagingId)
+      imports.inc({ outcome: 'committed' })
+      return reply.code(201).send(made)
+    },
+  )
+}
+
+/** More than a skill may have, so that too many are a problem among the others. */
+const mostParts = 2 * mostFiles
+const shebang = Buffer.from([0x23, 0x21])
+/** How a client that packs a folder names a symbolic link. */
+const linkType = 'inode/symlink'
+
+/** Uploads of one tenant that are read at once: each is in memory while it is. */
+const mostAtOnce = 2
+
+/** The uploads that this process reads. */
+export class Uploads {
+  readonly #underWay = new AtOnce()
+
+  /** Reads one: 429 `too_many_imports` while it has as many under way as may be, and what `readUpload` throws. */
+  async read(tenantId: string, request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
+    if (this.#underWay.of(tenantId) >= mostAtOnce) throw importErrors.tooManyImports()
+    const end = this.#underWay.begin(tenantId)
+    try {
+      return await readUpload(request, mostBytes)
+    } finally {
+      end()
+    }
+  }
+}
+
+/** Reads the files of an upload into memory, `mostBytes` of them at most: 409 `limit_exceeded` beyond it. */
+async function readUpload(request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
+  if (!request.isMultipart()) throw importErrors.notMultipart()
+  const files: GivenFile[] = []
+  const executable = new Set<string>()
+  let left = mostBytes
+  const limits = { fileSize: mostBytes + 1, parts: mostParts, files: mostParts, fields: mostParts, fieldSize: 4_096 }
+  try {
+    // Without it a part's name would lose its folders, and with them what is wrong with it.
+    for await (const part of request.parts({ limits, preservePath: true })) {
+      if (part.type === 'field') {
+        if (part.fieldname === 'executable') executable.add(String(part.value))
+        else
+          throw importErrors.brokenUpload({
+            message: `The part '${clip(part.fieldname)}' is no file: send parts \`files\`, each with a filename.`,
+          })
+        continue
+      }
+      if (part.fieldname !== 'files')
+        throw importErrors.brokenUpload({
+          message: `The part '${clip(part.fieldname)}' is not known; files are parts named \`files\`.`,
+        })
+      const chunks: Buffer[] = []
+      for await (const chunk of part.file as AsyncIterable<Buffer>) {
+        left -= chunk.length
+        if (left < 0) throw overLimit('skillBytes', mostBytes)
+        chunks.push(chunk)
+      }
+      const bytes = Buffer.concat(chunks)
+      files.push({
+        path: part.filename,
+        bytes,
+        executable: bytes.subarray(0, 2).equals(shebang),
+        ...(part.mimetype === linkType ? { special: true } : {}),
+      })
+    }
+  } catch (error) {
+    throw failureOf(error, mostBytes)
+  }
+  return files.map((file) => ({ ...file, executable: file.executable || executable.has(file.path) }))
+}
+
+function failureOf(error: unknown, mostBytes: number): unknown {
+  if (isAppError(error)) return error
+  const { code } = error as { readonly code?: string }
+  if (code === 'FST_REQ_FILE_TOO_LARGE') return overLimit('skillBytes', mostBytes)
+  if (code === 'FST_PARTS_LIMIT' || code === 'FST_FILES_LIMIT' || code === 'FST_FIELDS_LIMIT')
+    return tooManyParts(mostParts)
+  return importErrors.brokenUpload({ cause: error })
 }

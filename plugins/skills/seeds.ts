@@ -10,7 +10,7 @@ import { type GivenFile, mostFiles, readFolder, type SkillPackage } from './pack
 /** The skills that explain the tools of the platform. */
 const shipped = fileURLToPath(new URL('./platform/', import.meta.url))
 /** Bytes of one skill of the machine. */
-export const mostSeedBytes = 8 * 1024 * 1024
+const mostSeedBytes = 8 * 1024 * 1024
 
 interface Log {
   warn(fields: object, message: string): void

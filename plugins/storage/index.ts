@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
-import { AuditLog } from '#contracts/audit'
+import { AuditLog, type AuditTrail } from '#contracts/audit'
 import { ApiGuard } from '#contracts/auth'
 import { Database, presentDatabase } from '#contracts/database'
 import { limitErrors, TenantLimits } from '#contracts/limits'
@@ -9,12 +9,11 @@ import { ObjectBackends, objectErrors, ObjectStore } from '#contracts/object-sto
 import { ObjectWrites } from '#contracts/object-writes'
 import { TenantData } from '#contracts/retention'
 import { reservedArea, visibleArea } from './areas.ts'
+import { MemoryCounter, PostgresCounter } from './counters.ts'
 import { Metrics } from './metrics.ts'
 import { readRoutes } from './routes.ts'
 import { CheckedStore, noStore } from './store.ts'
-import { MemoryCounter, PostgresCounter } from './counters.ts'
 import { type Counter, Usage } from './usage.ts'
-import { noteWrites } from './written.ts'
 import { writeRoutes } from './write.routes.ts'
 
 /**
@@ -81,6 +80,26 @@ export default definePlugin({
     }
   },
 })
+
+interface NoteParts {
+  /** Undefined: nothing is audited here. */
+  readonly trail: AuditTrail | undefined
+  readonly counter: Counter | undefined
+}
+
+/** What agents wrote: counted for the limits of their tenant, and in its audit log under the run that did it. */
+async function noteWrites(
+  { trail, counter }: NoteParts,
+  ...[{ tenantId, runId }, writes]: Parameters<ObjectWrites['noted']>
+): Promise<void> {
+  const bytes = writes.reduce((sum, write) => sum + write.bytes, 0)
+  const objects = writes.reduce((sum, write) => sum + write.objects, 0)
+  if (bytes !== 0 || objects !== 0) await counter?.add(tenantId, { bytes, objects })
+  for (const { action, key } of writes) {
+    const entry = await trail?.begin({ tenantId, actor: { keyId: runId, role: 'agent' }, action, target: key })
+    if (entry) await trail!.end(entry, { status: action === 'storage.put' ? 200 : 204 })
+  }
+}
 
 function chosen(configured: readonly string[], wanted: string | undefined): string | undefined {
   if (wanted !== undefined) {

@@ -1,10 +1,18 @@
+import { Readable } from 'node:stream'
+import { StringDecoder } from 'node:string_decoder'
+import { Type } from '@sinclair/typebox'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, failures, invalidField, negotiated, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { maxObjectBytes, objectErrors, type ObjectStore } from '#contracts/object-store'
-import { quoted, sendFile } from '#kit/files'
-import { sendInline, wantsInline } from './answers.ts'
+import {
+  maxObjectBytes,
+  type ObjectBody,
+  objectErrors,
+  type ObjectStore,
+  type OpenObject,
+} from '#contracts/object-store'
+import { isKnown, quoted, sendBody, sendFile, withoutBody } from '#kit/files'
 import { cursorOf, InlineObject, KeyParams, ListQuery, ObjectList, placeOf, shown, StorageInfo } from './schema.ts'
-import { Type } from '@sinclair/typebox'
 
 export const tags = ['storage']
 /** What any request of objects may be answered. */
@@ -88,4 +96,60 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
         : sendFile(request, reply, found)
     },
   )
+}
+
+/** Inline is what is answered to whoever asks for nothing else; a range is of bytes. */
+const wantsInline = ({ headers: { accept, range } }: FastifyRequest): boolean =>
+  range === undefined &&
+  (accept === undefined || accept.trim() === '*/*' || /(^|,)\s*application\/json\s*(;|,|$)/i.test(accept))
+
+/** One JSON document. What the content is has to be known before its first byte is sent, so it is read twice. */
+async function sendInline(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  found: OpenObject,
+  again: () => Promise<OpenObject | undefined>,
+): Promise<FastifyReply> {
+  const { info } = found
+  if (isKnown(request.headers, info.etag)) return withoutBody(reply.code(304), found)
+  void reply.type('application/json; charset=utf-8')
+  if (request.method === 'HEAD') return withoutBody(reply, found)
+  const encoding = (await isUtf8(await found.read())) ? 'utf8' : 'base64'
+  const second = await again()
+  if (second?.info.etag !== info.etag) {
+    await second?.close()
+    throw objectErrors.storageUnavailable({ message: 'The object was replaced while it was read; ask again.' })
+  }
+  return sendBody(
+    reply,
+    Readable.from(inlineDocument(shown(info), encoding, await second.read()), { objectMode: false }),
+  )
+}
+
+/** True for bytes that are UTF-8 as a whole. */
+async function isUtf8(body: ObjectBody): Promise<boolean> {
+  const decoder = new TextDecoder('utf-8', { fatal: true })
+  try {
+    for await (const chunk of body) decoder.decode(chunk, { stream: true })
+    decoder.decode()
+    return true
+  } catch (error) {
+    if ((error as { code?: unknown }).code === 'ERR_ENCODING_INVALID_ENCODED_DATA') return false
+    throw error
+  }
+}
+
+/** One JSON document whose last field is the content, made as the bytes arrive: a large object is never whole in memory. */
+async function* inlineDocument(
+  fields: Readonly<Record<string, unknown>>,
+  encoding: 'utf8' | 'base64',
+  body: ObjectBody,
+): AsyncGenerator<string> {
+  yield `${JSON.stringify({ ...fields, encoding }).slice(0, -1)},"content":"`
+  // Both keep what is cut between two chunks: half a character, and what does not fill three bytes.
+  const decoder = new StringDecoder(encoding)
+  const escaped = encoding === 'utf8' ? (text: string) => JSON.stringify(text).slice(1, -1) : (text: string) => text
+  for await (const chunk of body)
+    yield escaped(decoder.write(Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength)))
+  yield `${escaped(decoder.end())}"}`
 }

@@ -1,21 +1,18 @@
+import type { IncomingHttpHeaders } from 'node:http'
 import { Type } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import { access, type App, failures, httpErrors, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { limitErrors } from '#contracts/limits'
-import { objectErrors, type ObjectStore } from '#contracts/object-store'
+import { objectErrors, type ObjectStore, type Upload } from '#contracts/object-store'
+import { takeStreams } from '#kit'
 import { conditionOf, matchOf, quoted } from '#kit/files'
-import { checksumsOf } from './checksums.ts'
 import { tags, usual } from './routes.ts'
 import { Deleted, KeyParams, shown, StoredObject } from './schema.ts'
 
 /** Writes of objects, for admins. */
 export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
-  // The handler reads the body while it arrives.
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
-    done(null, body),
-  )
+  takeStreams(app)
   app.put(
     '/api/storage/objects/*',
     {
@@ -101,3 +98,32 @@ function deleteRoute(app: App, guard: Guard, store: ObjectStore): void {
 
 /** The body as it arrives, within the time that the listener gives a request. The connection stays, so that whoever is refused hears why. */
 const bodyOf = ({ raw }: FastifyRequest): AsyncIterable<Uint8Array> => raw.iterator({ destroyOnReturn: false })
+
+const base64 = (text: string, bytes: number): string => {
+  const read = Buffer.from(text, 'base64')
+  if (read.length !== bytes || read.toString('base64') !== text) throw objectErrors.invalidChecksum()
+  return read.toString('hex')
+}
+
+/** What the bytes of an upload have to come to, in hex: of x-checksum-sha256, Content-MD5, Content-Digest and Digest. */
+function checksumsOf(headers: IncomingHttpHeaders): NonNullable<Upload['checksums']> {
+  const own = headers['x-checksum-sha256']
+  const found: { sha256?: string; md5?: string } = {}
+  const add = (kind: 'sha256' | 'md5', value: string): void => {
+    if (found[kind] !== undefined && found[kind] !== value) throw objectErrors.checksumMismatch()
+    found[kind] = value
+  }
+  if (typeof own === 'string') add('sha256', /^[0-9a-fA-F]{64}$/.test(own) ? own.toLowerCase() : base64(own, 32))
+  const md5 = headers['content-md5']
+  if (typeof md5 === 'string') add('md5', base64(md5, 16))
+  for (const header of [headers['digest'], headers['content-digest']]) {
+    if (typeof header !== 'string') continue
+    // sha-256=…; RFC 9530 has the value between colons.
+    for (const [, name, value] of header.matchAll(/([\w-]+)=:?([A-Za-z0-9+/]+=*):?/g)) {
+      if (name!.toLowerCase() === 'sha-256') add('sha256', base64(value!, 32))
+      else if (name!.toLowerCase() === 'md5') add('md5', base64(value!, 16))
+    }
+    if (found.sha256 === undefined && found.md5 === undefined) throw objectErrors.invalidChecksum()
+  }
+  return found
+}

@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { Ajv, type ErrorObject, type ValidateFunction } from 'ajv'
 import { isAppError } from '#kernel'
 import { conductorCallStage, type Delegations } from '#contracts/delegation'
+import { boundedResult } from '#kit'
 import type { PlatformTool, ToolContext, Toolkit, ToolResult, ToolSpec } from '#contracts/tools'
 
 type Outcome = 'ok' | 'failed' | 'threw' | 'timeout' | 'aborted' | 'invalid' | 'unknown'
@@ -50,7 +51,7 @@ export function createToolkit(tools: ReadonlyMap<string, PlatformTool>, options:
       }
       const [outcome, result] = await attempt(entry.tool, name, given as Record<string, unknown>, context, options)
       options.count(name, outcome)
-      return { ok: result.ok, content: bounded(result.content) }
+      return { ok: result.ok, content: boundedResult(result.content) }
     },
   }
 }
@@ -134,18 +135,4 @@ function complaint(errors: readonly ErrorObject[] | null | undefined): string {
   const where = first.instancePath === '' ? 'it' : first.instancePath.slice(1).replaceAll('/', '.')
   const extra = (first.params as { additionalProperty?: unknown }).additionalProperty
   return `${where} ${first.message ?? 'is wrong'}${typeof extra === 'string' ? ` ('${extra}')` : ''}`
-}
-
-/** Largest tool result that goes into a model's context and the event log. */
-export const maxOutputBytes = 256 * 1024
-const note = '\n[The output was cut here: it is longer than 256 KiB.]'
-
-/** The text, or as much of it as fits with a note that says so; never half a character. */
-export function bounded(text: string): string {
-  // A UTF-16 unit is at most 3 bytes of UTF-8, so short text needs no count.
-  if (text.length * 3 <= maxOutputBytes || Buffer.byteLength(text) <= maxOutputBytes) return text
-  const bytes = Buffer.from(text.slice(0, maxOutputBytes))
-  let end = maxOutputBytes - note.length
-  while ((bytes[end]! & 0xc0) === 0x80) end--
-  return bytes.toString('utf8', 0, end) + note
 }

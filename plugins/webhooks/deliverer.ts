@@ -3,6 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import type { TenantLimits } from '#contracts/limits'
+import { AtOnce, tenantIds } from '#kit'
 import type { Outbox, Settled, TakenMessage } from './store.ts'
 
 /** Messages that this process delivers at once. */
@@ -42,7 +43,7 @@ export class Deliverer {
   readonly #log: FastifyBaseLogger
   readonly #due = new Set<string>()
   /** Messages on their way, by tenant. */
-  readonly #underWay = new Map<string, number>()
+  readonly #underWay = new AtOnce()
   #total = 0
   readonly #timers = new Map<string, { readonly at: number; readonly timer: NodeJS.Timeout }>()
   readonly #work = new Set<Promise<void>>()
@@ -95,15 +96,17 @@ export class Deliverer {
   async #serve(tenantId: string): Promise<void> {
     const left = await this.#rate.left(tenantId)
     if (left <= 0) return this.#later(tenantId, lookAgainMs)
-    const room = Math.min(perTenant - this.#countOf(tenantId), abreast - this.#total, left)
+    const room = Math.min(perTenant - this.#underWay.of(tenantId), abreast - this.#total, left)
     const { taken, inMs } = await this.#outbox.take(tenantId, room, leaseMs)
     if (inMs !== undefined) this.#later(tenantId, inMs)
-    this.#count(tenantId, taken.length)
+    this.#total += taken.length
+    const ends = taken.map(() => this.#underWay.begin(tenantId))
     if (taken.length === room) this.#due.add(tenantId)
-    for (const message of taken) {
+    for (const [i, message] of taken.entries()) {
       this.#track(
         this.#deliver(tenantId, message).finally(() => {
-          this.#count(tenantId, -1)
+          ends[i]!()
+          this.#total--
           this.#pump()
         }),
       )
@@ -136,17 +139,8 @@ export class Deliverer {
     this.#timers.set(tenantId, { at, timer })
   }
 
-  #countOf(tenantId: string): number {
-    return this.#underWay.get(tenantId) ?? 0
-  }
   #hasRoom(tenantId: string): boolean {
-    return this.#countOf(tenantId) < perTenant
-  }
-  #count(tenantId: string, more: number): void {
-    this.#total += more
-    const now = this.#countOf(tenantId) + more
-    if (now === 0) this.#underWay.delete(tenantId)
-    else this.#underWay.set(tenantId, now)
+    return this.#underWay.of(tenantId) < perTenant
   }
   #track(promise: Promise<void>): void {
     this.#work.add(promise)
@@ -179,8 +173,8 @@ const restMs = 30_000
 const stepMs = 20
 
 /**
- * Goes through all tenants again and again, for messages of processes that died and for notifications that were lost. Row
- * security hides every message from a transaction without a tenant, so each is woken for itself.
+ * Goes through all tenants again and again, for messages of processes that died and for notifications that were lost. Each is
+ * woken for itself.
  */
 export function startRounds(database: Database, wake: (tenantId: string) => void, log: FastifyBaseLogger): () => void {
   const stopping = new AbortController()
@@ -188,10 +182,7 @@ export function startRounds(database: Database, wake: (tenantId: string) => void
   const rounds = async (): Promise<void> => {
     for (;;) {
       try {
-        const [tenants] = await database.systemBatch<[{ id: string }[]]>([
-          { name: 'webhooks-tenants', text: 'SELECT id FROM tenants WHERE deleted_at IS NULL' },
-        ])
-        for (const { id } of tenants) {
+        for await (const id of tenantIds(database, 'active')) {
           wake(id)
           await rest(stepMs)
         }

@@ -4,7 +4,7 @@ import { PageQuery } from '#contracts/paging'
 const Time = Type.String({ format: 'date-time' })
 const MaybeTime = Type.Union([Time, Type.Null()])
 
-export const deliveryStates = ['pending', 'delivered', 'dead'] as const
+const deliveryStates = ['pending', 'delivered', 'dead'] as const
 export type DeliveryState = (typeof deliveryStates)[number]
 
 export const Delivery = Type.Object({

@@ -3,7 +3,7 @@ import { appErrors } from '#contracts/apps'
 import { askJson, askPatiently, type JsonAnswer, NoAnswer } from '#kit'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 
-export const defaultUrl = 'https://backend.composio.dev'
+const defaultUrl = 'https://backend.composio.dev'
 
 /** How long one request may take, and how long what may be repeated is tried. */
 const requestMs = 50_000

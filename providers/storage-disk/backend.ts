@@ -14,9 +14,9 @@ import {
   type OpenObject,
   type WriteCondition,
 } from '#contracts/object-store'
-import { infoOf, openFile, trailerOf } from './file.ts'
+import { infoOf, openFile, trailerOf } from './files.ts'
 import { namesOf } from './names.ts'
-import { removeEmpty, syncFolder, syncFolders } from './folders.ts'
+import { removeEmpty, syncFolder, syncFolders } from './files.ts'
 import { Listings } from './listings.ts'
 import { Walk } from './walk.ts'
 

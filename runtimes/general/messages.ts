@@ -40,7 +40,7 @@ const readable =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
 /** Attachments as parts of the prompt's message: text as text, so that any model can take it, anything else as a file. */
-export const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart | LinkedPart)[] =>
+const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart | LinkedPart)[] =>
   attachments.map(({ mediaType, data = '', link, name }) => {
     const file = { type: 'file' as const, mediaType, ...(name === undefined ? {} : { filename: name }) }
     if (link) return { ...file, data: { type: 'link', link } }
@@ -83,7 +83,7 @@ export async function withContents(
 }
 
 /** The message of one step; undefined when it has only reasoning. */
-export function assistantMessage(
+function assistantMessage(
   said: readonly (TextPart | ReasoningPart)[],
   calls: readonly ToolCall[],
 ): Message | undefined {
@@ -287,7 +287,7 @@ const signatureSize = ({ providerOptions }: ReasoningPart): number =>
   providerOptions ? JSON.stringify(providerOptions).length : 0
 
 /** Characters of base64; of a content that is yet to be brought those that it will have. */
-export const fileCharsOf = ({ data }: FilePart | LinkedPart): number =>
+const fileCharsOf = ({ data }: FilePart | LinkedPart): number =>
   data.type === 'data' ? data.data.length : Math.ceil(data.link.bytes / 3) * 4
 
 /** The tokens that vendors count for a large image. */

@@ -15,6 +15,7 @@ import type { Database, TenantTx } from '#contracts/database'
 import type { Sealer } from '#contracts/secrets'
 import type { Webhooks } from '#contracts/webhooks'
 import { capability, isAppError } from '#kernel'
+import { SingleFlight } from '#kit'
 import type { ConnectionMetrics } from './metrics.ts'
 import {
   type Connection,
@@ -61,7 +62,7 @@ export class Accounts implements AppAccounts {
   readonly redirectUrl: string | undefined
   readonly missing: string
   readonly #options: AccountsOptions
-  readonly #underWay = new Map<string, Promise<void>>()
+  readonly #settling = new SingleFlight<void>()
   #providers: ReadonlyMap<string, ToolkitProvider> = new Map()
 
   constructor(options: AccountsOptions) {
@@ -98,11 +99,7 @@ export class Accounts implements AppAccounts {
   /** Does what is due about a connection, once for all that want it. Rejects when that could not be tried. */
   settle(tenantId: string, id: string): Promise<void> {
     const key = JSON.stringify([tenantId, id])
-    const running = this.#underWay.get(key)
-    if (running) return running
-    const settling = this.#settle(tenantId, id).finally(() => this.#underWay.delete(key))
-    this.#underWay.set(key, settling)
-    return settling
+    return this.#settling.run(key, () => this.#settle(tenantId, id))
   }
 
   seal(tenantId: string, id: string, text: string): string {

@@ -10,7 +10,7 @@ import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { freshDatabase, startAuthorizationServer, startExternalServer, testRole } from '#testing'
 import { type Accounts, Connections } from '../connections/accounts.ts'
-import { doRenewals } from '../connections/renewals.ts'
+import { doRenewals } from '../connections/index.ts'
 
 /** What the tests read of an answer. */
 export interface Body {

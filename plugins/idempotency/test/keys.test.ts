@@ -5,7 +5,7 @@ import { definePlugin, isAppError } from '#kernel'
 import { Database } from '#contracts/database'
 import type { Attempt, IdempotentCall } from '#contracts/idempotency'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
-import { createKeys, type Keys } from '../keys.ts'
+import { createKeys, type Keys } from '../index.ts'
 
 async function open(t: TestContext, dsn: string): Promise<{ keys: Keys; database: Database }> {
   let database: Database | undefined

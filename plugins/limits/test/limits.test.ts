@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import { definePlugin } from '#kernel'
+import { type AppError, definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
 import { defaultLimits, TenantLimits } from '#contracts/limits'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import limits from '../index.ts'
-import { KeptLimits } from '../limits.ts'
+import { KeptLimits } from '../index.ts'
 
 async function process(t: TestContext, address: string, config = {}) {
   const found: { limits: TenantLimits; database: Database }[] = []
@@ -58,12 +58,15 @@ test('while the database is away the limits stay as they were', async () => {
 
 test('of open streams a tenant has as many as it may, and those that were closed count no more', () => {
   const limits = new KeptLimits({ openStreams: 2 } as never, undefined, undefined, { warn() {} })
-  assert.equal(limits.openStream('acme'), undefined)
-  assert.equal(limits.openStream('acme'), undefined)
-  assert.deepEqual([limits.openStream('acme')?.code, limits.openStream('acme')?.status], ['limit_reached', 429])
-  assert.equal(limits.openStream('globex'), undefined)
-  limits.closeStream('acme')
-  assert.equal(limits.openStream('acme'), undefined)
+  const end = limits.openStream('acme') as () => void
+  assert.equal(typeof limits.openStream('acme'), 'function')
+  const refusal = limits.openStream('acme') as AppError
+  assert.deepEqual([refusal.code, refusal.status], ['limit_reached', 429])
+  assert.equal(typeof limits.openStream('globex'), 'function')
+  end()
+  assert.equal(typeof limits.openStream('acme'), 'function')
+  end()
+  assert.equal(typeof limits.openStream('acme'), 'object', 'ended twice is ended once')
 })
 
 test('what comes at once waits for its turn; the turns of large requests take longer, and who would wait too long is refused', async () => {

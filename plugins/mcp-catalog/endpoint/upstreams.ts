@@ -12,6 +12,7 @@ import {
   reasonOf,
   whyUnavailable,
 } from '#kit/mcp'
+import { AtOnce } from '#kit'
 import { type CallToolResult, protocolError, type ToolCall } from '#kit/mcp-server'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelConnections } from '#kit/models'
@@ -66,7 +67,7 @@ export class Upstreams {
   readonly #options: UpstreamsOptions
   /** Those used last are at the end. */
   readonly #open = new Map<string, Upstream>()
-  readonly #calls = new Map<string, number>()
+  readonly #calls = new AtOnce()
   #callsOfAll = 0
   #sweep: NodeJS.Timeout | undefined
 
@@ -77,9 +78,8 @@ export class Upstreams {
 
   /** Never rejects but with a `protocolError` that the server answered. `tool`: as the server names it. */
   async call(tenantId: string, server: McpServer, tool: string, call: ToolCall): Promise<Called> {
-    const calls = this.#calls.get(tenantId) ?? 0
-    if (calls >= callsOfTenant || this.#callsOfAll >= callsOfAll) return failed('busy', busy)
-    this.#calls.set(tenantId, calls + 1)
+    if (this.#calls.of(tenantId) >= callsOfTenant || this.#callsOfAll >= callsOfAll) return failed('busy', busy)
+    const end = this.#calls.begin(tenantId)
     this.#callsOfAll++
     // One controller and a timer: signals of signals cost a call more than looking up its entry.
     const abort = new AbortController()
@@ -98,9 +98,7 @@ export class Upstreams {
       clearTimeout(late)
       call.signal.removeEventListener('abort', leave)
       this.#callsOfAll--
-      const left = this.#calls.get(tenantId)! - 1
-      if (left === 0) this.#calls.delete(tenantId)
-      else this.#calls.set(tenantId, left)
+      end()
     }
   }
 

@@ -192,7 +192,7 @@ interface Asked {
 }
 
 /** As many of the best as fit; at least the best one. */
-export function withinBudget<T extends Memory>(hits: readonly T[], maxTokens: number): T[] {
+function withinBudget<T extends Memory>(hits: readonly T[], maxTokens: number): T[] {
   let left = maxTokens
   return hits.filter(({ processedContent }, i) => {
     const tokens = tokensOf(processedContent)

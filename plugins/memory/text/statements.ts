@@ -108,7 +108,7 @@ export const speakerOf = (line: string): string | undefined =>
     .trim() || undefined
 
 /** The sentences of a line; the name of its speaker stays before the first that is kept. */
-export function sentencesOf(line: string): string[] {
+function sentencesOf(line: string): string[] {
   const named = speakerOf(line)
   const parts = bare(line)
     .slice(0, 8 * mostLine)
@@ -161,7 +161,7 @@ const lowered = (part: string): string =>
   part.charAt(0).toLowerCase() + part.slice(1).replaceAll(/(?<!\p{L})I(?!\p{L})/gu, 'i')
 
 /** Nothing but courtesy: it says nothing that could be asked for later. */
-export function isPhatic(sentence: string): boolean {
+function isPhatic(sentence: string): boolean {
   const text = bare(sentence).slice(0, 200)
   if (text.length >= 200) return false
   const parts = text.split(/[.!?…。！？,，;；~]+/u).map((part) => part.replaceAll(/[^\p{L}\p{N}' -]/gu, '').trim())

@@ -49,9 +49,8 @@ export interface RecordTerms {
 }
 
 export const isName = (term: string): boolean => term.startsWith('@')
-export const isTime = (term: string): boolean => term.startsWith('#')
 /** What has this term names some time: an answer to "when". */
-export const namesTime = '#t'
+const namesTime = '#t'
 
 /** What a memory is found by. */
 export async function recordTerms(tenantId: string, stems: StemCache, texts: RecordTexts): Promise<RecordTerms> {

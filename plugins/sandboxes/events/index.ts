@@ -1,12 +1,30 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Settings } from '#kernel'
+import { Counter, Gauge, type Registry } from 'prom-client'
+import { access, type App, definePlugin, errorTable, failures, Settings } from '#kernel'
 import { Kv } from '#contracts/kv'
 import { Fleet } from '#contracts/runner'
-import { SandboxEventDecoders } from '#contracts/sandbox'
-import { createClientAddress, trustedProxies } from '#kit'
-import { createFanOut } from './fan-out.ts'
-import { createEventMetrics, sandboxEventRoutes } from './routes.ts'
-import { sandboxEventErrors } from './errors.ts'
+import { type SandboxEventDecoder, SandboxEventDecoders } from '#contracts/sandbox'
+import { addressLimit, type ClientAddress, createClientAddress, takeBytes, trustedProxies } from '#kit'
+import { createFanOut, type FanOut } from './fan-out.ts'
+
+const sandboxEventErrors = errorTable('sandbox-events', {
+  unreadableEvent: {
+    status: 400,
+    message: 'The body cannot be read, or is larger than 64 KiB.',
+    about: 'This is no delivery of the provider, or is larger than 64 KiB.',
+  },
+  signatureInvalid: {
+    status: 401,
+    message: 'The signature of this delivery is missing or wrong.',
+    about: 'The provider signs, and this is not signed with its secret.',
+  },
+  notFound: { status: 404, message: 'No sandbox provider of this name sends events here.' },
+  rateLimited: {
+    status: 429,
+    retry: true,
+    message: 'Too many deliveries from this address; wait as Retry-After says.',
+  },
+})
 
 /** Passes what sandbox providers say of their sandboxes on to the runners. Specification 4.9. */
 export default definePlugin({
@@ -33,3 +51,129 @@ export default definePlugin({
     return {}
   },
 })
+
+/** Specification 4.9. */
+const bodyLimit = 64 * 1024
+
+const Params = Type.Object({ provider: Type.String({ description: 'Name of the sandbox provider, such as `e2b`.' }) })
+const Receipt = Type.Object(
+  {
+    queued: Type.Optional(Type.Integer({ description: 'Sandboxes that runners are being told of.' })),
+    ignored: Type.Optional(Type.Literal(true, { description: 'The delivery says nothing about a sandbox.' })),
+  },
+  { additionalProperties: true },
+)
+
+interface SandboxEventRoutes {
+  readonly kv: Pick<Kv, 'hit'>
+  readonly decoders: ReadonlyMap<string, SandboxEventDecoder>
+  readonly fanOut: Pick<FanOut, 'offer'>
+  readonly metrics: EventMetrics
+  readonly requestsPerMinute: number
+  readonly clientOf: ClientAddress
+}
+
+async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promise<void> {
+  const { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf } = options
+  const limit = await addressLimit(app, {
+    name: 'sandbox-events',
+    kv,
+    clientOf,
+    max: requestsPerMinute,
+    refused(when) {
+      metrics.count('limited')
+      return sandboxEventErrors.rateLimited(when)
+    },
+  })
+
+  // Signatures are over the bytes.
+  takeBytes(app, bodyLimit)
+  app.setErrorHandler((error: unknown) => {
+    throw isUnread(error) ? sandboxEventErrors.unreadableEvent({ cause: error }) : error
+  })
+
+  app.post(
+    '/api/sandbox-events/:provider',
+    {
+      ...access('public'),
+      bodyLimit,
+      onRequest: limit,
+      schema: {
+        tags: ['sandboxes'],
+        summary: 'Take an event of a sandbox provider',
+        description:
+          'For webhooks of providers, in their own form, signed where the provider signs. No key: all it can do is have runners ' +
+          'ask anew how a sandbox is. 429 `rate_limited` beyond the deliveries per minute of an address.',
+        params: Params,
+        response: {
+          202: Receipt,
+          ...failures(...Object.values(sandboxEventErrors)),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { provider } = request.params
+      const decoder = decoders.get(provider)
+      if (!decoder) throw sandboxEventErrors.notFound()
+      const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0)
+      void reply.code(202)
+      const event = decode(decoder, { headers: request.headers, body }, metrics)
+      if (!event) {
+        metrics.count('ignored')
+        return { ignored: true as const }
+      }
+      const queued = fanOut.offer(provider, event.sandboxId)
+      metrics.count(queued ? 'queued' : 'shed')
+      return { queued: queued ? 1 : 0 }
+    },
+  )
+}
+
+function decode(
+  decoder: SandboxEventDecoder,
+  delivery: Parameters<SandboxEventDecoder['decode']>[0],
+  metrics: EventMetrics,
+) {
+  try {
+    return decoder.decode(delivery)
+  } catch (error) {
+    metrics.count('refused')
+    throw error
+  }
+}
+
+// Fastify's codes for a body that it does not read to its end: too large, not as long as announced, without a valid media type.
+const unread = ['FST_ERR_CTP_BODY_TOO_LARGE', 'FST_ERR_CTP_INVALID_CONTENT_LENGTH', 'FST_ERR_CTP_INVALID_MEDIA_TYPE']
+const isUnread = (error: unknown): boolean => unread.includes(String((error as { code?: unknown } | null)?.code))
+
+type Outcome = 'queued' | 'ignored' | 'refused' | 'shed' | 'limited'
+
+interface EventMetrics {
+  count(outcome: Outcome): void
+  dropped(states: number): void
+}
+
+/** Counts what became of the deliveries. */
+function createEventMetrics(registry: Registry, activeFanOuts: () => number): EventMetrics {
+  const registers = [registry]
+  const deliveries = new Counter({
+    name: 'sandbox_events_total',
+    help: 'Deliveries of sandbox providers, by what became of them.',
+    labelNames: ['outcome'],
+    registers,
+  })
+  const invalidated = new Counter({
+    name: 'sandbox_event_invalidations_total',
+    help: 'Cached states of sandboxes that runners dropped for such a delivery.',
+    registers,
+  })
+  new Gauge({
+    name: 'sandbox_event_fanouts_active',
+    help: 'Deliveries that runners are being told of.',
+    registers,
+    collect() {
+      this.set(activeFanOuts())
+    },
+  })
+  return { count: (outcome) => deliveries.inc({ outcome }), dropped: (states) => invalidated.inc(states) }
+}

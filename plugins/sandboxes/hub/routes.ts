@@ -17,6 +17,7 @@ import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/si
 import { maxStateBytes, PollAnswer, pollMs, stateRevHeader, workerProtocol } from '#contracts/wire/worker'
 import { workerTokenErrors } from '#contracts/workers'
 import type { StateBundle } from '#contracts/runtime'
+import { takeBytes, takeStreams } from '#kit'
 import { sandboxErrors } from '../errors.ts'
 import { type NewestOfAll, whileCalled, type WorkerAuth } from './auth.ts'
 import { receive, type UploadLimits } from './upload.ts'
@@ -106,14 +107,6 @@ export function toolRoutes(app: App, auth: WorkerAuth): void {
   )
 }
 
-/** In this scope a body is a stream, whatever its content type says. */
-export function takeStreams(app: App): void {
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
-    done(null, body),
-  )
-}
-
 /** In a scope of their own: their body is a stream. */
 export const eventRoutes = (auth: WorkerAuth, limits: UploadLimits, closing: AbortSignal) => async (app: App) => {
   takeStreams(app)
@@ -174,7 +167,7 @@ const DeleteHeaders = Type.Object({ [stateRevHeader]: Type.Integer({ ...rev, def
 export const stateRoutes =
   (auth: WorkerAuth, { uploads, downloads }: NewestOfAll) =>
   async (app: App) => {
-    takeBytes(app)
+    takeBytes(app, maxStateBytes)
     app.get(
       stateUrl,
       {
@@ -262,15 +255,6 @@ function uploadRoute(app: App, auth: WorkerAuth, uploads: NewestOfAll['uploads']
       auth.of(request).worker.takeState(bundleOf(request), request.headers[stateRevHeader])
       return reply.code(204).send()
     },
-  )
-}
-
-function takeBytes(app: App): void {
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser(
-    '*',
-    { parseAs: 'buffer', bodyLimit: maxStateBytes },
-    async (_request: unknown, body: Buffer) => body,
   )
 }
 

@@ -1,5 +1,6 @@
 import type { SkillContent, SkillFile } from '#contracts/skills'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
+import { mostShownBytes } from '#kit'
 import { isText, skillMd } from '../package.ts'
 
 const name = { type: 'string', minLength: 1, maxLength: 64, description: 'Name of one of your skills.' }
@@ -9,8 +10,6 @@ const placeMs = 90_000
 const startMs = 65_000
 /** Files that an answer names to whoever asked for another one. */
 const mostNamed = 50
-/** What a tool may answer, less a little for what is said around a file. */
-const mostText = 240 * 1024
 
 /** The second step: the whole of one skill's instructions. */
 export const skillRead: PlatformTool = {
@@ -65,7 +64,7 @@ export const skillResource: PlatformTool = {
       const some = paths.slice(0, mostNamed).join(', ')
       return failed(`The skill '${skill.name}' has no file '${String(path)}'; it has: ${some}${more}.`)
     }
-    if (isText(file.bytes) && file.bytes.length <= mostText)
+    if (isText(file.bytes) && file.bytes.length <= mostShownBytes)
       return { ok: true, content: Buffer.from(file.bytes).toString('utf8') }
     return place(skill, file, context)
   },

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { digestOf, mostAttachedBytes, type SkillContent } from '#contracts/skills'
 import { testToolProvider } from '#testing'
 import plugin from '../runner/index.ts'
-import { SkillVersions } from '../runner/cache.ts'
+import { SkillVersions } from '../runner/index.ts'
 
 function skill(name: string, bytes: number): SkillContent {
   const files = [{ path: 'SKILL.md', bytes: Buffer.alloc(bytes, name), executable: false }]

@@ -5,7 +5,8 @@ import { type PlatformTool, PlatformTools, type ToolContext, Toolkit } from '#co
 import { fake, testKernel, testToolContext } from '#testing'
 import { WaitingDelegations } from '../delegation.ts'
 import toolsPlugin from '../index.ts'
-import { createToolkit, maxOutputBytes } from '../toolkit.ts'
+import { mostResultBytes } from '#kit'
+import { createToolkit } from '../toolkit.ts'
 
 const context = (signal = new AbortController().signal): ToolContext => testToolContext({ signal })
 
@@ -123,13 +124,13 @@ test('aborting the caller aborts the tool', async (t) => {
 test('output over 256 KiB is cut at a character, with a note', async (t) => {
   const { toolkit } = await toolkitOf(t, {
     wide: tool(async () => ({ ok: true, content: '€'.repeat(200_000) })),
-    just: tool(async () => ({ ok: true, content: 'x'.repeat(maxOutputBytes) })),
+    just: tool(async () => ({ ok: true, content: 'x'.repeat(mostResultBytes) })),
   })
   const { content } = await toolkit.invoke('wide', {}, context())
-  assert.ok(Buffer.byteLength(content) <= maxOutputBytes)
+  assert.ok(Buffer.byteLength(content) <= mostResultBytes)
   assert.ok(content.endsWith('€\n[The output was cut here: it is longer than 256 KiB.]'))
   assert.ok(!content.includes('\ufffd'))
-  assert.equal((await toolkit.invoke('just', {}, context())).content.length, maxOutputBytes)
+  assert.equal((await toolkit.invoke('just', {}, context())).content.length, mostResultBytes)
 })
 
 test('calls are counted by tool and outcome, and an invented name makes no new series', async () => {

@@ -1,18 +1,17 @@
 import replyFrom from '@fastify/reply-from'
-import { Counter } from 'prom-client'
 import { Type } from '@sinclair/typebox'
+import { Counter } from 'prom-client'
 import { definePlugin, maybe, type Role, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { TenantData } from '#contracts/retention'
 import { Signers } from '#contracts/signing'
-import { vfsErrors } from '#contracts/vfs'
-import { followTls, PeerTls } from '#kit'
+import { type VfsClient, vfsErrors, type VfsUsage } from '#contracts/vfs'
+import { followTls, PeerTls, SingleFlight } from '#kit'
 import { createVfsClient } from '../client.ts'
 import { Shares } from '../shares.ts'
 import { forward, Upstream } from './forward.ts'
 import { proxyRoutes } from './routes.ts'
-import { tellUsage } from './usage.ts'
 
 /**
  * The way of API keys to the VirtualFS server: `/api/vfs/*` on a conductor goes there without `/api`, signed for the tenant of the key
@@ -77,6 +76,19 @@ export default definePlugin({
     return { data: { vfs: { erase: (tenantId) => client.erase(tenantId) } } }
   },
 })
+
+/** How long the server may take over what a tenant uses; then nothing is said of these limits. */
+const usageMs = 1_500
+
+/** Tells what a tenant uses of its limits on the VirtualFS server. Those who ask while an answer is on its way share it. */
+function tellUsage(limits: TenantLimits, client: Pick<VfsClient, 'usage'>): void {
+  const asking = new SingleFlight<VfsUsage | undefined>()
+  const ask = (tenantId: string) =>
+    asking.run(tenantId, () => client.usage(tenantId, { signal: AbortSignal.timeout(usageMs) }).catch(() => undefined))
+  limits.uses('vfsBytes', async (tenantId) => (await ask(tenantId))?.bytes)
+  limits.uses('vfsEntries', async (tenantId) => (await ask(tenantId))?.entries)
+  limits.uses('vfsSessions', async (tenantId) => (await ask(tenantId))?.sessions)
+}
 
 function baseOf(baseUrl: string | undefined, urlOf: (listener: string) => string): URL {
   try {

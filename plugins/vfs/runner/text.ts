@@ -1,7 +1,6 @@
 import { isUtf8 } from 'node:buffer'
+import { mostShownBytes, wholeCharacters } from '#kit'
 
-/** What a tool may answer, less a little for what is said around it. */
-export const mostBytes = 240 * 1024
 const usualLines = 2_000
 /** A file with a NUL in its beginning is no text. */
 const beginningBytes = 8 * 1024
@@ -28,7 +27,7 @@ export async function readText(
       const newline = chunk.indexOf(0x0a, at)
       const next = newline < 0 ? chunk.length : newline + 1
       if (line >= skip) {
-        const part = chunk.subarray(at, Math.min(next, at + mostBytes - size))
+        const part = chunk.subarray(at, Math.min(next, at + mostShownBytes - size))
         parts.push(part)
         size += part.length
         if (part.length < next - at) {
@@ -62,13 +61,4 @@ function withNote(text: string, skipped: number, end: 'file' | 'lines' | 'bytes'
         ? `Cut in line ${skipped + lines + 1}: offset ${skipped + lines} begins with it.`
         : `Cut in line ${skipped + 1}, which is longer than can be shown: read it by bytes, as base64.`
   return `${text}${whole ? '' : '\n'}[${note}]`
-}
-
-/** Without the bytes at the end that begin a character. */
-function wholeCharacters(data: Buffer): Buffer {
-  for (let cut = 0; cut <= 3; cut++) {
-    const part = data.subarray(0, data.length - cut)
-    if (isUtf8(part)) return part
-  }
-  return data
 }

@@ -6,8 +6,8 @@ import { Readable } from 'node:stream'
 import { isAppError } from '#kernel'
 import { type ByteRange, type NewObject, objectErrors, type WriteCondition } from '#contracts/object-store'
 import { isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
+import { contentTypeOf } from '#kit/files'
 import { belowOf, type FileInfo, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
-import { typeOf } from './types.ts'
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants
 
@@ -237,7 +237,7 @@ const infoOf = (path: string, { size, mtimeNs, ino }: BigIntStats): FileInfo => 
   path,
   kind: 'file',
   bytes: Number(size),
-  contentType: typeOf(path),
+  contentType: contentTypeOf(path) ?? 'application/octet-stream',
   updatedAt: new Date(Number(mtimeNs / 1_000_000n)).toISOString(),
   etag: `${mtimeNs.toString(36)}-${size.toString(36)}-${ino.toString(36)}`,
 })

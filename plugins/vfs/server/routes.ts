@@ -1,13 +1,15 @@
+import type { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
-import { type App, notFound } from '#kernel'
+import { type App, httpErrors, notFound } from '#kernel'
 import { type VfsMountInput, vfsSessionHeader, type VfsView } from '#contracts/vfs'
 import { vfsWire } from '#contracts/wire/vfs'
-import { optionsOf, serve } from '#kit'
+import { optionsOf, serve, takeStreams } from '#kit'
 import { conditionOf, matchOf, quoted, rangeOf, sendFile } from '#kit/files'
-import { arriving } from './arriving.ts'
+import type { Audit } from './audit.ts'
 import type { Files } from './files.ts'
 import type { Mounts } from './mounts.ts'
 import type { Callers } from './proof.ts'
+import type { Sessions } from './sessions.ts'
 
 type Headers = Readonly<Record<string, string | string[] | undefined>>
 
@@ -96,11 +98,7 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
     },
   })
   void app.register(async (scope) => {
-    // The handler reads the body while it arrives.
-    scope.removeAllContentTypeParsers()
-    scope.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
-      done(null, body),
-    )
+    takeStreams(scope)
     scope.route({
       ...optionsOf(vfsWire.write),
       // Paths are checked by whoever has the mount, the body while it arrives.
@@ -136,4 +134,80 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
       },
     })
   })
+}
+
+/** A sender who is silent for so long has gone. */
+const silentMs = 60_000
+
+/**
+ * The body of a request as it arrives. It may take as long as it needs, so long as it goes on. The connection stays, so that whoever is
+ * refused hears why.
+ */
+async function* arriving({ body }: FastifyRequest): AsyncGenerator<Uint8Array> {
+  if (body === undefined || body === null) return
+  const stream = body as Readable
+  const silence = setTimeout(() => stream.destroy(httpErrors.requestTimeout()), silentMs).unref()
+  try {
+    for await (const chunk of stream.iterator({ destroyOnReturn: false })) {
+      silence.refresh()
+      yield chunk as Uint8Array
+      silence.refresh()
+    }
+  } finally {
+    clearTimeout(silence)
+  }
+}
+
+interface Parts {
+  readonly sessions: Sessions
+  readonly audit: Audit
+  /** Deletes some of all that is kept of a tenant. */
+  erase(tenantId: string): Promise<{ deleted: number; more: boolean }>
+}
+
+/** Leases of sessions, what they did, and what a tenant has here. */
+export function sessionRoutes(app: App, callers: Callers, { sessions, audit, erase }: Parts): void {
+  serve(
+    app,
+    vfsWire.sessions,
+    async ({ caller, query: { cursor = '', limit = 100 } }) => ({
+      json: await sessions.list(caller.tenantId, cursor, limit),
+    }),
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.openSession,
+    async ({ caller, params, body }) => ({ json: await sessions.open(caller.tenantId, params.id, body) }),
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.session,
+    async ({ caller, params }) => ({ json: await sessions.show(caller.tenantId, params.id) }),
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.closeSession,
+    async ({ caller, params }) => {
+      if (await sessions.close(caller.tenantId, params.id)) await audit.rest(caller.tenantId, params.id)
+    },
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.audit,
+    async ({ caller, params, query: { cursor, limit = 100 } }) => {
+      const before = cursor === undefined ? Infinity : Number(cursor)
+      const found = await audit.read(caller.tenantId, params.id, before, limit)
+      if (found) return { json: found }
+      // Open, and has done nothing yet.
+      await sessions.show(caller.tenantId, params.id)
+      return { json: { entries: [] } }
+    },
+    callers,
+  )
+  serve(app, vfsWire.usage, async ({ caller }) => ({ json: await sessions.usage(caller.tenantId) }), callers)
+  serve(app, vfsWire.erase, async ({ caller }) => ({ json: await erase(caller.tenantId) }), callers)
 }

@@ -1,5 +1,5 @@
 import { isAbsolute } from 'node:path'
-import { type Static, type StaticDecode, Type } from '@sinclair/typebox'
+import { type StaticDecode, Type } from '@sinclair/typebox'
 import { Duration, Settings, Tenants } from '#kernel'
 import { isMountName } from '#contracts/vfs'
 import { OwnHosts } from '#kit/own-hosts'
@@ -64,7 +64,6 @@ export const serverSettings = Settings({
   auditFor: Duration('30d', 'How long it is kept what a session read and wrote, after the last of it.'),
   sweepEvery: Duration('1h', 'How often both are looked after.'),
 })
-export type ServerSettings = Static<typeof serverSettings>
 
 /** Problems of mounts that a schema cannot see, as one sentence for the boot. */
 export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {

@@ -12,7 +12,7 @@ import { signedHeaders, type Signer, Signers } from '#contracts/signing'
 import { signedForm } from '#contracts/vfs'
 import { fake, testKernel, testVfs, until } from '#testing'
 import proxy from '../proxy/index.ts'
-import { targetOf } from '../proxy/target.ts'
+import { targetOf } from '../proxy/routes.ts'
 
 /** Anybody acts for the tenant that the header `key` names. */
 const openGuard: Guard = {

@@ -4,7 +4,7 @@ import { chmod, chown, mkdir, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
-import { diskUsage } from '../disk-usage.ts'
+import { diskUsage } from '../home.ts'
 import { folderFor } from './remains.ts'
 
 const nobody = 65_534

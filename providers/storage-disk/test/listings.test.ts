@@ -3,7 +3,7 @@ import { mkdir, mkdtemp, rm, utimes, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
-import { trailerOf } from '../file.ts'
+import { trailerOf } from '../files.ts'
 import { DiskBackend } from '../backend.ts'
 import { namesOf } from '../names.ts'
 

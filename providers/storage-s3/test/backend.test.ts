@@ -9,7 +9,7 @@ import { startFauxqs } from 'fauxqs'
 import { newObject, oddKeys, testObjectBackend } from '#testing'
 import { S3Backend } from '../backend.ts'
 import { S3Client } from '../client.ts'
-import { readList } from '../list.ts'
+import { readList } from '../backend.ts'
 
 const keys = {
   region: 'us-east-1',

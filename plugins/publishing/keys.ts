@@ -1,7 +1,52 @@
+import type { Caller, KeyIssuer, KeyRotation, Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
+import { newId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
-import type { KeyMetadata } from './schema.ts'
+import { keyOver, unknownKey } from './errors.ts'
+import type { IssuedKey, KeyBody, KeyMetadata } from './schema.ts'
+import { found } from './agents.ts'
+
+interface AgentKeyOptions {
+  readonly database: Database
+  readonly tokens: Tokens
+  readonly issuer: Pick<KeyIssuer, 'expiryFor'>
+}
+
+// No other text is the id of a key, and PostgreSQL would refuse some of it with an error.
+const keyIdForm = /^key_[0-9a-z]{1,64}$/
+
+/** The keys of published agents. Specification 2.2, 4.4. */
+export function createAgentKeyService({ database, tokens, issuer }: AgentKeyOptions) {
+  const mint = () => {
+    const token = tokens.mint()
+    return { id: newId('key'), token, hash: tokens.hash('ao:pub-key:v1', token) }
+  }
+  return {
+    /** The key expires with that of the caller at the latest: ADR 55. */
+    async issue(caller: Caller, profile: string, { label, expiresAt: asked }: KeyBody): Promise<IssuedKey> {
+      const { token, ...minted } = mint()
+      const expiresAt = await issuer.expiryFor(caller, asked)
+      const key = await insertKey(database, caller.tenantId, profile, { ...minted, label, expiresAt })
+      return { ...found(key), token }
+    },
+    async rotate(caller: Caller, profile: string, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
+      if (!keyIdForm.test(id)) throw unknownKey()
+      const { token, ...minted } = mint()
+      const latest = await issuer.expiryFor(caller, undefined)
+      const key = await replaceKey(database, caller.tenantId, { profile, id, latest, graceSeconds }, minted)
+      if (key === 'over') throw keyOver()
+      if (key === undefined) throw unknownKey()
+      return { ...key, token }
+    },
+    list: async (tenantId: string, profile: string, page: Page) =>
+      found(await listKeys(database, tenantId, profile, page)),
+    async revoke(tenantId: string, profile: string, id: string): Promise<void> {
+      if (!keyIdForm.test(id) || !(await revokeKey(database, tenantId, profile, id))) throw unknownKey()
+    },
+  }
+}
+export type AgentKeyService = ReturnType<typeof createAgentKeyService>
 
 interface KeyRow {
   id: string
@@ -35,7 +80,7 @@ interface NewKey {
 const active = `SELECT id FROM published_agents WHERE tenant_id = $1 AND active_profile = $2`
 
 /** Undefined when the profile is not published. */
-export async function insertKey(
+async function insertKey(
   database: Database,
   tenantId: string,
   profile: string,
@@ -52,7 +97,7 @@ export async function insertKey(
 }
 
 /** Active and revoked keys, newest first. Undefined when the profile is not published. */
-export async function listKeys(
+async function listKeys(
   database: Database,
   tenantId: string,
   profile: string,
@@ -84,7 +129,7 @@ interface KeyReplacement {
  * Adds a key like another one, which works for `graceSeconds` more. `over`: that one does not work any more. Undefined when the
  * publication that the profile has now has no such key.
  */
-export async function replaceKey(
+async function replaceKey(
   database: Database,
   tenantId: string,
   { profile, id, latest, graceSeconds }: KeyReplacement,
@@ -118,7 +163,7 @@ export async function replaceKey(
 }
 
 /** False for a key that belongs to no publication of this profile. Revoking twice keeps the first time. */
-export async function revokeKey(database: Database, tenantId: string, profile: string, id: string): Promise<boolean> {
+async function revokeKey(database: Database, tenantId: string, profile: string, id: string): Promise<boolean> {
   const update = {
     text: `UPDATE published_agent_keys k SET revoked_at = COALESCE(k.revoked_at, now())
            FROM published_agents p
