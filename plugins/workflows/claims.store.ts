@@ -74,8 +74,8 @@ export class Claims {
     const ids = rows.filter(({ type }) => starts(type)).map(({ id }) => id)
     if (maxCostCents === undefined || ids.length === 0) return {}
     const parts = ids.length + (unfinished > ids.length ? 1 : 0)
-    const { part, others } = await this.#nodes.reserve(ids, { maxCents: maxCostCents, parts })
-    if (part > 0) return { cents: part }
+    const { share, others } = await this.#nodes.reserve(ids, { maxCents: maxCostCents, parts })
+    if (share > 0) return { cents: share }
     return {
       refused:
         others > 0 ? { kind: 'later', inMs: waitsForBudgetMs } : { kind: 'over', status: 'error', error: overBudget },

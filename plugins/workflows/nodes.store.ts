@@ -328,16 +328,16 @@ export class NodeTable {
   async reserve(
     ids: readonly string[],
     { maxCents, parts }: { readonly maxCents: number; readonly parts: number },
-  ): Promise<{ readonly part: number; readonly others: number }> {
-    const [row] = await this.#tx.query<{ part: number; others: number }>({
+  ): Promise<{ readonly share: number; readonly others: number }> {
+    const [row] = await this.#tx.query<{ share: number; others: number }>({
       name: 'workflow-reserve',
       text: `WITH used AS (
-               SELECT greatest(0, $4::float8 - sum(cost_cents) - sum(reserved_cents)) / $5::int AS part, sum(reserved_cents) AS others
+               SELECT greatest(0, $4::float8 - sum(cost_cents) - sum(reserved_cents)) / $5::int AS share, sum(reserved_cents) AS others
                FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2
              ), reserved AS (
-               UPDATE workflow_nodes SET reserved_cents = part FROM used WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)
+               UPDATE workflow_nodes SET reserved_cents = share FROM used WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)
              )
-             SELECT part, others FROM used`,
+             SELECT share, others FROM used`,
       values: [...this.#of, ids, maxCents, parts],
     })
     return row!

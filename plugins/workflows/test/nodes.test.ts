@@ -80,6 +80,30 @@ test('each type of node does what it says', async (t) => {
     assert.match(agent.subTask.prompt, /pear/)
   })
 
+  await t.test('what agents may cost together is divided among those that begin together', async () => {
+    const agent = { type: 'agent', profile: 'echo', prompt: 'Hello' }
+    const nodes = [
+      { ...agent, id: 'a' },
+      { ...agent, id: 'b' },
+      { ...agent, id: 'c', dependsOn: ['a', 'b'] },
+    ]
+    const id = await s.run(nodes, { definition: { name: 'paid', nodes, maxCostCents: 9 } })
+    const run = await s.rests(id)
+    const parents = nodes.map(async (one) => {
+      const { body } = await s.call('GET', `/api/runs/${node(run, one.id).agentRunId}`)
+      return body.parent
+    })
+    // One part stays for what is still to come; the last one has what is left.
+    assert.deepEqual(
+      (await Promise.all(parents)).map(({ rootId, budgetCents }) => [rootId, budgetCents]),
+      [
+        [id, 3],
+        [id, 3],
+        [id, 9],
+      ],
+    )
+  })
+
   await t.test('a tool of the platform', async () => {
     const run = await s.rests(
       await s.run([{ id: 'sum', type: 'tool', tool: 'calculate', arguments: { expression: '{{ input.x }} * 2' } }], {
