@@ -9,7 +9,7 @@ export { everyTenant, type TenantList, Tenants } from './contracts/tenant-list.t
 export { AppError, type AppErrorOptions, type ErrorTable, errorTable, isAppError, unbegun } from './contracts/errors.ts'
 export { conflict, forbidden, invalidField, invalidRequest, notFound } from './contracts/http-errors.ts'
 export { httpErrors, unauthorized, unavailable } from './contracts/http-errors.ts'
-export { access, accessOf, judgeOrigins, isStream } from './http/access.ts'
+export { access, accessOf, judgeOrigins, isStream, isUpload } from './http/access.ts'
 export { eventStream, failures, jsonLines, negotiated, NoContent, plainText } from './http/answers.ts'
 export type { App, TypeBox } from './http/app.ts'
 export { operationsListener } from './http/listeners.ts'

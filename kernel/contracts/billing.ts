@@ -22,6 +22,10 @@ export const billingErrors = errorTable('billing', {
     message: 'Whether this tenant has credit cannot be told now; try again.',
     about: 'Whether the tenant has credit cannot be told now. With `checkout_path`.',
   },
+  modelUnpriced: {
+    status: 409,
+    about: 'The model of the profile has no price, and this server refuses such models (`refuseUnpriced`).',
+  },
   budgetExceeded: {
     status: 402,
     about: 'A budget of the tenant is used up; `budget` says which. Its admins can raise it: PUT /api/billing/budgets.',
@@ -35,12 +39,17 @@ export const billingErrors = errorTable('billing', {
   },
 })
 
+/** Where a server refuses models without a price. */
+export const unpricedModel = (model: string): string =>
+  `The model '${model}' has no price on this server, which refuses such models: name another one in the profile, or have its operator add a price.`
+
 /** What keeps a run from being begun. */
 export const fundsErrors = [
   billingErrors.registrationPending,
   billingErrors.creditsExhausted,
   billingErrors.billingUnavailable,
   billingErrors.budgetExceeded,
+  billingErrors.modelUnpriced,
 ] as const
 
 /** The budget that has no more. Amounts are in microcents. */
@@ -65,7 +74,7 @@ export interface BudgetAlert {
 }
 
 /**
- * Prepaid credit. The money of runs is moved by the statements that start and end them, with the functions of migration 55: this is what else
+ * Prepaid credit. The money of runs is moved by the statements that start and end them, with the functions of migrations 55 and 67: this is what else
  * they need to know.
  */
 export interface Billing {
@@ -73,6 +82,12 @@ export interface Billing {
   readonly absent?: true
   /** How much is held for a run when it starts, where its credit and its limits allow it. */
   readonly holdMicrocents: number
+  /** What has to be left for a run to begin, and to go on after a model call. */
+  readonly reserveMicrocents: number
+  /** Models without a price are refused: at the start, and after a call of one. */
+  readonly refusesUnpriced: boolean
+  /** Throws 409 `model_unpriced` for a model that this server refuses. */
+  checkModel(model: string): void
   /** Rejects with 402 for a tenant that may not begin what costs money: registered, and with credit that is not held. */
   gate(tenantId: string): Promise<void>
   /** The 402 for a statement that the ledger refused; undefined for any other failure. */
@@ -98,6 +113,8 @@ export interface Checkout {
   readonly cents: number
   readonly currency: string
   readonly label: string
+  /** What the provider calls the price of the pack, where it has one in its catalog. */
+  readonly price: string | undefined
   /** What the provider calls the tenant, once it has said so. */
   readonly customer: string | undefined
   /** Where this server is reached, for the way back. */
@@ -116,6 +133,14 @@ export type BillingEvent =
   | { readonly kind: 'expired'; readonly tenantId: string; readonly checkoutId: string }
   /** `cents`: all that was refunded of the payment so far. */
   | { readonly kind: 'refunded'; readonly tenantId: string; readonly cents: number; readonly reference: string }
+  /** A payment is disputed, and its money is gone; `won`: it has come back. Each may be said first. */
+  | {
+      readonly kind: 'disputed'
+      readonly tenantId: string
+      readonly cents: number
+      readonly reference: string
+      readonly won: boolean
+    }
 
 /** Takes payments. */
 export interface BillingProvider {

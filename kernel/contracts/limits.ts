@@ -60,6 +60,12 @@ export const limitKinds = {
     relief: 'later',
     about: 'Messages to published agents, with all their keys together.',
   },
+  transferBytesPerMinute: {
+    default: 4 * gibi,
+    unit: 'bytes',
+    relief: 'later',
+    about: 'Large requests, and files that it sends and fetches, at each process; what is above waits for its turn.',
+  },
   runningRuns: { default: 500, unit: 'runs', relief: 'later', about: 'Runs that execute at once, on all conductors.' },
   queuedRuns: { default: 2_000, unit: 'runs', relief: 'later', about: 'Runs that wait for their sessions.' },
   openStreams: {
@@ -272,6 +278,8 @@ export interface TenantLimits {
   ownOf(tenantId: string): OwnLimits
   /** Replaces limits of a tenant; null gives the role file's back. False: there is no such tenant, or no database. */
   change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
+  /** The bytes of a file as they come, no faster than the tenant may send and fetch. */
+  paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
   /** Keeps `storedBytes`. */
   readonly stored: StoredBytes
   /** Keeps the limits on requests and open streams in a scope: called behind its guard, and before its routes. */

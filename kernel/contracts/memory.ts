@@ -4,7 +4,7 @@ import { capability } from '../plugin.ts'
 /** The most memories that are put into a first message. */
 export const mostInjected = 20
 
-/** The field `memory` of a profile. Absent: nothing is put into messages, and the tools have the scope `user`. */
+/** The field `memory` of a profile. Absent: nothing is put into messages or taken from them, and the tools have the scope `user`. */
 export const ProfileMemory = Type.Object(
   {
     inject: Type.Optional(
@@ -12,6 +12,12 @@ export const ProfileMemory = Type.Object(
         minimum: 0,
         maximum: mostInjected,
         description: 'How many memories, the best ones for it, are put before the first message of a conversation.',
+      }),
+    ),
+    extract: Type.Optional(
+      Type.Boolean({
+        description:
+          'What people say in conversations becomes memories, some minutes after a run has ended. Of end users; with the scope `profile` of everybody.',
       }),
     ),
     scope: Type.Optional(

@@ -60,7 +60,8 @@ export type ModelPost = (url: URL, request: ModelRequest) => Promise<ModelAnswer
 
 export interface ModelRequest {
   readonly headers: Readonly<Record<string, string>>
-  readonly body: string
+  /** Texts that follow one another: what is large is never put together. */
+  readonly body: readonly string[]
   readonly signal?: AbortSignal | undefined
 }
 

@@ -72,6 +72,12 @@ export const UsageEvent = open({
   cachedTokens: Type.Optional(Type.Integer()),
   model: Type.String(),
   costCents: Type.Optional(Type.Number()),
+  knownCostCents: Type.Optional(
+    Type.Number({
+      description:
+        'Of a run with calls whose price is not known, so that it has no `costCents`: the cost of the others.',
+    }),
+  ),
   estimated: Type.Optional(
     Type.Boolean({
       description: 'The model server did not say it: taken from the bytes of a call and the time it took.',

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import type { IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
 import type {
   FastifyBaseLogger,
@@ -12,7 +13,7 @@ import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
-import { type LongString, longBytes, parseAround } from '../kit/long-strings.ts'
+import { bodyOf, type LongString, longBytes, parseAround } from '../kit/large-bodies.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
 import { handleClientError } from './errors.ts'
@@ -124,8 +125,8 @@ export const jsonBodies = fp(
     app.setValidatorCompiler(validators())
     // Routes take no text unless they add a parser for it: any other answers 415.
     app.removeContentTypeParser(['application/json', 'text/plain'])
-    app.addContentTypeParser('application/json', { parseAs: 'buffer' }, async (_request: unknown, body: Buffer) =>
-      parseJson(body),
+    app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) =>
+      parseJson(await bodyOf(request, payload)),
     )
   },
   { name: 'agent-orc-bodies' },

@@ -2,8 +2,10 @@ import { createHash } from 'node:crypto'
 import { linkErrors, type ObjectLink } from '#contracts/linked-objects'
 import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
+import { maxAttachmentBytes } from '#contracts/prompt'
 import { sidecarErrors } from '#contracts/sidecar-errors'
 import { isAppError } from '../contracts/errors.ts'
+import { maxLineBytes } from './lines.ts'
 import { createModelConnections } from './models.ts'
 
 /** Where a run's linked contents are: beside the tools of its session, with the same token. */
@@ -62,14 +64,19 @@ export async function contentOf(
   body: AsyncIterable<Uint8Array>,
   link: Pick<ObjectLink, 'sha256' | 'bytes'>,
 ): Promise<Buffer | undefined> {
-  const parts: Uint8Array[] = []
+  if (link.bytes > mostBytes) return undefined
+  const content = Buffer.allocUnsafe(link.bytes)
   const sha256 = createHash('sha256')
   let bytes = 0
   for await (const part of body) {
-    bytes += part.length
-    if (bytes > link.bytes) return undefined
+    if (bytes + part.length > link.bytes) return undefined
     sha256.update(part)
-    parts.push(part)
+    // Put in its place at once: joining all parts at the end would hold everybody up.
+    content.set(part, bytes)
+    bytes += part.length
   }
-  return bytes === link.bytes && sha256.digest('hex') === link.sha256 ? Buffer.concat(parts, bytes) : undefined
+  return bytes === link.bytes && sha256.digest('hex') === link.sha256 ? content : undefined
 }
+
+/** What is linked is an attachment or was in one line of an event. */
+const mostBytes = Math.max(maxAttachmentBytes, maxLineBytes)

@@ -1,5 +1,6 @@
 // For model providers and for the code that calls models: connections, the cheapest call, and the plugin around a provider.
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import { setImmediate as turn } from 'node:timers/promises'
 import type { Static, TObject } from '@sinclair/typebox'
 import { Agent, type Dispatcher } from 'undici'
 import {
@@ -145,7 +146,8 @@ export function createModelConnections({ permits }: { permits?: Permits } = {}):
       if (permits && typeof outboundUrl(url.href, { permits, schemes: ['http', 'https'] }) === 'string') {
         throw new ForbiddenAddressError()
       }
-      const request = { headers: headers as Record<string, string>, body: (body ?? null) as string, signal: signal! }
+      const given = typeof body === 'string' ? [body] : []
+      const request = { headers: headers as Record<string, string>, body: given, signal: signal! }
       return responseOf(await exchange(agent, url, method, request))
     },
     close: () => agent.destroy(),
@@ -156,7 +158,7 @@ export function createModelConnections({ permits }: { permits?: Permits } = {}):
 export const postBy =
   (fetch: ModelFetch): ModelPost =>
   async (url, { headers, body, signal = null }) => {
-    const response = await fetch(url, { method: 'POST', headers, body, signal })
+    const response = await fetch(url, { method: 'POST', headers, body: body.join(''), signal })
     const reader = response.body?.getReader()
     return {
       status: response.status,
@@ -175,8 +177,33 @@ function exchange(agent: Agent, url: URL, method: string, request: ModelRequest)
     if (signal?.aborted) return reject(abortError(signal))
     const answer = new Answer(signal, resolve, reject)
     const { origin, pathname, search } = url
-    agent.dispatch({ origin, path: pathname + search, method: method as Dispatcher.HttpMethod, headers, body }, answer)
+    const sent = { origin, path: pathname + search, method: method as Dispatcher.HttpMethod }
+    agent.dispatch({ ...sent, ...bodyOf(headers, body) }, answer)
   })
+}
+
+/** Characters of a text that is sent in one step; of a larger one the rest waits for others to have their turn. */
+const sliceChars = 128 * 1024
+
+function bodyOf(headers: ModelRequest['headers'], texts: ModelRequest['body']) {
+  const chars = texts.reduce((sum, { length }) => sum + length, 0)
+  if (chars <= sliceChars) return { headers, body: texts.length > 0 ? texts.join('') : null }
+  const bytes = texts.reduce((sum, text) => sum + Buffer.byteLength(text), 0)
+  // Undici takes any iterable; its types name streams alone.
+  const body = slicesOf(texts) as unknown as Dispatcher.DispatchOptions['body'] & object
+  return { headers: { ...headers, 'content-length': String(bytes) }, body }
+}
+
+async function* slicesOf(texts: readonly string[]): AsyncGenerator<Buffer> {
+  for (const text of texts) {
+    for (let from = 0, to = 0; from < text.length; from = to) {
+      to = from + sliceChars
+      // Both halves of a character go together.
+      if (to < text.length && (text.charCodeAt(to) & 0xfc00) === 0xdc00) to++
+      yield Buffer.from(text.slice(from, to))
+      await turn()
+    }
+  }
 }
 
 /** Reads of a socket (up to 64 KiB) held for a slow reader before the socket is paused. */

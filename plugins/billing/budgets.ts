@@ -19,8 +19,11 @@ interface UseRow {
 }
 
 const cents = (column: string): string => `(${column} / ${microcentsPerCent}.0)::float8`
-/** Of uses `u` of budgets `b`: a row of an earlier period says what is held, and that nothing is spent yet. */
-const spent = `CASE WHEN b.per = 'run' OR u.period = billing_period(b.per) THEN u.spent ELSE 0 END`
+/**
+ * Of uses `u` of budgets `b`, with what runs under way have spent: a row of an earlier period says what those have, and what is held,
+ * and that nothing else is spent yet.
+ */
+const spent = `(u.running + CASE WHEN b.per = 'run' OR u.period = billing_period(b.per) THEN u.spent ELSE 0 END)`
 const percent = `least(floor(100.0 * ${spent} / greatest(b.cap, 1)), 2147483647)::int`
 const subjectOf = ({ scope, subject }: Budget): string => (scope === 'tenant' ? '' : (subject ?? '*'))
 
@@ -32,7 +35,7 @@ const list = (tenantId: string): Statement[] => [
   },
   {
     text: `SELECT b.id, u.* FROM billing_budgets b CROSS JOIN LATERAL (
-             SELECT u.subject, u.run_id AS "runId", ${cents(spent)} AS "spentCents", ${cents('u.held')} AS "heldCents",
+             SELECT u.subject, u.run_id AS "runId", ${cents(spent)} AS "spentCents", ${cents('(u.held - u.running)')} AS "heldCents",
                ${percent} AS percent
              FROM billing_budget_uses u WHERE u.tenant_id = $1 AND u.budget_id = b.id AND (${spent} > 0 OR u.held > 0)
              ORDER BY ${spent} + u.held DESC, u.subject LIMIT 20

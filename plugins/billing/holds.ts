@@ -1,12 +1,12 @@
 import type { Counter } from 'prom-client'
 import type { AppError } from '#kernel'
-import { type Billing, billingErrors, type BudgetRefusal, checkoutPath } from '#contracts/billing'
+import { type Billing, billingErrors, type BudgetRefusal, checkoutPath, unpricedModel } from '#contracts/billing'
 import { sqlState } from '#contracts/database'
-import { microcentsPerCent } from '#contracts/prices'
+import { microcentsPerCent, type Prices } from '#contracts/prices'
 import type { Budgets } from './budgets.ts'
 import type { Ledger } from './ledger.ts'
 
-/** What the functions of migration 55 raise when they refuse. */
+/** What the functions of migrations 55 and 67 raise when they refuse. */
 const refusedState = 'AO402'
 /** The database has no such table or function: a conductor of this release has not migrated it yet. */
 const notThere = ['42P01', '42883']
@@ -17,11 +17,21 @@ interface HoldsDeps {
   readonly ledger: Ledger
   readonly budgets: Budgets
   readonly holdMicrocents: number
+  readonly reserveMicrocents: number
+  /** Undefined: models without a price may be used, and are charged nothing. */
+  readonly priced: Pick<Prices, 'priceOf'> | undefined
   readonly refused: Counter
 }
 
 /** What runs and publishing ask of billing. */
-export function createHolds({ ledger, budgets, holdMicrocents, refused }: HoldsDeps): Billing {
+export function createHolds({
+  ledger,
+  budgets,
+  holdMicrocents,
+  reserveMicrocents,
+  priced,
+  refused,
+}: HoldsDeps): Billing {
   const counted = (error: AppError): AppError => {
     refused.inc({ code: error.code })
     return error
@@ -34,15 +44,24 @@ export function createHolds({ ledger, budgets, holdMicrocents, refused }: HoldsD
   }
   return {
     holdMicrocents,
+    reserveMicrocents,
+    refusesUnpriced: priced !== undefined,
+    checkModel(model) {
+      if (!priced || priced.priceOf(model)) return
+      throw counted(billingErrors.modelUnpriced({ message: unpricedModel(model), detail: { model } }))
+    },
     refusalOf,
     async gate(tenantId) {
       const account = await ledger.account(tenantId)
       if (!account) throw counted(billingErrors.registrationPending({ detail }))
-      if (account.balance - account.held <= 0) throw counted(billingErrors.creditsExhausted({ detail }))
+      if (account.balance - account.held < Math.max(1, reserveMicrocents))
+        throw counted(billingErrors.creditsExhausted({ detail }))
     },
     async extend(tenantId, runId, spent) {
       try {
-        return (await ledger.extend(tenantId, runId, spent, holdMicrocents)) ?? Infinity
+        return (
+          (await ledger.extend(tenantId, runId, spent, { more: holdMicrocents, least: reserveMicrocents })) ?? Infinity
+        )
       } catch (error) {
         const why = refusalOf(error)
         if (why) return why
@@ -77,6 +96,9 @@ const names: Readonly<Record<string, string>> = {
 export const noBilling: Billing = {
   absent: true,
   holdMicrocents: 0,
+  reserveMicrocents: 0,
+  refusesUnpriced: false,
+  checkModel: () => {},
   gate: async () => {},
   refusalOf: () => undefined,
   extend: async () => Infinity,

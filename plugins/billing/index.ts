@@ -53,6 +53,17 @@ export default definePlugin({
       maximum: 1_000_000,
       description: 'How much is held for a run when it starts, and each time when it needs more.',
     }),
+    reserveCents: Type.Number({
+      default: 0,
+      minimum: 0,
+      maximum: 1_000_000,
+      description:
+        'What has to be left for a run to begin, and for it to go on after a model call: as much as the dearest call costs, and no balance goes below 0 by it.',
+    }),
+    refuseUnpriced: Type.Boolean({
+      default: false,
+      description: 'Models without a price are refused; unless set they are charged nothing, and marked.',
+    }),
     publicUrl: Type.Optional(
       Type.String({ description: 'Where browsers reach this server, for links; as it was asked unless given.' }),
     ),
@@ -121,7 +132,9 @@ export default definePlugin({
     })
     jobs?.every('billing', '7 * * * *', (signal) => upkeep({ database, prices, signal, log, audited }))
     const holdMicrocents = Math.max(1, Math.round(config.holdCents * microcentsPerCent))
-    return { billing: createHolds({ ledger, budgets, holdMicrocents, refused }) }
+    const reserveMicrocents = Math.round(config.reserveCents * microcentsPerCent)
+    const priced = config.refuseUnpriced ? (prices ?? { priceOf: () => undefined }) : undefined
+    return { billing: createHolds({ ledger, budgets, holdMicrocents, reserveMicrocents, priced, refused }) }
   },
 })
 

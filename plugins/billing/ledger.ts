@@ -20,7 +20,7 @@ export interface CreditLeft {
 /** Credit that is given. */
 export interface Credit {
   readonly cents: number
-  readonly kind: 'topup' | 'grant' | 'correction'
+  readonly kind: 'topup' | 'grant' | 'correction' | 'dispute_won'
   readonly reference: string
   readonly priority?: number
   readonly expiresAt?: string
@@ -29,12 +29,19 @@ export interface Credit {
 /** Credit that is taken back. */
 export interface Debit {
   readonly cents: number
-  readonly kind: 'refund' | 'correction'
+  readonly kind: 'refund' | 'correction' | 'dispute'
   readonly reference: string
   readonly note?: string
 }
 
-const counters = { topup: 'payments', grant: 'grants', refund: 'payments', correction: 'adjustments' } as const
+const counters = {
+  topup: 'payments',
+  grant: 'grants',
+  refund: 'payments',
+  dispute: 'payments',
+  dispute_won: 'payments',
+  correction: 'adjustments',
+} as const
 export const microcents = (cents: number): number => Math.round(cents * microcentsPerCent)
 
 const account = (tenantId: string): Sql => ({
@@ -118,14 +125,29 @@ export class Ledger {
       if (cents > 0) await tx.query(debitOf(tenantId, { cents, kind: 'refund', reference: `${payment}:${total}` }))
     })
   }
+  /**
+   * Takes what is disputed, and gives it back when that is won. Whatever is said first, and however often, it comes to the same: what
+   * is won was taken before. True: something was written.
+   */
+  async dispute(tenantId: string, cents: number, reference: string, won: boolean): Promise<boolean> {
+    const taken = debitOf(tenantId, { cents, kind: 'dispute', reference })
+    const given = creditOf(tenantId, { cents, kind: 'dispute_won', reference })
+    const rows = await this.#database.batch<{ written: boolean }[][]>(tenantId, won ? [taken, given] : [taken])
+    return rows.some(([row]) => row!.written)
+  }
   /** Microcents that are held for a run; null where nothing is. Rejects as the function of the database refuses. */
-  async extend(tenantId: string, runId: string, spent: number, more: number): Promise<number | null> {
+  async extend(
+    tenantId: string,
+    runId: string,
+    spent: number,
+    { more, least }: { readonly more: number; readonly least: number },
+  ): Promise<number | null> {
     const [row] = await this.#database.as('claims').unit<{ held: number | null }>(
       tenantId,
       {
         name: 'billing-extend',
-        text: 'SELECT billing_extend($1, $2, $3, $4)::float8 AS held',
-        values: [tenantId, runId, spent, more],
+        text: 'SELECT billing_extend($1, $2, $3, $4, $5)::float8 AS held',
+        values: [tenantId, runId, spent, more, least],
       },
       { order: `billing ${tenantId}` },
     )

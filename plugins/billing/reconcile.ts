@@ -12,6 +12,9 @@ export interface Discrepancy {
 /** The most that is told of each check. */
 const most = 50
 
+// Of a run with calls whose price is not known the cost of the others: its meter has none.
+const charged = `coalesce(r.usage ->> 'costCents', r.usage ->> 'knownCostCents')::numeric`
+
 const checks: Readonly<Record<string, string>> = {
   'every transfer adds up to 0': `
     SELECT kind || ' ' || reference AS subject, 0 AS expected, sum(amount) AS found FROM ledger_entries
@@ -34,22 +37,22 @@ const checks: Readonly<Record<string, string>> = {
   'what is held of budgets is held for runs': `
     SELECT u.budget_id || ' ' || u.subject AS subject, coalesce(h.sum, 0) AS expected, u.held AS found FROM billing_budget_uses u
     LEFT JOIN (
-      SELECT b ->> 0 AS id, b ->> 1 AS subject, b ->> 2 AS run, sum(amount) AS sum
+      SELECT b ->> 0 AS id, b ->> 1 AS subject, b ->> 2 AS run, sum(amount) AS sum, sum(spent) AS spent
       FROM billing_holds, jsonb_array_elements(budgets) b WHERE tenant_id = $1 GROUP BY 1, 2, 3
     ) h ON h.id = u.budget_id AND h.subject = u.subject AND h.run = u.run_id
-    WHERE u.tenant_id = $1 AND u.held <> coalesce(h.sum, 0)`,
+    WHERE u.tenant_id = $1 AND (u.held <> coalesce(h.sum, 0) OR u.running <> coalesce(h.spent, 0))`,
   // Runs that ended before the tenant had an account were charged to nobody. What retention has deleted is compared with nothing.
   'every run that was metered is charged what its meter says': `
     SELECT m.run_id AS subject, coalesce(m.cost_microcents, 0) AS expected, coalesce(-e.amount, 0) AS found
     FROM run_meters m JOIN billing_accounts a ON a.tenant_id = $1 AND m.recorded_at >= a.registered_at
     LEFT JOIN ledger_entries e ON e.tenant_id = $1 AND e.kind = 'model' AND e.reference = m.run_id AND e.account = 'credit'
-    WHERE m.tenant_id = $1 AND (coalesce(-e.amount, 0) <> coalesce(m.cost_microcents, 0)
+    WHERE m.tenant_id = $1 AND (coalesce(-e.amount, 0) <> coalesce(m.cost_microcents, -e.amount, 0)
       OR (m.cost_microcents IS NULL) <> coalesce(e.unpriced, false))`,
   'every charge has a run that says the same': `
-    SELECT e.reference AS subject, -e.amount AS expected, round((r.usage ->> 'costCents')::numeric * 1000000) AS found
+    SELECT e.reference AS subject, -e.amount AS expected, round(${charged} * 1000000) AS found
     FROM ledger_entries e JOIN runs r ON r.tenant_id = $1 AND r.id = e.reference
     WHERE e.tenant_id = $1 AND e.kind = 'model' AND e.account = 'credit'
-      AND coalesce(round((r.usage ->> 'costCents')::numeric * 1000000), 0) <> -e.amount`,
+      AND coalesce(round(${charged} * 1000000), 0) <> -e.amount`,
 }
 
 // One statement: runs that end meanwhile are in all checks or in none.

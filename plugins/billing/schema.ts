@@ -13,7 +13,17 @@ const leastCents = 0.000001
 const mostCents = 1_000_000_000
 
 export const Pack = Type.Object(
-  { cents: Type.Integer({ minimum: 1, maximum: mostCents }), label: Type.String({ minLength: 1, maxLength: 100 }) },
+  {
+    cents: Type.Integer({ minimum: 1, maximum: mostCents }),
+    label: Type.String({ minLength: 1, maxLength: 100 }),
+    price: Type.Optional(
+      Type.String({
+        pattern: '^[A-Za-z0-9_-]{1,100}$',
+        description:
+          'What the provider calls the price of this pack in its catalog (Stripe: `price_…`), for its taxes and invoices; it must be of `cents`.',
+      }),
+    ),
+  },
   { additionalProperties: false },
 )
 export type Pack = Static<typeof Pack>
@@ -119,7 +129,8 @@ export const LedgerEntry = Type.Object({
   }),
   amountCents: Cents,
   kind: Type.String({
-    description: '`topup`, `grant`, `model`, `tool_calls`, `sandbox`, `storage`, `expiry`, `refund` or `correction`.',
+    description:
+      '`topup`, `grant`, `model`, `tool_calls`, `sandbox`, `storage`, `expiry`, `refund`, `dispute`, `dispute_won` or `correction`.',
   }),
   reference: Type.String({ description: 'Entries of one kind and reference add up to 0.' }),
   runId: orNull,

@@ -59,7 +59,16 @@ export class Wallet {
     const id = newId('chk')
     await ledger.openCheckout(tenantId, { id, provider: name, cents, createdBy: keyId })
     const customer = (await ledger.account(tenantId))?.customers[name]
-    const asked = { id, tenantId, cents, currency, label: pack.label, customer, origin: publicUrl ?? origin }
+    const asked = {
+      id,
+      tenantId,
+      cents,
+      currency,
+      label: pack.label,
+      price: pack.price,
+      customer,
+      origin: publicUrl ?? origin,
+    }
     const made = await this.#provider().checkout(asked)
     if (made.customer !== undefined && made.customer !== customer)
       await ledger.keepCustomer(tenantId, name, made.customer)
@@ -132,6 +141,8 @@ export class Wallet {
     const { ledger } = this.#deps
     const { tenantId } = event
     if (!(await ledger.knows(tenantId))) return false
+    if (event.kind === 'disputed')
+      return ledger.dispute(tenantId, event.cents, `${provider}:${event.reference}`, event.won)
     if (event.kind === 'expired') await ledger.expireCheckout(tenantId, event.checkoutId)
     else if (event.kind === 'refunded') await ledger.refund(tenantId, event.cents, `${provider}:${event.reference}`)
     else {

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import fp from 'fastify-plugin'
-import { type App, type AppError, definePlugin, isAppError, isStream, maybe, Settings } from '#kernel'
+import { type App, type AppError, definePlugin, isAppError, isStream, isUpload, maybe, Settings } from '#kernel'
 import { Database, presentDatabase, type Statement } from '#contracts/database'
 import { Kv } from '#contracts/kv'
 import {
@@ -90,6 +90,7 @@ export class KeptLimits implements TenantLimits {
   /** Requests by tenant and limit, and refused ones. */
   readonly #minute = new Counts(60_000)
   readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
+  readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
   #seen = '-infinity'
   #timer: NodeJS.Timeout | undefined
 
@@ -161,6 +162,28 @@ export class KeptLimits implements TenantLimits {
     const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, 60_000 / (max * paceFactor), weight)
     if (waitMs === undefined) throw overLimit(kind, max, longestTurnMs / 1_000)
     if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+  }
+  /** The same for the body of a request that comes at once: what is large waits until the tenant may send as much. */
+  async turnOfBody(tenantId: string, bytes: number): Promise<void> {
+    const waitMs = this.#transfer(tenantId, bytes)
+    const { transferBytesPerMinute: max } = this.of(tenantId)
+    if (waitMs === undefined) throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000)
+    if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+  }
+  async *paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
+    for await (const part of body) {
+      let waitMs = this.#transfer(tenantId, part.length)
+      // Others of the tenant are before it: a file that has begun waits for as long as they take.
+      for (; waitMs === undefined; waitMs = this.#transfer(tenantId, part.length))
+        await sleep(longestTransferMs / 2, undefined, { ref: false })
+      if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+      yield part
+    }
+  }
+  /** How long so many bytes wait for their turn; undefined: too long, and it was not taken. */
+  #transfer(tenantId: string, bytes: number): number | undefined {
+    const everyMs = (60_000 * bytesOfTurn) / this.of(tenantId).transferBytesPerMinute
+    return this.#transfers.turnOf(tenantId, everyMs, bytes / bytesOfTurn)
   }
   /** True for the first `most` requests of a minute: those that this process counts for itself. */
   isOwn(key: string, most: number): boolean {
@@ -237,10 +260,15 @@ const atOnce = 10
 /** A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
 const bytesOfTurn = 32 * 1_024
 const mostTurns = 4 * paceFactor
-const turnsOf = ({ headers }: FastifyRequest): number =>
-  headers['transfer-encoding'] === undefined
-    ? Math.min(mostTurns, 1 + Math.floor(Number(headers['content-length'] ?? 0) / bytesOfTurn))
-    : mostTurns
+/** Undefined: it does not say. */
+const bytesOf = ({ headers }: FastifyRequest): number | undefined =>
+  headers['transfer-encoding'] === undefined ? Number(headers['content-length'] ?? 0) : undefined
+const turnsOf = (bytes: number | undefined): number =>
+  bytes === undefined ? mostTurns : Math.min(mostTurns, 1 + Math.floor(bytes / bytesOfTurn))
+/** So much of the bytes of a minute passes at once after a pause; the rest is spread over the minute. */
+const bytesAtOnce = 1024 * 1024
+/** A large body waits longer than a request does: to be sent again would cost more than to wait. */
+const longestTransferMs = 10_000
 const longestTurnMs = 1_000
 
 /** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
@@ -274,7 +302,12 @@ const requestLimits = fp(
       },
     })
     app.addHook('onRequest', async (request, reply) => {
-      await limits.turn(tenantOf(request), kindOf(request), turnsOf(request))
+      const tenantId = tenantOf(request)
+      const bytes = bytesOf(request)
+      // An upload takes its turns while it flows. A body that does not say its length counts as the largest of JSON.
+      if ((bytes === undefined || bytes > bytesOfTurn) && !isUpload(request.routeOptions.config))
+        await limits.turnOfBody(tenantId, bytes ?? app.initialConfig.bodyLimit!)
+      await limits.turn(tenantId, kindOf(request), turnsOf(bytes))
       await check(request, reply)
     })
   },

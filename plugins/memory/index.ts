@@ -95,7 +95,7 @@ export default definePlugin({
 
     limits?.uses('memories', async (tenantId) => (await usedBy(database, tenantId)).memories)
     limits?.uses('memoryBytes', async (tenantId) => (await usedBy(database, tenantId)).memoryBytes)
-    jobs?.every('memory', config.schedule, (signal) => sweepTenants({ database, vectors, log }, signal))
+    jobs?.every('memory', config.schedule, (signal) => sweepTenants({ database, vectors, writer, log }, signal))
     onStart(async () => {
       // The boot does not wait for a database that is away.
       void extensions

@@ -69,10 +69,13 @@ export class MemoryModel {
     this.#parts = parts
   }
 
+  isFor(tenantId: string): boolean {
+    return this.#parts.tenants.allows(tenantId)
+  }
   /** The statements of a text, one a line. Undefined where the model is not for this tenant, is away, or finds nothing: then rules have the say. */
   async process(tenantId: string, text: string): Promise<string | undefined> {
-    const { metrics, log, tenants } = this.#parts
-    if (!tenants.allows(tenantId)) return undefined
+    const { metrics, log } = this.#parts
+    if (!this.isFor(tenantId)) return undefined
     const messages = [
       { role: 'system', content: instructions },
       { role: 'user', content: text },

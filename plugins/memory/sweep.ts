@@ -2,6 +2,8 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database, Statement } from '#contracts/database'
 import { tenantIds } from '#kit'
 import { lock } from './bank/statements.ts'
+import type { Writer } from './bank/write.ts'
+import { mine } from './mining.ts'
 import type { VectorList } from './search/vectors.ts'
 
 /** Rows of one transaction. */
@@ -25,11 +27,12 @@ const orphaned = (tenantId: string): Statement => ({
 export interface SweepParts {
   readonly database: Database
   readonly vectors: VectorList | undefined
+  readonly writer: Writer
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** Deletes what has had its time and embeds what has no vector of all tenants. */
-export async function sweepTenants({ database, vectors, log }: SweepParts, signal: AbortSignal): Promise<void> {
+/** Deletes what has had its time, remembers what was said, and embeds what has no vector, of all tenants. */
+export async function sweepTenants({ database, vectors, writer, log }: SweepParts, signal: AbortSignal): Promise<void> {
   const reads = database.as('reads')
   for await (const id of tenantIds(reads, 'stored')) {
     for (let full = true; full && !signal.aborted;) {
@@ -41,6 +44,9 @@ export async function sweepTenants({ database, vectors, log }: SweepParts, signa
       full = gone.length === atOnce || recalls.length === atOnce
     }
     if (signal.aborted) return
+    await mine({ database, writer, log }, id, signal).catch((err: unknown) => {
+      log.warn({ err, tenant: id }, 'conversations could not be mined; it is tried again')
+    })
     await vectors?.embed(id, signal).catch((err: unknown) => {
       log.warn({ err, tenant: id }, 'memories could not be embedded; it is tried again')
     })

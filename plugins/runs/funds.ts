@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { Billing } from '#contracts/billing'
+import { type Billing, unpricedModel } from '#contracts/billing'
 import { microcentsPerCent } from '#contracts/prices'
 import type { Claim } from '#contracts/run-store'
 
@@ -39,11 +39,17 @@ export class Funds {
     this.#held = 0
     this.#asked = 0
   }
-  /** Called with what the run has spent itself by now, in cents. Resolves once more is held, where that is needed. */
-  look(cents: number): Promise<void> | undefined {
+  /**
+   * Called with what the run has spent itself by now, in cents, and a model without a price that it has used. Resolves once more is held,
+   * where that is needed.
+   */
+  look(cents: number, unpriced?: string): Promise<void> | undefined {
     const { billing } = this.#deps
+    if (!billing) return undefined
+    if (unpriced !== undefined && billing.refusesUnpriced) this.#onExceeded(unpricedModel(unpriced))
     const spent = Math.round(cents * microcentsPerCent)
-    if (!billing || this.#asking || spent === this.#asked || spent < this.#held * headroom) return undefined
+    const enough = Math.min(this.#held * headroom, this.#held - billing.reserveMicrocents)
+    if (this.#asking || spent === this.#asked || spent < enough) return undefined
     this.#asked = spent
     return this.#extend(billing, spent)
   }

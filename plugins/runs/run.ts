@@ -295,7 +295,7 @@ export class Run {
           return read.ending
         }
         if (this.#usage.exceeded) this.stop(endingOf('budget_exceeded'))
-        const asked = this.#funds.look(this.#usage.ownCents)
+        const asked = this.#funds.look(this.#usage.ownCents, this.#usage.unpriced)
         if (wait) await wait
         if (asked) await asked
       }

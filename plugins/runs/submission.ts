@@ -1,6 +1,7 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError, unavailable, unbegun } from '#kernel'
+import type { Billing } from '#contracts/billing'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import { isOverLimit, overLimit, type TenantLimits } from '#contracts/limits'
 import type { ModelAccess } from '#contracts/model-access'
@@ -43,6 +44,8 @@ export interface SubmissionDeps {
   readonly tenantLimits: TenantLimits | undefined
   /** Absent: every tenant may use every model. */
   readonly models: ModelAccess | undefined
+  /** Undefined: nothing is billed. */
+  readonly billing: Billing | undefined
   readonly log: FastifyBaseLogger
 }
 
@@ -302,6 +305,7 @@ export class Submission {
   #placeOr(tenantId: string, profile: PlacedProfile['profile']): RunnerLink | AppError {
     try {
       this.#deps.models?.check(tenantId, profile.model)
+      this.#deps.billing?.checkModel(profile.model)
       return this.#deps.runners.place(placementOf(profile))
     } catch (error) {
       if (isAppError(error)) return error

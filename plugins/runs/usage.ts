@@ -38,10 +38,9 @@ export class RunUsage {
   readonly #prices: Pick<Prices, 'costCents'> | undefined
   readonly #limit: number | undefined
   #calls: Usage | undefined
-  /** The cost of all calls in whole millionths of a cent, so that many small costs add up exactly. Undefined: the cost of one is not known. */
-  #microcents: number | undefined = 0
-  /** The same of those calls whose cost is known. */
+  /** The cost of the calls whose price is known in whole millionths of a cent, so that many small costs add up exactly. */
   #known = 0
+  #unpriced: string | undefined
   /** The cost of delegated runs; one whose price is not known counts as nothing. */
   #delegated = 0
   #acceptedAt = Infinity
@@ -74,8 +73,12 @@ export class RunUsage {
   get ownCents(): number {
     return this.#known / microcentsPerCent
   }
+  /** The model of a call whose price is not known. */
+  get unpriced(): string | undefined {
+    return this.#unpriced
+  }
   get #spent(): number {
-    return this.#delegated + (this.#calls?.costCents ?? 0)
+    return this.#delegated + this.ownCents
   }
   /** Adds the cost of a run that it delegated to. */
   delegated(costCents = 0): void {
@@ -106,12 +109,8 @@ export class RunUsage {
       model: typeof event['model'] === 'string' ? event['model'].slice(0, mostModelChars) : (before?.model ?? ''),
     }
     const cost = cents(event['costCents']) ?? this.#prices?.costCents(call, timeOf(event['at']))
-    if (cost !== undefined)
-      this.#known = Math.min(this.#known + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
-    if (cost === undefined) this.#microcents = undefined
-    else if (this.#microcents !== undefined) {
-      this.#microcents = Math.min(this.#microcents + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
-    }
+    if (cost === undefined) this.#unpriced = call.model
+    else this.#known = Math.min(this.#known + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
     const cachedTokens = sum(before?.cachedTokens, call.cachedTokens)
     this.#calls = {
       inputTokens: sum(before?.inputTokens, call.inputTokens),
@@ -119,7 +118,11 @@ export class RunUsage {
       ...(cachedTokens > 0 ? { cachedTokens } : {}),
       ...(before?.estimated || event['estimated'] === true ? { estimated: true } : {}),
       model: call.model,
-      ...(this.#microcents === undefined ? {} : { costCents: this.#microcents / microcentsPerCent }),
+      ...(this.#unpriced === undefined
+        ? { costCents: this.ownCents }
+        : this.#known > 0
+          ? { knownCostCents: this.ownCents }
+          : {}),
     }
   }
   /**

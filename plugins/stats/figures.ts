@@ -35,7 +35,7 @@ const now = `SELECT
     (SELECT count(*)::int FROM profiles WHERE tenant_id = $1) AS profiles,
     (SELECT count(*)::int FROM published_agents WHERE tenant_id = $1 AND unpublished_at IS NULL) AS published`
 /** Sessions whose status is looked at for a figure. */
-const mostSessions = 5_000
+const mostSessions = 10_000
 // The status of a session is not indexed, so that claims stay cheap, and it changes: the newest are counted.
 const sessions = `SELECT status, count(*)::int AS count FROM (
     SELECT status FROM sessions WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3
@@ -72,6 +72,7 @@ export async function readOverview(reader: Reader, tenantId: string, range: Rang
   const decided = runs.ok + failedRuns
   const counted = Object.fromEntries(byStatus.map((row) => [row.status, row.count]))
   const { idle = 0, running: busy = 0, errored = 0, shutdown = 0 } = counted
+  const created = idle + busy + errored + shutdown
   return {
     ...toRange(range),
     runs: { ...runs, running, queued },
@@ -83,7 +84,7 @@ export async function readOverview(reader: Reader, tenantId: string, range: Rang
     },
     ...metered,
     ...toAmounts(amounts),
-    sessions: { total: idle + busy + errored + shutdown, idle, running: busy, errored, shutdown },
+    sessions: { total: created, exact: created < mostSessions, idle, running: busy, errored, shutdown },
     profiles,
     publishedAgents: published,
   }

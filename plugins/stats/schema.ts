@@ -22,8 +22,15 @@ export const Overview = Type.Object({
   }),
   ...amounts,
   sessions: Type.Object(
-    { total: count(), idle: count(), running: count(), errored: count(), shutdown: count() },
-    { description: 'Of the sessions created in this time the newest 5,000, by what they are now.' },
+    {
+      total: count(),
+      exact: Type.Boolean({ description: 'False: there are more, and the newest 10,000 were counted.' }),
+      idle: count(),
+      running: count(),
+      errored: count(),
+      shutdown: count(),
+    },
+    { description: 'The sessions created in this time, by what they are now.' },
   ),
   profiles: count('Right now.'),
   publishedAgents: count('Right now.'),

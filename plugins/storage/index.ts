@@ -12,7 +12,7 @@ import { reservedArea, visibleArea } from './areas.ts'
 import { MemoryCounter, PostgresCounter } from './counters.ts'
 import { Metrics } from './metrics.ts'
 import { readRoutes } from './routes.ts'
-import { CheckedStore, noStore } from './store.ts'
+import { CheckedStore, noStore, pacedReads } from './store.ts'
 import { type Counter, Usage } from './usage.ts'
 import { writeRoutes } from './write.routes.ts'
 
@@ -61,7 +61,7 @@ export default definePlugin({
     if (guard && listeners.includes('conductor')) {
       routes('conductor', async (app) => {
         guard.protect(app)
-        readRoutes(app, guard, store)
+        readRoutes(app, guard, limits ? pacedReads(store, limits) : store)
         writeRoutes(app, guard, store)
       })
     }

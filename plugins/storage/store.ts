@@ -1,5 +1,7 @@
 import { createHash } from 'node:crypto'
+import { Readable } from 'node:stream'
 import { httpErrors, invalidField, isAppError } from '#kernel'
+import type { TenantLimits } from '#contracts/limits'
 import {
   isKeyPrefix,
   isObjectKey,
@@ -103,6 +105,22 @@ export class CheckedStore implements ObjectStore {
     })
   }
 }
+
+/** The same objects, whose bytes come no faster than their tenant may fetch. */
+export const pacedReads = (store: ObjectStore, limits: Pick<TenantLimits, 'paced'>): ObjectStore => ({
+  backend: store.backend,
+  put: (...args) => store.put(...args),
+  list: (...args) => store.list(...args),
+  remove: (...args) => store.remove(...args),
+  removeAll: (...args) => store.removeAll(...args),
+  async open(tenantId, key) {
+    const found = await store.open(tenantId, key)
+    if (!found) return undefined
+    const read: OpenObject['read'] = async (range) =>
+      Readable.from(limits.paced(tenantId, await found.read(range)), { objectMode: false })
+    return { info: found.info, close: () => found.close(), read }
+  },
+})
 
 const none = async (): Promise<never> => {
   throw objectErrors.storageNotConfigured()

@@ -70,10 +70,19 @@ function stripeProvider(
     const made = client.customers.create({ name: tenantId, metadata }, { idempotencyKey: `customer-${tenantId}` })
     return (await asked(made)).id
   }
+  const signed = (body: Buffer, signature: string | string[] | undefined): Stripe.Event => {
+    if (typeof signature !== 'string') throw billingErrors.invalidEvent()
+    try {
+      // Refuses what is older than five minutes, too.
+      return client.webhooks.constructEvent(body, signature, webhookSecret)
+    } catch (cause) {
+      throw billingErrors.invalidEvent({ cause })
+    }
+  }
   return {
     async checkout(of) {
       const customer = await customerOf(of)
-      const { id, tenantId, cents, currency, label, origin } = of
+      const { id, tenantId, cents, currency, label, price, origin } = of
       const metadata = { tenant_id: tenantId, checkout_id: id }
       const back = `${origin}/api/billing/wallet`
       const made = client.checkout.sessions.create(
@@ -81,7 +90,11 @@ function stripeProvider(
           mode: 'payment',
           customer,
           client_reference_id: tenantId,
-          line_items: [{ quantity: 1, price_data: { currency, unit_amount: cents, product_data: { name: label } } }],
+          line_items: [
+            price === undefined
+              ? { quantity: 1, price_data: { currency, unit_amount: cents, product_data: { name: label } } }
+              : { quantity: 1, price },
+          ],
           metadata,
           // Refunds name the payment, not the checkout.
           payment_intent_data: { metadata },
@@ -99,14 +112,12 @@ function stripeProvider(
       return (await asked(made)).url
     },
     async read(body, headers) {
-      const signature = headers['stripe-signature']
-      if (typeof signature !== 'string') throw billingErrors.invalidEvent()
-      try {
-        // Refuses what is older than five minutes, too.
-        return eventOf(client.webhooks.constructEvent(body, signature, webhookSecret))
-      } catch (cause) {
-        throw billingErrors.invalidEvent({ cause })
-      }
+      const event = signed(body, headers['stripe-signature'])
+      if (!isDispute(event)) return eventOf(event)
+      const { charge } = event.data.object
+      // A dispute does not say whose payment it is. While Stripe cannot be asked it sends the event again.
+      const { metadata } = typeof charge === 'string' ? await asked(client.charges.retrieve(charge)) : charge
+      return disputeOf(event, metadata)
     },
     async verify() {
       try {
@@ -141,6 +152,19 @@ function eventOf(event: Stripe.Event): BillingEvent | undefined {
     default:
       return undefined
   }
+}
+
+type DisputeEvent = Extract<Stripe.Event, { data: { object: Stripe.Dispute } }>
+const isDispute = (event: Stripe.Event): event is DisputeEvent => event.type.startsWith('charge.dispute.')
+
+/** What an event of a dispute says; `metadata` is of the disputed charge. An inquiry has moved no money yet. */
+function disputeOf({ type, data }: DisputeEvent, metadata: Stripe.Metadata | null): BillingEvent | undefined {
+  const { id, amount: cents, status } = data.object
+  const ids = idsOf(metadata)
+  const won = status === 'won' || type === 'charge.dispute.funds_reinstated'
+  const early = status.startsWith('warning_') || status === 'prevented'
+  const moved = won || type === 'charge.dispute.funds_withdrawn' || !early
+  return ids && moved && cents > 0 ? { kind: 'disputed', tenantId: ids.tenantId, cents, reference: id, won } : undefined
 }
 
 /** A session may be complete before its money has come: then another event follows. */

@@ -39,7 +39,9 @@ export function createChatModels(server: ChatServer): (modelId: string) => Direc
       const files = new LargeFiles()
       const light = await packaged.prepareRequest(files.cutFrom(marked(options)))
       const { warnings } = light
-      const asked = files.putInto(written(light.body)) ?? written((await packaged.prepareRequest(marked(options))).body)
+      const asked = files.putInto(written(light.body)) ?? [
+        written((await packaged.prepareRequest(marked(options))).body),
+      ]
       const answer = await send(call, asked, options)
       return partsOf(answer, call.readerOf(warnings), url)
     }
@@ -77,11 +79,11 @@ class LargeFiles {
     return { ...options, prompt }
   }
   /** Undefined: the package has made something else of them than to pass them on. */
-  putInto(json: string): string | undefined {
-    if (this.#contents.length === 0) return json
+  putInto(json: string): string[] | undefined {
+    if (this.#contents.length === 0) return [json]
     const [first, ...rest] = json.split(this.#mark)
     if (rest.length !== this.#contents.length) return undefined
-    return rest.reduce((text, part, i) => text + this.#contents[i]! + part, first!)
+    return [first!, ...rest.flatMap((part, i) => [this.#contents[i]!, part])]
   }
 
   #cut(part: UserPart): UserPart {
@@ -119,7 +121,7 @@ interface Call {
 /** Resolves with an answer that is a stream. Rejects with an APICallError, or with the AbortError of the signal. */
 async function send(
   { url, headers, post }: Call,
-  body: string,
+  body: readonly string[],
   { headers: more, abortSignal: signal }: LanguageModelV4CallOptions,
 ): Promise<ModelAnswer> {
   let answer: ModelAnswer

@@ -10,6 +10,8 @@ export interface Hostile {
   readonly agent: { readonly path: string; readonly key: string }
   /** Profiles on models that answer at once, never, and with 14 tasks for agents like themselves. */
   readonly profiles: { readonly quick: string; readonly hanging: string; readonly delegating: string }
+  /** Of 50 tools, which its tenant may enter in its catalog. */
+  readonly mcpServer: string
   readonly limits: Plan
 }
 

@@ -1,51 +1,8 @@
 import { connect, type Socket } from 'node:net'
-import { Pool } from 'undici'
-import type { Attack, Hostile, Told } from './attack.ts'
+import type { Attack } from './attack.ts'
+import { Client, clientOf, flood } from './client.ts'
 import { judgeDelegations } from './delegations.ts'
-
-const json = { 'content-type': 'application/json' }
-
-class Client {
-  readonly #pool: Pool
-  readonly #headers: Record<string, string>
-  readonly #told: Told
-  readonly #once: boolean
-
-  /** `once`: each connection serves one request. */
-  constructor(origin: string, key: string, told: Told, { once = false }: { readonly once?: boolean } = {}) {
-    this.#pool = new Pool(origin, { connections: 64, headersTimeout: 60_000, bodyTimeout: 60_000 })
-    this.#once = once
-    this.#headers = { ...json, authorization: `Bearer ${key}` }
-    this.#told = told
-  }
-  /** Sends a request and reads all of its answer. */
-  async send(method: 'GET' | 'POST' | 'PUT', path: string, body?: unknown): Promise<string> {
-    try {
-      const sent = body === undefined ? {} : { body: JSON.stringify(body) }
-      const reply = await this.#pool.request({ method, path, headers: this.#headers, reset: this.#once, ...sent })
-      const text = await reply.body.text()
-      this.#told(reply.statusCode)
-      return reply.statusCode < 300 ? text : ''
-    } catch (error) {
-      this.#told((error as Error).message.slice(0, 40))
-      return ''
-    }
-  }
-  close(): Promise<void> {
-    return this.#pool.destroy()
-  }
-}
-
-/** Sends as fast as answers come, `abreast` at a time. */
-async function flood(abreast: number, stop: AbortSignal, send: (n: number) => Promise<unknown>): Promise<void> {
-  let n = 0
-  const lane = async (): Promise<void> => {
-    while (!stop.aborted) await send(n++)
-  }
-  await Promise.all(Array.from({ length: abreast }, lane))
-}
-
-const clientOf = ({ conductor, key }: Hostile, told: Told): Client => new Client(conductor, key, told)
+import { attacksOnStores } from './stores.ts'
 
 /** 2,500 alternatives: 36 KB that took a second to compile. */
 const heavySchema = (n: number) => ({
@@ -200,6 +157,7 @@ export const attacks: readonly Attack[] = [
     },
     judge: judgeDelegations,
   },
+  ...attacksOnStores,
   // The last one: its address is throttled for a minute, and all are at one.
   {
     name: 'a key that was revoked, 32 at a time',

@@ -1,14 +1,18 @@
 // `npm run abuse`: a hostile tenant at full effort beside a victim, both on a fleet of four processes. Prints how the victim
 // fares alone and during each attack, and fails when it is hurt or loses anything.
 import { execFile } from 'node:child_process'
+import { randomBytes } from 'node:crypto'
+import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs, promisify } from 'node:util'
+import { parse, stringify } from 'yaml'
 import { publishAgent } from '../bench/agents.ts'
-import { type Cluster, command, dataDirectory, startCluster } from '../bench/cluster.ts'
+import { type Cluster, command, dataDirectory, roleFile, startCluster } from '../bench/cluster.ts'
 import { runCommand, say, withProcesses } from '../bench/command.ts'
 import type { JobResult } from '../bench/job.ts'
 import { createLoad, type RunJob } from '../bench/load-client.ts'
-import type { Processes } from '../bench/processes.ts'
+import { type Processes, usageOf } from '../bench/processes.ts'
 import { chatOf, environment } from '../bench/service.ts'
 import { quantile } from '../bench/statistics.ts'
 import { draw, shown } from '../bench/table.ts'
@@ -44,15 +48,16 @@ const usualWarmMs = 2_000
 const plan = {
   readsPerMinute: 600,
   writesPerMinute: 300,
+  transferBytesPerMinute: 64 * 1024 * 1024,
   chatsPerMinute: 600,
   runningRuns: 50,
   openStreams: 100,
   profiles: 100,
   attachmentBytes: 8 * 1024 * 1024,
   toolCallsPerMinute: 600,
-  delegatedRuns: 8,
+  delegatedRuns: 20,
   delegationDepth: 2,
-  delegatedAtOnce: 4,
+  delegatedAtOnce: 10,
 }
 
 function readOptions(args: string[]): Options {
@@ -66,15 +71,18 @@ interface Fleet {
   readonly cluster: Cluster
   /** A tenant that has used up nothing yet. */
   hostile(): Promise<Hostile>
-  measure(seconds: number): Promise<JobResult>
+  measure(seconds: number): Promise<Measured>
 }
+
+/** Chats of the victim, and the time of processors that all processes of the fleet took meanwhile, in a second. */
+type Measured = JobResult & { readonly cpuMs: number }
 
 /** What the victim saw, and what kept the processes busy meanwhile. */
 interface Seen {
   readonly name: string
   /** Just before the attack and just after it, because machines change from one minute to the next. */
-  readonly alone: readonly [JobResult, JobResult]
-  readonly result: JobResult
+  readonly alone: readonly [Measured, Measured]
+  readonly result: Measured
   readonly deafMs: number
   /** The longest step of any process was at least so long, and what it may have been on this machine. */
   readonly stepMs: number
@@ -90,14 +98,22 @@ const operatorTenant = 'default'
 async function start(processes: Processes): Promise<Fleet> {
   const run: RunJob = createLoad(processes.fork(new URL('../bench/client.ts', import.meta.url).pathname))
   const model = await startModel(processes, 0)
+  const files = await startFiles(processes)
+  const mcpServer = await processes.node([new URL('../bench/mcp/server.ts', import.meta.url).pathname])
   const cluster = await startCluster({
     processes,
     env: {
       ...environment(model.url),
+      ...files.env,
       AGENT_ORC_ADMIN_TENANT: operatorTenant,
-      AGENT_ORC_STORAGE_DIR: await dataDirectory(processes),
+      AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
     },
   })
+  const roots = [...cluster.pids(), files.pid]
+  const cpu = (): number => {
+    const { nodeCpuMs = 0, postgresCpuMs = 0 } = usageOf(roots, [cluster.postgres.child.pid!]) ?? {}
+    return nodeCpuMs + postgresCpuMs
+  }
   const conductor = cluster.urls('conductor')[0]!
   const gateway = cluster.urls('gateway')[0]!
   const victim = await publishAgent(conductor, cluster.apiKey, 'tick-20')
@@ -125,10 +141,39 @@ async function start(processes: Processes): Promise<Fleet> {
       }
       await ask(conductor, key, 'DELETE', `/api/api-keys/${gone.id}`)
       const profiles = { quick: quick.profile, hanging, delegating }
-      return { conductor, gateway, key, revoked: gone.token, agent, profiles, limits: plan }
+      const server = `${String(mcpServer.line['url'])}/mcp`
+      return { conductor, gateway, key, revoked: gone.token, agent, profiles, mcpServer: server, limits: plan }
     },
-    measure: (seconds) => run({ ...chat, clients: 64, perSecond, durationMs: seconds * 1_000, expect: {} }),
+    async measure(seconds) {
+      const before = cpu()
+      const result = await run({ ...chat, clients: 64, perSecond, durationMs: seconds * 1_000, expect: {} })
+      return { ...result, cpuMs: (cpu() - before) / seconds }
+    },
   }
+}
+
+/** The VirtualFS server, with a folder for everybody beside the objects of the conductor. */
+async function startFiles(processes: Processes) {
+  const directory = await dataDirectory(processes)
+  const role = parse(await readFile(roleFile('vfs'), 'utf8')) as { plugins: { vfs: { mounts: object } } }
+  const folder = { kind: 'folder', path: join(directory, 'folder', '{tenant}'), tenants: '*' }
+  role.plugins.vfs.mounts = { ...role.plugins.vfs.mounts, folder }
+  await mkdir(join(directory, 'folder'), { recursive: true })
+  const file = join(directory, 'vfs.yaml')
+  await writeFile(file, stringify(role))
+  const env = {
+    AGENT_ORC_STORAGE_DIR: join(directory, 'objects'),
+    VFS_INTERNAL_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
+  }
+  const { child, line } = await processes.node([...command('start'), '--json', '--config', file], {
+    ...env,
+    LOG_LEVEL: 'warn',
+    VFS_PORT: '0',
+    AGENT_ORC_OPERATIONS_PORT: '0',
+    AGENT_ORC_VFS_DIR: join(directory, 'vfs'),
+  })
+  const { vfs } = line['urls'] as { readonly vfs: string }
+  return { env: { ...env, VFS_BASE_URL: vfs }, pid: child.pid! }
 }
 
 async function ask(origin: string, key: string, method: string, path: string, body?: object): Promise<unknown> {
@@ -220,6 +265,7 @@ function report(seen: readonly Seen[]): boolean {
     alone.map((one) => shown(p99(one), 1)).join(', '),
     shown(p99(result), 1),
     `${shown(p99(result) / p99(...alone), 2)}x`,
+    [...alone, result].map(({ cpuMs }) => shown(cpuMs, 0)).join(', '),
     shown(deafMs, 0),
     `${shown(stepMs, 0)} ${stepBy}`,
     String(result.errors),
@@ -233,6 +279,7 @@ function report(seen: readonly Seen[]): boolean {
     'p99 before, after',
     'p99 then',
     'ratio',
+    'CPU ms a second: before, after, then',
     'deaf ms, at most',
     'step ms, at least',
     'failed chats',

@@ -1,7 +1,7 @@
 // A stand-in model server: OpenAI chat completions over SSE, its answers encoded before the first request, so that what is
 // measured is the path to it. Its own process. The model's name says what it streams: `burst-20` (20 deltas at once),
 // `tick-20` (one packet per delta, without delay), `slow-12` (one delta per second, each carrying its send time). `delegate-14` gives
-// 14 tasks at once to the profile `delegating`, round after round, and then streams a burst.
+// one task to the profile `delegating`, then 14 at once, round after round, and then streams a burst.
 import { randomUUID } from 'node:crypto'
 import { createServer, type ServerResponse } from 'node:http'
 import { announce } from './processes.ts'
@@ -44,8 +44,15 @@ function writesOf(kind: string, count: number): readonly Buffer[] {
   return whole
 }
 
-/** How often an agent that delegates does it in one run. */
-const rounds = 4
+/** How often an agent that delegates many tasks does it in one run. */
+const rounds = 3
+/** How many tasks it gives next; 0: it answers. One first: if all that may be open at once were at one level, no tree would be deep. */
+function tasksAfter(body: string, many: number): number {
+  const answers = body.split('"role":"tool"').length - 1
+  // At the bottom of its tree, where it cannot go on, it makes room for others.
+  if (answers > rounds * many || body.includes('delegationDepth')) return 0
+  return answers === 0 ? 1 : many
+}
 const delegated = (count: number): Buffer => {
   const call = (index: number): object => ({
     index,
@@ -73,8 +80,8 @@ const server = createServer((request, response) => {
     }
     response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-cache' })
     if (kind === 'delegate') {
-      const answers = body.split('"role":"tool"').length - 1
-      if (answers < rounds * Number(count)) response.end(delegated(Number(count)))
+      const tasks = tasksAfter(body, Number(count))
+      if (tasks > 0) response.end(delegated(tasks))
       else flood(response, writesOf('burst', 20), 0)
     } else if (kind === 'slow') addSlow(response, Number(count))
     else if (kind === 'tick') tick(response, writesOf(kind, Number(count)), 0)

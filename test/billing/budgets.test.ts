@@ -72,7 +72,7 @@ test('a budget of each person, key or session counts each by itself; one per run
     text: `INSERT INTO profiles (tenant_id, name, id, document) VALUES ('acme', 'writer', 'prof_1', '{}')`,
   }
   await database.batch('acme', [written, agent])
-  assert.equal((await ask(store, chat('ann', 'key_2'))).kind, 'started')
+  const ann = await begin(store, chat('ann', 'key_2'))
   assert.equal((await ask(store, chat('bob', 'key_1'))).kind, 'started')
   for (const [who, key, scope] of [
     ['ann', 'key_3', 'end_user'],
@@ -82,6 +82,14 @@ test('a budget of each person, key or session counts each by itself; one per run
     assert.ok(refused.kind === 'unfunded')
     assert.equal((refused.why.detail['budget'] as { scope: string }).scope, scope)
   }
+
+  // A run of the API says who it is for, and what is delegated counts for the person and the key of its parent.
+  const api = await ask(store, { metadata: { end_user_id: 'ann' } })
+  assert.ok(api.kind === 'unfunded')
+  await finish(store, await begin(store, { parent: { runId: ann.runId, depth: 1 } }), { costCents: 0.75 })
+  await finish(store, ann, { costCents: 0 })
+  const [person] = (await budgets()).filter(({ scope }) => scope === 'end_user')
+  assert.deepEqual(person!.uses.find(({ subject }) => subject === 'ann')!.spentCents, 0.75)
 
   const root = await begin(store)
   const parent = { runId: root.runId, rootId: root.runId, depth: 1 }
@@ -124,8 +132,18 @@ test('80 and 100 percent are told once each, by webhook and in the usage; anothe
   assert.deepEqual(await billing.alerts('acme'), [alert])
   assert.equal((await ask(store)).kind, 'unfunded')
   await budget({ scope: 'tenant', per: 'day', capCents: 20, webhookUrl })
-  await spend(7)
+  // What a run under way has spent counts, and is told of, before it ends.
+  const claim = await begin(store)
+  assert.equal(await billing.extend('acme', claim.runId, cents(5.8)), cents(6.8))
+  assert.deepEqual(await told(), [80, 100])
+  assert.equal(await billing.extend('acme', claim.runId, cents(6)), cents(7))
   assert.deepEqual(await told(), [80, 100, 80], 'of the raised cap')
+  const [running] = (await budgets())[0]!.uses
+  assert.deepEqual([running!.spentCents, running!.heldCents, running!.percent], [16.1, 1, 80])
+  assert.equal((await billing.alerts('acme'))[0]!.spentCents, 16.1)
+  assert.deepEqual(await reconcile(database, 'acme'), [])
+  await finish(store, claim, { costCents: 7 })
+  assert.deepEqual(await told(), [80, 100, 80])
   const yesterday = { text: `UPDATE billing_budget_uses SET period = period - 1` }
   await database.batch('acme', [yesterday])
   assert.deepEqual(await billing.alerts('acme'), [])

@@ -73,6 +73,9 @@ test('a profile that may cost less holds less; a price that is not known is mark
     items.map(({ account, amountCents, kind, unpriced, prices }) => ({ account, amountCents, kind, unpriced, prices })),
     ['usage', 'credit'].map((of) => ({ account: of, amountCents: 0, kind: 'model', unpriced: true, prices: 'test' })),
   )
+  // The calls of the same run whose price is known are not free by that.
+  await finish(store, await begin(store), { knownCostCents: 0.7 })
+  assert.deepEqual(await account(), { balance: 9.3, held: 0 })
   // In the session that exists the cap is that of its own profile.
   const outcome = await store.start({
     tenantId: 'acme',
@@ -83,6 +86,13 @@ test('a profile that may cost less holds less; a price that is not known is mark
   assert.ok(outcome.kind === 'started')
   assert.equal(outcome.held, cents(0.2))
   assert.deepEqual(await reconcile(database, 'acme'), [])
+})
+
+test('a server may refuse models without a price', async (t) => {
+  const { billing } = await stage(t, { priced: ['a/known'] })
+  assert.equal(billing.refusesUnpriced, true)
+  billing.checkModel('a/known')
+  assert.throws(() => billing.checkModel('a/new'), { code: 'model_unpriced', status: 409, detail: { model: 'a/new' } })
 })
 
 test('a run that needs more holds more, until there is none; a delegated one takes what its parent has not spent', async (t) => {
@@ -109,6 +119,21 @@ test('a run that needs more holds more, until there is none; a delegated one tak
   for (const claim of [child, other, parent]) await finish(store, claim, { costCents: 0.9 })
   assert.deepEqual(await account(), { balance: 0.3, held: 0 })
   assert.equal(await billing.extend('acme', parent.runId, cents(5)), Infinity, 'it is over')
+  assert.deepEqual(await reconcile(database, 'acme'), [])
+})
+
+test('with a reserve a run neither begins nor goes on without it, so that no call takes the balance below 0', async (t) => {
+  const { open, grant, account, billing, database } = await stage(t, { reserve: cents(0.5) })
+  const store = await open()
+  await grant(1.4)
+  const claim = await begin(store)
+  assert.equal(await codeOf(ask(store)), 'credits_exhausted', 'less than the reserve is left')
+  await assert.rejects(billing.gate('acme'), { code: 'credits_exhausted' })
+  assert.equal(await billing.extend('acme', claim.runId, cents(0.9)), cents(1.4))
+  const why = await billing.extend('acme', claim.runId, cents(0.91))
+  assert.ok(typeof why !== 'number')
+  await finish(store, claim, { costCents: 1.4 })
+  assert.deepEqual(await account(), { balance: 0, held: 0 })
   assert.deepEqual(await reconcile(database, 'acme'), [])
 })
 

@@ -30,11 +30,19 @@ export const prices: Prices = {
 
 export interface Ended {
   readonly costCents?: number | undefined
+  readonly knownCostCents?: number
   readonly toolCalls?: number
 }
 
+interface Options {
+  /** Microcents. */
+  readonly reserve?: number
+  /** The models that have a price, where others are refused. */
+  readonly priced?: readonly string[]
+}
+
 /** Run stores on one database with billing in them, as conductors have them. */
-export async function stage(t: TestContext) {
+export async function stage(t: TestContext, { reserve = 0, priced }: Options = {}) {
   // Hooks run in the order they were registered: the stores close before their database goes.
   const opened: PostgresRunStore[] = []
   t.after(() => Promise.all(opened.map((store) => store.close())))
@@ -49,7 +57,9 @@ export async function stage(t: TestContext) {
   const ledger = new Ledger(database)
   const budgets = new Budgets(database, { check() {} }, undefined)
   const refused = new Counter({ name: 'refused', help: 'x', labelNames: ['code'], registers: [new Registry()] })
-  const billing = createHolds({ ledger, budgets, holdMicrocents: cents(1), refused })
+  const holds = { ledger, budgets, holdMicrocents: cents(1), reserveMicrocents: reserve, refused }
+  const table = priced && { priceOf: (model: string) => (priced.includes(model) ? prices.priceOf(model) : undefined) }
+  const billing = createHolds({ ...holds, priced: table })
   const open = async (more: { prices?: Prices } = { prices }): Promise<PostgresRunStore> => {
     const timing = { heartbeatMs: 60_000, leaseMs: 120_000, hungMs: 600_000, sweepMs: 3_600_000 }
     const store = createPostgresRunStore(database, { ...timing, billing, ...more, log: pino({ level: 'silent' }) })
@@ -99,13 +109,23 @@ export const chunk = (claim: Claim, firstSeq: number, ...events: RuntimeEvent[])
   return { firstSeq, count: events.length, lines: Buffer.from(events.map((event) => encoder.line(event)).join('')) }
 }
 
-export const finish = (store: RunStore, claim: Claim, { costCents, toolCalls = 0 }: Ended): Promise<boolean> =>
+export const finish = (
+  store: RunStore,
+  claim: Claim,
+  { costCents, knownCostCents, toolCalls = 0 }: Ended,
+): Promise<boolean> =>
   store.finish({
     claim,
     status: 'ok',
     sessionStatus: 'idle',
     result: 'done',
-    usage: { inputTokens: 1, outputTokens: 0, model: 'm', ...(costCents === undefined ? {} : { costCents }) },
+    usage: {
+      inputTokens: 1,
+      outputTokens: 0,
+      model: 'm',
+      ...(costCents === undefined ? {} : { costCents }),
+      ...(knownCostCents === undefined ? {} : { knownCostCents }),
+    },
     toolCalls,
     tail: undefined,
   })

@@ -17,7 +17,7 @@ test('an answer that is longer than its reader takes at once arrives whole', asy
   t.after(() => connections.close())
   const { port } = server.address() as { port: number }
   const url = new URL(`http://127.0.0.1:${port}/`)
-  const answer = await connections.post(url, { headers: {}, body: '{}' })
+  const answer = await connections.post(url, { headers: {}, body: ['{}'] })
   const chunks: Uint8Array[] = []
   for (let some = await answer.read(); some; some = await answer.read()) {
     chunks.push(...some)

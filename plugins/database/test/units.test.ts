@@ -39,7 +39,7 @@ test('a unit alone leaves at once; those that wait leave together in one order, 
   await turn()
   assert.deepEqual(
     sent.slice(2).map((s) => [s.tenants, s.names]),
-    [['globex acme', ['g', 'y', 'z']]],
+    [['acme globex', ['y', 'z', 'g']]],
   )
   for (const s of sent.slice(1)) s.answer()
   assert.deepEqual(

@@ -7,6 +7,11 @@ import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import limits from '../index.ts'
 import { KeptLimits } from '../index.ts'
 
+const pick = (error: unknown): unknown[] => {
+  const { code, status, detail } = error as { code: string; status: number; detail: { limit: string } }
+  return [code, status, detail.limit]
+}
+
 async function process(t: TestContext, address: string, config = {}) {
   const found: { limits: TenantLimits; database: Database }[] = []
   const probe = definePlugin({
@@ -67,6 +72,27 @@ test('of open streams a tenant has as many as it may, and those that were closed
   assert.equal(typeof limits.openStream('acme'), 'function')
   end()
   assert.equal(typeof limits.openStream('acme'), 'object', 'ended twice is ended once')
+})
+
+test('large bodies wait for as many bytes as their tenant may send, and files flow no faster', async () => {
+  // Twenty of 32 KiB a second.
+  const max = 20 * 60 * 32 * 1024
+  const limits = new KeptLimits({ ...defaultLimits, transferBytesPerMinute: max }, undefined, undefined, {
+    warn: () => assert.fail(),
+  })
+  const mebi = 1024 * 1024
+  await limits.turnOfBody('acme', mebi)
+  // What waits would wait for longer than may be: 15 MiB are 24 seconds.
+  const bodies = Array.from({ length: 15 }, () => limits.turnOfBody('acme', mebi).catch((error: unknown) => error))
+  assert.deepEqual(pick(await bodies.at(-1)), ['limit_reached', 429, 'transferBytesPerMinute'])
+  async function* file(): AsyncGenerator<Uint8Array> {
+    for (let part = 0; part < 34; part++) yield new Uint8Array(32 * 1024)
+  }
+  const began = performance.now()
+  let bytes = 0
+  for await (const part of limits.paced('globex', file())) bytes += part.length
+  assert.equal(bytes, 34 * 32 * 1024)
+  assert.ok(performance.now() - began > 40, 'a mebibyte passes at once, and the rest takes its time')
 })
 
 test('what comes at once waits for its turn; the turns of large requests take longer, and who would wait too long is refused', async () => {

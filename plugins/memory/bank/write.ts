@@ -7,7 +7,7 @@ import { nothingToKeep, unknownSuperseded } from '../errors.ts'
 import type { MemoryModel } from '../model.ts'
 import type { Metrics } from '../metrics.ts'
 import { type CreateMemory, type Memory, type NotStored, timeOf } from '../schema.ts'
-import { factOf } from '../text/facts.ts'
+import { factOf, isTold } from '../text/facts.ts'
 import { type Junk, junkOf, mostContent, statementsOf, tidied, withoutRecalled } from '../text/statements.ts'
 import type { StemCache } from '../text/stems.ts'
 import { essenceOf, recordTerms, withContext } from '../text/terms.ts'
@@ -30,6 +30,8 @@ import {
 
 /** Longer texts are analysed with a turn for others in between. */
 const longChars = 8_000
+/** Statements of one message that are remembered. */
+const mostTold = 10
 
 export type Created = ({ readonly stored: true } & Memory) | NotStored
 
@@ -68,14 +70,48 @@ export class Writer {
 
   /** `stored: false` is no error: nothing had to be kept. 409 `limit_exceeded`, 400 for what cannot be. */
   async create(tenantId: string, profile: string, input: CreateMemory): Promise<Created> {
-    const { database, metrics } = this.#parts
     if (input.rawInput === undefined && input.processedContent === undefined) throw nothingToKeep()
     const made = await this.#contentOf(tenantId, input)
-    if ('junk' in made) {
-      await database.batch(tenantId, [refusal(tenantId, made.junk)])
-      metrics.written('junk')
-      return { stored: false, reason: 'junk', detail: made.junk }
+    return 'junk' in made ? this.#refuse(tenantId, made.junk) : this.#keep(tenantId, profile, input, made)
+  }
+  /** Whether what is said is read by a model. */
+  asksModel(tenantId: string): boolean {
+    return this.#parts.model?.isFor(tenantId) ?? false
+  }
+  /**
+   * Remembers what somebody has said to an agent, each statement by itself; what the conversation had out of the memory is nothing new.
+   * Rejects with 409 `limit_exceeded`.
+   */
+  async learn(
+    tenantId: string,
+    profile: string,
+    { said, recalled }: { readonly said: string; readonly recalled: readonly string[] },
+    origin: Pick<CreateMemory, 'endUserId' | 'sessionId' | 'runId' | 'eventAt'>,
+  ): Promise<void> {
+    const made = statementsOf(said)
+    if ('junk' in made) return void (await this.#refuse(tenantId, made.junk))
+    const byModel = await this.#parts.model?.process(tenantId, withoutRecalled(said))
+    const statements = byModel?.split('\n') ?? made.content.split('\n').filter(isTold)
+    const known = recalled.flatMap((text) => text.split('\n')).map(comparable)
+    for (const content of statements.slice(0, mostTold)) {
+      const junk = known.some((one) => repeats(comparable(content), one)) ? 'recalled' : junkOf(content)
+      if (junk) await this.#refuse(tenantId, junk)
+      else await this.#keep(tenantId, profile, origin, { content: content.slice(0, mostContent), source: 'mined' })
     }
+  }
+
+  async #refuse(tenantId: string, junk: Junk): Promise<Created> {
+    const { database, metrics } = this.#parts
+    await database.batch(tenantId, [refusal(tenantId, junk)])
+    metrics.written('junk')
+    return { stored: false, reason: 'junk', detail: junk }
+  }
+  async #keep(
+    tenantId: string,
+    profile: string,
+    input: CreateMemory,
+    made: { readonly content: string; readonly source: Draft['source'] },
+  ): Promise<Created> {
     const draft = await this.#draft(tenantId, input, made)
     const looked = await this.#look(tenantId, profile, input, draft)
     const outcome = await this.#place(tenantId, draft, looked)
@@ -212,5 +248,15 @@ export class Writer {
     throw found!.records >= most ? overLimit('memories', most) : overLimit('memoryBytes', mostBytes)
   }
 }
+
+/** Words alone: however they are written. */
+const comparable = (text: string): string =>
+  wordsOf(text)
+    .map((word) => word.text)
+    .join(' ')
+/** It is a part of what was recalled, or that with a few words more. */
+const repeats = (said: string, recalled: string): boolean =>
+  ` ${recalled} `.includes(` ${said} `) ||
+  (` ${said} `.includes(` ${recalled} `) && recalled.length * 1.5 > said.length)
 
 type Placed = { readonly duplicate: string } | { readonly replaced: readonly string[]; readonly by: string | undefined }

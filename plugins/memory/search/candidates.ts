@@ -14,12 +14,16 @@ const leastCandidates = 80
 const mostFiltered = 5_000
 /** Names that a memory leads on by. */
 const mostNames = 12
+/** Found memories whose names are read: those that lead on are among them. */
+const mostLeading = 24
 
 /** The figures of a profile's memories. */
 export interface BankFigures {
   readonly bank: number
   readonly records: number
   readonly words: number
+  /** Memories of the persons who are asked for; all of them where nobody is. */
+  readonly theirs: number
 }
 
 /** A term to look for, with what it is worth. */
@@ -48,7 +52,17 @@ export interface Candidate {
   readonly confidence: number
   readonly curated: boolean
   readonly superseded: boolean
-  readonly named: readonly string[]
+  /** Names in it, by which it leads on to others; null of those that are far behind. */
+  readonly named: readonly string[] | null
+}
+
+/** A row of `find`: a candidate before its sums. */
+interface FoundRow extends Pick<Candidate, 'memory' | 'id' | 'at' | 'confidence' | 'curated' | 'superseded' | 'named'> {
+  readonly length: number
+  /** Of each asked term its weight there. */
+  readonly weights: readonly (number | null)[]
+  /** Memories that were found before the filter. */
+  readonly added: number
 }
 
 export interface Filter extends Whose {
@@ -74,11 +88,12 @@ export class Candidates {
     tenantId: string,
     profile: string,
     terms: readonly string[],
+    whose: Whose,
   ): Promise<{ readonly bank: BankFigures; readonly records: ReadonlyMap<string, number> } | undefined> {
     type Answer = [object[], BankFigures[], { term: string; records: number }[]]
     const [, [bank], known] = await this.#database.batch<Answer>(tenantId, [
       byIndex,
-      { ...figures, values: [tenantId, profile] },
+      { ...figures, values: [tenantId, profile, personsOf(whose)] },
       { ...knownTerms, values: [tenantId, profile, terms] },
     ])
     if (!bank || bank.records === 0) return undefined
@@ -123,44 +138,65 @@ export class Candidates {
 
   async #read(
     tenantId: string,
-    { bank, records, words }: BankFigures,
+    { bank, records, words, theirs }: BankFigures,
     weighed: readonly Weighed[],
     filter: Filter,
     most: { readonly wanted: number; readonly added: number },
   ): Promise<{ rows: Candidate[]; added: number }> {
     const sorted = weighed.toSorted((x, y) => x.records - y.records)
     let read = 0
-    const first = sorted.filter((one, i) => (read += Math.min(one.records, mostOfWord)) <= mostRead || i === 0)
-    const late = sorted.slice(first.length)
+    const first = sorted.filter((one, i) => (read += Math.min(one.records, theirs, mostOfWord)) <= mostRead || i === 0)
     const average = Math.max(1, words / Math.max(1, records))
-    const columns = (all: readonly Weighed[]) => [
-      all.map(({ term }) => term),
-      all.map(({ kind }) => kindOf[kind]),
-      all.map(({ idf }) => idf),
-    ]
-    const [, rows] = await this.#database.batch<[object[], (Candidate & { added: number })[]]>(tenantId, [
+    const [, rows] = await this.#database.batch<[object[], FoundRow[]]>(tenantId, [
       byIndex,
       {
         ...find,
         values: [
           tenantId,
           bank,
-          ...columns(first),
-          ...columns(late),
-          100 * k1 * (1 - b),
-          (100 * k1 * b) / average,
+          first.map(({ term }) => term),
+          first.map(({ kind, idf }) => roughly[kind] * idf),
+          first.map(({ kind }) => (byLength[kind] ? perWord / average : 0)),
+          weighed.map(({ term }) => term),
+          saturation,
           personsOf(filter),
           most.added,
           ...valuesOf(filter),
-          most.wanted,
+          2 * most.wanted,
         ],
       },
     ])
-    return { rows, added: rows[0]?.added ?? most.added }
+    const found = rows.map((row) => scored(row, weighed, average))
+    return {
+      rows: found.toSorted((x, y) => roughOf(y) - roughOf(x) || y.memory - x.memory).slice(0, most.wanted),
+      added: rows[0]?.added ?? most.added,
+    }
   }
 }
 
-const kindOf = { word: 0, name: 1, time: 2, similar: 3 } as const
+/** A weight that has half of what a term can say, and how much each word of a text adds to it, in texts of average length. */
+const saturation = 100 * k1 * (1 - b)
+const perWord = 100 * k1 * b
+/** The length of a text is against its words, not against what it names. */
+const byLength = { word: true, name: false, time: false, similar: true } as const
+/** How much each kind has to say in the rough sum by which candidates are chosen. */
+const roughly = { word: 1, name: 0.3, time: 0.6, similar: 0.5 } as const
+const roughOf = ({ words, names, times, alike }: Candidate): number =>
+  roughly.word * words + roughly.name * names + roughly.time * times + roughly.similar * alike
+
+/** A candidate with what each kind of its terms is worth. */
+function scored(row: FoundRow, weighed: readonly Weighed[], average: number): Candidate {
+  const sums = { word: 0, name: 0, time: 0, similar: 0 }
+  let covered = 0
+  for (const [i, weight] of row.weights.entries()) {
+    if (weight === null) continue
+    const { kind, idf } = weighed[i]!
+    const against = saturation + (byLength[kind] ? (perWord * row.length) / average : 0)
+    sums[kind] += (idf * weight * (1 + k1)) / (weight + against)
+    if (kind === 'word') covered += idf
+  }
+  return { ...row, words: sums.word, names: sums.name, times: sums.time, alike: sums.similar, covered }
+}
 
 /** What a term is worth that so many of all memories have. */
 export const idfOf = (records: number, of: number): number => Math.log(1 + (of - records + 0.5) / (records + 0.5))
@@ -206,7 +242,11 @@ const behindFirst = (word: string): string => String.fromCodePoint((word.codePoi
 
 const figures = {
   name: 'memory-bank',
-  text: `SELECT bank, records::float8 AS records, words::float8 AS words FROM memory_banks WHERE tenant_id = $1 AND profile = $2`,
+  text: `SELECT b.bank, b.records::float8 AS records, b.words::float8 AS words,
+           CASE WHEN $3::int[] IS NULL THEN b.records ELSE (
+             SELECT coalesce(sum(p.records), 0) FROM memory_people p WHERE p.tenant_id = $1 AND p.bank = b.bank AND p.person = ANY ($3::int[])
+           ) END::float8 AS theirs
+         FROM memory_banks b WHERE b.tenant_id = $1 AND b.profile = $2`,
 }
 const knownTerms = {
   name: 'memory-known-terms',
@@ -225,47 +265,36 @@ const similar = {
            ) close_ones WHERE likeness >= 0.4 ORDER BY likeness DESC LIMIT 3) near`,
 }
 
-const scored = (weight: string, length: string): string =>
-  `a.idf * ${weight} * ${1 + k1} / (${weight} + $9::float8 + $10::float8 * ${length})`
-const sum = (kind: number, text: string): string => `coalesce(sum(${text}) FILTER (WHERE a.kind = ${kind}), 0)`
-const sums = `${sum(0, scored('p.weight', 'p.length'))} AS words, ${sum(1, scored('p.weight', '0'))} AS names,
-  ${sum(2, scored('p.weight', '0'))} AS times, ${sum(3, scored('p.weight', 'p.length'))} AS alike, ${sum(0, 'a.idf')} AS covered`
-const rough = 'words + 0.3 * names + 0.6 * times + 0.5 * alike'
 const shown = `m.number::float8 AS memory, m.id, extract(epoch FROM ${happened})::float8 * 1000 AS at, m.confidence, m.source = 'curated' AS curated,
   m.superseded_by IS NOT NULL AS superseded`
 // Without those that only begin a sentence: they may be any word.
 const named = `ARRAY(SELECT t.term FROM unnest(m.terms, m.weights) AS t (term, weight)
-  WHERE starts_with(t.term, '@') AND t.weight >= 100 LIMIT ${mostNames}) AS named`
+  WHERE starts_with(t.term, '@') AND t.weight >= 100 LIMIT ${mostNames})`
+const rough = 'sum(a.worth * p.weight / (p.weight + $7::float8 + a.per_word * p.length))'
 /**
- * Postings of one term, or of one memory that are of it. Its limit keeps it a look-up of its own: a planner that takes the table for a
- * small one would read all of it instead.
+ * The best by a rough sum of what is read of the postings, and of each of them which of all the terms it has: that is in its own row, so
+ * that nothing is looked up for it. The limit of the inner select keeps it a look-up of its own: a planner that takes the table for a small
+ * one would read all of it instead.
  */
-const postings = (where: string): string => `
-  (SELECT memory, person, weight, length FROM memory_postings WHERE tenant_id = $1 AND bank = $2 AND term = a.term AND ${where}
-   ORDER BY person DESC, memory DESC LIMIT ${mostOfWord}) p`
 const find = {
   name: 'memory-find',
-  text: `WITH summed AS (
-           SELECT p.memory, min(p.person) AS person, ${sums}
-           FROM unnest($3::text[], $4::int[], $5::float8[]) AS a (term, kind, idf)
-             CROSS JOIN LATERAL ${postings('($11::int[] IS NULL OR person = ANY ($11::int[]))')}
-           GROUP BY p.memory
-         ), found AS MATERIALIZED (
-           SELECT * FROM summed ORDER BY ${rough} DESC, memory DESC LIMIT $12
-         ), whole AS (
-           SELECT f.memory, f.words + l.words AS words, f.names + l.names AS names, f.times + l.times AS times, f.alike + l.alike AS alike,
-             f.covered + l.covered AS covered
-           FROM found f CROSS JOIN LATERAL (
-             SELECT ${sums} FROM unnest($6::text[], $7::int[], $8::float8[]) AS a (term, kind, idf)
-               CROSS JOIN LATERAL ${postings('person = f.person AND memory = f.memory')}) l
+  text: `WITH found AS MATERIALIZED (
+           SELECT p.memory FROM unnest($3::text[], $4::float8[], $5::float8[]) AS a (term, worth, per_word)
+             CROSS JOIN LATERAL (
+               SELECT memory, weight, length FROM memory_postings
+               WHERE tenant_id = $1 AND bank = $2 AND term = a.term AND ($8::int[] IS NULL OR person = ANY ($8::int[]))
+               ORDER BY person DESC, memory DESC LIMIT ${mostOfWord}) p
+           GROUP BY p.memory ORDER BY ${rough} DESC, p.memory DESC LIMIT $9
          )
-         SELECT m.*, s.words, s.names, s.times, s.alike, s.covered, (SELECT count(*)::int FROM found) AS added
-         FROM whole s CROSS JOIN LATERAL (
-           SELECT ${shown}, ${named} FROM memories m WHERE m.tenant_id = $1 AND m.number = s.memory AND ${fits(13)} OFFSET 0) m
-         ORDER BY ${rough.replaceAll(/[a-z]+/g, 's.$&')} DESC, m.memory DESC LIMIT $19`,
+         SELECT m.*, (SELECT count(*)::int FROM found) AS added
+         FROM (SELECT memory, row_number() OVER () AS place FROM found) f CROSS JOIN LATERAL (
+           SELECT ${shown}, m.length, ARRAY(SELECT m.weights[array_position(m.terms, a.term)] FROM unnest($6::text[]) AS a (term)) AS weights,
+             CASE WHEN f.place <= ${mostLeading} THEN ${named} END AS named
+           FROM memories m WHERE m.tenant_id = $1 AND m.number = f.memory AND ${fits(10)} OFFSET 0) m
+         LIMIT $16`,
 }
 const others = {
   name: 'memory-others',
   text: `SELECT o.*, 0 AS words, 0 AS names, 0 AS times, 0 AS alike, 0 AS covered FROM unnest($2::bigint[]) AS n (number) CROSS JOIN LATERAL (
-           SELECT ${shown}, ${named} FROM memories m WHERE m.tenant_id = $1 AND m.number = n.number AND ${fits(3)} OFFSET 0) o`,
+           SELECT ${shown}, ${named} AS named FROM memories m WHERE m.tenant_id = $1 AND m.number = n.number AND ${fits(3)} OFFSET 0) o`,
 }

@@ -3,7 +3,7 @@ import { columns, happened, isOf, type MemoryRow, toMemory } from '../bank/rows.
 import type { Hit, Memory, Why } from '../schema.ts'
 import { asksForNow, asksForPast } from '../text/dates.ts'
 import type { StemCache } from '../text/stems.ts'
-import { askedTerms, type AskedWord, isName } from '../text/terms.ts'
+import { askedTerms, type AskedWord } from '../text/terms.ts'
 import { tokensOf } from '../text/words.ts'
 import { type BankFigures, type Candidate, Candidates, type Filter, idfOf, weigh, type Weighed } from './candidates.ts'
 import type { ExtensionSet } from './extensions.ts'
@@ -50,7 +50,12 @@ export class Search {
     const asked = await askedTerms(tenantId, this.#parts.stems, q, now)
     // Nothing but words that every text has: what is newest is as good an answer as any.
     if (asked.length === 0) return this.#newest(tenantId, profile, question)
-    const known = await this.#candidates.figures(tenantId, profile, [...new Set(asked.flatMap(({ terms }) => terms))])
+    const known = await this.#candidates.figures(
+      tenantId,
+      profile,
+      [...new Set(asked.flatMap(({ terms }) => terms))],
+      question,
+    )
     if (!known) return []
     const filter = { ...question, profile, superseded: question.includeSuperseded || asksForPast(q) }
     const ranked = await this.#rank(tenantId, { asked, filter, question, ...known })
@@ -113,13 +118,10 @@ export class Search {
     { asked, weighed, filter }: Pick<Asked, 'asked' | 'filter'> & { readonly weighed: readonly Weighed[] },
   ): Promise<Candidate[]> {
     const own = new Set(asked.flatMap(({ terms }) => terms))
-    const names = new Set<string>()
-    const leads = first.slice(0, leading)
-    for (const { candidate } of leads)
-      for (const name of candidate.named)
-        if (isName(name) && !own.has(name) && names.size < 3 * mostLinks) names.add(name)
+    const leads = first.slice(0, leading).map(({ candidate }) => candidate)
+    const names = new Set(leads.flatMap(({ named }) => named ?? []).filter((name) => !own.has(name)))
     if (names.size === 0) return []
-    const known = await this.#candidates.figures(tenantId, filter.profile, [...names])
+    const known = await this.#candidates.figures(tenantId, filter.profile, [...names], filter)
     const links = [...(known?.records ?? [])]
       // A name that stands in one memory leads nowhere, one that stands everywhere leads anywhere.
       .filter(([, records]) => records > 1 && records < Math.max(20, bank.records / 20))
@@ -130,7 +132,7 @@ export class Search {
     const words = weighed.filter(({ kind }) => kind === 'word')
     const found = await this.#candidates.find(tenantId, bank, [...links, ...words], filter, leading)
     // Those that led here are no second step.
-    const led = new Set(leads.map(({ candidate }) => candidate.memory))
+    const led = new Set(leads.map(({ memory }) => memory))
     return found.filter((one) => one.names > 0 && !led.has(one.memory))
   }
   async #hits(

@@ -1,6 +1,7 @@
+import { endUserOf } from '#contracts/apps'
 import type { Billing } from '#contracts/billing'
 import { microcentsPerCent, type Prices } from '#contracts/prices'
-import type { StartRun } from '#contracts/run-store'
+import type { FinishRun, StartRun } from '#contracts/run-store'
 
 /** What the statements of runs need to know of money. */
 export interface Charges {
@@ -29,8 +30,8 @@ export const holding: { readonly none: Holding; readonly some: Holding } = {
   some: {
     held: (
       snapshot,
-    ) => `, billing_hold(:tenant, id, ${most(snapshot)}, session_id, profile, :publicKey, :endUser, :parentRun,
-      :parentSpent::bigint, :rootRun) AS held`,
+    ) => `, billing_hold(:tenant, id, ${most(snapshot)}, session_id, profile, :publicKey, :person, :parentRun,
+      :parentSpent::bigint, :rootRun, :leastLeft::bigint) AS held`,
     told: ', (SELECT held FROM run)::float8 AS held',
   },
 }
@@ -43,8 +44,9 @@ export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 't
   const caps = [create?.profile.limits.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
   return {
     hold: Math.min(billing.holdMicrocents, ...caps.map(microcents)),
+    leastLeft: Math.max(1, billing.reserveMicrocents),
     publicKey: chat?.keyId,
-    endUser: chat?.endUserId,
+    person: chat?.endUserId ?? endUserOf(task.metadata),
     parentRun: parent?.runId,
     parentSpent: parent && microcents(task.parentSpentCents ?? 0),
     rootRun: parent?.rootId ?? parent?.runId,
@@ -56,13 +58,18 @@ const secondsOfRun = 'round(least(extract(epoch FROM finished_at - started_at), 
 /** Follows the columns that the end of a run returns. */
 export const settling = {
   none: '',
-  plain: ', billing_settle(:tenant, id, profile, :cost::bigint, :toolCost::bigint, 0, :prices)',
-  sandbox: `, billing_settle(:tenant, id, profile, :cost::bigint, :toolCost::bigint,
-    round((:idleSeconds::int + ${secondsOfRun}) * :sandboxRate::numeric)::bigint, :prices)`,
+  plain: ', billing_settle(:tenant, id, profile, :known::bigint, :toolCost::bigint, 0, :prices, :unpriced::boolean)',
+  sandbox: `, billing_settle(:tenant, id, profile, :known::bigint, :toolCost::bigint,
+    round((:idleSeconds::int + ${secondsOfRun}) * :sandboxRate::numeric)::bigint, :prices, :unpriced::boolean)`,
 }
 
 /** The values that `settling` names, beside those of the end. */
-export const settleValues = ({ prices }: Charges, toolCalls: number) => ({
+export const settleValues = (
+  { prices }: Charges,
+  { usage, toolCalls = 0 }: Pick<FinishRun, 'usage' | 'toolCalls'>,
+) => ({
+  known: microcents(usage?.costCents ?? usage?.knownCostCents ?? 0),
+  unpriced: usage !== undefined && usage.costCents === undefined,
   toolCost: Math.round(toolCalls * (prices?.services.toolCall ?? 0)),
   sandboxRate: prices?.services.sandboxSecond ?? 0,
   prices: prices?.version,

@@ -133,7 +133,7 @@ export function finishStatement(end: FinishRun, charges: Charges): Statement {
   const told = error && publicMessageOf(error.code)
   return finishes[charges.billing ? 'billed' : 'free'][kind]({
     ...of(claim),
-    ...(charges.billing && settleValues(charges, end.toolCalls ?? 0)),
+    ...(charges.billing && settleValues(charges, end)),
     ...tail,
     status: end.status,
     // Of a chat it is the answer, which the messages have.

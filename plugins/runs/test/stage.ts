@@ -245,6 +245,7 @@ export function limitsOf(own: Partial<Limits>): TenantLimits {
       },
     },
     guard: nothing,
+    paced: (_, body) => body,
     uses: nothing,
     usedBy: async () => ({}),
   }

@@ -48,6 +48,8 @@ test('one call without a price makes the cost of the run unknown, wherever it st
 })
 
 test('a runtime that reports a cost is believed, and mixes with priced calls', () => {
+  // What is known is charged, and counts where the run has a limit.
+  assert.equal(tallied([call('a/cheap'), call('b/new')])?.knownCostCents, 0.3)
   assert.equal(tallied([call('b/new', { costCents: 1.5 })])?.costCents, 1.5)
   assert.equal(tallied([call('a/cheap', { costCents: 7 }), call('a/cheap')])?.costCents, 7.3)
   assert.equal(tallied([call('b/new', { costCents: 0 })], 'no table')?.costCents, 0)

@@ -78,7 +78,7 @@ test('the overview sums up a window and what there is now', async (t) => {
     unpricedRuns: 1,
     sandboxSeconds: 9,
     ingressRequests: 7,
-    sessions: { total: 4, idle: 1, running: 1, errored: 1, shutdown: 1 },
+    sessions: { total: 4, exact: true, idle: 1, running: 1, errored: 1, shutdown: 1 },
     profiles: 2,
     publishedAgents: 1,
   })

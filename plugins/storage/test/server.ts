@@ -41,6 +41,7 @@ export async function startStorage(t: TestContext, { limits = {}, backend, dir: 
       fake(ApiGuard, openGuard),
       fake(TenantLimits, {
         of: () => ({ ...defaultLimits, ...limits }),
+        paced: (_: string, body: AsyncIterable<Uint8Array>) => body,
         uses: (name: string, count: (tenantId: string) => unknown) => void uses.set(name, count),
       } as unknown as TenantLimits),
       await diskStoragePlugin(backend === false ? undefined : dir),

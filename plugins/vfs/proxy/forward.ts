@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders } from 'node:http'
+import { Readable } from 'node:stream'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
 import type { Signer } from '#contracts/signing'
@@ -92,13 +93,15 @@ interface Forward {
   readonly target: string
   readonly tenantId: string
   readonly signer: Signer | undefined
+  /** Has what is answered flow as the tenant may fetch. */
+  paced(request: FastifyRequest, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
 }
 
 /** Sends a request on, and its answer back, both as they come. */
 export function forward(
   request: FastifyRequest,
   reply: FastifyReply,
-  { base, target, tenantId, signer }: Forward,
+  { base, target, tenantId, signer, paced }: Forward,
 ): FastifyReply {
   const gone = new AbortController()
   reply.raw.once('close', () => gone.abort())
@@ -120,6 +123,8 @@ export function forward(
       'content-disposition': 'attachment',
       'content-security-policy': "sandbox; default-src 'none'",
     }),
+    onResponse: (_, answered, { stream }) =>
+      void answered.send(Readable.from(paced(request, stream as unknown as Readable), { objectMode: false })),
     onError: (failed, { error: cause }) => void failed.send(vfsErrors.vfsUpstreamUnavailable({ cause })),
   })
 }

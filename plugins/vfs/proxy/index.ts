@@ -1,4 +1,5 @@
 import replyFrom from '@fastify/reply-from'
+import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { Counter } from 'prom-client'
 import { definePlugin, maybe, type Role, Settings } from '#kernel'
@@ -61,11 +62,13 @@ export default definePlugin({
     routes('conductor', async (app) => {
       guard.protect(app)
       await app.register(replyFrom, { undici: upstream as never, disableCache: true, disableRequestLogging: true })
-      proxyRoutes(app, (request, reply, target) => {
+      const paced = (request: FastifyRequest, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array> =>
+        limits ? limits.paced(guard.callerOf(request).tenantId, body) : body
+      proxyRoutes(app, paced, (request, reply, target) => {
         const { tenantId } = guard.callerOf(request)
         reply.raw.once('close', shares.take(tenantId))
         reply.raw.once('finish', () => counter.inc({ method: request.method, status: reply.statusCode }))
-        return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer })
+        return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, paced })
       })
     })
     // A server of this process tells and erases by itself.

@@ -5,6 +5,7 @@ import { access, type App, failures, notFound } from '#kernel'
 import { limitErrors } from '#contracts/limits'
 import { vfsErrors } from '#contracts/vfs'
 
+type Paced = (request: FastifyRequest, body: AsyncIterable<Uint8Array>) => AsyncIterable<Uint8Array>
 type PassOn = (request: FastifyRequest, reply: FastifyReply, target: string) => FastifyReply
 
 const about =
@@ -16,13 +17,13 @@ const methods = {
   DELETE: { who: 'admin', summary: 'Delete from the VirtualFS' },
 } as const
 
-/** Everything below `/api/vfs/` that this server has no route of its own for. */
-export function proxyRoutes(app: App, passOn: PassOn): void {
+/** Everything below `/api/vfs/` that this server has no route of its own for. `paced` has bytes flow as their tenant may. */
+export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
   // Bodies go on as they come. An upstream that answers before it has all of one has it destroyed, and with it would go the connection of
   // the client, who is to hear the answer.
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', async (_request: unknown, body: Readable) =>
-    Readable.from(body.iterator({ destroyOnReturn: false }), { objectMode: false }),
+  app.addContentTypeParser('*', async (request: FastifyRequest, body: Readable) =>
+    Readable.from(paced(request, body.iterator({ destroyOnReturn: false })), { objectMode: false }),
   )
   for (const [method, { who, summary }] of Object.entries(methods)) {
     app.route({

@@ -41,6 +41,7 @@ async function startProxy(t: TestContext, baseUrl: string, signer?: Signer, conf
   })
   const limits = {
     of: () => defaultLimits,
+    paced: (_: string, body: AsyncIterable<Uint8Array>) => body,
     uses: (name: string, count: (tenantId: string) => unknown) => void uses.set(name, count),
   } as unknown as TenantLimits
   const kernel = await testKernel(

@@ -12,12 +12,14 @@ interface Made {
 
 /**
  * Stands for the API of Stripe, as its reference documents it: form-encoded requests with a bearer key, an `Idempotency-Key` that
- * answers the same again, errors as `{error: {type, message}}`. Customers, Checkout sessions, portal sessions, the balance.
+ * answers the same again, errors as `{error: {type, message}}`. Customers, Checkout sessions, portal sessions, the balance, charges.
  */
 export async function startStripe(t: Pick<TestContext, 'after'>) {
   const answered = new Map<string, Made>()
   const customers: Made[] = []
   const sessions: Made[] = []
+  /** Metadata by charge. */
+  const charges = new Map<string, object>()
   let count = 0
   const made = (kind: string, form: URLSearchParams): Made => {
     const id = `${kind}_test_${++count}`
@@ -37,6 +39,9 @@ export async function startStripe(t: Pick<TestContext, 'after'>) {
     if (headers.authorization !== `Bearer ${secretKey}`)
       return failed(401, 'invalid_request_error', 'Invalid API Key provided')
     if (method === 'GET' && url === '/v1/balance') return { status: 200, body: { object: 'balance', available: [] } }
+    const charge = /^\/v1\/charges\/(\w+)$/.exec(url)?.[1]
+    if (method === 'GET' && charge && charges.has(charge))
+      return { status: 200, body: { id: charge, metadata: charges.get(charge) } }
     const kind = kinds[url]
     if (method !== 'POST' || kind === undefined) return failed(404, 'invalid_request_error', 'Unrecognized request URL')
     if (headers['content-type'] !== 'application/x-www-form-urlencoded')
@@ -47,7 +52,7 @@ export async function startStripe(t: Pick<TestContext, 'after'>) {
     if (typeof again === 'string') answered.set(again, answer)
     return { status: 200, body: answer }
   })
-  return { ...api, customers, sessions }
+  return { ...api, customers, sessions, charges }
 }
 
 const failed = (status: number, type: string, message: string) => ({ status, body: { error: { type, message } } })

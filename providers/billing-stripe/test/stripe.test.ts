@@ -125,6 +125,27 @@ test('a checkout makes a customer once and a payment page; what was paid is cred
   ]) {
     assert.deepEqual(await deliver(other), [200, 'ignored'])
   }
+  // A dispute takes its money, and gives it back when it is won: whatever is said of it first.
+  const dispute = (id: string, type: string, status: string, charge = 'ch_1') =>
+    delivery(`charge.dispute.${type}`, { id, object: 'dispute', amount: 150, charge, status })
+  assert.deepEqual(await deliver(dispute('dp_1', 'created', 'needs_response')), [502, 'provider_failed'])
+  stripe.charges.set('ch_1', session(0).metadata).set('ch_of_others', {})
+  assert.deepEqual(await deliver(dispute('dp_0', 'created', 'warning_needs_response')), [200, 'ignored'])
+  assert.deepEqual(await deliver(dispute('dp_0', 'created', 'needs_response', 'ch_of_others')), [200, 'ignored'])
+  for (const [type, status, outcome, balance] of [
+    ['created', 'needs_response', 'taken', 50],
+    ['funds_withdrawn', 'needs_response', 'known', 50],
+    ['closed', 'won', 'taken', 200],
+    ['created', 'needs_response', 'known', 200],
+  ] as const) {
+    assert.deepEqual(await deliver(dispute('dp_1', type, status)), [200, outcome])
+    assert.equal((await wallet()).balanceCents, balance)
+  }
+  const unordered = [dispute('dp_2', 'funds_reinstated', 'won'), dispute('dp_2', 'created', 'needs_response')]
+  await Promise.all([...unordered, ...unordered.toReversed()].map((one) => deliver(one)))
+  assert.equal((await wallet()).balanceCents, 200)
+  assert.deepEqual(await deliver(dispute('dp_3', 'closed', 'lost')), [200, 'taken'])
+  assert.equal((await wallet()).balanceCents, 50)
   const nobody = { tenant_id: 'nobody', checkout_id: 'chk_1' }
   assert.deepEqual(await deliver(delivery('checkout.session.completed', session(0, { metadata: nobody }))), [
     200,

@@ -63,10 +63,11 @@ function showRetrieval(figures: Figures): void {
   )
   process.stdout.write(`${draw([['method', 'kind', 'questions', 'recall@5', 'recall@8', 'MRR'], ...rows])}\n`)
 }
-function showScale({ records, writeRate, search, plain }: ScaleFigures): void {
+function showScale({ records, writeRate, search, plain, bare }: ScaleFigures): void {
   const rows = [
     ['search over the API', shown(search.p50, 1), shown(search.p99, 1), `${shown(search.p50 / plain.p50, 2)}x`],
     ['plain tsvector, in the database', shown(plain.p50, 1), shown(plain.p99, 1), ''],
+    ['SELECT 1', shown(bare.p50, 1), shown(bare.p99, 1), ''],
   ]
   process.stdout.write(`${draw([[`${shown(records, 0)} memories`, 'p50 ms', 'p99 ms', 'to plain'], ...rows])}\n`)
   process.stdout.write(`writes over the API: ${shown(writeRate, 0)} a second\n`)

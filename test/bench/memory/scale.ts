@@ -18,6 +18,8 @@ export interface ScaleFigures {
   readonly search: { readonly p50: number; readonly p99: number }
   /** The same questions to a tsvector with a GIN index and no row security, straight from the database. */
   readonly plain: { readonly p50: number; readonly p99: number }
+  /** `SELECT 1` on the same connection: how long this machine lets anybody wait now. */
+  readonly bare: { readonly p50: number; readonly p99: number }
 }
 
 /** Texts as people write: few words are common, most are rare. */
@@ -76,19 +78,22 @@ export async function measureScale(service: Service, records: number, seed: numb
   say(`${searches} searches`)
   const ours: number[] = []
   const plain: number[] = []
+  const bare: number[] = []
   for (let i = -warm; i < searches; i++) {
     const q = texts.question()
-    const [a, b] = [
+    const [a, b, c] = [
       await timed(() => service.ask('GET', `/api/profiles/${profile}/memories/search?q=${encodeURIComponent(q)}`)),
       await timed(() => client.query(ask, [q])),
+      await timed(() => client.query('SELECT 1')),
     ]
     if (i < 0) continue
     ours.push(a)
     plain.push(b)
+    bare.push(c)
   }
   await client.end()
   const of = (all: readonly number[]) => ({ p50: quantile(all, 0.5), p99: quantile(all, 0.99) })
-  return { records, writeRate, search: of(ours), plain: of(plain) }
+  return { records, writeRate, search: of(ours), plain: of(plain), bare: of(bare) }
 }
 
 const ask = `SELECT id FROM plain, (

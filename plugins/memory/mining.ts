@@ -1,0 +1,131 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
+import { endUserOf } from '#contracts/apps'
+import type { Database, Statement } from '#contracts/database'
+import type { ProfileMemory } from '#contracts/memory'
+import type { Writer } from './bank/write.ts'
+
+/** Runs of one read, and runs of a tenant in one pass: with a model each may be a request to it. */
+const atOnce = 50
+const mostByRules = 1_000
+const mostByModel = 200
+/** Characters of a message that are read. */
+const mostSaid = 8_000
+/** What waits longer than this is left out: a tenant that says more than is mined does not fall behind for ever. */
+const longest = `interval '1 day'`
+
+const edge: Omit<Statement, 'values'> = {
+  name: 'memory-mining-edge',
+  text: `WITH asking AS MATERIALIZED (
+           SELECT EXISTS (SELECT FROM profiles WHERE tenant_id = $1 AND document -> 'memory' -> 'extract' = 'true') AS wanted
+         ), gone AS (
+           DELETE FROM memory_mining WHERE tenant_id = $1 AND NOT (SELECT wanted FROM asking)
+         ), begun AS (
+           -- As long ago as the last pass may have been: what was said since the profile asks for it.
+           INSERT INTO memory_mining (tenant_id, recorded_at) SELECT $1, now() - interval '5 minutes' FROM asking WHERE wanted
+           ON CONFLICT DO NOTHING RETURNING recorded_at, run_id
+         )
+         SELECT e.recorded_at::text AS at, e.run_id AS run FROM (
+           SELECT recorded_at, run_id FROM begun UNION ALL SELECT recorded_at, run_id FROM memory_mining WHERE tenant_id = $1
+         ) e, asking WHERE asking.wanted`,
+}
+/**
+ * What people have said in runs that ended well, in the order in which their ends were recorded; an end that is recorded now may show
+ * later, so it goes no further than the oldest transaction. A task of another agent is nothing that somebody said. `recalled`: what the
+ * conversation was given out of the memory.
+ */
+const said: Omit<Statement, 'values'> = {
+  name: 'memory-mining-said',
+  text: `WITH safe AS MATERIALIZED (
+           SELECT least(clock_timestamp() - interval '1 second', (
+             SELECT min(xact_start) FROM pg_stat_activity
+             WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+           )) AS at
+         ), ended AS MATERIALIZED (
+           SELECT recorded_at, run_id, session_id, profile, status FROM run_meters
+           WHERE tenant_id = $1 AND (recorded_at, run_id) > (greatest($2::timestamptz, now() - ${longest}), $3)
+             AND recorded_at < (SELECT at FROM safe)
+           ORDER BY recorded_at, run_id LIMIT ${atOnce}
+         )
+         SELECT e.recorded_at::text AS "recordedAt", e.run_id AS "runId", e.session_id AS "sessionId", e.profile,
+           p.document -> 'memory' AS memory, left(r.prompt, ${mostSaid}) AS prompt, r.metadata, r.started_at AS at,
+           (SELECT u.end_user_id FROM public_runs u WHERE u.tenant_id = $1 AND u.id = r.public_run) AS "endUserId",
+           ARRAY(SELECT m.content FROM runs s JOIN memory_recalls c ON c.tenant_id = $1 AND c.run_id = s.id
+             JOIN memories m ON m.tenant_id = $1 AND m.id = c.memory_id
+             WHERE s.tenant_id = $1 AND s.session_id = e.session_id LIMIT 100) AS recalled
+         FROM ended e
+           LEFT JOIN runs r ON r.tenant_id = $1 AND r.id = e.run_id AND r.parent IS NULL AND e.status = 'ok'
+           LEFT JOIN profiles p ON r.id IS NOT NULL AND p.tenant_id = $1 AND p.name = e.profile AND p.document -> 'memory' -> 'extract' = 'true'
+         ORDER BY e.recorded_at, e.run_id`,
+}
+const advance: Omit<Statement, 'values'> = {
+  name: 'memory-mining-advance',
+  text: 'UPDATE memory_mining SET recorded_at = $2, run_id = $3 WHERE tenant_id = $1',
+}
+
+interface Said {
+  readonly recordedAt: string
+  readonly runId: string
+  readonly sessionId: string
+  readonly profile: string
+  /** Null: the profile does not ask for it, or there is nothing that somebody said. */
+  readonly memory: ProfileMemory | null
+  readonly prompt: string
+  readonly metadata: Record<string, unknown> | null
+  readonly at: string
+  readonly endUserId: string | null
+  readonly recalled: readonly string[]
+}
+
+export interface MiningParts {
+  readonly database: Database
+  readonly writer: Writer
+  readonly log: Pick<FastifyBaseLogger, 'warn'>
+}
+
+/** Makes memories of what people have said since the last pass, in the conversations of profiles that ask for it. */
+export async function mine(
+  { database, writer, log }: MiningParts,
+  tenantId: string,
+  signal: AbortSignal,
+): Promise<void> {
+  const reads = database.as('reads')
+  let most = writer.asksModel(tenantId) ? mostByModel : mostByRules
+  const [[from]] = await reads.batch<[{ at: string; run: string }[]]>(tenantId, [{ ...edge, values: [tenantId] }])
+  for (let last = from; last && most > 0 && !signal.aborted;) {
+    const [runs] = await reads.batch<[Said[]]>(tenantId, [{ ...said, values: [tenantId, last.at, last.run] }])
+    for (const run of runs) {
+      if (signal.aborted) return
+      if (run.memory) {
+        if (!(await learn(writer, tenantId, run)))
+          return log.warn({ tenantId }, 'no room for what people say: limit_exceeded')
+        most--
+      }
+      last = { at: run.recordedAt, run: run.runId }
+      // By what was written: a pass that breaks off says nothing twice.
+      if (run.memory || run === runs.at(-1))
+        await reads.batch(tenantId, [{ ...advance, values: [tenantId, last.at, last.run] }])
+    }
+    if (runs.length < atOnce) return
+  }
+}
+
+/** False: the tenant may not have more memories. What an end user says is theirs; where nobody says who that is, it would be everybody's. */
+async function learn(writer: Writer, tenantId: string, run: Said): Promise<boolean> {
+  const { profile, sessionId, runId, prompt, at, recalled } = run
+  const endUserId = run.endUserId ?? endUserOf(run.metadata ?? undefined)
+  if (endUserId === undefined && run.memory?.scope !== 'profile') return true
+  const origin = {
+    sessionId,
+    runId,
+    eventAt: new Date(at).toISOString(),
+    ...(endUserId === undefined ? {} : { endUserId }),
+  }
+  try {
+    await writer.learn(tenantId, profile, { said: prompt, recalled }, origin)
+    return true
+  } catch (error) {
+    if (isAppError(error) && error.code === 'limit_exceeded') return false
+    throw error
+  }
+}
