@@ -72,7 +72,7 @@ class Processes implements Conductors {
   }
 
   async ask(method: string, path: string, body?: unknown) {
-    for (;;) {
+    for (let waitMs = 100; ; waitMs = Math.min(waitMs * 2, 3_000)) {
       const url = `http://127.0.0.1:${this.#port + (this.#next++ % numbers.length)}${path}`
       try {
         const answer = await fetch(url, {
@@ -87,7 +87,7 @@ class Processes implements Conductors {
       } catch {
         // It is away: another one is not.
       }
-      await sleep(100)
+      await sleep(waitMs)
     }
   }
 
