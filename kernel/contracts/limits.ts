@@ -30,6 +30,7 @@ interface LimitKind {
     | 'workflows'
     | 'nodes'
     | 'schedules'
+    | 'approvals'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -180,6 +181,12 @@ export const limitKinds = {
     unit: 'nodes',
     relief: 'held',
     about: 'Nodes of one workflow run, parts of maps and loops included.',
+  },
+  openApprovals: {
+    default: 1_000,
+    unit: 'approvals',
+    relief: 'later',
+    about: 'Calls of tools and nodes of workflows that wait for people.',
   },
   workflowSchedules: { default: 200, unit: 'schedules', relief: 'held', about: 'Schedules.' },
   objects: { default: 100_000, unit: 'objects', relief: 'held', about: 'Objects in the object store.' },

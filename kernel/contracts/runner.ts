@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import { AppTool } from './apps.ts'
+import { CallDecision } from './approvals.ts'
 import type { DelegationAnswer, WaitingCall } from './delegation.ts'
 import type { VfsLease, WorkerLease } from './leases.ts'
 import { EgressOrder } from './egress.ts'
@@ -62,6 +63,8 @@ export const ExecuteRun = Type.Object(
         objectBytes: Type.Optional(Type.Integer({ minimum: 0 })),
       }),
     ),
+    /** What people have decided of its calls, by their keys. */
+    decided: Type.Optional(Type.Record(Type.String(), CallDecision)),
     /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */
     budget: Type.Optional(RunBudget),
     ...promptFields,

@@ -1,4 +1,5 @@
 import type { AppError } from '#kernel'
+import { hasApprovals } from '#contracts/approvals'
 import type { ObjectStore } from '#contracts/object-store'
 import { type Attachment, hasLinks } from '#contracts/prompt'
 import type { ExecuteRun } from '#contracts/runner'
@@ -49,5 +50,8 @@ export async function readableBy(
 export const readsNoLinks = ({ code }: AppError): boolean => code === runnerErrors.linksUnread.row.code
 
 /** Whether the sidecar of a run asks this runner for anything: tools and apps, or what is linked, now or in the conversation. */
-export const asksRunner = ({ tools, conversation }: LiveSession, apps: number, { attachments }: ExecuteRun): boolean =>
-  tools.length + apps > 0 || conversation === true || attachments !== undefined
+export const asksRunner = (
+  { tools, conversation, profile }: LiveSession,
+  apps: number,
+  { attachments }: ExecuteRun,
+): boolean => tools.length + apps > 0 || hasApprovals(profile) || conversation === true || attachments !== undefined

@@ -14,6 +14,7 @@ import type { Conversations } from './conversations.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { type EndCode, Relay, statusAfter, type Terminal } from './relay.ts'
 import { type Executors, hasSandbox, linkOf, type LiveSession, type SessionTable } from './sessions.ts'
+import { Permissions } from './permissions.ts'
 import { asksRunner, readableBy, readsNoLinks, requireLinks } from './links.ts'
 import { absentSkills, withSkills } from './skills.ts'
 
@@ -64,11 +65,10 @@ export interface RunContext {
 export class Run implements OutputOwner {
   readonly session: LiveSession
   readonly attempt: number
-  /** How many delegations led to the run. */
   readonly depth: number
-  /** The skills of the session; undefined when it has none. */
   readonly skills: readonly SkillContent[] | undefined
   readonly apps: RunApps
+  readonly permissions: Permissions
   readonly output: RunOutput<Run>
   readonly #host: RunContext
   readonly #relay: Relay
@@ -80,7 +80,6 @@ export class Run implements OutputOwner {
   readonly over = this.#over.promise
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
   #source: AsyncIterator<Buffer> | undefined
-  /** The sidecar's stream has ended. */
   #sourceOver = false
   #prepared: PreparedRun | undefined
   #deadline: NodeJS.Timeout | undefined
@@ -92,6 +91,7 @@ export class Run implements OutputOwner {
     this.#host = host
     this.skills = skills
     this.apps = appsOf(session, order.apps)
+    this.permissions = new Permissions(order.decided)
     this.session = session
     this.attempt = order.attempt ?? 1
     this.depth = order.depth ?? 0

@@ -67,7 +67,7 @@ export function listDefinitions(database: Database, tenantId: string, page: Page
     where: 'd.tenant_id = $1',
     values: [tenantId],
     order: { 'd.name': 'text', 'd.id': 'text' },
-    atOnce: 500,
+    atOnce: 200,
   }
   return readList({ database, tenantId }, list, page, ({ id, name, version, created_at, updated_at }: Row) => ({
     id,

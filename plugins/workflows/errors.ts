@@ -19,7 +19,6 @@ export const workflowErrors = errorTable('workflows', {
   },
   runOver: { status: 409, message: 'The workflow run is over.' },
   nodeOver: { status: 409, about: 'The node has a terminal status already, or none that goes with what was asked.' },
-  alreadyResolved: { status: 409, message: 'The approval was resolved already, or its run is over.' },
 })
 
 export function invalidWorkflow(problems: readonly Problem[], at = ''): AppError {

@@ -1,4 +1,5 @@
 import { definePlugin, maybe, Settings } from '#kernel'
+import { approvalErrors, Approvals } from '#contracts/approvals'
 import { ApiGuard } from '#contracts/auth'
 import { Billing, billingErrors, presentBilling } from '#contracts/billing'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
@@ -13,7 +14,6 @@ import { RunDispatch } from '#contracts/runs'
 import { secretErrors, Secrets } from '#contracts/secrets'
 import { OwnHosts } from '#kit/own-hosts'
 import { createOutputSchemas } from '#kit/schemas'
-import { approvalRoutes } from './approvals.routes.ts'
 import { Calls } from './calls.ts'
 import { definitionChangeRoutes, definitionRoutes } from './definitions.routes.ts'
 import { countDefinitions } from './definitions.store.ts'
@@ -42,12 +42,13 @@ export default definePlugin({
         'name: `api.internal:8080=acme|globex, .corp.example:443=*`.',
     ),
   }),
-  errors: [workflowErrors, billingErrors, databaseErrors, limitErrors, secretErrors],
+  errors: [workflowErrors, approvalErrors, billingErrors, databaseErrors, limitErrors, secretErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
     jobs: Jobs,
     kv: Kv,
+    approvals: Approvals,
     dispatch: RunDispatch,
     runs: RunStore,
     profiles: Profiles,
@@ -74,6 +75,7 @@ export default definePlugin({
     const engine = new Engine({ database, wakeUps, execution, kv, metrics: counted, log, stopping })
     const service = new WorkflowService({ database, store, engine, wakeUps, dispatch, runs, lookups })
     const schedules = new Schedules({ database, store, wakeUps, limits, metrics: counted, lookups })
+    deps.approvals.onNodes((...decision) => service.resolve(...decision))
     onStop(async () => {
       await engine.stop()
       await calls.close()
@@ -112,7 +114,6 @@ export default definePlugin({
       tellRoutes(app, guard, service, views)
       scheduleRoutes(app, guard, schedules)
       scheduleTimeRoutes(app, guard, schedules)
-      approvalRoutes(app, guard, database, service)
     })
     return {}
   },

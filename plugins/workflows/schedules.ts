@@ -73,12 +73,15 @@ export class Schedules {
   list(tenantId: string, page: Page): Promise<Listing<Schedule>> {
     const list: ListSql = {
       columns,
+      shown: columns,
+      // With its input, of which it says as much as a request may have.
+      bytes: 'octet_length(document) + 200',
       from: 'workflow_schedules',
       where: 'tenant_id = $1',
       values: [tenantId],
       order: { created_at: 'timestamptz', id: 'text' },
       newestFirst: true,
-      atOnce: 50,
+      atOnce: 200,
     }
     return readList({ database: this.#deps.database, tenantId }, list, page, (row: Row) => toSchedule(row))
   }
@@ -99,7 +102,7 @@ export class Schedules {
       values: [tenantId, id],
       order: { at: 'timestamptz', kind: 'text' },
       newestFirst: true,
-      atOnce: 500,
+      atOnce: 200,
     }
     type FiringRow = {
       at: string

@@ -68,7 +68,6 @@ const Id = (about: string) => Type.Object({ id: Type.String({ description: about
 export const DefinitionParams = Id('Id of the definition.')
 export const RunParams = Id('Id of the workflow run.')
 export const ScheduleParams = Id('Id of the schedule.')
-export const ApprovalParams = Id('Id of the approval.')
 export const NodeParams = Type.Object({
   ...RunParams.properties,
   nodeId: Type.String({ description: 'Id of the node; of a part of a map or loop `<node>.<index>`.' }),
@@ -199,30 +198,6 @@ export const Signal = Type.Object(
   { payload: Type.Optional(Type.Unknown()) },
   { additionalProperties: true, description: 'A body without `payload` is the payload itself.' },
 )
-
-export const Approval = Type.Object({
-  id: Type.String(),
-  kind: Type.Literal('node'),
-  workflowRunId: Type.String(),
-  nodeId: Type.String(),
-  message: Type.String(),
-  status: Type.Union(['waiting', 'approved', 'rejected', 'cancelled'].map((one) => Type.Literal(one))),
-  expiresAt: Type.Optional(Time),
-  onExpiry: Type.String(),
-  comment: Type.Optional(Type.String()),
-  resolvedBy: Type.Optional(Type.String({ description: 'Id of the key, or `expiry`.' })),
-  createdAt: Time,
-  resolvedAt: Type.Optional(Time),
-})
-export type Approval = Static<typeof Approval>
-export const Resolve = Type.Object(
-  {
-    decision: Type.Union([Type.Literal('approve'), Type.Literal('reject')]),
-    comment: Type.Optional(Type.String({ maxLength: 10_000 })),
-  },
-  strict,
-)
-export type Resolve = Static<typeof Resolve>
 
 export const ScheduleBody = Type.Object(
   {

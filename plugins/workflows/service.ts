@@ -1,4 +1,5 @@
 import { invalidField, isAppError, notFound } from '#kernel'
+import { approvalErrors, type NodeApproval, type NodeDecision } from '#contracts/approvals'
 import type { Caller } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
@@ -18,7 +19,6 @@ import {
   type NodeBody,
   type NodeUpdate,
   type Repair,
-  type Resolve,
   type RunStatus,
   runStatuses,
 } from './schema.ts'
@@ -139,38 +139,25 @@ export class WorkflowService {
     })
   }
 
-  /** Decides an approval. 409 `already_resolved` for all but the first. */
-  async resolve({ tenantId, keyId }: Caller, approvalId: string, { decision, comment }: Resolve): Promise<void> {
-    const found = await this.#deps.store.waiting(tenantId, approvalId)
-    const runId = found?.run_id ?? (await this.#runOfApproval(tenantId, approvalId))
-    await this.#change(tenantId, runId, async (transition, tx) => {
-      const approve = decision === 'approve'
-      const rows = await tx.query<{ node_id: string }>({
+  /** Ends the node that an approval is for. 409 `already_resolved` for all but the first. */
+  async resolve(
+    { tenantId, keyId }: Caller,
+    approval: NodeApproval,
+    { approved, comment }: NodeDecision,
+  ): Promise<void> {
+    const found = await this.#deps.store.waiting(tenantId, approval.id)
+    if (!found) throw approvalErrors.alreadyResolved()
+    await this.#change(tenantId, approval.workflowRunId, async (transition, tx) => {
+      const rows = await tx.query({
         text: `UPDATE approvals SET status = $3, comment = $4, resolved_by = $5, resolved_at = now()
-               WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' RETURNING node_id`,
-        values: [
-          tenantId,
-          approvalId,
-          approve ? 'approved' : 'rejected',
-          comment?.replaceAll('\u0000', '\uFFFD') ?? null,
-          keyId,
-        ],
+               WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' RETURNING 1`,
+        values: [tenantId, approval.id, approved ? 'approved' : 'rejected', comment ?? null, keyId],
       })
-      if (rows.length === 0 || !transition.open || !found) throw workflowErrors.alreadyResolved()
-      const outcome = approvalOutcome(approve, { by: keyId, ...(comment === undefined ? {} : { comment }) })
+      if (rows.length === 0 || !transition.open) throw approvalErrors.alreadyResolved()
+      const outcome = approvalOutcome(approved, { by: keyId, ...(comment === undefined ? {} : { comment }) })
       await transition.apply([{ node: found.id, attempt: found.attempt, ...outcome }])
       transition.notices.wake()
     })
-  }
-  async #runOfApproval(tenantId: string, approvalId: string): Promise<string> {
-    const [[row]] = await this.#deps.database.batch<[{ workflow_run_id: string }[]]>(tenantId, [
-      {
-        text: 'SELECT workflow_run_id FROM approvals WHERE tenant_id = $1 AND id = $2',
-        values: [tenantId, approvalId],
-      },
-    ])
-    if (!row) throw notFound({ message: 'There is no approval of this id.' })
-    throw workflowErrors.alreadyResolved()
   }
 
   /** Mends a paused run. */

@@ -229,6 +229,14 @@ export class MemoryRunStore extends TenantUse implements RunStore {
   }
 
   // Claims end with this process, the only one that can hold any: there is no other to hand over to, to sweep or to fence.
+  // Nobody is asked for anything where there is no database.
+  async park(): Promise<boolean> {
+    return false
+  }
+  async resume(): Promise<undefined> {}
+  async endParked(): Promise<boolean> {
+    return false
+  }
   async handOver(): Promise<boolean> {
     return false
   }

@@ -2,6 +2,7 @@ import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import { CallToolResultSchema } from '@modelcontextprotocol/sdk/types.js'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
+import { approvalTool } from '#contracts/approvals'
 import { callIdMeta } from '#contracts/tools'
 import { failureOf, listTools, type McpAddress, type McpSession, noTimeout, openMcp, permittedTools } from '#kit/mcp'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
@@ -96,7 +97,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
         tools = await list().catch(() => tools)
       },
       async call(name, input, callId, shown = name) {
-        if (!tools.some((tool) => tool.name === name)) return unknownTool(shown)
+        if (name !== approvalTool && !tools.some((tool) => tool.name === name)) return unknownTool(shown)
         return call({ name, arguments: input, _meta: { [callIdMeta]: callId } }, shown, true)
       },
       async close() {
