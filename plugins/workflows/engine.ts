@@ -5,6 +5,7 @@ import type { Database, TenantTx } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import type { Kv } from '#contracts/kv'
 import { retry } from '#kit'
+import type { OutputSchemas } from '#kit/schemas'
 import type { Attempt, Execution } from './execution.ts'
 import type { WorkflowMetrics } from './metrics.ts'
 import { leaseMs } from './nodes.store.ts'
@@ -26,6 +27,8 @@ export interface EngineDeps {
   readonly wakeUps: WakeUps
   readonly execution: Execution
   readonly kv: Kv
+  /** Of outputs of workflows. */
+  readonly schemas: OutputSchemas
   readonly metrics: WorkflowMetrics
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
@@ -132,7 +135,7 @@ export class Engine {
   ): Promise<T | undefined> {
     const { database, kv } = this.#deps
     const made = await database.tenant(tenantId, async (tx) => {
-      const transition = await Transition.of(tx, runId)
+      const transition = await Transition.of(tx, runId, this.#deps.schemas)
       if (!transition) return undefined
       const result = await change(transition, tx)
       const moved = await transition.finish()

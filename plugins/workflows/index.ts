@@ -72,7 +72,7 @@ export default definePlugin({
     const views = new RunViews(database)
     const calls = new Calls({ fleet, mcp, secrets, allowHosts: config.allowHosts })
     const execution = new Execution({ store, dispatch, calls, limits })
-    const engine = new Engine({ database, wakeUps, execution, kv, metrics: counted, log, stopping })
+    const engine = new Engine({ schemas, database, wakeUps, execution, kv, metrics: counted, log, stopping })
     const service = new WorkflowService({ database, store, engine, wakeUps, dispatch, runs, lookups })
     const schedules = new Schedules({ database, store, wakeUps, limits, metrics: counted, lookups })
     deps.approvals.onNodes((...decision) => service.resolve(...decision))

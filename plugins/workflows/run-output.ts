@@ -1,11 +1,26 @@
 import type { TenantTx } from '#contracts/database'
+import type { OutputSchemas } from '#kit/schemas'
 import { ExpressionError, mentionedIn, patiently, render, textsIn } from './expressions.ts'
 import { skipped } from './nodes.store.ts'
 import { mostOutput, scopeOfNodes } from './outcome.ts'
 import type { RunSettings } from './schema.ts'
 
-/** What a completed run gives, as JSON. ExpressionError when that cannot be made. */
-export async function outputOf(tx: TenantTx, runId: string, { output }: RunSettings): Promise<string> {
+/** What a completed run gives, as JSON. ExpressionError when that cannot be made, or is not what the workflow promises. */
+export async function outputOf(
+  tx: TenantTx,
+  runId: string,
+  settings: RunSettings,
+  schemas: OutputSchemas,
+): Promise<string> {
+  const made = await madeOf(tx, runId, settings)
+  const { outputSchema } = settings
+  if (!outputSchema) return made
+  const problem = await (await schemas(tx.tenantId, outputSchema)).problem(JSON.parse(made))
+  if (problem !== undefined) throw new ExpressionError(`it does not fit the outputSchema: ${problem}`)
+  return made
+}
+
+async function madeOf(tx: TenantTx, runId: string, { output }: RunSettings): Promise<string> {
   const { tenantId } = tx
   if (output === undefined) {
     const last = await lastOutputs(tx, runId)

@@ -1,4 +1,5 @@
 import type { TenantTx } from '#contracts/database'
+import type { OutputSchemas } from '#kit/schemas'
 import { claimedOf, Claims } from './claims.store.ts'
 import { ExpressionError } from './expressions.ts'
 import {
@@ -44,14 +45,15 @@ export class Transition {
   /** When somebody has to look at the run again, in milliseconds, where another process executes a part of it. */
   leasedForMs: number | undefined
   readonly #tx: TenantTx
+  readonly #schemas: OutputSchemas
   readonly #nodes: NodeTable
   readonly #claims: Claims
-  /** Keys of concurrency for which there is room now. */
   readonly #freed = new Set<string>()
   readonly #statusBefore: RunStatus
 
-  private constructor(tx: TenantTx, run: RunRow) {
+  private constructor(tx: TenantTx, run: RunRow, schemas: OutputSchemas) {
     this.#tx = tx
+    this.#schemas = schemas
     this.run = run
     this.#nodes = new NodeTable(tx, run.id)
     this.#claims = new Claims(tx, run, this.#nodes)
@@ -59,10 +61,9 @@ export class Transition {
     this.notices = new Notices(tx.tenantId, run)
   }
 
-  /** Takes hold of a run; undefined when there is none. */
-  static async of(tx: TenantTx, runId: string): Promise<Transition | undefined> {
+  static async of(tx: TenantTx, runId: string, schemas: OutputSchemas): Promise<Transition | undefined> {
     const run = await holdRun(tx, runId)
-    return run && new Transition(tx, run)
+    return run && new Transition(tx, run, schemas)
   }
 
   get open(): boolean {
@@ -328,7 +329,6 @@ export class Transition {
     return approvalOutcome(approve, { by: 'expiry' })
   }
 
-  /** What the run has come to by what its nodes are. */
   async #settle(): Promise<void> {
     const { run } = this
     if (run.failed > 0) {
@@ -339,7 +339,7 @@ export class Transition {
     run.status = 'running'
     if (run.unfinished > 0) return
     try {
-      run.output = await outputOf(this.#tx, run.id, run.settings)
+      run.output = await outputOf(this.#tx, run.id, run.settings, this.#schemas)
       run.status = 'completed'
     } catch (error) {
       if (!(error instanceof ExpressionError)) throw error

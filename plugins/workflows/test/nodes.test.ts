@@ -197,6 +197,18 @@ test('each type of node does what it says', async (t) => {
     assert.deepEqual(node(run, 'late').output, { decision: 'approve', by: 'expiry' })
   })
 
+  await t.test('an output that the workflow does not promise fails the run', async () => {
+    const definition = {
+      name: 'promise',
+      nodes: [{ id: 'a', type: 'condition', if: true }],
+      output: { sum: 'many' },
+      outputSchema: { type: 'object', properties: { sum: { type: 'number' } } },
+    }
+    const { body } = await s.call('POST', '/api/workflows/runs', { definition })
+    const run = await s.rests(body.id)
+    assert.deepEqual([run.status, run.error.code], [4, 'bad_output'])
+    assert.match(run.error.message, /outputSchema/)
+  })
   await t.test('a child workflow gives its output to its parent', async () => {
     const { body: child } = await s.call('POST', '/api/workflows/definitions', {
       name: 'child',
