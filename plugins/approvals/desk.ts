@@ -12,8 +12,7 @@ import type { Database, TenantTx } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { ApprovalMetrics } from './metrics.ts'
-import type { Resolve } from './routes.ts'
-import { type Approval, insertCall, type Status, storable } from './store.ts'
+import { type Approval, insertCall, type Resolve, type Status, storable } from './store.ts'
 
 interface DeskDeps {
   readonly database: Database

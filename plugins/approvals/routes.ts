@@ -1,4 +1,4 @@
-import { type Static, Type } from '@sinclair/typebox'
+import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
 import { approvalErrors } from '#contracts/approvals'
 import { auditedAccess } from '#contracts/audit'
@@ -7,7 +7,7 @@ import type { Database } from '#contracts/database'
 import { PageQuery } from '#contracts/paging'
 import { sendList } from '#kit/lists'
 import type { ApprovalDesk } from './desk.ts'
-import { Approval, findApproval, kinds, listApprovals, statuses } from './store.ts'
+import { Approval, findApproval, kinds, listApprovals, Resolve, statuses } from './store.ts'
 
 const tags = ['approvals']
 const unknownApproval = () => notFound({ message: 'There is no approval of this id.' })
@@ -21,17 +21,6 @@ const Query = Type.Object({
   workflowRunId: Id,
   profile: Id,
 })
-
-export const Resolve = Type.Object(
-  {
-    decision: Type.Union([Type.Literal('approve'), Type.Literal('reject')]),
-    comment: Type.Optional(
-      Type.String({ maxLength: 10_000, description: 'Of a rejected call its model is told; of a node its workflow.' }),
-    ),
-  },
-  { additionalProperties: false },
-)
-export type Resolve = Static<typeof Resolve>
 
 export function approvalRoutes(
   app: App,

@@ -46,6 +46,17 @@ export const Approval = Type.Object({
 })
 export type Approval = Static<typeof Approval>
 
+export const Resolve = Type.Object(
+  {
+    decision: Type.Union([Type.Literal('approve'), Type.Literal('reject')]),
+    comment: Type.Optional(
+      Type.String({ maxLength: 10_000, description: 'Of a rejected call its model is told; of a node its workflow.' }),
+    ),
+  },
+  { additionalProperties: false },
+)
+export type Resolve = Static<typeof Resolve>
+
 export interface Row {
   readonly id: string
   readonly workflow_run_id: string | null
