@@ -17,6 +17,7 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
   billing: async () => (await import('./billing.ts')).addBilling,
   runners: async () => (await import('./runners.ts')).addRunners,
   skills: async () => (await import('./skills.ts')).addSkills,
+  workflow: async () => (await import('./workflows.ts')).addWorkflows,
   'check-config': async () => (await import('./check-config.ts')).addCheckConfig,
   plugins: async () => (await import('./plugins.ts')).addPlugins,
   plugin: async () => (await import('./plugins.ts')).addPlugin,

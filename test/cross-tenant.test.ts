@@ -74,6 +74,14 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
   })
   const { stagingId } = folder.json<{ stagingId: string }>()
   await must('POST', '/api/mcp/catalog', { name: 'initech-server', url: 'https://initech.example/mcp' })
+  // A run that waits for a decision: whoever else sees any of it would see all.
+  const nodes = [{ id: 'ask', type: 'approval', message: 'Initech’s question' }]
+  const definition = await must<{ id: string }>('POST', '/api/workflows/definitions', { name: 'initech-flow', nodes })
+  const order = { workflowDefinitionId: definition.id, cron: '0 0 1 1 *' }
+  const schedule = await must<{ id: string }>('POST', '/api/workflows/schedules', order)
+  const flow = await must<{ id: string }>('POST', '/api/workflows/runs', { workflowDefinitionId: definition.id })
+  let approval: { id: string } | undefined
+  while (!approval) [approval] = await must<{ id: string }[]>('GET', '/api/approvals', undefined)
   // Written as a conductor leaves them: nothing is executed here.
   const { database } = conductor
   const messageId = `msg_${'a'.repeat(32)}`
@@ -147,7 +155,13 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     '/api/storage/objects/{*}': 'initech/object',
     '/api/tenants/{id}': tenantId,
     '/api/vfs/{*}': 'files/objects/initech/object',
+    '/api/approvals/{id}': approval.id,
     '/api/webhooks/deliveries/{id}': messageId,
+    '/api/workflows/definitions/{id}': definition.id,
+    '/api/workflows/runs/{id}': flow.id,
+    '/api/workflows/runs/{id}/nodes/{nodeId}': 'ask',
+    '/api/workflows/runs/{id}/signals/{name}': 'go',
+    '/api/workflows/schedules/{id}': schedule.id,
   }
 }
 

@@ -24,6 +24,7 @@ const named: Partial<ProfileInput> = {
   skills: ['using-pdf'],
   mcpServers: ['files'],
   apps: ['files'],
+  requireApproval: ['calculate'],
   sandbox: { provider: 'process', template: 'python', resources: { memoryMb: 64 } },
   egress: [{ host: 'api.example.com', paths: ['/v1'], methods: ['GET'], headers: { 'x-team': 'agents' } }],
   pool: 'gpu',

@@ -107,7 +107,13 @@ export const unknownIds: Fixtures = {
   '/api/storage/objects/{*}': 'no/such/object',
   '/api/tenants/{id}': 'nobody',
   '/api/vfs/{*}': 'files/objects/no/such/object',
+  '/api/approvals/{id}': 'appr_0000',
   '/api/webhooks/deliveries/{id}': 'whd_0000',
+  '/api/workflows/definitions/{id}': 'wfdef_0000',
+  '/api/workflows/runs/{id}': 'wfrun_0000',
+  '/api/workflows/runs/{id}/nodes/{nodeId}': 'nobody',
+  '/api/workflows/runs/{id}/signals/{name}': 'nobody',
+  '/api/workflows/schedules/{id}': 'wfsch_0000',
 }
 
 /** The URL of a route with its parameters filled in. */

@@ -43,8 +43,23 @@ export type ConductorCall = Static<typeof ConductorCall>
 /** A `progress` event with this stage makes the conductor take the waiting ones. */
 export const conductorCallStage = 'conductor_call'
 
-/** What waits on a runner for a conductor: a task for another profile, a call of an app, or one of a tool of conductors. */
-export const WaitingCall = Type.Union([Delegation, AppCall, ConductorCall])
+/** A call that waits for a person: its profile says so. */
+export const ApprovalCall = Type.Object({
+  id: Type.String(),
+  parentRunId: Type.String(),
+  approval: Type.Object({
+    /** Names the call in its run. */
+    key: Type.String(),
+    /** Its id in the run's events, from a runtime that names its calls. */
+    callId: Type.Optional(Type.String()),
+    tool: Type.String(),
+    arguments: Type.Optional(Type.Unknown()),
+  }),
+})
+export type ApprovalCall = Static<typeof ApprovalCall>
+
+/** What waits on a runner for a conductor: a task for another profile, a call of an app, one of a tool of conductors, or one that is to be approved. */
+export const WaitingCall = Type.Union([Delegation, AppCall, ConductorCall, ApprovalCall])
 export type WaitingCall = Static<typeof WaitingCall>
 
 /** How a delegation ended. `status` and `costCents` are those of the child run, when one was started. */
@@ -64,7 +79,7 @@ export interface Delegations {
   /** Has a call of an app, or of a tool, wait for a conductor. Rejects when the signal aborts. */
   call(
     of: { readonly tenantId: string; readonly sessionId: string; readonly signal: AbortSignal },
-    call: AppCall | ConductorCall,
+    call: AppCall | ConductorCall | ApprovalCall,
   ): Promise<DelegationAnswer>
   /** Returns what waits in a session, and marks it as taken. */
   take(tenantId: string, sessionId: string): readonly WaitingCall[]

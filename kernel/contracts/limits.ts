@@ -27,6 +27,10 @@ interface LimitKind {
     | 'files'
     | 'connections'
     | 'budgets'
+    | 'workflows'
+    | 'nodes'
+    | 'schedules'
+    | 'approvals'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -165,6 +169,26 @@ export const limitKinds = {
   },
   secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
   budgets: { default: 200, unit: 'budgets', relief: 'held', about: 'Budgets of billing.' },
+  workflowDefinitions: { default: 1_000, unit: 'workflows', relief: 'held', about: 'Workflow definitions.' },
+  workflowRuns: {
+    default: 1_000,
+    unit: 'runs',
+    relief: 'later',
+    about: 'Workflow runs that are under way or paused, their children apart.',
+  },
+  workflowNodes: {
+    default: 20_000,
+    unit: 'nodes',
+    relief: 'held',
+    about: 'Nodes of one workflow run, parts of maps and loops included.',
+  },
+  openApprovals: {
+    default: 1_000,
+    unit: 'approvals',
+    relief: 'later',
+    about: 'Calls of tools and nodes of workflows that wait for people.',
+  },
+  workflowSchedules: { default: 200, unit: 'schedules', relief: 'held', about: 'Schedules.' },
   objects: { default: 100_000, unit: 'objects', relief: 'held', about: 'Objects in the object store.' },
   objectBytes: { default: 10 * gibi, unit: 'bytes', relief: 'held', about: 'Its objects together.' },
   vfsBytes: {

@@ -1,5 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
+import { ProfileApprovals, toolPattern } from './approvals.ts'
 import type { TenantTx } from './database.ts'
 import { EgressEntry } from './egress.ts'
 import { ProfileMemory } from './memory.ts'
@@ -126,6 +127,15 @@ export const ProfileInput = Type.Object(
         description: 'Profiles to which the tool `delegate` may give tasks; any of the tenant unless given.',
       }),
     ),
+    requireApproval: Type.Optional(
+      Type.Array(toolPattern, {
+        maxItems: 200,
+        uniqueItems: true,
+        description:
+          'Tools whose calls wait for a person: names, in which `*` stands for any characters; those of apps and MCP servers are `<toolkit>__<tool>` and `mcp__<server>__<tool>`. See `GET /api/approvals`.',
+      }),
+    ),
+    approvals: Type.Optional(ProfileApprovals),
     memory: Type.Optional(ProfileMemory),
     limits: Type.Optional(ProfileLimits),
     onCrash: Type.Optional(
@@ -166,6 +176,8 @@ export const Profile = Type.Object({
   egress: Type.Optional(Type.Array(EgressEntry)),
   vfs: Type.Optional(VfsAccess),
   delegates: Type.Optional(Type.Array(Type.String())),
+  requireApproval: Type.Optional(Type.Array(Type.String())),
+  approvals: Type.Optional(ProfileApprovals),
   memory: Type.Optional(ProfileMemory),
   limits: ProfileLimits,
   onCrash: Type.Optional(Type.Union(onCrash.map((one) => Type.Literal(one)))),

@@ -13,6 +13,11 @@ export const retentionKinds = {
     least: 1,
     about: 'Days after its end that a run is kept, with its event log, its files and its webhook message.',
   },
+  workflows: {
+    least: 1,
+    about:
+      'Days after its end that a workflow run is kept, with its nodes, events and approvals; and what became of a time of a schedule.',
+  },
   messages: {
     least: 1,
     about: 'Days after its last message that a conversation is kept, with its messages, public runs and saved state.',

@@ -33,6 +33,15 @@ export const ProgressEvent = open({
   /** In stage `context_trimmed`: how many turns were left out of the prompt, and how many results were cut. */
   droppedTurns: Type.Optional(Type.Integer()),
   cutResults: Type.Optional(Type.Integer()),
+  /** In stage `approval_waiting`: the call that waits for a person. */
+  approval: Type.Optional(
+    Type.Object({
+      approvalId: Type.String(),
+      /** Of the call, as its `tool_call` event has it where the runtime names its calls. */
+      id: Type.String(),
+      name: Type.String(),
+    }),
+  ),
   /** In stage `delegation`: the run of another profile that a tool of this run has started, and how it ended. */
   delegation: Type.Optional(
     Type.Object({

@@ -1,4 +1,5 @@
 import { capability } from '../plugin.ts'
+import type { TenantTx } from './database.ts'
 import type { AppError } from './errors.ts'
 import type { Listing, Page } from './paging.ts'
 import type { OnCrash, Profile } from './profiles.ts'
@@ -120,7 +121,7 @@ export interface Orphan {
   readonly attempt: number
   /** Its owner stopped in good order and left it for others to go on with. */
   readonly handedOver: boolean
-  /** Milliseconds since it first began, in the store's time. */
+  /** Milliseconds since it first began, in the store's time, without those in which it waited for people. */
   readonly elapsedMs: number
 }
 
@@ -210,6 +211,15 @@ export interface RunStore {
   discard(claim: Claim): Promise<boolean>
   /** Leaves a running run to the process that takes it next. Nothing more is written under this claim. False: the claim was lost. */
   handOver(claim: Claim): Promise<boolean>
+  /**
+   * Leaves a running run to nobody, until `resume`; `then` is in the same transaction. Nothing more is written under this claim. False:
+   * the claim was lost, or the store cannot.
+   */
+  park(claim: Claim, then: (tx: TenantTx) => Promise<void>): Promise<boolean>
+  /** Takes a run that was parked; undefined: it is not parked any more. */
+  resume(tenantId: string, runId: string): Promise<Orphan | undefined>
+  /** Ends a run that is parked. False: it is not. */
+  endParked(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean>
   /** This process stops taking over runs. True when another process still does. */
   retreat(): Promise<boolean>
   /**

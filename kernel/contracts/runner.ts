@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import { AppTool } from './apps.ts'
+import { CallDecision } from './approvals.ts'
 import type { DelegationAnswer, WaitingCall } from './delegation.ts'
 import type { VfsLease, WorkerLease } from './leases.ts'
 import { EgressOrder } from './egress.ts'
@@ -14,7 +15,7 @@ import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 import type { StateBundle } from './runtime.ts'
 import type { SkillContent } from './skills.ts'
-import type { ToolResult, ToolSpec } from './tools.ts'
+import type { ToolInvocation, ToolResult, ToolSpec } from './tools.ts'
 
 /** What the model calls of a run may still cost, where its runner lets them through. */
 export const RunBudget = Type.Object({
@@ -62,6 +63,8 @@ export const ExecuteRun = Type.Object(
         objectBytes: Type.Optional(Type.Integer({ minimum: 0 })),
       }),
     ),
+    /** What people have decided of its calls, by their keys. */
+    decided: Type.Optional(Type.Record(Type.String(), CallDecision)),
     /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */
     budget: Type.Optional(RunBudget),
     ...promptFields,
@@ -206,6 +209,8 @@ export interface RunnerLink {
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
   /** What the agent of a run wrote to the object store with its tools, behind number `after`. Empty too where the runner has no such tools. */
   objectWrites(tenantId: string, sessionId: string, runId: string, after: number): Promise<readonly ObjectWrite[]>
+  /** Calls a tool of a session outside a run. AppError 403 `tool_not_allowed`; a tool's own failure is `{ok: false}`. */
+  invokeTool(tenantId: string, sessionId: string, call: ToolInvocation, signal: AbortSignal): Promise<ToolResult>
   /** Brings a version of a skill, for sessions that keep it. */
   putSkill(tenantId: string, skill: SkillContent): Promise<void>
   /**

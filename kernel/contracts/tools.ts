@@ -49,6 +49,13 @@ export interface SessionSandbox {
   settleFiles(): Promise<string | undefined>
 }
 
+/** A call from outside a run. `callId` names it to the tool, as its idempotency key. */
+export interface ToolInvocation {
+  readonly name: string
+  readonly input: unknown
+  readonly callId?: string
+}
+
 export interface ToolResult {
   readonly ok: boolean
   readonly content: string

@@ -114,7 +114,8 @@ export async function runStorePlugin(): Promise<Plugin> {
 
 /**
  * Boots a role file of ours, with `plugins` in it, on a database of its own. Its variables have the sample values of
- * config/check.env, under `variables`; `settings` of plugins come before those of the file. No port is opened.
+ * config/check.env, under `variables`; `settings` of plugins come before those of the file. No port is opened
+ * unless `listen` says so; `variables` have to have free ones then.
  */
 export async function testRole(
   t: Pick<TestContext, 'after'>,
@@ -122,6 +123,7 @@ export async function testRole(
   plugins: readonly (Plugin | Entry)[],
   variables: Readonly<Record<string, string>> = {},
   settings: Readonly<Record<string, object>> = {},
+  listen = false,
 ): Promise<Running> {
   const data = await mkdtemp(join(tmpdir(), 'agent-orc-data-'))
   t.after(() => rm(data, { recursive: true, force: true }))
@@ -144,7 +146,7 @@ export async function testRole(
     ...entry,
     config: { ...(entry.config as object), ...settings[entry.name] },
   }))
-  const kernel = await boot({ ...role, plugins: [...listed, ...added] }, { listen: false })
+  const kernel = await boot({ ...role, plugins: [...listed, ...added] }, { listen })
   t.after(() => kernel.stop())
   return kernel
 }

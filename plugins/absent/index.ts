@@ -9,7 +9,7 @@ const absentErrors = errorTable('absent', {
   },
 })
 
-type Method = 'GET' | 'POST' | 'PUT' | 'DELETE'
+type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE'
 /** `GET /api/secrets`. */
 type Route = `${Method} ${string}`
 
@@ -74,6 +74,32 @@ const capabilities: readonly Capability[] = [
       'GET /api/profiles/:name/memories/search',
       'GET /api/profiles/:name/memories/:id',
       'DELETE /api/profiles/:name/memories/:id',
+    ],
+  },
+  {
+    plugin: 'workflows',
+    empty: {
+      'GET /api/workflows/runs': [],
+      'GET /api/workflows/definitions': [],
+      'GET /api/workflows/schedules': [],
+    },
+    refused: [
+      'POST /api/workflows/runs',
+      'GET /api/workflows/runs/:id',
+      'POST /api/workflows/runs/:id/start',
+      'POST /api/workflows/runs/:id/cancel',
+      'POST /api/workflows/runs/:id/repair',
+      'PATCH /api/workflows/runs/:id/nodes/:nodeId',
+      'GET /api/workflows/runs/:id/stream',
+      'POST /api/workflows/definitions',
+      'GET /api/workflows/definitions/:id',
+      'PATCH /api/workflows/definitions/:id',
+      'DELETE /api/workflows/definitions/:id',
+      'POST /api/workflows/schedules',
+      'GET /api/workflows/schedules/:id',
+      'DELETE /api/workflows/schedules/:id',
+      'POST /api/workflows/schedules/:id/pause',
+      'POST /api/workflows/schedules/:id/resume',
     ],
   },
   { plugin: 'billing', refused: ['GET /api/billing/wallet', 'POST /api/billing/checkout'] },

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
 import { isAppError, sseFrame, type StreamEnd } from '#kernel'
+import { approvalStage } from '#contracts/approvals'
 import type { Database } from '#contracts/database'
 import { publicMessageOf } from '#contracts/endings'
 import { replayedHeader } from '#contracts/idempotency'
@@ -180,10 +181,14 @@ function after(digits: Buffer, seq: number): Buffer {
 /** Lines that no client sees, told by their first bytes. */
 const silent = ['{"type":"usage"', '{"type":"session_init"', '{"type":"result"', '{"type":"error"']
 
+/** A call of a tool waits for a person. */
+const waiting = `"stage":"${approvalStage}"`
+
 function frameOf(line: Buffer, seq: number, exposeToolEvents: boolean): string {
   const head = line.toString('latin1', 0, 24)
   if (silent.some((one) => head.startsWith(one))) return ''
-  if (head.startsWith('{"type":"progress"') && !line.includes('"supersedes":')) return ''
+  const isWaiting = exposeToolEvents && line.includes(waiting)
+  if (head.startsWith('{"type":"progress"') && !isWaiting && !line.includes('"supersedes":')) return ''
   const event = parseLine(line)
   if (event?.['type'] === 'assistant') return sseFrame('delta', JSON.stringify({ text: event['text'] }), seq)
   // The run is done again from there: a client that shows its text as it comes takes that part back.
@@ -191,6 +196,10 @@ function frameOf(line: Buffer, seq: number, exposeToolEvents: boolean): string {
     return sseFrame('superseded', JSON.stringify({ from: event['supersedes'] }), seq)
   }
   if (!exposeToolEvents) return ''
+  if (event?.['stage'] === approvalStage && event['type'] === 'progress') {
+    const { id, name } = (event['approval'] ?? {}) as { id?: unknown; name?: unknown }
+    return sseFrame('tool', JSON.stringify({ id, name, status: 'waiting' }), seq)
+  }
   if (event?.['type'] === 'tool_call') {
     return sseFrame('tool', JSON.stringify({ id: event['id'], name: event['name'], status: 'running' }), seq)
   }

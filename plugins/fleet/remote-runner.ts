@@ -86,9 +86,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
       const session = await peer.ask(runnerWire.getSession, { tenant, params: { id } })
       return session && { ...session, status: decodeSessionStatus(session.status) ?? 'errored' }
     },
-    async deleteSession(tenant, id) {
-      await peer.ask(runnerWire.deleteSession, { tenant, params: { id } })
-    },
+    deleteSession: async (tenant, id) => void (await peer.ask(runnerWire.deleteSession, { tenant, params: { id } })),
     async hydrate(tenant, sessionId, profile, bundle, replace) {
       const state = bundle && {
         stateB64: Buffer.from(bundle.bytes).toString('base64'),
@@ -123,9 +121,10 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     },
     vfsLeases: (tenant, signal) => peer.ask(runnerWire.vfsLeases, { tenant, signal }),
     vfsLease: (tenant, id, signal) => peer.ask(runnerWire.vfsLease, { tenant, params: { id }, signal }),
-    async putSkill(tenant, skill) {
-      await peer.ask(runnerWire.putSkill, { tenant, body: encodeSkill(skill) })
-    },
+    invokeTool: async (tenant, id, call, signal) =>
+      (await peer.ask(runnerWire.invokeTool, { tenant, params: { id }, body: { ...call }, signal, endless: true }))
+        .result,
+    putSkill: async (tenant, skill) => void (await peer.ask(runnerWire.putSkill, { tenant, body: encodeSkill(skill) })),
     execute(tenant, body, signal) {
       const opened = () => peer.ask(runnerWire.execute, { tenant, body, signal, endless: true })
       if (!body.keepMs) return openOnRead(async () => (await opened()).lines)

@@ -1,8 +1,8 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { PgBoss } from 'pg-boss'
 import { definePlugin } from '#kernel'
-import { type Connections, Database } from '#contracts/database'
-import { Jobs } from '#contracts/jobs'
+import { type Connections, Database, type Statement } from '#contracts/database'
+import { Jobs, type Wake, type WakeUps } from '#contracts/jobs'
 import { retry } from '#kit'
 
 /** Work by schedule that must be done whichever process dies, on pg-boss. */
@@ -27,10 +27,21 @@ const expireInSeconds = 12 * 3_600
 /** How often each process looks for jobs that another one has asked for; its own it begins at once. */
 const askSeconds = 15
 const stopMs = 5_000
+/** Wake-ups that a process takes at once, in batches, and of one tenant on all processes together: the others have room left. */
+const taking = { localConcurrency: 4, batchSize: 10, groupConcurrency: 30 } as const
+/** How often a process looks for those that are due later; of those that are due now it is notified. */
+const lookSeconds = 5
+/** How often jobs are looked for whose process has died. */
+const superviseSeconds = 15
 
 interface Job {
   readonly cron: string
   readonly work: (signal: AbortSignal) => Promise<void>
+}
+
+interface Waking {
+  readonly name: string
+  readonly work: Parameters<Jobs['wakeUps']>[1]
 }
 
 /** Jobs on pg-boss, in the schema `pgboss`. The boot does not wait for it, and it heals when the database comes back. */
@@ -39,6 +50,7 @@ class JobQueue implements Jobs {
   readonly #log: FastifyBaseLogger
   readonly #stopping: AbortSignal
   readonly #jobs = new Map<string, Job>()
+  readonly #wakings: Waking[] = []
   /** Ids of pg-boss for what looks for each job here. */
   readonly #workers = new Map<string, string>()
   #connections: Connections | undefined
@@ -62,9 +74,33 @@ class JobQueue implements Jobs {
     if (worker !== undefined) this.#boss?.notifyWorker(worker)
   }
 
+  wakeUps(name: string, work: Waking['work']): WakeUps {
+    this.#wakings.push({ name, work })
+    const statements = async (wakes: readonly Wake[]): Promise<readonly Statement[]> => {
+      const made: Statement[] = []
+      if (wakes.length === 0) return made
+      await this.#starting
+      // Of one queue pg-boss writes one text, which is prepared once.
+      const executeSql = async (text: string, values: unknown[] = []) => {
+        made.push({ name: `wake-${name}`, text, values })
+        return { rows: [] }
+      }
+      await this.#boss?.insert(name, wakes.map(insertOf), { db: { executeSql } })
+      return made
+    }
+    return {
+      statements,
+      send: async (wakes, tx) => {
+        const made = await statements(wakes)
+        if (tx) for (const one of made) await tx.query(one)
+        else if (made.length > 0) await this.#database.systemBatch(made)
+      },
+    }
+  }
+
   start(): void {
-    if (this.#jobs.size === 0) return
-    const open = this.#database.connections(connections)
+    if (this.#jobs.size === 0 && this.#wakings.length === 0) return
+    const open = this.#database.connections(connections + this.#wakings.length)
     this.#connections = open
     this.#starting = retry(() => this.#open(open), { firstMs: 500, longestMs: 10_000, signal: this.#stopping }).catch(
       (err: unknown) => {
@@ -82,14 +118,21 @@ class JobQueue implements Jobs {
     const { PgBoss } = await import('pg-boss')
     const boss = new PgBoss({
       // The server shows whose statement it is.
-      db: { executeSql: (text, values) => connections.query(`/* jobs */ ${text}`, values) },
+      db: {
+        executeSql: (text, values) => connections.query(`/* jobs */ ${text}`, values),
+        listen: async (channel, heard) => ({ close: await this.#database.listen(channel, heard) }),
+      },
       schema: 'pgboss',
       registerInstance: false,
+      useListenNotify: this.#wakings.length > 0,
+      superviseIntervalSeconds: superviseSeconds,
+      monitorIntervalSeconds: superviseSeconds,
     })
     boss.on('error', (err: Error) => this.#log.warn({ err }, 'jobs wait for the database'))
     try {
       await boss.start()
       for (const [name, job] of this.#jobs) await this.#serve(boss, name, job)
+      for (const waking of this.#wakings) await this.#take(boss, waking)
     } catch (error) {
       await boss.stop({ graceful: false }).catch(() => {})
       throw error
@@ -111,4 +154,31 @@ class JobQueue implements Jobs {
     })
     this.#workers.set(name, worker)
   }
+  async #take(boss: PgBoss, { name, work }: Waking): Promise<void> {
+    // Short: of one key one waits, while others may be under way, so that what happens meanwhile is looked at again.
+    const kept = { retryLimit: 1_000, retryDelay: 1, retryBackoff: true, retryDelayMax: 60, heartbeatSeconds }
+    await boss.createQueue(name, { policy: 'short', notify: true, deleteAfterSeconds: 60, ...kept })
+    const polling = { pollingIntervalSeconds: lookSeconds, notifyPollingIntervalSeconds: lookSeconds }
+    await boss.work(name, { ...taking, ...polling, burstWhenBatchFull: true, perJobResults: true }, async (jobs) =>
+      Promise.all(
+        jobs.map(async ({ id, data, signal }) => {
+          try {
+            await work(data as Wake['what'], AbortSignal.any([this.#stopping, signal]))
+            return { id, status: 'completed' as const }
+          } catch (err) {
+            this.#log.warn({ err, job: name }, 'a wake-up failed; it comes again')
+            return { id, status: 'failed' as const }
+          }
+        }),
+      ),
+    )
+  }
 }
+
+const insertOf = ({ tenantId, what, key, afterMs = 0 }: Wake) => ({
+  data: what,
+  singletonKey: key,
+  group: { id: tenantId },
+  // As an interval, which the clock of the database counts.
+  ...(afterMs > 0 ? { startAfter: `${afterMs / 1_000} seconds` } : {}),
+})

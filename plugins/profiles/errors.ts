@@ -70,6 +70,10 @@ export const missingSecret = (name: string) =>
     name,
     message: `An MCP server of this profile is sent the secret '${name}', which this tenant does not have; create it with POST /api/secrets.`,
   })
+export const withoutApprovals = () =>
+  invalidRequest({
+    message: 'requireApproval needs the plugin approvals and a database: without them nobody could be asked.',
+  })
 export const withoutEgress = () =>
   egressErrors.invalidEgress({ message: 'This installation lets sandboxes reach no hosts: it has no plugin egress.' })
 export const preconditionFailed = (version: number) =>

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { appErrors, Apps } from '#contracts/apps'
+import { Approvals } from '#contracts/approvals'
 import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Egress, egressErrors } from '#contracts/egress'
@@ -42,12 +43,14 @@ export default definePlugin({
     mcpServers: maybe(McpServers),
     egress: maybe(Egress),
     apps: maybe(Apps),
+    approvals: maybe(Approvals),
     limits: maybe(TenantLimits),
     models: maybe(ModelAccess),
   },
   provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
     const { guard, database, fleet, skills, mcpServers, egress, apps, limits, models } = deps
+    const approvals = database.absent ? undefined : deps.approvals
     const memory = database.absent ? new MemoryProfileStore() : undefined
     const store = memory ?? new PostgresProfileStore(database)
     const broadcast = new BroadcastSender({
@@ -62,7 +65,7 @@ export default definePlugin({
       store,
       database,
       broadcast,
-      { skills, mcpServers, egress, apps, models },
+      { skills, mcpServers, egress, apps, approvals, models },
       limits,
     )
     limits?.uses('profiles', (tenantId) => store.count(tenantId))

@@ -1,3 +1,5 @@
+import { invalidField } from '#kernel'
+import { type Approvals, fitsPattern } from '#contracts/approvals'
 import type { Apps } from '#contracts/apps'
 import type { Database } from '#contracts/database'
 import type { Egress } from '#contracts/egress'
@@ -16,6 +18,7 @@ import {
   profileErrors,
   unknownMcpServer,
   unknownToolkit,
+  withoutApprovals,
   withoutEgress,
 } from './errors.ts'
 import { runtimesOfPool } from './pools.ts'
@@ -30,6 +33,7 @@ export interface References {
   readonly mcpServers: McpServers | undefined
   readonly egress: Egress | undefined
   readonly apps: Apps | undefined
+  readonly approvals: Approvals | undefined
   /** Absent: every tenant may use every model. */
   readonly models: ModelAccess | undefined
 }
@@ -115,11 +119,12 @@ export type ProfileService = ReturnType<typeof createProfileService>
 
 /** An unknown name is refused when the profile is written, not when a run lacks what it stands for. Specification 4.3. */
 async function checkReferences(
-  { skills, mcpServers, egress, apps }: References,
+  { skills, mcpServers, egress, apps, approvals }: References,
   tenantId: string,
   document: ProfileDocument,
 ): Promise<void> {
   await checkSkills(skills, tenantId, document)
+  checkApprovals(approvals, document)
   if (document.egress && !egress) throw withoutEgress()
   await egress?.check(tenantId, document)
   const { apps: toolkits = [] } = document
@@ -130,4 +135,25 @@ async function checkReferences(
   if (servers.length > 0) throw unknownMcpServer(servers, (await mcpServers?.names(tenantId)) ?? [])
   const [secret] = (await mcpServers?.unknownSecrets(tenantId, document.mcpServers)) ?? []
   if (secret !== undefined) throw missingSecret(secret)
+}
+
+/** A name that stands for no tool of the profile is refused: whoever mistypes one would have its calls made without being asked. */
+function checkApprovals(approvals: Approvals | undefined, document: ProfileDocument): void {
+  const { requireApproval = [], tools, mcpServers, apps = [], runtime, workerMode } = document
+  if (requireApproval.length > 0 && !approvals) throw withoutApprovals()
+  for (const [i, pattern] of requireApproval.entries()) {
+    const [head = ''] = pattern.split('*')
+    const mayBeOf = (prefix: string): boolean =>
+      head.startsWith(prefix) || (head !== pattern && prefix.startsWith(head))
+    const isOfServer = mcpServers.some((server) => mayBeOf(`mcp__${server}__`))
+    const isOwn = tools.some((tool) => fitsPattern(tool, pattern)) || apps.some((toolkit) => mayBeOf(`${toolkit}__`))
+    if (!isOwn && !isOfServer) {
+      throw invalidField(`body/requireApproval/${i}`, `names no tool of this profile: '${pattern}'`)
+    }
+    // Elsewhere calls of MCP servers are not made by somebody who asks first.
+    if (isOfServer && (runtime !== 'general' || workerMode === 'sandbox')) {
+      const message = `may stand for tools of MCP servers, whose calls wait only in the runtime general outside a sandbox: '${pattern}'`
+      throw invalidField(`body/requireApproval/${i}`, message)
+    }
+  }
 }

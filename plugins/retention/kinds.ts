@@ -55,6 +55,14 @@ const walks = {
     ), noted AS (
       INSERT INTO erased_runs (tenant_id, run_id) SELECT $1, id FROM gone ON CONFLICT DO NOTHING
     ) ${answer}`,
+  // A child goes by its own end; what hangs on a run goes with it.
+  workflows: `WITH ${seen('workflow_runs', 'created_at', ', finished_at')}, gone AS (
+      DELETE FROM workflow_runs WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM seen WHERE finished_at < $2::timestamptz))
+      RETURNING id
+    ), history AS (
+      DELETE FROM workflow_firings WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM workflow_firings WHERE tenant_id = $1 AND at < $2::timestamptz AND outcome <> 'queued' LIMIT $3))
+    ) ${answer}`,
   webhooks: `WITH ${seen('webhook_deliveries', 'created_at', ', state')}, gone AS (
       DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM seen WHERE state <> 'pending')) RETURNING id
     ) ${answer}`,

@@ -96,6 +96,7 @@ const oldNotes: Parameters<Batches['all']>[1] = async (tx, limit) => {
 /** Each is the first entry of an index. */
 const times: Readonly<Record<RetentionName, string>> = {
   runs: 'min(started_at) AS at FROM runs',
+  workflows: 'min(created_at) AS at FROM workflow_runs',
   messages: 'min(created_at) AS at FROM public_runs',
   audit: 'min(at) AS at FROM audit_entries',
   webhooks: 'min(created_at) AS at FROM webhook_deliveries',

@@ -98,6 +98,7 @@ export default definePlugin({
       mcpBase: () => config.mcpBaseUrl ?? config.baseUrl ?? ctx.urlOf('runner'),
     })
     const broadcast = new BroadcastReceiver((...change) => sandboxes?.sawProfile(...change))
+    const callTool = createToolCalls(toolkit, runs, deps)
     const runner = createRunner({
       executors: deps,
       waiting: toolkit.delegations,
@@ -110,6 +111,7 @@ export default definePlugin({
       baseUrl: () => config.baseUrl ?? ctx.urlOf('runner'),
       capabilities: config.capabilities,
       tools: toolkit.specs().map(({ name }) => name),
+      callTool,
     })
     const sessions: RunnerSessions = {
       get: (id) => table.any(id),
@@ -118,7 +120,7 @@ export default definePlugin({
         ...toolkit.specs(session.tools),
         ...(session.status === 'running' ? (runs.of(session)?.apps?.values() ?? []) : []),
       ],
-      invokeTool: createToolCalls(toolkit, runs, deps),
+      invokeTool: callTool,
     }
     ctx.routes('runner', async (app) => {
       acceptLinks(app, trusted)

@@ -174,7 +174,7 @@ export function runRoutes(app: App, runner: Runner, { sessions, toolkit, mcpHost
   // A tool's own failure is 200 with `ok: false`; other statuses are the wire's.
   serve(app, runnerWire.invokeTool, async ({ headers, params, body, signal }) => {
     const session = sessionOf(runner, headers[tenantHeader], params.id)
-    return { json: { result: await sessions.invokeTool(session, body.name, body.input, signal) } }
+    return { json: { result: await sessions.invokeTool(session, body.name, body.input, signal, body.callId) } }
   })
 
   // Tool calls that wait for a run of another profile: a conductor learns of one by the run's events, starts that run and answers.

@@ -15,6 +15,7 @@ import { type OutputOwner, RunOutput } from './output.ts'
 import { type EndCode, Relay, statusAfter, type Terminal } from './relay.ts'
 import { type Executors, hasSandbox, linkOf, type LiveSession, type SessionTable } from './sessions.ts'
 import { readableBy, readsNoLinks, requireLinks } from './links.ts'
+import { Permissions } from './permissions.ts'
 import { skillsAbsent, withSkills } from './skills.ts'
 
 /** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
@@ -64,12 +65,11 @@ export interface RunContext {
 export class Run implements OutputOwner {
   readonly session: LiveSession
   readonly attempt: number
-  /** How many delegations led to the run. */
   readonly depth: number
-  /** The skills of the session; undefined when it has none. */
   readonly skills: readonly SkillContent[] | undefined
-  /** Undefined when it has none. */
   readonly apps: RunApps | undefined
+  /** What people have decided of its calls; undefined where none of them waits. */
+  readonly permissions: Permissions | undefined
   readonly output: RunOutput<Run>
   readonly #host: RunContext
   readonly #relay: Relay
@@ -80,7 +80,6 @@ export class Run implements OutputOwner {
   #toolsToken = ''
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
   #source: AsyncIterator<Buffer> | undefined
-  /** The sidecar's stream has ended. */
   #sourceOver = false
   #prepared: PreparedRun | undefined
   #deadline: NodeJS.Timeout | undefined
@@ -92,6 +91,7 @@ export class Run implements OutputOwner {
     this.#host = host
     this.skills = skills
     this.apps = order.apps && appsOf(session, order.apps)
+    this.permissions = session.profile.requireApproval && new Permissions(order.decided)
     this.session = session
     this.attempt = order.attempt ?? 1
     this.depth = order.depth ?? 0
@@ -240,7 +240,8 @@ export class Run implements OutputOwner {
     const handle = order.runtimeSessionId ?? session.runtimeSessionId
     const profile = this.skills ? withSkills(session.profile, this.skills) : session.profile
     // Tools and apps are called here, and what is linked is read from here, now or in the conversation.
-    const asksRunner = session.tools.length > 0 || apps || session.conversation || order.attachments
+    const asksRunner =
+      session.tools.length > 0 || apps || profile.requireApproval || session.conversation || order.attachments
     return {
       runId: order.runId,
       sessionId: session.id,

@@ -4,7 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Delegations } from '#contracts/delegation'
 import { newSessionId, runnerHash } from '#contracts/ids'
 import type { WrittenObjects } from '#contracts/object-writes'
-import type { RunnerInfo, RunnerLink, RunnerSession, RunnerTopology } from '#contracts/runner'
+import type { RunnerInfo, RunnerLink, RunnerSession, RunnerSessions, RunnerTopology } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
 import { usesVfs } from '#contracts/session-vfs'
@@ -37,6 +37,7 @@ export interface RunnerParts {
   readonly capabilities: readonly string[]
   /** Names of its tools. */
   readonly tools: readonly string[]
+  readonly callTool: RunnerSessions['invokeTool']
 }
 
 /** One runner. A conductor in this process has it as its link; the routes serve it to all others. */
@@ -45,6 +46,10 @@ export interface Runner extends RunnerLink, RunnerParts {
   askedAt: number
   /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
   createSession(tenantId: string, profileName: string): RunnerSession
+}
+
+const notHere = (): never => {
+  throw runnerErrors.unknownSession()
 }
 
 export function createRunner(parts: RunnerParts): Runner {
@@ -106,6 +111,8 @@ export function createRunner(parts: RunnerParts): Runner {
     },
     hydrate: conversations.hydrate,
     exportState: conversations.exportState,
+    invokeTool: async (tenantId, id, { name, input, callId }, signal) =>
+      parts.callTool(table.find(tenantId, id) ?? notHere(), name, input, signal, callId),
     async putSkill(tenantId, skill) {
       if (!parts.skills) throw runnerErrors.skillsNotKept()
       parts.skills.put(tenantId, skill)

@@ -1,5 +1,6 @@
 import { timingSafeEqual } from 'node:crypto'
 import { startOnRead } from '#kernel'
+import { hasApprovals } from '#contracts/approvals'
 import { bearerForm } from '#contracts/auth'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
@@ -127,8 +128,9 @@ export class Runs {
     // A session whose state is saved goes on elsewhere. One that is not saved yet goes on here, where its conversation is.
     if (table.draining && canMove(session, Date.now())) throw runnerErrors.runnerDraining()
     table.admit(session)
-    if (session.profile.onCrash === 'retry' && !this.ledgers.open(session, order))
-      throw runnerErrors.attemptSuperseded()
+    // What a run that waits for people has done is not done again when it goes on.
+    const keeps = session.profile.onCrash === 'retry' || hasApprovals(session.profile)
+    if (keeps && !this.ledgers.open(session, order)) throw runnerErrors.attemptSuperseded()
     return session
   }
 

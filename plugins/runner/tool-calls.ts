@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { overLimit } from '#contracts/limits'
 import type { Replay } from '#contracts/replay'
@@ -9,6 +8,8 @@ import type { VfsManager } from '#contracts/vfs-manager'
 import type { SandboxWorkers } from '#contracts/workers'
 import { Pace } from '#kit'
 import { callApp } from './apps.ts'
+import { approvalTool } from '#contracts/approvals'
+import { askFor, callOf, refusalOf } from './permissions.ts'
 import { hasSandbox, keyOf } from './sessions.ts'
 import type { Run } from './run.ts'
 
@@ -42,6 +43,7 @@ export function createToolCalls(
   }
   return async (session, name, input, signal, callId) => {
     const run = runs.of(session)
+    if (name === approvalTool) return askFor(toolkit.delegations, { session, run, signal, callId }, input)
     const app = session.tools.includes(name) ? undefined : run?.apps?.get(name)
     if (!app && !session.tools.includes(name)) {
       throw runnerErrors.toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
@@ -53,6 +55,9 @@ export function createToolCalls(
     const stop = !run ? signal : ledger ? run.signal : AbortSignal.any([signal, run.signal])
     await turn(session, stop)
     const { profile } = session
+    const call = { name, input, callId }
+    const refused = await refusalOf(toolkit.delegations, { session, run, signal: stop }, call)
+    if (refused) return refused
     const sandbox: SessionSandbox = {
       call: (tool, given, timeoutMs) => sandboxes!.callTool(session, tool, given, { signal: stop, timeoutMs }),
       settleFiles: () => sandboxes!.settleFiles(session, stop),
@@ -67,7 +72,8 @@ export function createToolCalls(
       runId,
       depth: run?.depth ?? 0,
       signal: stop,
-      ...(runId === '' || callId === undefined ? {} : { idempotencyKey: `${runId}:${callId}` }),
+      // Outside a run whoever calls has named it for all runs.
+      ...(callId === undefined ? {} : { idempotencyKey: runId === '' ? callId : `${runId}:${callId}` }),
       ...(run ? { report: run.report } : {}),
       ...(sandboxes && hasSandbox(profile) ? { sandbox } : {}),
       ...(files ? { vfs: files } : {}),
@@ -228,20 +234,4 @@ export class Ledger {
     this.bytes += by
     this.#onGrow(by)
   }
-}
-
-const callOf = (name: string, input: unknown): string =>
-  createHash('sha256')
-    .update(JSON.stringify([name, sorted(input ?? {})]))
-    .digest('base64')
-
-/** Sorts the keys, so that the same arguments in another order are equal. */
-const sorted = (value: unknown): unknown => {
-  if (Array.isArray(value)) return value.map(sorted)
-  if (typeof value !== 'object' || value === null) return value
-  return Object.fromEntries(
-    Object.entries(value)
-      .sort(([a], [b]) => (a < b ? -1 : 1))
-      .map(([key, item]) => [key, sorted(item)]),
-  )
 }

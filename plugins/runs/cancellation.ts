@@ -55,6 +55,8 @@ export class Cancellation {
     } else {
       const log = await this.#store.readLog(tenantId, runId, endingOnly)
       if (!log || isTerminal(log.status)) return { waited: false, drained: false, stolen: false }
+      if (await this.#store.endParked(tenantId, runId, 'cancelled', { code, message }))
+        return { waited: false, drained: false, stolen: true }
       waited = log.status === 'running'
       if (waited) {
         await this.#store.requestEnd(tenantId, runId, { code, message })

@@ -1,8 +1,18 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import { type Apps, endUserOf } from '#contracts/apps'
+import { approvalStage, hasApprovals } from '#contracts/approvals'
 import type { ConductorTool } from '#contracts/conductor-tools'
-import type { AppCall, ConductorCall, Delegation, DelegationAnswer, WaitingCall } from '#contracts/delegation'
+import {
+  type AppCall,
+  appCallStage,
+  type ConductorCall,
+  conductorCallStage,
+  type Delegation,
+  type DelegationAnswer,
+  delegationStage,
+  type WaitingCall,
+} from '#contracts/delegation'
 import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
 import type { ObjectWrites } from '#contracts/object-writes'
 import type { Profile } from '#contracts/profiles'
@@ -10,8 +20,15 @@ import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
+import type { CallApprovals } from './call-approvals.ts'
 import type { Funds } from './funds.ts'
 import type { RunUsage } from './usage.ts'
+
+/** The stages of events which say that calls of tools wait for a conductor. */
+export const waitingStages = [delegationStage, appCallStage, conductorCallStage, approvalStage] as const
+/** Whether calls of tools may wait for a conductor. */
+export const mayWait = (profile: Profile): boolean =>
+  (profile.apps ?? []).length > 0 || profile.tools.includes('delegate') || hasApprovals(profile)
 
 /** A run that was not delegated, with those that it has led to. */
 interface Tree {
@@ -86,6 +103,7 @@ export class Delegations {
   readonly #endUserId: string | undefined
   readonly #usage: RunUsage
   readonly #funds: Pick<Funds, 'share'> | undefined
+  readonly #approvals: Pick<CallApprovals, 'answer'>
   readonly #onExceeded: () => void
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
@@ -96,6 +114,7 @@ export class Delegations {
     { claim, task, session }: { readonly claim: Claim; readonly task: Task; readonly session: DurableSession },
     usage: RunUsage,
     funds: Pick<Funds, 'share'> | undefined,
+    approvals: Pick<CallApprovals, 'answer'>,
     onExceeded: () => void,
   ) {
     this.#deps = deps
@@ -109,6 +128,7 @@ export class Delegations {
     this.#endUserId = endUserOf(task.metadata)
     this.#usage = usage
     this.#funds = funds
+    this.#approvals = approvals
     this.#onExceeded = onExceeded
   }
 
@@ -142,6 +162,7 @@ export class Delegations {
       .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
   }
   #answerOf(waiting: WaitingCall): Promise<DelegationAnswer> {
+    if ('approval' in waiting) return this.#approvals.answer(waiting, this.#over.signal)
     if ('app' in waiting) return this.#called(waiting)
     return 'tool' in waiting ? this.#executed(waiting) : this.#done(waiting)
   }

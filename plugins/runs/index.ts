@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin, Duration, maybe, type Plugin, Settings } from '#kernel'
+import { Approvals } from '#contracts/approvals'
 import { Apps } from '#contracts/apps'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { Billing, billingErrors, presentBilling } from '#contracts/billing'
@@ -80,6 +81,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       skills: maybe(Skills),
       recall: maybe(Recall),
       conductorTools: ConductorTools,
+      approvals: maybe(Approvals),
       models: maybe(ModelAccess),
       webhooks: maybe(Webhooks),
       tenantLimits: maybe(TenantLimits),
@@ -114,6 +116,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       tenantLimits?.uses('queuedRuns', (tenantId) => store.countWaiting(tenantId))
       tenantLimits?.uses('eventLogBytesPerDay', (tenantId) => store.countLogBytes(tenantId, 0))
       tenantLimits?.uses('sessions', (tenantId) => store.countSessions(tenantId, tenantLimits.of(tenantId).sessions))
+      deps.approvals?.onDecided((tenantId, runId) => service.resume(tenantId, runId))
       webhooks?.readRuns((tenantId, runId) => store.findRun(tenantId, runId))
       ctx.onStop(() => service.close())
       if (api) {

@@ -4,6 +4,7 @@ import { linesOf } from '#kernel'
 import { ObjectLink } from '#contracts/linked-objects'
 import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
 import { lastSeqOf, type LogChunk, parseLine, peekType } from '#contracts/run-event'
+import { resumedStage } from '#contracts/approvals'
 import type { Recall } from '#contracts/memory'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { StateBundle } from '#contracts/runtime'
@@ -109,6 +110,8 @@ export class ReplayReader {
   lastSeq = 0
   /** The approximate size of the replay. */
   bytes = 0
+  /** How often the run went on after it had waited for people. */
+  resumes = 0
   /** The `seq` of the first trailing text: it was cut off and will be generated again. */
   cutFrom: number | undefined
   readonly #isTurn: boolean
@@ -185,6 +188,7 @@ export class ReplayReader {
     this.cutFrom = undefined
   }
   #progressed(stage: unknown): void {
+    if (stage === resumedStage) this.resumes++
     if (stage !== 'retrying' && stage !== 'output_invalid' && stage !== 'repeated') return
     this.#cut()
     const done = this.#items.filter(({ type }) => type !== 'assistant')

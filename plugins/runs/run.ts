@@ -1,15 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
-import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
 import type { OnCrash } from '#contracts/profiles'
 import type { Billing } from '#contracts/billing'
 import type { ObjectWrites } from '#contracts/object-writes'
 import type { Prices } from '#contracts/prices'
-import type { Claim, DurableSession } from '#contracts/run-store'
+import { resumedStage } from '#contracts/approvals'
+import type { Claim } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
 import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
-import type { Task } from '#contracts/runs'
+import { CallApprovals, type CallApprovalsDeps } from './call-approvals.ts'
 import { Delegations, type DelegationsDeps, noteWrites } from './delegations.ts'
 import {
   afterAttempts,
@@ -28,12 +28,13 @@ import {
 import { Funds } from './funds.ts'
 import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
+import { firstAttempt, type RunOrder } from './order.ts'
 import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
 import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
 import { budgetOf, RunUsage } from './usage.ts'
 
-export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps {
+export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, CallApprovalsDeps {
   /** Undefined: this role has no object store. */
   readonly objectWrites: ObjectWrites | undefined
   /** Undefined: runs need no money. */
@@ -47,22 +48,6 @@ export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps
   readonly windDownMs: number
 }
 
-export interface RunOrder {
-  readonly claim: Claim
-  readonly task: Task
-  readonly session: DurableSession
-  /** Microcents that are held for it; absent where that is not known here. */
-  readonly held?: number
-  /** The runner that the new session was placed on. Absent: the session exists. */
-  readonly placed?: RunnerLink
-  /** The session is new, but its conversation goes on from an earlier one. */
-  readonly remembers?: boolean
-  /** Its caller was already answered that it is accepted, so it cannot be taken back any more. */
-  readonly announced?: boolean
-  /** It was taken over from a process that died or left it: how often it was begun, and how long ago for the first time. */
-  readonly orphan?: { readonly attempt: number; readonly elapsedMs: number; readonly handedOver: boolean }
-}
-
 /** The runs that this process executes. */
 export interface Executor {
   readonly limits: RunLimits
@@ -71,9 +56,6 @@ export interface Executor {
   /** Whether a run of this session could go anywhere now. While it could not, it keeps its place in the line. */
   takes(sessionId: string): boolean
 }
-
-/** How long a run goes on at its runner without a conductor: longer than it takes to find out that one has died. */
-const keepMs = 30_000
 
 /** One claimed run, from its accepted event over the streams of its runners to its terminal event and the release of its session. */
 export class Run {
@@ -96,6 +78,10 @@ export class Run {
   readonly #usage: RunUsage
   /** Undefined: runs need no money. */
   readonly #funds: Funds | undefined
+  /** Undefined until a call waits for people. */
+  #approvals: CallApprovals | undefined
+  /** How often it was left until people had decided: the attempts behind that are no retries. */
+  #waits = 0
   /** Undefined until the run delegates. */
   #delegations: Delegations | undefined
   /** Undefined until its agent writes to the object store. */
@@ -190,6 +176,17 @@ export class Run {
     return true
   }
 
+  /** People have to decide, and nobody executes it until then. Whoever stopped it just now finds it in the store. */
+  #parked(): void {
+    const stop = this.#stopped
+    const { tenantId, runId } = this.claim
+    if (stop) void this.#deps.store.endParked(tenantId, runId, stop.status, stop).catch(() => {})
+    if (!this.#to('left')) return
+    this.#abort.abort('parked')
+    this.#leave()
+    this.#decided.resolve(endingOf('interrupted'))
+  }
+
   /** True when the ending is known, or is not this process's to decide: no reason changes it any more. */
   get #isDecided(): boolean {
     return this.#state === 'ending' || this.#state === 'refused' || next[this.#state].length === 0
@@ -228,6 +225,7 @@ export class Run {
       const past = await readReplay(this.#deps, this.claim, this.#usage)
       if (!past) return false
       this.log.begin(past.lastSeq)
+      this.#waits = past.resumes
     }
     // The former owner of an orphan may have died before it had stored this.
     if (this.log.lastSeq === 0) this.#recorder.add(eventOf(this.claim, 1, { type: 'progress', stage: 'accepted' }))
@@ -237,35 +235,27 @@ export class Run {
   async #attempts(): Promise<Ending> {
     const { orphan } = this.#order
     let attempt = orphan?.attempt ?? 1
-    let last = orphan ? await this.#readOn(orphan.handedOver) : await this.#execute(this.#first())
-    for (;;) {
+    let goesOn = orphan?.parked ?? false
+    let last: Ending = endingOf('interrupted')
+    if (!goesOn) last = orphan ? await this.#readOn(orphan.handedOver) : await this.#execute(this.#first())
+    for (; ; goesOn = false) {
       if (this.#stopped) return this.#stopped
-      const wait = this.#policy.waitAfter(attempt, last, this.#timesOutAt - Date.now())
-      if (wait === undefined || !this.#to('waiting')) return afterAttempts(last, attempt)
-      const body = await this.#prepare(attempt + 1, last, wait)
-      if (!body || !this.#to('dispatching')) return this.#stopped ?? afterAttempts(last, attempt)
+      if (goesOn) this.#waits++
+      const tries = attempt - this.#waits
+      const wait = goesOn ? 0 : this.#policy.waitAfter(tries, last, this.#timesOutAt - Date.now())
+      if (wait === undefined || !this.#to('waiting')) return afterAttempts(last, tries)
+      const body = await this.#prepare(attempt + 1, goesOn ? undefined : last, wait)
+      if (!body || !this.#to('dispatching')) return this.#stopped ?? afterAttempts(last, tries)
       attempt++
       last = await this.#execute(body)
     }
   }
   #first(): ExecuteRun {
-    const { task, session, placed, remembers } = this.#order
-    const depth = task.parent?.depth ?? 0
+    const { limits, prices } = this.#deps
     return {
-      runId: this.claim.runId,
-      sessionId: this.claim.sessionId,
-      prompt: task.prompt,
-      firstSeq: 2,
-      timeoutMs: this.#policy.timeoutMs,
-      epoch: this.claim.epoch,
-      keepMs,
-      ...(depth === 0 ? {} : { depth }),
-      ...(task.metadata === undefined ? {} : { metadata: task.metadata }),
-      ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
-      ...(task.attachments || task.responseFormat ? promptFieldsOf(task) : {}),
-      ...this.#deps.limits.ofRunner(this.claim.tenantId),
-      ...budgetOf(session.profile, this.#usage, this.#deps.prices),
-      ...(placed && !remembers ? { create: { profile: session.profile } } : {}),
+      ...firstAttempt(this.#order, this.#policy),
+      ...limits.ofRunner(this.claim.tenantId),
+      ...budgetOf(this.#order.session.profile, this.#usage, prices),
     }
   }
   /** Another process had the run: its runner may still execute it. */
@@ -327,22 +317,34 @@ export class Run {
     return ending
   }
   /** Announces another attempt and waits. Undefined: the run was stopped, or its replay is too large for another attempt. */
-  async #prepare(attempt: number, last: Ending, wait: number): Promise<ExecuteRun | undefined> {
+  async #prepare(attempt: number, last: Ending | undefined, wait: number): Promise<ExecuteRun | undefined> {
     const past = (await this.#recorder.flush()) ? await readReplay(this.#deps, this.claim) : undefined
     if (!past || this.#stopped || past.bytes > maxReplayBytes) return undefined
     const { cutFrom, lastSeq } = past
     const replay = await this.#deps.links.whole(this.claim, past.replay)
-    const told = retryOf(this.claim, lastSeq + 1, last as Stop, attempt, this.#policy.most, cutFrom)
+    const told = last
+      ? retryOf(this.claim, lastSeq + 1, last as Stop, attempt - this.#waits, this.#policy.most, cutFrom)
+      : eventOf(this.claim, lastSeq + 1, { type: 'progress', stage: resumedStage, attempt })
+    const { requireApproval } = this.#order.session.profile
+    const decided = requireApproval ? await this.#waitingCalls().decided() : {}
     void this.#recorder.add(told)
     const owned = await this.#recorder.flush(attempt)
     this.#taken.resolve(undefined)
     if (owned && wait > 0) await sleep(wait, undefined, { signal: this.#abort.signal }).catch(() => {})
     if (!owned || this.#stopped) return undefined
     const timeoutMs = Math.max(1, this.#timesOutAt - Date.now())
-    return { ...this.#first(), firstSeq: lastSeq + 2, timeoutMs, attempt, replay }
+    return { ...this.#first(), firstSeq: lastSeq + 2, timeoutMs, attempt, replay, ...decided }
+  }
+  #waitingCalls(): CallApprovals {
+    return (this.#approvals ??= new CallApprovals(this.#deps, this.#order, {
+      log: this.log,
+      flush: () => this.#recorder.flush(),
+      parked: () => this.#parked(),
+    }))
   }
   #children(): Delegations {
+    const calls = this.#waitingCalls()
     const exceeded = (): void => this.stop(endingOf('budget_exceeded'))
-    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#usage, this.#funds, exceeded))
+    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#usage, this.#funds, calls, exceeded))
   }
 }

@@ -1,7 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { type Apps, endUserOf } from '#contracts/apps'
-import { appCallStage, conductorCallStage, delegationStage } from '#contracts/delegation'
 import type { Egress } from '#contracts/egress'
 import { hashOfSession } from '#contracts/ids'
 import { limitErrors } from '#contracts/limits'
@@ -17,6 +16,7 @@ import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
 import { skillErrors, type Skills } from '#contracts/skills'
 import { type Ending, endingOf } from './ending.ts'
 import type { RunLinks } from './links.ts'
+import { mayWait, waitingStages } from './delegations.ts'
 import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
 
@@ -160,8 +160,7 @@ export class RunnerStream {
   }
   /** The runner where tools may wait for a conductor: that they do was told to the one that is gone. */
   get waits(): RunnerLink | undefined {
-    const { apps = [], tools } = this.#session.profile
-    return apps.length > 0 || tools.includes('delegate') ? this.owner : undefined
+    return mayWait(this.#session.profile) ? this.owner : undefined
   }
   /** The runner with the newest conversation; any other one has an old copy, or none. */
   get #newestAt(): string | undefined {
@@ -257,7 +256,7 @@ interface Read {
   readonly ending: Ending | undefined
   /** It holds a tool call or a result, which must not happen twice. */
   readonly tools: boolean
-  /** A tool waits for a run of another profile, or for a call of an app or of its own: the runner knows which. */
+  /** A tool waits for a run of another profile, for a call of an app or of its own, or for a person: the runner knows which. */
   readonly delegates: boolean
   /** The agent wrote to the object store: the runner knows what. */
   readonly writes: boolean
@@ -266,7 +265,7 @@ interface Read {
 const maxCode = 128
 const maxMessage = 4_000
 const newline = 0x0a
-const waits = [delegationStage, appCallStage, conductorCallStage].map((stage) => Buffer.from(`"stage":"${stage}"`))
+const waits = waitingStages.map((stage) => Buffer.from(`"stage":"${stage}"`))
 const written = Buffer.from(`"stage":"${writtenStage}"`)
 
 /** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */

@@ -13,7 +13,8 @@ import { endingOf, orphaned, policyOf, within } from './ending.ts'
 import { attachmentBytesOf, RunLimits } from './limits.ts'
 import { follow, type Logs, runChannel, unknownRun } from './log.ts'
 import { FlushClock } from './recorder.ts'
-import { type Executor, Run, type RunDeps, type RunOrder } from './run.ts'
+import type { RunOrder } from './order.ts'
+import { type Executor, Run, type RunDeps } from './run.ts'
 import { StateSaver } from './state-saver.ts'
 import { Submission, type SubmissionDeps } from './submission.ts'
 
@@ -130,10 +131,17 @@ export class RunService implements Executor {
     if (run) {
       run.stop(endingOf('cancelled'))
       await within(run.done, drainWaitMs)
-      return
+      // Whoever has it now is asked as well.
+      if ((await Promise.race([run.done, undefined])) !== 'left') return
     }
     const { status } = await this.find(tenantId, runId)
     if (!isTerminal(status)) await this.#cancellation.cancel(tenantId, runId, endingOf('cancelled'))
+  }
+  /** Goes on with a run that waited for people, if it still does. Throws when this process takes no runs any more. */
+  async resume(tenantId: string, runId: string): Promise<void> {
+    if (this.#closing) throw unavailable({ message: 'This server is stopping.', retryable: true })
+    const orphan = await this.#deps.store.resume(tenantId, runId)
+    if (orphan) this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
   }
   async terminate(tenantId: string, runId: string): Promise<Terminated> {
     if (!isClientId(runId)) throw runErrors.invalidRunId()

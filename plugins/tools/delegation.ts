@@ -2,6 +2,7 @@ import { createHash, randomUUID } from 'node:crypto'
 import type { Static } from '@sinclair/typebox'
 import {
   type AppCall,
+  type ApprovalCall,
   type ConductorCall,
   type Delegation,
   type DelegationAnswer,
@@ -32,7 +33,7 @@ export class WaitingDelegations implements Delegations {
 
   call(
     of: Pick<ToolContext, 'tenantId' | 'sessionId' | 'signal'>,
-    call: AppCall | ConductorCall,
+    call: AppCall | ApprovalCall | ConductorCall,
   ): Promise<DelegationAnswer> {
     return this.wait(of, call)
   }

@@ -1,4 +1,5 @@
 import type { LanguageModelV4CallOptions, LanguageModelV4StreamPart, LanguageModelV4ToolCall } from '@ai-sdk/provider'
+import { needsApproval } from '#contracts/approvals'
 import type { ObjectLink } from '#contracts/linked-objects'
 import type { ModelPart } from '#contracts/model'
 import type { ResponseFormat } from '#contracts/prompt'
@@ -277,12 +278,18 @@ class Run {
     this.#state = 'asking'
   }
 
-  /** Executes calls at the same time, and adds their results in the order of the calls. Images follow where the model takes images. */
+  /**
+   * Executes calls at the same time, and adds their results in the order of the calls; behind all others those that may wait for a
+   * person, so that what was done meanwhile is known. Images follow where the model takes images.
+   */
   async *#execute(calls: readonly PendingCall[]): Events {
-    const outcomes = calls.map((call) => execute(this.#tools, call))
+    const outcomes = calls.map((call) => ({ call, outcome: execute(this.#tools, call) }))
+    const { profile } = this.#envelope
+    const mayWait = ({ call }: { readonly call: PendingCall }): number => Number(needsApproval(profile, call.name))
     const images: FilePart[] = []
-    for (const [i, { part, name }] of calls.entries()) {
-      const outcome = await outcomes[i]!
+    for (const { call, outcome: coming } of outcomes.toSorted((a, b) => mayWait(a) - mayWait(b))) {
+      const { part, name } = call
+      const outcome = await coming
       const { ok, content } = outcome
       this.#turn.addResult(part, ok, content)
       if (this.#model.settings.images && outcome.images) images.push(...outcome.images)

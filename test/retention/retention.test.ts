@@ -21,7 +21,17 @@ test('what a tenant has a time for goes when it is older, with all that hangs on
   // Each kind has its own time.
   assert.deepEqual([await count('acme', 'run_meters'), await count('acme', 'sessions')], [2, 2])
   assert.equal(await count('acme', 'erased_runs'), 1)
-  await call('PATCH', '/api/tenants/acme', 'default', { retention: { runs: null, meters: 7, sessions: 7 } })
+  for (const days of [10, 2]) {
+    await sql(
+      'acme',
+      `INSERT INTO workflow_runs (tenant_id, id, name, settings, input, status, unfinished, created_by, created_at, finished_at)
+       VALUES ('acme', 'flow${days}', 'w', '{}', 'null', 3, 0, 'k', now() - interval '11 days', now() - interval '${days} days')`,
+      `INSERT INTO approvals (tenant_id, id, workflow_run_id, node_id, message, on_expiry)
+       VALUES ('acme', 'appr${days}', 'flow${days}', 'n', 'm', 'reject')`,
+    )
+  }
+  const more = { runs: null, meters: 7, sessions: 7, workflows: 7 }
+  await call('PATCH', '/api/tenants/acme', 'default', { retention: more })
   await pass()
   assert.deepEqual(
     [
@@ -29,10 +39,16 @@ test('what a tenant has a time for goes when it is older, with all that hangs on
       await count('acme', 'sessions'),
       await count('acme', 'session_state'),
       await count('acme', 'session_ends'),
+      await count('acme', 'workflow_runs'),
+      await count('acme', 'approvals'),
     ],
-    [1, 1, 1, 1],
+    [1, 1, 1, 1, 1, 1],
   )
-  assert.deepEqual((await call('GET', '/api/tenants/acme')).json().retention, { meters: 7, sessions: 7 })
+  assert.deepEqual((await call('GET', '/api/tenants/acme')).json().retention, {
+    meters: 7,
+    sessions: 7,
+    workflows: 7,
+  })
 })
 
 test('the times of the role file are everybody’s, and a tenant may have longer ones', async (t) => {

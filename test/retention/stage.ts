@@ -57,7 +57,11 @@ export async function stage(
     await databasePlugin(dsn ?? (await freshDatabase(t))),
     fake(ApiGuard, openGuard),
     fake(AuditedWrites, { recordOn() {} }),
-    fake(Jobs, { every: (name, _cron, work) => void works.set(name, work), ask: async () => {} }),
+    fake(Jobs, {
+      every: (name, _cron, work) => void works.set(name, work),
+      ask: async () => {},
+      wakeUps: () => ({ send: async () => {}, statements: async () => [] }),
+    }),
     fake(TenantData, data),
     audit,
     tenants,

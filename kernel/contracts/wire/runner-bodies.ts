@@ -99,7 +99,13 @@ export const Attach = Type.Object(
 )
 
 export const InvokeTool = Type.Object(
-  { name: Type.String({ maxLength: 128 }), input: Type.Optional(Type.Unknown()) },
+  {
+    name: Type.String({ maxLength: 128 }),
+    input: Type.Optional(Type.Unknown()),
+    callId: Type.Optional(
+      Type.String({ maxLength: 512, description: 'Names the call: the tool is given it as its idempotency key.' }),
+    ),
+  },
   { additionalProperties: false },
 )
 export const InvokeResult = Type.Object({ result: Type.Object({ ok: Type.Boolean(), content: Type.String() }) })

@@ -17,13 +17,14 @@ test('without its plugin a capability answers with nothing, or says what is miss
     return [answer.statusCode, answer.json<unknown>()]
   }
   assert.deepEqual(await get('/api/storage'), [200, { configured: false }])
-  for (const list of ['/api/skills', '/api/mcp/catalog', '/api/apps'])
+  for (const list of ['/api/skills', '/api/mcp/catalog', '/api/apps', '/api/workflows/runs'])
     assert.deepEqual(await get(list), [200, []], list)
   for (const [path, plugin] of [
     ['/api/secrets', 'secrets'],
     ['/api/storage/objects/a/b', 'storage'],
     ['/api/profiles/writer/memories/search?q=x', 'memory'],
     ['/api/billing/wallet', 'billing'],
+    ['/api/workflows/runs/wfrun_1', 'workflows'],
   ]) {
     const [status, body] = (await get(path!)) as [number, { error: string; message: string }]
     assert.equal(status, 503, path)

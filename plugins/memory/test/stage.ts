@@ -68,7 +68,11 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
           return one && { profile: one, revision: 1 }
         },
       }),
-      fake(Jobs, { every: (_name, _cron, work) => void works.push(work), ask: async () => {} }),
+      fake(Jobs, {
+        every: (_name, _cron, work) => void works.push(work),
+        ask: async () => {},
+        wakeUps: () => ({ send: async () => {}, statements: async () => [] }),
+      }),
       fake(TenantLimits, {
         of: () => ({ ...defaultLimits, ...limits }),
         uses: (name: string, count: (tenantId: string) => unknown) => void uses.set(name, count),

@@ -238,6 +238,10 @@ export class MemoryRunStore extends TenantUse implements RunStore {
   }
 
   // Claims end with this process, the only one that can hold any: there is no other to hand over to, to sweep or to fence.
+  // Nobody is asked for anything where there is no database.
+  readonly park = async (): Promise<boolean> => false
+  readonly endParked = async (): Promise<boolean> => false
+  async resume(): Promise<undefined> {}
   async handOver(): Promise<boolean> {
     return false
   }

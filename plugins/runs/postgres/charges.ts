@@ -54,7 +54,9 @@ export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 't
 }
 
 // Its row counts as ended in the same statement, so a run is charged as often as it ends: once.
-const secondsOfRun = 'round(least(extract(epoch FROM finished_at - started_at), :runSeconds::int))'
+/** Of a run that ends, without those in which it waited for people and held no sandbox awake. */
+export const secondsOfRun =
+  'round(least(extract(epoch FROM finished_at - started_at) - coalesce(waited_ms, 0) / 1000.0, :runSeconds::int))'
 /** Follows the columns that the end of a run returns. */
 export const settling = {
   none: '',

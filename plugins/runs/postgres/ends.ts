@@ -4,7 +4,7 @@ import { microcentsPerCent } from '#contracts/prices'
 import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import { Appends } from './appends.ts'
-import { type Charges, settleValues, settling } from './charges.ts'
+import { type Charges, secondsOfRun, settleValues, settling } from './charges.ts'
 import { claimed, prepared, storable, storableOrNull } from './rows.ts'
 
 // A conflict is our own retry after a lost answer, as of an append.
@@ -25,7 +25,7 @@ const ended = (settled: string): string => `
     SET status = :status, finished_at = clock_timestamp(), result = :result, error_code = :errorCode,
         error_message = :errorMessage, usage = :usage::json, input = CASE WHEN :keepInput::boolean THEN input END
     WHERE ${claimed}
-    RETURNING id, session_id, profile, started_at, finished_at, public_run${settled}
+    RETURNING id, session_id, profile, started_at, finished_at, waited_ms, public_run${settled}
   ), meter AS (
     INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens,
                             cached_tokens, tool_calls, cost_microcents)
@@ -44,7 +44,7 @@ const sandbox = `
   sandbox AS (
     INSERT INTO usage_meters AS m (tenant_id, meter, subject, minute, amount)
     SELECT :tenant, 'sandbox_seconds', session_id, date_trunc('minute', finished_at),
-      :idleSeconds::int + round(least(extract(epoch FROM finished_at - started_at), :runSeconds::int))::bigint
+      :idleSeconds::int + ${secondsOfRun}::bigint
     FROM ended
     ON CONFLICT (tenant_id, meter, subject, minute) DO UPDATE SET amount = m.amount + excluded.amount, recorded_at = now()
   )`

@@ -22,19 +22,26 @@ import {
   toTask,
 } from './rows.ts'
 
-const taking = (which: string): string => `
+export const taking = (which: string): string => `
   taken AS (
     UPDATE runs SET claim_epoch = claim_epoch + 1, claim_owner = :self
     WHERE tenant_id = :tenant AND ${which} AND status = 'running'
-    RETURNING id, session_id, claim_epoch, attempt, prompt, metadata, input, parent, public_run, started_at
+    RETURNING id, session_id, claim_epoch, attempt, prompt, metadata, input, parent, public_run, started_at, waited_ms
   ), session AS (
     UPDATE sessions s SET claim_epoch = taken.claim_epoch, claim_owner = :self
     FROM taken WHERE s.tenant_id = :tenant AND s.id = taken.session_id AND s.claim_run = taken.id
   )`
-const asTaken = `
+export const asTaken = `
   SELECT id, session_id, claim_epoch::int AS epoch, public_run,
     (SELECT s.runtime FROM sessions s WHERE s.tenant_id = :tenant AND s.id = taken.session_id) AS runtime
   FROM taken`
+
+export const asOrphans = `
+  SELECT t.id AS run_id, t.claim_epoch::int AS run_epoch, t.attempt, t.prompt, t.metadata, t.input, t.parent, t.public_run,
+    extract(epoch FROM clock_timestamp() - t.started_at) * 1000 - coalesce(t.waited_ms, 0) AS elapsed, s.*
+  FROM taken t JOIN LATERAL (
+    SELECT ${durableColumns} FROM sessions WHERE tenant_id = :tenant AND id = t.session_id
+  ) s ON true`
 
 const takeOne = prepared('run-take-one', `WITH ${taking('id = :run')} ${asTaken}`)
 const takeQueued = prepared(
@@ -48,7 +55,9 @@ const takeQueued = prepared(
 const sweepSize = 200
 // No run is older than its longest timeout, a day: the bound keeps a sweep from reading all that the dead owner ever ran.
 // SKIP LOCKED: several conductors may sweep at once, and each takes what no other has.
-const ofOwner = `tenant_id = :tenant AND claim_owner = :owner AND started_at > now() - interval '25 hours' AND status = 'running'`
+// One that waited for people may be older.
+const ofOwner = `tenant_id = :tenant AND claim_owner = :owner AND status = 'running'
+  AND (started_at > now() - interval '25 hours' OR waited_ms IS NOT NULL)`
 const goesOn = `(:owner = '${handedOver}' OR coalesce(
   (SELECT s.profile_snapshot ->> 'onCrash' FROM sessions s WHERE s.tenant_id = :tenant AND s.id = runs.session_id), :onCrash
 ) <> 'interrupt')`
@@ -63,15 +72,10 @@ const takeToGoOn = prepared(
   `WITH picked AS MATERIALIZED (
      SELECT id FROM runs WHERE ${ofOwner} AND ${goesOn} ORDER BY started_at LIMIT :room FOR UPDATE SKIP LOCKED
    ), ${taking('id IN (SELECT id FROM picked)')}
-   SELECT t.id AS run_id, t.claim_epoch::int AS run_epoch, t.attempt, t.prompt, t.metadata, t.input, t.parent, t.public_run,
-     extract(epoch FROM clock_timestamp() - t.started_at) * 1000 AS elapsed,
-     s.*
-   FROM taken t JOIN LATERAL (
-     SELECT ${durableColumns} FROM sessions WHERE tenant_id = :tenant AND id = t.session_id
-   ) s ON true`,
+   ${asOrphans}`,
 )
 
-interface OrphanRow extends TaskRow {
+export interface OrphanRow extends TaskRow {
   /** The epoch that the taker has raised; the columns of the session are as before. */
   readonly run_epoch: number
   readonly attempt: number
@@ -86,7 +90,7 @@ const takenOf = ({ run_id: id, id: session_id, run_epoch: epoch, public_run, pro
   public_run,
   runtime: profile.runtime,
 })
-const toOrphan = (tenantId: string, row: OrphanRow, owner: string): Orphan => ({
+export const toOrphan = (tenantId: string, row: OrphanRow, owner: string): Orphan => ({
   claim: claimOf(tenantId, takenOf(row)),
   session: { ...toDurable(row), epoch: row.run_epoch },
   attempt: row.attempt,

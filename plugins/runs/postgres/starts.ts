@@ -8,6 +8,7 @@ import { handedOver } from './ends.ts'
 import type { Instance } from './instance.ts'
 import type { LostClaims } from './lost-claims.ts'
 import type { Orphans } from './orphans.ts'
+import { parked } from './parking.ts'
 import { type DurableRow, durableColumns, prepared, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
@@ -303,7 +304,7 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
     return undefined
   }
   const { claim_owner: owner, orphaned } = session
-  if (!orphaned || owner === null || owner === handedOver) return { kind: 'busy' }
+  if (!orphaned || owner === null || owner === handedOver || owner === parked) return { kind: 'busy' }
   await orphans.endOf(tenantId, owner)
   return undefined
 }

@@ -5,6 +5,7 @@ import { createEnds, type EndedAt } from './ends.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createLostClaims } from './lost-claims.ts'
 import { Orphans } from './orphans.ts'
+import { createParking } from './parking.ts'
 import { createQueue } from './queue.ts'
 import { createReads } from './reads.ts'
 import { Rollups } from './rollups.ts'
@@ -62,6 +63,7 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
     ...createStarts({ db, instance, orphans, lostClaims, charges }),
     ...createEnds(db, charges, onWanted, endedAt),
     ...createTenantUse(db, database, instance),
+    ...createParking({ db, instance, charges, onWanted }),
     ...queue,
     retreat: instance.retreat,
     steal,

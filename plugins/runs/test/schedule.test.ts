@@ -92,6 +92,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     store,
     runners,
     mcpServers: undefined,
+    approvals: undefined,
     egress: undefined,
     apps: undefined,
     skills: undefined,

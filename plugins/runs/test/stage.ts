@@ -73,6 +73,7 @@ export class FakeRunner implements RunnerLink {
   behind = async () => []
   getSession = async () => undefined
   deleteSession = async () => {}
+  invokeTool = async () => ({ ok: false, content: 'No tool is here.' })
   async hydrate(_tenantId: string, sessionId: string, _profile: Profile, bundle?: StateBundle): Promise<void> {
     this.onHydrate()
     this.known.add(sessionId)

@@ -1,3 +1,4 @@
+import { hasApprovals, needsApproval } from '#contracts/approvals'
 import type { McpServer, UnavailableMcpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
@@ -26,7 +27,7 @@ export async function connectTools(
 ): Promise<Connected | undefined> {
   const { profile, mcpServers = [], mcpUnavailable = [] } = envelope
   // The address is in every envelope, but a session without tools has nothing to list there.
-  const sessionMcpUrl = profile.tools.length === 0 ? undefined : envelope.sessionMcpUrl
+  const sessionMcpUrl = profile.tools.length === 0 && !hasApprovals(profile) ? undefined : envelope.sessionMcpUrl
   if (sessionMcpUrl === undefined && mcpServers.length + mcpUnavailable.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
   const external = Promise.all(named.map((server) => connectExternal(connections, server, silence, signal)))
@@ -39,7 +40,8 @@ export async function connectTools(
       if ('connection' in found) servers.push(found)
       else unavailable.push(found)
     }
-    return { tools: createToolSet(session, servers, maxSchemas), unavailable }
+    const tools = createToolSet(session, servers, maxSchemas, (name) => needsApproval(profile, name))
+    return { tools, unavailable }
   } catch (error) {
     // The run does without them.
     void external.then((all) =>

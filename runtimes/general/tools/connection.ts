@@ -1,6 +1,7 @@
 import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
+import { approvalTool } from '#contracts/approvals'
 import { callIdMeta } from '#contracts/tools'
 import {
   failureOf,
@@ -100,7 +101,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
         tools = await list().catch(() => tools)
       },
       async call(name, input, callId, shown = name) {
-        if (!tools.some((tool) => tool.name === name)) return unknownTool(shown)
+        if (name !== approvalTool && !tools.some((tool) => tool.name === name)) return unknownTool(shown)
         return call({ name, input, meta: { [callIdMeta]: callId } }, shown, true)
       },
       async close() {

@@ -1,5 +1,6 @@
 import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import MiniSearch from 'minisearch'
+import { approvalTool } from '#contracts/approvals'
 import { toolNames } from '#kit/mcp'
 import type { Connection, Tool } from './connection.ts'
 import { bounded, failed, type ToolOutcome, unknownTool } from './outcome.ts'
@@ -38,11 +39,13 @@ interface Entry {
 /**
  * Above `maxSchemas` tools those of external servers are shown through a catalogue. The session's own stay in view as long as
  * they fit: somebody has named each of them in the profile, for instructions that speak of them; a server brings all it has.
+ * `asks` says which tools of external servers are called only after the session's endpoint has allowed it.
  */
 export function createToolSet(
   session: Connection | undefined,
   servers: readonly ExternalServer[],
   maxSchemas: number,
+  asks: (name: string) => boolean = () => false,
 ): ToolSet {
   let entries = entriesOf(session, servers)
   let view = viewOf(entries, session, servers, maxSchemas)
@@ -60,6 +63,12 @@ export function createToolSet(
       if (catalogue && name === searchTools) return catalogue.search(input)
       if (catalogue && name === callTool) return failed(`'name' has to name a tool that ${searchTools} found.`)
       const entry = entries.get(name)
+      if (entry && entry.connection !== session && asks(name)) {
+        // The runner knows of calls of the session's own tools; of these only when it is asked.
+        const asked = { name, arguments: input }
+        const allowed = session ? await session.call(approvalTool, asked, callId, name) : failed(notAsked(name))
+        if (!allowed.ok) return allowed
+      }
       if (entry) return entry.connection.call(entry.tool, input, callId, name)
       return catalogue?.unknown(name) ?? unknownTool(name)
     },
@@ -76,6 +85,8 @@ export function createToolSet(
     },
   }
 }
+
+const notAsked = (name: string): string => `'${name}' needs an approval, and nobody can be asked here.`
 
 function entriesOf(session: Connection | undefined, servers: readonly ExternalServer[]): Map<string, Entry> {
   const entries = new Map<string, Entry>()

@@ -1,0 +1,140 @@
+import { hash } from 'node:crypto'
+import { type Static, Type } from '@sinclair/typebox'
+import { capability } from '../plugin.ts'
+import { type Caller, roles } from './auth.ts'
+import type { TenantTx } from './database.ts'
+import { errorTable } from './errors.ts'
+
+export const approvalErrors = errorTable('approvals', {
+  alreadyResolved: { status: 409, message: 'The approval was resolved already, or what it was for is over.' },
+  wrongApprover: { status: 403, about: 'The profile or node says that only keys of a higher role may decide.' },
+})
+
+/** What becomes of an approval that nobody decides in time. */
+export const onExpiry = ['reject', 'approve'] as const
+export type OnExpiry = (typeof onExpiry)[number]
+
+/** A name of a tool, in which `*` stands for any characters. */
+export const toolPattern = Type.String({ pattern: '^[A-Za-z0-9_.*-]{1,128}$' })
+
+/** How a profile has its approvals. */
+export const ProfileApprovals = Type.Object(
+  {
+    expiresInSeconds: Type.Optional(
+      Type.Integer({ minimum: 1, maximum: 31_536_000, description: 'Seven days unless given.' }),
+    ),
+    onExpiry: Type.Optional(
+      Type.Union(
+        onExpiry.map((one) => Type.Literal(one)),
+        { description: 'What becomes of a call that nobody decides in time; `reject` unless given.' },
+      ),
+    ),
+    role: Type.Optional(
+      Type.Union(
+        roles.map((one) => Type.Literal(one)),
+        { description: 'Who may decide: keys of this role, or of one above; `member` unless given.' },
+      ),
+    ),
+  },
+  { additionalProperties: false },
+)
+export type ProfileApprovals = Static<typeof ProfileApprovals>
+
+/** What a profile says of approvals. */
+interface Asking {
+  readonly requireApproval?: readonly string[]
+  readonly approvals?: ProfileApprovals
+}
+
+/** Whether a name of a tool fits a pattern. */
+export function fitsPattern(name: string, pattern: string): boolean {
+  const parts = pattern.split('*')
+  const [first = '', ...rest] = parts
+  if (rest.length === 0) return name === pattern
+  const last = rest.pop()!
+  if (!name.startsWith(first) || !name.endsWith(last) || name.length < first.length + last.length) return false
+  let at = first.length
+  const end = name.length - last.length
+  for (const part of rest) {
+    const found = name.indexOf(part, at)
+    if (found < 0 || found + part.length > end) return false
+    at = found + part.length
+  }
+  return true
+}
+/** Whether a call of this tool waits for a person. */
+export const needsApproval = ({ requireApproval = [] }: Asking, tool: string): boolean =>
+  requireApproval.some((pattern) => fitsPattern(tool, pattern))
+export const hasApprovals = ({ requireApproval = [] }: Asking): boolean => requireApproval.length > 0
+
+/**
+ * The name under which a runtime asks the session's endpoint whether it may make a call that does not go through the runner. It is in no
+ * list of tools. Its input is `{name, arguments}`.
+ */
+export const approvalTool = 'agent-orc.approval'
+
+/** A `progress` event with this stage tells readers that a call waits for a person, and makes the conductor take it. */
+export const approvalStage = 'approval_waiting'
+/** A `progress` event with this stage: the run was left while it waited, and goes on. */
+export const resumedStage = 'resumed'
+
+/** The id of the approval of one call: everybody who knows the call knows it. It has the form of other ids. */
+export const approvalIdOf = (runId: string, key: string): string =>
+  `appr_${hash('sha256', `${runId}\n${key}`).slice(0, 33)}`
+
+/** How a call was decided. */
+export const CallDecision = Type.Object({
+  approved: Type.Boolean(),
+  comment: Type.Optional(Type.String()),
+  /** Id of a key, or `expiry`. */
+  by: Type.Optional(Type.String()),
+})
+export type CallDecision = Static<typeof CallDecision>
+
+/** What the model is told of a call that was not allowed. */
+export const rejection = (tool: string, { comment, by }: CallDecision): string =>
+  by === 'expiry'
+    ? `The call of '${tool}' was not made: nobody approved it in time.`
+    : `The call of '${tool}' was rejected by a person${comment ? `, who says: ${comment}` : '.'}`
+
+/** A tool call that waits for a person. */
+export interface AskedCall {
+  readonly tenantId: string
+  readonly runId: string
+  readonly sessionId: string
+  /** Names the call in its run: the same whenever it is executed again. */
+  readonly key: string
+  readonly tool: string
+  readonly arguments: unknown
+  readonly profile: { readonly name: string; readonly approvals?: ProfileApprovals }
+  readonly endUserId: string | undefined
+}
+
+/** A node of a workflow that waits for a person, as its approval is stored. */
+export interface NodeApproval {
+  readonly id: string
+  readonly workflowRunId: string
+  readonly nodeId: string
+}
+export interface NodeDecision {
+  readonly approved: boolean
+  readonly comment?: string
+}
+
+/** What waits for people, and what they decided. */
+export interface Approvals {
+  /**
+   * Asks for a call, once: later calls of the same key find what was decided. Resolves to `waiting`, or the decision. AppError of the
+   * limit `openApprovals`.
+   */
+  ask(call: AskedCall): Promise<CallDecision | 'waiting'>
+  /** What was decided of the calls of a run, by their keys. */
+  decided(tenantId: string, runId: string): Promise<Record<string, CallDecision>>
+  /** Called in the transaction that leaves a run until it is decided: somebody may have decided all of it just now. */
+  left(tx: TenantTx, runId: string): Promise<void>
+  /** `resume` is called once nothing that a run asked for waits any more; again when it throws. Called in setup. */
+  onDecided(resume: (tenantId: string, runId: string) => Promise<void>): void
+  /** `decide` carries a decision about a node to its workflow; it throws when it comes too late. Called in setup. */
+  onNodes(decide: (caller: Caller, approval: NodeApproval, decision: NodeDecision) => Promise<void>): void
+}
+export const Approvals = capability<Approvals>('conductor.approvals')

@@ -1,0 +1,202 @@
+import { setImmediate as turn } from 'node:timers/promises'
+import {
+  approvalErrors,
+  approvalIdOf,
+  type Approvals,
+  type AskedCall,
+  type CallDecision,
+  type NodeDecision,
+} from '#contracts/approvals'
+import { type Caller, roleAtLeast } from '#contracts/auth'
+import type { Database, TenantTx } from '#contracts/database'
+import type { Wake, WakeUps } from '#contracts/jobs'
+import { overLimit, type TenantLimits } from '#contracts/limits'
+import type { ApprovalMetrics } from './metrics.ts'
+import { type Approval, insertCall, type Resolve, type Status, storable } from './store.ts'
+
+interface DeskDeps {
+  readonly database: Database
+  readonly limits: TenantLimits | undefined
+  readonly metrics: ApprovalMetrics
+}
+
+const usualSeconds = 7 * 86_400
+/** So many of a tenant in one sweep; the next one has the others. */
+const atOnce = 500
+
+type Resume = Parameters<Approvals['onDecided']>[0]
+type Decide = Parameters<Approvals['onNodes']>[0]
+
+interface Decided {
+  readonly status: Status
+  readonly comment: string | null
+  readonly resolved_by: string | null
+}
+function decisionOf({ status, comment, resolved_by }: Decided): CallDecision | 'waiting' {
+  if (status === 'waiting') return 'waiting'
+  return {
+    approved: status === 'approved',
+    ...(comment === null ? {} : { comment }),
+    ...(resolved_by === null ? {} : { by: resolved_by }),
+  }
+}
+
+/** Where calls and nodes ask, and people decide. Whoever asked is woken by the transaction that has decided. */
+export class ApprovalDesk implements Approvals {
+  readonly #deps: DeskDeps
+  #wakeUps: WakeUps | undefined
+  #resume: Resume | undefined
+  #decide: Decide | undefined
+  constructor(deps: DeskDeps) {
+    this.#deps = deps
+  }
+
+  wakeBy(wakeUps: WakeUps): void {
+    this.#wakeUps = wakeUps
+  }
+  onDecided(resume: Resume): void {
+    this.#resume = resume
+  }
+  onNodes(decide: Decide): void {
+    this.#decide = decide
+  }
+
+  ask(call: AskedCall): Promise<CallDecision | 'waiting'> {
+    const { tenantId, runId, key, profile } = call
+    const id = approvalIdOf(runId, key)
+    return this.#deps.database.tenant(tenantId, async (tx) => {
+      const [known] = await tx.query<Decided>({
+        name: 'approval-decision',
+        text: 'SELECT status, comment, resolved_by FROM approvals WHERE tenant_id = $1 AND id = $2',
+        values: [tenantId, id],
+      })
+      if (known) return decisionOf(known)
+      await this.#admit(tx)
+      const seconds = profile.approvals?.expiresInSeconds ?? usualSeconds
+      if (!(await insertCall(tx, id, call, seconds))) throw approvalErrors.alreadyResolved()
+      await this.#send(tx, { expire: id }, `${id}/expire`, seconds * 1_000 + 50)
+      this.#deps.metrics.opened()
+      return 'waiting'
+    })
+  }
+  async decided(tenantId: string, runId: string): Promise<Record<string, CallDecision>> {
+    const [rows] = await this.#deps.database.batch<[(Decided & { key: string })[]]>(tenantId, [
+      {
+        text: `SELECT call_key AS key, status, comment, resolved_by FROM approvals
+               WHERE tenant_id = $1 AND run_id = $2 AND status <> 'waiting'`,
+        values: [tenantId, runId],
+      },
+    ])
+    return Object.fromEntries(rows.map(({ key, ...row }) => [key, decisionOf(row) as CallDecision]))
+  }
+  async left(tx: TenantTx, runId: string): Promise<void> {
+    await this.#wakeIfDecided(tx, [runId])
+  }
+
+  /** 403 `wrong_approver`; 409 `already_resolved` for all but the first. */
+  async resolve(caller: Caller, approval: Approval, { decision, comment }: Resolve): Promise<void> {
+    if (!roleAtLeast(caller.role, approval.role)) {
+      throw approvalErrors.wrongApprover({
+        message: `This approval is for keys of the role ${approval.role}, or above.`,
+      })
+    }
+    const approved = decision === 'approve'
+    const decided: NodeDecision = { approved, ...(comment === undefined ? {} : { comment: storable(comment) }) }
+    const { id, workflowRunId, nodeId, kind } = approval
+    if (workflowRunId !== undefined && nodeId !== undefined) {
+      if (!this.#decide) throw approvalErrors.alreadyResolved()
+      await this.#decide(caller, { id, workflowRunId, nodeId }, decided)
+    } else {
+      await this.#deps.database.tenant(caller.tenantId, async (tx) => {
+        const rows = await tx.query<{ run_id: string }>({
+          text: `UPDATE approvals SET status = $3, comment = $4, resolved_by = $5, resolved_at = now()
+                 WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' RETURNING run_id`,
+          values: [caller.tenantId, id, approved ? 'approved' : 'rejected', decided.comment ?? null, caller.keyId],
+        })
+        if (rows.length === 0) throw approvalErrors.alreadyResolved()
+        await this.#wakeIfDecided(
+          tx,
+          rows.map(({ run_id }) => run_id),
+        )
+      })
+    }
+    const waited = (Date.now() - Date.parse(approval.createdAt)) / 1_000
+    this.#deps.metrics.resolved(kind, approved ? 'approved' : 'rejected', 'person', waited)
+  }
+
+  /** What a wake-up asks for. */
+  async wake({ tenantId, runId, expire }: Wake['what']): Promise<void> {
+    if (tenantId === undefined) return
+    if (expire !== undefined) await this.#deps.database.tenant(tenantId, (tx) => this.#expire(tx, expire))
+    else if (runId !== undefined) await this.#resume?.(tenantId, runId)
+  }
+
+  /** Finds what nobody was woken for: in tables that were restored from a backup, or when no conductor could take a run. */
+  async sweep(signal: AbortSignal): Promise<void> {
+    const { database } = this.#deps
+    const [tenants] = await database.systemBatch<[{ id: string }[]]>([
+      { text: 'SELECT id FROM tenants WHERE deleted_at IS NULL' },
+    ])
+    for (const { id: tenantId } of tenants) {
+      if (signal.aborted) return
+      await database.tenant(tenantId, async (tx) => {
+        await this.#expire(tx)
+        const parked = await tx.query<{ id: string }>({
+          text: `SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = 'parked' AND waited_ms IS NOT NULL LIMIT ${atOnce}`,
+          values: [tenantId],
+        })
+        await this.#wakeIfDecided(
+          tx,
+          parked.map(({ id }) => id),
+        )
+      })
+      await turn()
+    }
+  }
+
+  async countOpen(tenantId: string): Promise<number> {
+    const [[row]] = await this.#deps.database.batch<[{ count: number }[]]>(tenantId, [
+      { text: countWaiting, values: [tenantId] },
+    ])
+    return row!.count
+  }
+
+  /** Decides what nobody has decided in time: one approval of a call, or all. Those of nodes are due with their nodes. */
+  async #expire(tx: TenantTx, id?: string): Promise<void> {
+    const rows = await tx.query<{ run_id: string; status: 'approved' | 'rejected'; waited: string }>({
+      text: `UPDATE approvals SET status = CASE on_expiry WHEN 'approve' THEN 'approved' ELSE 'rejected' END, resolved_by = 'expiry',
+               resolved_at = now()
+             WHERE tenant_id = $1 AND status = 'waiting' AND run_id IS NOT NULL AND expires_at <= now() AND ($2::text IS NULL OR id = $2)
+             RETURNING run_id, status, extract(epoch FROM now() - created_at) AS waited`,
+      values: [tx.tenantId, id ?? null],
+    })
+    for (const { status, waited } of rows) this.#deps.metrics.resolved('tool', status, 'expiry', Number(waited))
+    await this.#wakeIfDecided(
+      tx,
+      rows.map(({ run_id }) => run_id),
+    )
+  }
+  /** Wakes the runs of which nothing waits any more, with the transaction. */
+  async #wakeIfDecided(tx: TenantTx, runIds: readonly string[]): Promise<void> {
+    if (runIds.length === 0) return
+    const rows = await tx.query<{ id: string }>({
+      text: `SELECT id FROM unnest($2::text[]) AS asked (id) WHERE NOT EXISTS (
+               SELECT FROM approvals WHERE tenant_id = $1 AND run_id = asked.id AND status = 'waiting')`,
+      values: [tx.tenantId, [...new Set(runIds)]],
+    })
+    for (const { id } of rows) await this.#send(tx, { runId: id }, `${id}/resume`)
+  }
+  async #admit(tx: TenantTx): Promise<void> {
+    const most = this.#deps.limits?.of(tx.tenantId).openApprovals
+    if (most === undefined) return
+    await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 62))', values: [tx.tenantId] })
+    const [row] = await tx.query<{ count: number }>({ text: countWaiting, values: [tx.tenantId] })
+    if (row!.count >= most) throw overLimit('openApprovals', most)
+  }
+  async #send(tx: TenantTx, what: Readonly<Record<string, string>>, key: string, afterMs = 0): Promise<void> {
+    const { tenantId } = tx
+    await this.#wakeUps?.send([{ tenantId, what: { tenantId, ...what }, key, afterMs }], tx)
+  }
+}
+
+const countWaiting = `SELECT count(*)::int AS count FROM approvals WHERE tenant_id = $1 AND status = 'waiting'`

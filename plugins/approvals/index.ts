@@ -1,0 +1,38 @@
+import { definePlugin, maybe } from '#kernel'
+import { Approvals, approvalErrors } from '#contracts/approvals'
+import { ApiGuard } from '#contracts/auth'
+import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
+import { Jobs } from '#contracts/jobs'
+import { limitErrors, TenantLimits } from '#contracts/limits'
+import { EndUserData } from '#contracts/retention'
+import { ApprovalDesk } from './desk.ts'
+import { createApprovalMetrics } from './metrics.ts'
+import { approvalRoutes } from './routes.ts'
+import { createEndUserData } from './end-users.ts'
+
+/**
+ * What waits for people: calls of tools that a profile names in `requireApproval`, and nodes of workflows. Who asked is left alone until
+ * somebody has decided, or nobody has in time.
+ */
+export default definePlugin({
+  name: 'approvals',
+  errors: [approvalErrors, databaseErrors, limitErrors],
+  requires: { guard: ApiGuard, database: Database, jobs: maybe(Jobs), limits: maybe(TenantLimits) },
+  provides: { approvals: Approvals, people: EndUserData },
+  async setup({ deps, metrics, routes }) {
+    const { guard, database, jobs, limits } = deps
+    const stored = presentDatabase(database)
+    const desk = new ApprovalDesk({ database, limits, metrics: createApprovalMetrics(metrics) })
+    if (stored && jobs) {
+      desk.wakeBy(jobs.wakeUps('approvals', (what) => desk.wake(what)))
+      jobs.every('approvals-sweep', '*/2 * * * *', (signal) => desk.sweep(signal))
+    }
+    limits?.uses('openApprovals', (tenantId) => desk.countOpen(tenantId))
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      needsDatabase(app, database)
+      approvalRoutes(app, guard, { database, desk })
+    })
+    return { approvals: desk, people: stored ? { approval: createEndUserData(stored) } : {} }
+  },
+})

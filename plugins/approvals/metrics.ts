@@ -1,0 +1,37 @@
+import { Counter, Histogram, type Registry } from 'prom-client'
+
+export interface ApprovalMetrics {
+  /** A call of a tool waits; nodes are among the attempts of their workflows. */
+  opened(): void
+  /** `by`: `person` or `expiry`. */
+  resolved(kind: 'tool' | 'node', decision: 'approved' | 'rejected', by: string, waitedSeconds: number): void
+}
+
+export function createApprovalMetrics(registry: Registry): ApprovalMetrics {
+  const registers = [registry]
+  const opened = new Counter({
+    name: 'approvals_opened_total',
+    help: 'Calls of tools that this process has wait for people.',
+    registers,
+  })
+  const resolved = new Counter({
+    name: 'approvals_resolved_total',
+    help: 'Approvals that were decided here, by what they were for, how, and by whom.',
+    labelNames: ['kind', 'decision', 'by'],
+    registers,
+  })
+  const waited = new Histogram({
+    name: 'approval_wait_seconds',
+    help: 'How long approvals had waited when they were decided.',
+    labelNames: ['kind'],
+    buckets: [1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800],
+    registers,
+  })
+  return {
+    opened: () => opened.inc(),
+    resolved(kind, decision, by, waitedSeconds) {
+      resolved.inc({ kind, decision, by })
+      waited.observe({ kind }, waitedSeconds)
+    },
+  }
+}

@@ -1,0 +1,106 @@
+import { createHash } from 'node:crypto'
+import { approvalIdOf, approvalStage, type CallDecision, needsApproval, rejection } from '#contracts/approvals'
+import type { Delegations } from '#contracts/delegation'
+import type { ExecuteRun, RunnerSession } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
+import type { ToolContext, ToolResult } from '#contracts/tools'
+
+/** What people have decided of the calls of one attempt of a run. */
+export class Permissions {
+  readonly #decided: Readonly<Record<string, CallDecision>>
+  readonly #counts = new Map<string, number>()
+  constructor(decided: ExecuteRun['decided'] = {}) {
+    this.#decided = decided
+  }
+
+  /**
+   * Names a call as in every attempt: by its own id, or, where the runtime names none, by what is called and how often it was before: a
+   * second transfer of the same sum is another one.
+   */
+  keyOf({ name, input, callId }: Call): string {
+    if (callId !== undefined) return callId
+    const call = callOf(name, input)
+    const count = (this.#counts.get(call) ?? 0) + 1
+    this.#counts.set(call, count)
+    return `${call}-${count}`
+  }
+  of(key: string): CallDecision | undefined {
+    return Object.hasOwn(this.#decided, key) ? this.#decided[key] : undefined
+  }
+}
+
+interface Call {
+  readonly name: string
+  readonly input: unknown
+  readonly callId: string | undefined
+}
+interface RunThatAsks {
+  readonly runId: string
+  /** Undefined where its profile has no call wait. */
+  readonly permissions: Permissions | undefined
+  readonly report: NonNullable<ToolContext['report']>
+}
+interface Caller {
+  readonly session: RunnerSession
+  readonly run: RunThatAsks | undefined
+  readonly signal: AbortSignal
+}
+
+/**
+ * What a call is answered that may not be made; undefined: it may. One that nobody has decided yet waits here until its conductor has
+ * the decision, or leaves the run until there is one.
+ */
+export async function refusalOf(
+  delegations: Pick<Delegations, 'call'>,
+  { session, run, signal }: Caller,
+  call: Call,
+): Promise<ToolResult | undefined> {
+  if (!needsApproval(session.profile, call.name)) return undefined
+  // Nobody would be told of it.
+  if (!run?.permissions)
+    return { ok: false, content: `'${call.name}' needs an approval, for which only calls of a run can wait.` }
+  const key = run.permissions.keyOf(call)
+  const decided = run.permissions.of(key)
+  if (decided) return decided.approved ? undefined : { ok: false, content: rejection(call.name, decided) }
+  const { name, input, callId } = call
+  const approval = { key, tool: name, arguments: input, ...(callId === undefined ? {} : { callId }) }
+  const of = { tenantId: session.tenantId, sessionId: session.id, signal }
+  const answer = delegations.call(of, { id: `${run.runId}:approval:${key}`, parentRunId: run.runId, approval })
+  run.report({
+    type: 'progress',
+    stage: approvalStage,
+    message: `'${name}' waits for an approval.`,
+    approval: { approvalId: approvalIdOf(run.runId, key), id: callId ?? key, name },
+  })
+  const { ok, content } = await answer
+  return ok ? undefined : { ok, content }
+}
+
+/** The same for a call that a runtime makes by itself, of a tool of an MCP server: it asks before it does. */
+export async function askFor(
+  delegations: Pick<Delegations, 'call'>,
+  { callId, ...caller }: Caller & { readonly callId: string | undefined },
+  input: unknown,
+): Promise<ToolResult> {
+  const { name, arguments: given } = (input ?? {}) as { name?: unknown; arguments?: unknown }
+  if (typeof name !== 'string') throw runnerErrors.toolNotAllowed({ message: 'The name of the tool is missing.' })
+  const refused = await refusalOf(delegations, caller, { name, input: given, callId })
+  return refused ?? { ok: true, content: '' }
+}
+
+/** The same for equal calls. */
+export const callOf = (name: string, input: unknown): string =>
+  createHash('sha256')
+    .update(JSON.stringify([name, sorted(input ?? {})]))
+    .digest('base64')
+
+/** Sorts the keys, so that the same arguments in another order are equal. */
+const sorted = (value: unknown): unknown => {
+  if (Array.isArray(value)) return value.map(sorted)
+  if (typeof value !== 'object' || value === null) return value
+  return Object.fromEntries(
+    Object.entries(value)
+      .sort(([a], [b]) => (a < b ? -1 : 1))
+      .map(([key, item]) => [key, sorted(item)]),
+  )
+}

@@ -1,0 +1,67 @@
+import type { Database } from '#contracts/database'
+import type { RunStore } from '#contracts/run-store'
+import type { Charges } from './charges.ts'
+import type { OnWanted } from './ends.ts'
+import type { Instance } from './instance.ts'
+import { asOrphans, asTaken, endTaken, type OrphanRow, taking, toOrphan } from './orphans.ts'
+import { claimed, prepared, type Taken } from './rows.ts'
+
+/** The owner of runs that wait for people. No sweep looks for them: they have nothing that could be lost. */
+export const parked = 'parked'
+
+// The epoch is raised as if somebody had taken it, so that whatever its owner still writes is refused.
+const park = prepared(
+  'run-park',
+  `WITH run AS (
+     UPDATE runs SET claim_owner = '${parked}', claim_epoch = claim_epoch + 1, parked_at = clock_timestamp()
+     WHERE ${claimed} RETURNING id, session_id, claim_epoch
+   ), session AS (
+     UPDATE sessions s SET claim_owner = '${parked}', claim_epoch = run.claim_epoch
+     FROM run WHERE s.tenant_id = :tenant AND s.id = run.session_id AND s.claim_run = run.id
+   )
+   SELECT 1 FROM run`,
+)
+const isParked = `id = :run AND claim_owner = '${parked}'`
+// Only for a process that is not dead: nobody would sweep it again.
+const count = prepared(
+  'run-count-wait',
+  `UPDATE runs SET waited_ms = coalesce(waited_ms, 0) + round(extract(epoch FROM clock_timestamp() - parked_at) * 1000)::bigint,
+     parked_at = NULL
+   WHERE tenant_id = :tenant AND ${isParked} AND status = 'running' AND EXISTS (SELECT 1 FROM instances WHERE id = :self AND NOT dead)
+   RETURNING 1`,
+)
+const resume = prepared('run-resume', `WITH ${taking(isParked)} ${asOrphans}`)
+const takeParked = prepared('run-take-parked', `WITH ${taking(isParked)} ${asTaken}`)
+
+interface ParkingDeps {
+  readonly db: Database
+  readonly instance: Instance
+  readonly charges: Charges
+  readonly onWanted: OnWanted
+}
+
+/** Runs that nobody executes, because people have to decide about them first. */
+export const createParking = ({ db, instance, charges, onWanted }: ParkingDeps) =>
+  ({
+    park: ({ tenantId, runId, epoch }, then) =>
+      db.tenant(tenantId, async (tx) => {
+        const rows = await tx.query(park({ tenant: tenantId, run: runId, epoch }))
+        if (rows.length > 0) await then(tx)
+        return rows.length > 0
+      }),
+    resume: (tenantId, runId) =>
+      db.tenant(tenantId, async (tx) => {
+        const values = { tenant: tenantId, run: runId, self: instance.id }
+        if ((await tx.query(count(values))).length === 0) return undefined
+        const [row] = await tx.query<OrphanRow>(resume(values))
+        return row && toOrphan(tenantId, row, parked)
+      }),
+    async endParked(tenantId, runId, status, reason) {
+      const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
+        const rows = await tx.query<Taken>(takeParked({ tenant: tenantId, run: runId, self: instance.id }))
+        return { taken: rows.length > 0, wanted: await endTaken(tx, rows, status, reason, charges) }
+      })
+      for (const sessionId of wanted) onWanted(tenantId, sessionId)
+      return taken
+    },
+  }) satisfies Partial<RunStore>

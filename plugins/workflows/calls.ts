@@ -1,0 +1,246 @@
+import { Agent, request } from 'undici'
+import { isAppError } from '#kernel'
+import { newSessionId } from '#contracts/ids'
+import type { McpServers } from '#contracts/mcp-servers'
+import type { Profile } from '#contracts/profiles'
+import type { Fleet } from '#contracts/runner'
+import type { Secrets } from '#contracts/secrets'
+import { callIdMeta } from '#contracts/tools'
+import {
+  guardedLookup,
+  isNetworkAddress,
+  isPublicAddress,
+  outboundUrl,
+  permittedAddresses,
+  systemResolve,
+} from '#kit/outbound'
+import { isOwnHost, type OwnHost } from '#kit/own-hosts'
+import type { McpSession } from '#kit/mcp'
+import { createModelConnections } from '#kit/models'
+import { type Failure, mostOutput, tooLarge } from './outcome.ts'
+
+/** What came of a call. */
+export type CallResult = { readonly output: unknown } | { readonly error: Failure }
+
+/** What every call carries. */
+export interface CallContext {
+  readonly tenantId: string
+  /** The same whenever the call is made again because nobody knows how it ended. */
+  readonly key: string
+  readonly attempt: number
+  readonly signal: AbortSignal
+}
+
+export interface HttpCall {
+  readonly url: string
+  readonly method: string
+  readonly headers: Readonly<Record<string, string>>
+  readonly body: unknown
+  readonly expect: readonly number[] | undefined
+}
+
+export interface CallsOptions {
+  readonly fleet: Fleet
+  readonly mcp: McpServers | undefined
+  readonly secrets: Secrets | undefined
+  /** Hosts of the operator's own, that may be private. */
+  readonly allowHosts: readonly OwnHost[]
+}
+
+/** The calls that nodes make from here: to addresses of the internet, to tools of runners and of MCP servers. */
+export class Calls {
+  readonly #options: CallsOptions
+  readonly #agents = { public: agentFor(isPublicAddress), own: agentFor(isNetworkAddress) }
+  readonly #mcp = {
+    public: createModelConnections({ permits: permittedAddresses.public }),
+    network: createModelConnections({ permits: permittedAddresses.network }),
+    any: createModelConnections(),
+  }
+
+  constructor(options: CallsOptions) {
+    this.#options = options
+  }
+
+  /** One request. Redirects are not followed: what may be asked is judged once. */
+  async http(call: HttpCall, { tenantId, key, attempt, signal }: CallContext): Promise<CallResult> {
+    const own = URL.canParse(call.url) && isOwnHost(this.#options.allowHosts, tenantId, new URL(call.url))
+    const policy = own
+      ? { permits: isNetworkAddress, schemes: ['https', 'http'] }
+      : { permits: isPublicAddress, schemes: ['https'] }
+    const url = outboundUrl(call.url, policy)
+    if (typeof url === 'string') {
+      return final('forbidden_address', `The address may not be asked (${url}): it has to be a public one of https.`)
+    }
+    const given = Object.fromEntries(Object.entries(call.headers).map(([name, value]) => [name.toLowerCase(), value]))
+    const named = Object.values(given).some((value) => value.includes('secret://'))
+    const headers = named ? ((await this.#options.secrets?.headers(tenantId, given, 'workflows')) ?? given) : given
+    const text = call.body === undefined || typeof call.body === 'string' ? call.body : JSON.stringify(call.body)
+    const type = text === undefined || typeof call.body === 'string' ? {} : { 'content-type': 'application/json' }
+    let sent = false
+    try {
+      sent = true
+      const answer = await request(url, {
+        dispatcher: own ? this.#agents.own : this.#agents.public,
+        method: call.method as 'GET',
+        headers: { ...type, ...headers, 'idempotency-key': key, 'workflow-attempt': String(attempt) },
+        ...(text === undefined ? {} : { body: text as string }),
+        signal,
+      })
+      const bytes = await readUpTo(answer.body, mostOutput)
+      if (!bytes) return { error: tooLarge }
+      const status = answer.statusCode
+      const body = bodyOf(bytes, String(answer.headers['content-type'] ?? ''))
+      if (call.expect ? call.expect.includes(status) : status < 400) return { output: { status, body } }
+      const retryable = status >= 500 || status === 429 || status === 408
+      return {
+        error: {
+          code: 'http_status',
+          message: `The address answered ${status}.`,
+          status,
+          body: short(body),
+          retryable,
+        },
+      }
+    } catch (cause) {
+      if (signal.aborted) throw cause
+      const why = (cause as { code?: unknown }).code
+      return {
+        error: {
+          code: 'unreachable',
+          message: `The address could not be asked${typeof why === 'string' ? ` (${why})` : ''}.`,
+          unknown: sent,
+        },
+      }
+    }
+  }
+
+  /** A tool of the platform, in a session of its own on some runner, or of an MCP server: `<server>/<tool>`. */
+  async tool(name: string, input: Readonly<Record<string, unknown>>, context: CallContext): Promise<CallResult> {
+    const at = name.indexOf('/')
+    return at < 0
+      ? this.#platform(name, input, context)
+      : this.#server(name.slice(0, at), name.slice(at + 1), input, context)
+  }
+
+  async #platform(name: string, input: unknown, { tenantId, key, signal }: CallContext): Promise<CallResult> {
+    const link = this.#options.fleet.place({ runtime: 'general' })
+    const sessionId = newSessionId(link.hash)
+    await link.hydrate(tenantId, sessionId, profileWith(name))
+    try {
+      const { ok, content } = await link.invokeTool(tenantId, sessionId, { name, input, callId: key }, signal)
+      return ok ? { output: valueOf(content) } : { error: { code: 'tool_failed', message: content.slice(0, 10_000) } }
+    } catch (cause) {
+      if (signal.aborted || !isAppError(cause)) throw cause
+      if (cause.code === 'tool_not_allowed') return final('unknown_tool', `No runner has a tool '${name}'.`)
+      return { error: { code: cause.code, message: cause.sentence ?? cause.code, unknown: cause.status >= 500 } }
+    } finally {
+      void link.deleteSession(tenantId, sessionId).catch(() => {})
+    }
+  }
+
+  async #server(
+    server: string,
+    tool: string,
+    input: Record<string, unknown>,
+    context: CallContext,
+  ): Promise<CallResult> {
+    const { servers, unavailable } = (await this.#options.mcp?.resolve(context.tenantId, [server])) ?? noServers
+    const [found] = servers
+    if (!found) return final('unknown_tool', unavailable[0]?.message ?? `There is no MCP server '${server}'.`)
+    if (found.tools && !found.tools.some(({ name }) => name === tool)) {
+      return final('unknown_tool', `The tool '${tool}' of '${server}' was not accepted.`)
+    }
+    const mcp = await import('#kit/mcp')
+    const { fetch } = this.#mcp[found.addresses ?? 'any']
+    const { url, transport, headers } = found
+    let session: McpSession | undefined
+    try {
+      session = await mcp.openMcp(fetch, { url, transport, headers, maxAnswerBytes: mostOutput }, context.signal)
+      const meta = { [callIdMeta]: context.key, attempt: context.attempt }
+      const answer = await session.call({ name: tool, input, meta, signal: context.signal })
+      const content = (answer.content as readonly { type: string; text?: string }[] | undefined) ?? []
+      const text = content.map((part) => (part.type === 'text' ? part.text : '')).join('\n')
+      if (answer.isError) return { error: { code: 'tool_failed', message: text.slice(0, 10_000) } }
+      return { output: answer.structuredContent ?? valueOf(text) }
+    } catch (cause) {
+      if (context.signal.aborted) throw cause
+      const unknown = session !== undefined && mcp.failureOf(cause, true) !== 'unreached'
+      return {
+        error: {
+          code: 'tool_failed',
+          message: `The call of '${server}/${tool}' failed. ${mcp.whyUnavailable(cause)}`,
+          unknown,
+        },
+      }
+    } finally {
+      void session?.close().catch(() => {})
+    }
+  }
+
+  async close(): Promise<void> {
+    const { public: open, own } = this.#agents
+    await Promise.all([open.destroy(), own.destroy(), ...Object.values(this.#mcp).map((one) => one.close())])
+  }
+}
+
+const noServers = { servers: [], unavailable: [] } as const
+const final = (code: string, message: string): CallResult => ({ error: { code, message, retryable: false } })
+
+const agentFor = (permits: (address: string) => boolean): Agent =>
+  new Agent({
+    connect: { lookup: guardedLookup(systemResolve, permits), timeout: 10_000 },
+    // A node has a timeout of its own.
+    headersTimeout: 0,
+    bodyTimeout: 0,
+    maxHeaderSize: 16 * 1024,
+    // Nothing of one tenant's connection is left for another's.
+    pipelining: 0,
+  })
+
+/** What a session needs to call one tool. */
+const profileWith = (tool: string): Profile => {
+  const now = new Date().toISOString()
+  return {
+    name: 'workflow',
+    id: 'workflow',
+    runtime: 'general',
+    model: 'builtin/demo',
+    instructions: '',
+    tools: [tool],
+    skills: [],
+    mcpServers: [],
+    workerMode: 'static',
+    limits: {},
+    metadata: {},
+    createdAt: now,
+    updatedAt: now,
+  }
+}
+
+async function readUpTo(body: AsyncIterable<Buffer>, most: number): Promise<Buffer | undefined> {
+  const chunks: Buffer[] = []
+  let bytes = 0
+  for await (const chunk of body) {
+    bytes += chunk.length
+    if (bytes > most) return undefined
+    chunks.push(chunk)
+  }
+  return Buffer.concat(chunks)
+}
+
+/** JSON as what it is, anything else as text. */
+function bodyOf(bytes: Buffer, type: string): unknown {
+  const text = bytes.toString('utf8')
+  return /\bjson\b/i.test(type) ? valueOf(text) : text
+}
+function valueOf(text: string): unknown {
+  try {
+    return JSON.parse(text) as unknown
+  } catch {
+    return text
+  }
+}
+const short = (body: unknown): unknown => {
+  const text = typeof body === 'string' ? body : JSON.stringify(body)
+  return text.length <= 2_000 ? body : text.slice(0, 2_000)
+}

@@ -1,0 +1,148 @@
+import type { TenantTx } from '#contracts/database'
+import type { WorkflowNode } from './node.schema.ts'
+import { leaseMs, nodeColumns, type NodeRow, type NodeTable, ready, running } from './nodes.store.ts'
+import { starts } from './notices.ts'
+import { type Claimed, overBudget } from './outcome.ts'
+import type { RunRow } from './run-row.ts'
+
+/** How often it is seen whether others have left something of what the run may cost. */
+const waitsForBudgetMs = 2_000
+
+type Refused =
+  | { readonly kind: 'later'; readonly inMs: number }
+  | { readonly kind: 'over'; readonly status: 'error'; readonly error: typeof overBudget }
+
+/** Who takes on which ready nodes of a run, in the transaction that holds it. */
+export class Claims {
+  readonly #tx: TenantTx
+  readonly #of: readonly [tenantId: string, runId: string]
+  readonly #nodes: NodeTable
+  readonly #run: RunRow
+  constructor(tx: TenantTx, run: RunRow, nodes: NodeTable) {
+    this.#tx = tx
+    this.#run = run
+    this.#of = [tx.tenantId, run.id]
+    this.#nodes = nodes
+  }
+
+  /** Claims ready nodes, the most urgent first, for so long as a lease is. `freed`: keys of concurrency that this transaction has freed. */
+  async take(owner: string, most: number, freed: Iterable<string>): Promise<NodeRow[]> {
+    const free = this.#run.keyed ? await this.#keyed(most, freed) : []
+    const rows = await this.#tx.query<NodeRow>({
+      name: 'workflow-claim',
+      text: `UPDATE workflow_nodes n SET status = ${running}, attempt = n.attempt + 1, lease_owner = $4, due_at = NULL, waits_for = NULL,
+               effect = CASE WHEN n.effect > 0 THEN n.effect ELSE n.attempt + 1 END,
+               lease_until = clock_timestamp() + interval '${leaseMs} milliseconds', started_at = coalesce(n.started_at, clock_timestamp())
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY (ARRAY(
+               SELECT id FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND status = ${ready}
+                 AND (due_at IS NULL OR due_at <= clock_timestamp()) AND (concurrency_key IS NULL OR id = ANY ($5))
+               ORDER BY priority DESC, position, part LIMIT $3))
+             RETURNING ${nodeColumns}`,
+      values: [...this.#of, most, owner, free],
+    })
+    await this.#nodes.loadSpecs(rows)
+    return rows
+  }
+
+  /**
+   * What is due, and what is under a lease, of which so many milliseconds are left: none of those of `owner`, except for `underWay`,
+   * where that is not under way at all, because it never heard that its claim was stored.
+   */
+  async due(owner: string, underWay: readonly string[]): Promise<(NodeRow & { lease_ms: number | null })[]> {
+    const rows = await this.#tx.query<NodeRow & { lease_ms: number | null }>({
+      name: 'workflow-due',
+      text: `SELECT ${nodeColumns}, CASE WHEN n.lease_owner = $3 THEN 0
+               ELSE (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::float8 END AS lease_ms
+             FROM workflow_nodes n
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status = ${running}
+               AND (n.lease_until IS NOT NULL AND NOT (n.lease_owner = $3 AND n.id = ANY ($4))
+                 OR n.lease_until IS NULL AND n.due_at <= clock_timestamp())`,
+      values: [...this.#of, owner, underWay],
+    })
+    await this.#nodes.loadSpecs(rows)
+    return rows
+  }
+
+  /**
+   * What each of these nodes may cost, so that all of a run together never cost more than it may: an equal part of what is left, of which
+   * one part stays while other nodes are still to come. Where nothing is left, those that cost something wait for what others give
+   * back, or fail.
+   */
+  async budget(rows: readonly NodeRow[]): Promise<{ readonly cents?: number; readonly refused?: Refused }> {
+    const { settings, unfinished } = this.#run
+    const { maxCostCents } = settings
+    const ids = rows.filter(({ type }) => starts(type)).map(({ id }) => id)
+    if (maxCostCents === undefined || ids.length === 0) return {}
+    const parts = ids.length + (unfinished > ids.length ? 1 : 0)
+    const { share, others } = await this.#nodes.reserve(ids, { maxCents: maxCostCents, parts })
+    if (share > 0) return { cents: share }
+    return {
+      refused:
+        others > 0 ? { kind: 'later', inMs: waitsForBudgetMs } : { kind: 'over', status: 'error', error: overBudget },
+    }
+  }
+
+  /** Runs in which somebody waits for a key that was freed. */
+  async waiting(key: string): Promise<string[]> {
+    await this.#lock(key)
+    const rows = await this.#tx.query<{ run_id: string }>({
+      text: `SELECT DISTINCT run_id FROM workflow_nodes WHERE tenant_id = $1 AND concurrency_key = $2 AND status = ${ready} LIMIT 20`,
+      values: [this.#of[0], key],
+    })
+    return rows.map(({ run_id }) => run_id)
+  }
+
+  /**
+   * Those ready nodes with a key of concurrency for which there is room. Everybody who asks for or frees a key holds its lock, and
+   * takes all of its locks in one order.
+   */
+  async #keyed(most: number, freed: Iterable<string>): Promise<string[]> {
+    const keyed = await this.#tx.query<{ id: string; key: string }>({
+      name: 'workflow-keyed',
+      text: `SELECT id, concurrency_key AS key FROM workflow_nodes
+             WHERE tenant_id = $1 AND run_id = $2 AND status = ${ready} AND concurrency_key IS NOT NULL
+               AND (due_at IS NULL OR due_at <= clock_timestamp())
+             ORDER BY priority DESC, position, part LIMIT $3`,
+      values: [...this.#of, most],
+    })
+    if (keyed.length === 0) return []
+    const rows = await this.#nodes.load(keyed.map(({ id }) => id))
+    const free: string[] = []
+    const byKey = Map.groupBy(keyed, (one) => one.key)
+    for (const key of [...new Set([...byKey.keys(), ...freed])].toSorted()) {
+      const used = await this.#lock(key)
+      for (const [i, { id }] of (byKey.get(key) ?? []).entries()) {
+        if (used + i < (this.#nodes.spec(rows.get(id)!).concurrencyLimit ?? 1)) free.push(id)
+      }
+    }
+    return free
+  }
+  async #lock(key: string): Promise<number> {
+    const [tenantId] = this.#of
+    await this.#tx.query({
+      text: `SELECT pg_advisory_xact_lock(hashtextextended($1, 17))`,
+      values: [`${tenantId}\n${key}`],
+    })
+    const [row] = await this.#tx.query<{ used: number }>({
+      text: `SELECT count(*)::int AS used FROM workflow_nodes WHERE tenant_id = $1 AND concurrency_key = $2 AND status = ${running}`,
+      values: [tenantId, key],
+    })
+    return row!.used
+  }
+}
+
+/** A node as whoever makes the attempt sees it. */
+export const claimedOf = (
+  { id, attempt, effect, part, item, started_ms }: NodeRow,
+  spec: WorkflowNode,
+  budgetCents: number | undefined,
+): Claimed => ({
+  id,
+  attempt,
+  effect,
+  spec,
+  part: part ?? undefined,
+  item: item ?? undefined,
+  startedMs: started_ms ?? Date.now(),
+  budgetCents,
+})

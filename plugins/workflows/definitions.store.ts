@@ -1,0 +1,146 @@
+import { notFound } from '#kernel'
+import type { Database } from '#contracts/database'
+import { isId, newId } from '#contracts/ids'
+import { overLimit } from '#contracts/limits'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
+import type { Definition, DefinitionInfo, DefinitionPreview } from './schema.ts'
+
+interface Row {
+  id: string
+  name: string
+  version: number
+  document: string
+  created_at: string
+  updated_at: string
+}
+const columns = 'd.id, d.name, d.version, v.document, d.created_at, d.updated_at'
+const whole =
+  'workflow_definitions d JOIN workflow_versions v ON v.tenant_id = d.tenant_id AND v.definition_id = d.id AND v.version = d.version'
+
+const toInfo = ({ id, version, document, created_at, updated_at }: Row): DefinitionInfo => ({
+  id,
+  version,
+  ...(JSON.parse(document) as Definition & { nodes: unknown[] }),
+  createdAt: created_at,
+  updatedAt: updated_at,
+})
+
+export const unknownDefinition = () => notFound({ message: 'There is no workflow definition of this id.' })
+
+/** The definition as it is now. */
+export async function findDefinition(
+  database: Database,
+  tenantId: string,
+  id: string,
+): Promise<{ id: string; version: number; definition: Definition; info: DefinitionInfo } | undefined> {
+  if (!isId('wfdef', id)) return undefined
+  const [[row]] = await database.batch<[Row[]]>(tenantId, [
+    {
+      name: 'workflow-definition',
+      text: `SELECT ${columns} FROM ${whole} WHERE d.tenant_id = $1 AND d.id = $2`,
+      values: [tenantId, id],
+    },
+  ])
+  if (!row) return undefined
+  return { id, version: row.version, definition: JSON.parse(row.document) as Definition, info: toInfo(row) }
+}
+
+/** Which of some ids nothing has. */
+export async function unknownDefinitions(
+  database: Database,
+  tenantId: string,
+  ids: readonly string[],
+): Promise<string[]> {
+  const [rows] = await database.batch<[{ id: string }[]]>(tenantId, [
+    { text: 'SELECT id FROM workflow_definitions WHERE tenant_id = $1 AND id = ANY ($2)', values: [tenantId, ids] },
+  ])
+  const known = new Set(rows.map(({ id }) => id))
+  return ids.filter((id) => !known.has(id))
+}
+
+/** By name. */
+export function listDefinitions(database: Database, tenantId: string, page: Page): Promise<Listing<DefinitionPreview>> {
+  const list: ListSql = {
+    columns: `d.id, d.name, d.version, d.created_at, d.updated_at`,
+    from: 'workflow_definitions d',
+    where: 'd.tenant_id = $1',
+    values: [tenantId],
+    order: { 'd.name': 'text', 'd.id': 'text' },
+    atOnce: 200,
+  }
+  return readList({ database, tenantId }, list, page, ({ id, name, version, created_at, updated_at }: Row) => ({
+    id,
+    name,
+    version,
+    createdAt: created_at,
+    updatedAt: updated_at,
+  }))
+}
+
+/** Adds a definition; 409 `limit_exceeded` when there are as many as may be. */
+export async function insertDefinition(
+  database: Database,
+  tenantId: string,
+  definition: Definition,
+  { createdBy, most }: { readonly createdBy: string; readonly most: number },
+): Promise<DefinitionInfo> {
+  const id = newId('wfdef')
+  return database.tenant(tenantId, async (tx) => {
+    await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 59))', values: [tenantId] })
+    const [row] = await tx.query<Row>({
+      text: `INSERT INTO workflow_definitions (tenant_id, id, name, version) SELECT $1, $2, $3, 1
+             WHERE (SELECT count(*) FROM workflow_definitions WHERE tenant_id = $1) < $4 RETURNING created_at, updated_at`,
+      values: [tenantId, id, definition.name, most],
+    })
+    if (!row) throw overLimit('workflowDefinitions', most)
+    const document = JSON.stringify(definition)
+    await tx.query({
+      text: 'INSERT INTO workflow_versions (tenant_id, definition_id, version, document, created_by) VALUES ($1, $2, 1, $3, $4)',
+      values: [tenantId, id, document, createdBy],
+    })
+    return toInfo({ ...row, id, name: definition.name, version: 1, document })
+  })
+}
+
+/** Stores the next version, and forgets those that are a hundred versions old: runs keep their own copy. */
+export async function replaceDefinition(
+  database: Database,
+  tenantId: string,
+  id: string,
+  definition: Definition,
+  createdBy: string,
+): Promise<DefinitionInfo> {
+  return database.tenant(tenantId, async (tx) => {
+    const [row] = await tx.query<Row>({
+      text: `UPDATE workflow_definitions SET name = $3, version = version + 1, updated_at = now()
+             WHERE tenant_id = $1 AND id = $2 RETURNING version, created_at, updated_at`,
+      values: [tenantId, id, definition.name],
+    })
+    if (!row) throw unknownDefinition()
+    const document = JSON.stringify(definition)
+    await tx.query({
+      text: 'INSERT INTO workflow_versions (tenant_id, definition_id, version, document, created_by) VALUES ($1, $2, $3, $4, $5)',
+      values: [tenantId, id, row.version, document, createdBy],
+    })
+    await tx.query({
+      text: 'DELETE FROM workflow_versions WHERE tenant_id = $1 AND definition_id = $2 AND version <= $3',
+      values: [tenantId, id, row.version - 100],
+    })
+    return toInfo({ ...row, id, name: definition.name, document })
+  })
+}
+
+export async function deleteDefinition(database: Database, tenantId: string, id: string): Promise<void> {
+  const [rows] = await database.batch<[object[]]>(tenantId, [
+    { text: 'DELETE FROM workflow_definitions WHERE tenant_id = $1 AND id = $2 RETURNING 1', values: [tenantId, id] },
+  ])
+  if (rows.length === 0) throw unknownDefinition()
+}
+
+export async function countDefinitions(database: Database, tenantId: string): Promise<number> {
+  const [[row]] = await database.batch<[{ count: number }[]]>(tenantId, [
+    { text: 'SELECT count(*)::int AS count FROM workflow_definitions WHERE tenant_id = $1', values: [tenantId] },
+  ])
+  return row!.count
+}

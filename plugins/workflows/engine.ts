@@ -1,0 +1,291 @@
+import { randomUUID } from 'node:crypto'
+import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database, TenantTx } from '#contracts/database'
+import type { Wake, WakeUps } from '#contracts/jobs'
+import type { Kv } from '#contracts/kv'
+import { retry } from '#kit'
+import type { OutputSchemas } from '#kit/schemas'
+import type { Attempt, Execution } from './execution.ts'
+import type { WorkflowMetrics } from './metrics.ts'
+import { leaseMs } from './nodes.store.ts'
+import type { Outcome } from './outcome.ts'
+import { Transition } from './transition.ts'
+
+/** Attempts at nodes of one run that this process makes at once, and of all runs. */
+const abreast = 100
+const abreastOfAll = 2_000
+/** A wake-up waits so long for the run to rest; longer calls go on by themselves, under their leases. */
+const patienceMs = 1_500
+/** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
+const soonMs = 60_000
+/** How long stopping waits for calls under way. */
+const stopMs = 10_000
+
+export interface EngineDeps {
+  readonly database: Database
+  readonly wakeUps: WakeUps
+  readonly execution: Execution
+  readonly kv: Kv
+  /** Of outputs of workflows. */
+  readonly schemas: OutputSchemas
+  readonly metrics: WorkflowMetrics
+  readonly log: FastifyBaseLogger
+  readonly stopping: AbortSignal
+}
+
+/** What readers of a run's events subscribe to. */
+export const runChannel = (tenantId: string, runId: string): string => `workflow:${tenantId}:${runId}`
+
+/** A run that this process carries on just now. */
+interface Driver {
+  readonly tenantId: string
+  readonly runId: string
+  /** Attempts under way here, by node. */
+  readonly underWay: Map<string, AbortController>
+  /** Outcomes that are not stored yet. */
+  outcomes: Outcome[]
+  /** Somebody asked to look again. */
+  again: boolean
+  wake: () => void
+  done: Promise<void>
+}
+
+interface Step {
+  readonly outcomes: readonly Outcome[]
+  /** Attempts that are under way here, or whose outcomes are stored next. */
+  readonly mine: readonly string[]
+  readonly most: number
+  /** Somebody was woken for it: something may be due, or left by another process. */
+  readonly look: boolean
+}
+
+/**
+ * Carries runs on: claims ready nodes, makes the attempts, stores what came of them. It knows nothing that is not in the tables, and
+ * any number of processes do so at once; wake-ups tell them which runs to look at.
+ */
+export class Engine {
+  readonly #deps: EngineDeps
+  /** Names this process in leases. */
+  readonly #owner = randomUUID()
+  readonly #drivers = new Map<string, Driver>()
+  readonly #timers = new Set<NodeJS.Timeout>()
+  #attempts = 0
+  #renewing: NodeJS.Timeout | undefined
+  constructor(deps: EngineDeps) {
+    this.#deps = deps
+  }
+
+  start(): void {
+    this.#renewing = setInterval(() => void this.#renew(), leaseMs / 3).unref()
+  }
+  /** Begins nothing new, and lets calls under way end for a while. What then still runs, others take over when its lease is over. */
+  async stop(): Promise<void> {
+    clearInterval(this.#renewing)
+    for (const timer of this.#timers) clearTimeout(timer)
+    for (const driver of this.#drivers.values()) driver.wake()
+    const late = setTimeout(() => {
+      for (const { underWay } of this.#drivers.values()) for (const one of underWay.values()) one.abort()
+    }, stopMs)
+    await Promise.all([...this.#drivers.values()].map(({ done }) => done))
+    clearTimeout(late)
+  }
+
+  /** Looks at a run, and carries it on as long as there is something to do here. Resolves when it rests, or after a moment. */
+  async drive(tenantId: string, runId: string): Promise<void> {
+    const key = `${tenantId}\n${runId}`
+    let driver = this.#drivers.get(key)
+    if (driver) {
+      driver.again = true
+      driver.wake()
+    } else {
+      driver = {
+        tenantId,
+        runId,
+        underWay: new Map(),
+        outcomes: [],
+        again: true,
+        wake: () => {},
+        done: Promise.resolve(),
+      }
+      this.#drivers.set(key, driver)
+      const mine = driver
+      driver.done = this.#carryOn(driver).finally(() => this.#drop(mine))
+      // Whoever waits for it hears of a failure; it is no crash when nobody does.
+      driver.done.catch(() => {})
+    }
+    const rest = new AbortController()
+    const rests = await Promise.race([
+      driver.done.then(() => true),
+      sleep(patienceMs, false, { signal: rest.signal, ref: false }).catch(() => true),
+    ])
+    rest.abort()
+    // The wake-up is over then: should this process die, another one comes when the leases are over.
+    if (!rests) await this.#guard(tenantId, runId, leaseMs)
+  }
+
+  /**
+   * One transition of a run, by whatever `change` does to it: from here or from a request. Undefined: there is no such run. Wake-ups
+   * and events come to be with it.
+   */
+  async transit<T>(
+    tenantId: string,
+    runId: string,
+    change: (transition: Transition, tx: TenantTx) => Promise<T>,
+  ): Promise<T | undefined> {
+    const { database, kv } = this.#deps
+    const made = await database.tenant(tenantId, async (tx) => {
+      const transition = await Transition.of(tx, runId, this.#deps.schemas)
+      if (!transition) return undefined
+      const result = await change(transition, tx)
+      const moved = await transition.finish()
+      await this.#deps.wakeUps.send(transition.notices.wakes, tx)
+      return { result, moved, wakes: transition.notices.wakes, run: transition.run }
+    })
+    if (!made) return undefined
+    if (made.moved) kv.publish([runChannel(tenantId, runId)], '')
+    for (const wake of made.wakes) this.#soon(wake)
+    if (made.moved) this.#deps.metrics.moved(made.run.status)
+    return made.result
+  }
+
+  async #carryOn(driver: Driver): Promise<void> {
+    const { tenantId, runId, underWay } = driver
+    const { stopping } = this.#deps
+    for (;;) {
+      const look = driver.again
+      driver.again = false
+      const outcomes = driver.outcomes
+      driver.outcomes = []
+      const mine = [...underWay.keys()]
+      const woken = new Promise<void>((resolve) => (driver.wake = resolve))
+      const most = stopping.aborted ? 0 : Math.min(abreast - underWay.size, abreastOfAll - this.#attempts)
+      // What came of calls must not be lost while the database is away for a moment.
+      let tries = 0
+      // A step that failed may have been stored all the same, with claims that nobody here knows of.
+      const stepped = await retry(() => this.#step(driver, { outcomes, mine, most, look: look || tries++ > 0 }), {
+        firstMs: 100,
+        longestMs: 5_000,
+        withinMs: outcomes.length > 0 ? 120_000 : 0,
+      })
+      for (const attempt of stepped.attempts) this.#begin(driver, attempt)
+      if (driver.outcomes.length > 0) continue
+      if (underWay.size === 0) {
+        // What there was no room for is done next, by another process if this one stops or has its hands full.
+        if (stepped.more && this.#attempts < abreastOfAll && !stopping.aborted) continue
+        if (stepped.more) await this.#guard(tenantId, runId, 500)
+        if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)
+        // From here to the return nobody else has a turn: a wake-up is heard, or finds no driver.
+        if (!driver.again || stopping.aborted) return this.#drop(driver)
+        continue
+      }
+      if (driver.again) continue
+      await woken
+      // What ends together is stored together.
+      await turn()
+    }
+  }
+
+  #drop(driver: Driver): void {
+    const key = `${driver.tenantId}\n${driver.runId}`
+    if (this.#drivers.get(key) === driver) this.#drivers.delete(key)
+  }
+
+  async #step(
+    { tenantId, runId }: Driver,
+    { outcomes, mine, most, look }: Step,
+  ): Promise<{ attempts: readonly Attempt[]; leasedForMs: number | undefined; more: boolean }> {
+    const stepped = await this.transit(tenantId, runId, async (transition) => {
+      const { run } = transition
+      await transition.apply(outcomes)
+      if (!transition.open) return nothing
+      if (look) await transition.takeDue(this.#owner, mine)
+      // A failure of this very step holds the run up, too.
+      if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
+      const claimed = await transition.claim(this.#owner, most)
+      const attempts = claimed.map((one): Attempt => ({
+        ...one,
+        tenantId,
+        runId,
+        depth: run.depth,
+        rootId: run.rootRun,
+      }))
+      return { attempts, leasedForMs: transition.leasedForMs, more: claimed.length >= most && run.unfinished > 0 }
+    })
+    return stepped ?? nothing
+  }
+
+  #begin(driver: Driver, attempt: Attempt): void {
+    const abort = new AbortController()
+    const { underWay } = driver
+    underWay.set(attempt.id, abort)
+    this.#attempts++
+    const began = performance.now()
+    const end = (outcome: Outcome): void => {
+      driver.outcomes.push(outcome)
+      // Its room is free before anybody sees what came of it.
+      this.#attempts--
+      underWay.delete(attempt.id)
+      driver.wake()
+      this.#deps.metrics.attempted(attempt.spec.type, outcome, performance.now() - began)
+    }
+    this.#deps.execution.make(attempt, abort.signal).then(end, (err: unknown) => {
+      if (!abort.signal.aborted)
+        this.#deps.log.warn({ err, runId: attempt.runId, node: attempt.id }, 'an attempt was lost')
+      // Somebody makes it again; of one that was taken or cancelled meanwhile it says nothing.
+      end({ node: attempt.id, attempt: attempt.attempt, kind: 'lost' })
+    })
+  }
+
+  /** Renews the leases of all that is under way here, and leaves what has been taken or cancelled meanwhile. */
+  async #renew(): Promise<void> {
+    const busy = [...this.#drivers.values()].filter(({ underWay }) => underWay.size > 0)
+    for (const [tenantId, drivers] of Map.groupBy(busy, (driver) => driver.tenantId)) {
+      const before = drivers.map((driver) => ({ driver, nodes: [...driver.underWay] }))
+      try {
+        const renewed = before.flatMap(({ driver: { runId }, nodes }) => nodes.map(([id]) => [runId, id] as const))
+        const [rows] = await this.#deps.database.batch<[{ run_id: string; id: string }[]]>(tenantId, [
+          {
+            name: 'workflow-renew',
+            text: `UPDATE workflow_nodes n SET lease_until = clock_timestamp() + interval '${leaseMs} milliseconds'
+                   FROM unnest($2::text[], $3::text[]) AS r (run_id, id)
+                   WHERE n.tenant_id = $1 AND n.run_id = r.run_id AND n.id = r.id AND n.lease_owner = $4 AND n.status = 2
+                   RETURNING n.run_id, n.id`,
+            values: [tenantId, renewed.map(([runId]) => runId), renewed.map(([, id]) => id), this.#owner],
+          },
+        ])
+        const held = new Set(rows.map(({ run_id, id }) => `${run_id}\n${id}`))
+        for (const { driver, nodes } of before) {
+          for (const [id, abort] of nodes) if (!held.has(`${driver.runId}\n${id}`)) abort.abort()
+        }
+      } catch (err) {
+        this.#deps.log.warn({ err }, 'leases of workflow nodes could not be renewed')
+      }
+    }
+  }
+  /** Leaves what is under way here of a run that was cancelled. */
+  leave(tenantId: string, runId: string): void {
+    const driver = this.#drivers.get(`${tenantId}\n${runId}`)
+    for (const abort of driver?.underWay.values() ?? []) abort.abort()
+  }
+
+  async #guard(tenantId: string, runId: string, afterMs: number): Promise<void> {
+    await this.#deps.wakeUps.send([
+      { tenantId, what: { tenantId, runId }, key: `${runId}/guard`, afterMs: afterMs + 500 },
+    ])
+  }
+  /** Wake-ups for later are looked for every few seconds: those of this process come to the moment. */
+  #soon({ tenantId, what, afterMs }: Wake): void {
+    const { runId } = what
+    if (afterMs === undefined || afterMs > soonMs || runId === undefined || this.#deps.stopping.aborted) return
+    const timer = setTimeout(() => {
+      this.#timers.delete(timer)
+      this.drive(tenantId, runId).catch((err: unknown) =>
+        this.#deps.log.warn({ err }, 'a workflow run could not be carried on'),
+      )
+    }, afterMs + 5)
+    this.#timers.add(timer.unref())
+  }
+}
+
+const nothing = { attempts: [], leasedForMs: undefined, more: false } as const

@@ -1,0 +1,29 @@
+import { type AppError, errorTable } from '#kernel'
+
+/** Something that is wrong with a definition, and where: `nodes/2/dependsOn/0`. */
+export interface Problem {
+  readonly path: string
+  readonly message: string
+}
+
+export const workflowErrors = errorTable('workflows', {
+  invalidWorkflow: {
+    status: 400,
+    about: 'The definition cannot be run; `issues` names every problem, and where it is.',
+  },
+  invalidInput: { status: 400, about: 'The input does not fit the `inputSchema` of the workflow.' },
+  invalidSchedule: { status: 400, about: 'The schedule can never fire as it is written; `issues` says what is wrong.' },
+  notPaused: {
+    status: 409,
+    message: 'Only a paused run can be repaired: it pauses when a node fails.',
+  },
+  runOver: { status: 409, message: 'The workflow run is over.' },
+  nodeOver: { status: 409, about: 'The node has a terminal status already, or none that goes with what was asked.' },
+})
+
+export function invalidWorkflow(problems: readonly Problem[], at = ''): AppError {
+  const issues = problems.map(({ path, message }) => ({ path: at === '' ? path : `${at}/${path}`, message }))
+  const [first] = issues
+  const more = issues.length > 1 ? ` There are ${issues.length - 1} more problems.` : ''
+  return workflowErrors.invalidWorkflow({ message: `${first?.path}: ${first?.message}${more}`, detail: { issues } })
+}

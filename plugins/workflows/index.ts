@@ -1,0 +1,120 @@
+import { definePlugin, maybe, Settings } from '#kernel'
+import { approvalErrors, Approvals } from '#contracts/approvals'
+import { ApiGuard } from '#contracts/auth'
+import { Billing, billingErrors, presentBilling } from '#contracts/billing'
+import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
+import { Jobs } from '#contracts/jobs'
+import { Kv } from '#contracts/kv'
+import { limitErrors, TenantLimits } from '#contracts/limits'
+import { McpServers } from '#contracts/mcp-servers'
+import { Profiles } from '#contracts/profiles'
+import { RunStore } from '#contracts/run-store'
+import { Fleet } from '#contracts/runner'
+import { RunDispatch } from '#contracts/runs'
+import { secretErrors, Secrets } from '#contracts/secrets'
+import { OwnHosts } from '#kit/own-hosts'
+import { createOutputSchemas } from '#kit/schemas'
+import { Calls } from './calls.ts'
+import { definitionChangeRoutes, definitionRoutes } from './definitions.routes.ts'
+import { countDefinitions } from './definitions.store.ts'
+import { Engine } from './engine.ts'
+import { workflowErrors } from './errors.ts'
+import { Execution } from './execution.ts'
+import { createLookups } from './lookups.ts'
+import { createWorkflowMetrics } from './metrics.ts'
+import { repairRoutes, runReadRoutes, runStreamRoute, runWriteRoutes, tellRoutes } from './runs.routes.ts'
+import { WorkflowRunStore } from './runs.store.ts'
+import { scheduleRoutes, scheduleTimeRoutes } from './schedules.routes.ts'
+import { Schedules } from './schedules.ts'
+import { WorkflowService } from './service.ts'
+import { sweep } from './sweep.ts'
+import { RunViews } from './views.store.ts'
+
+/**
+ * Workflows: graphs of agents, tools, conditions, waits and approvals, whose state is in tables of their own; schedules of them; and
+ * approvals. Specification 2.9, 3.4, 4.11 and 6.
+ */
+export default definePlugin({
+  name: 'workflows',
+  config: Settings({
+    allowHosts: OwnHosts(
+      'Hosts of your own that nodes of type `http` may ask although they are private or speak plain http, for the tenants that they ' +
+        'name: `api.internal:8080=acme|globex, .corp.example:443=*`.',
+    ),
+  }),
+  errors: [workflowErrors, approvalErrors, billingErrors, databaseErrors, limitErrors, secretErrors],
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    jobs: Jobs,
+    kv: Kv,
+    approvals: Approvals,
+    dispatch: RunDispatch,
+    runs: RunStore,
+    profiles: Profiles,
+    fleet: Fleet,
+    billing: maybe(Billing),
+    limits: maybe(TenantLimits),
+    mcp: maybe(McpServers),
+    secrets: maybe(Secrets),
+  },
+  async setup({ config, deps, log, metrics, stopping, routes, onStart, onStop }) {
+    const { guard, jobs, kv, dispatch, runs, profiles, fleet, limits, mcp, secrets } = deps
+    const database = presentDatabase(deps.database) ?? deps.database
+    const wakeUps = jobs.wakeUps('workflows', async (what) => {
+      if (what['scheduleId'] !== undefined) await schedules.fire(what['tenantId']!, what['scheduleId'])
+      else await service.wake(what)
+    })
+    const schemas = createOutputSchemas()
+    const counted = createWorkflowMetrics(metrics)
+    const lookups = createLookups({ database, profiles, fleet, mcp, schemas })
+    const store = new WorkflowRunStore({ database, wakeUps, limits, billing: presentBilling(deps.billing), schemas })
+    const views = new RunViews(database)
+    const calls = new Calls({ fleet, mcp, secrets, allowHosts: config.allowHosts })
+    const execution = new Execution({ store, dispatch, calls, limits })
+    const engine = new Engine({ schemas, database, wakeUps, execution, kv, metrics: counted, log, stopping })
+    const service = new WorkflowService({ database, store, engine, wakeUps, dispatch, runs, lookups })
+    const schedules = new Schedules({ database, store, wakeUps, limits, metrics: counted, lookups })
+    deps.approvals.onNodes((...decision) => service.resolve(...decision))
+    onStop(async () => {
+      await engine.stop()
+      await calls.close()
+    })
+    if (!database.absent) {
+      jobs.every('workflows-sweep', '*/5 * * * *', (signal) => sweep(database, wakeUps, signal))
+      limits?.uses('workflowDefinitions', (tenantId) => countDefinitions(database, tenantId))
+      limits?.uses('workflowRuns', (tenantId) => store.countOpen(tenantId))
+      limits?.uses('workflowSchedules', (tenantId) => schedules.count(tenantId))
+      const listening: (() => Promise<void>)[] = []
+      onStop(async () => {
+        for (const stop of listening) await stop()
+      })
+      onStart(async () => {
+        engine.start()
+        // The run of an agent has ended, wherever that was.
+        listening.push(
+          await database.listen('workflows', (told) => {
+            const [tenantId = '', agent = ''] = told.split(' ')
+            wakeUps
+              .send([{ tenantId, what: { tenantId, agent }, key: agent }])
+              .catch((err: unknown) => log.warn({ err }, 'a workflow was not woken for the end of a run'))
+          }),
+        )
+      })
+    }
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      needsDatabase(app, deps.database)
+      definitionRoutes(app, guard, { database, service, limits })
+      definitionChangeRoutes(app, guard, { database, service, limits })
+      runReadRoutes(app, guard, views)
+      runStreamRoute(app, guard, { views, store, kv })
+      runWriteRoutes(app, guard, service)
+      repairRoutes(app, guard, service, views)
+      tellRoutes(app, guard, service, views)
+      scheduleRoutes(app, guard, schedules)
+      scheduleTimeRoutes(app, guard, schedules)
+    })
+    return {}
+  },
+})

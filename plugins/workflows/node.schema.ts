@@ -1,0 +1,179 @@
+import { type Static, type TSchema, Type } from '@sinclair/typebox'
+
+export const nodeTypes = ['agent', 'tool', 'condition', 'map', 'loop', 'wait', 'approval', 'workflow', 'http'] as const
+export type NodeType = (typeof nodeTypes)[number]
+
+export const idPattern = '^[A-Za-z0-9_-]{1,64}$'
+export const json = (description: string) => Type.Unknown({ description })
+const template = (description: string, maxLength = 100_000) =>
+  Type.String({ minLength: 1, maxLength, description: `${description} A template.` })
+const seconds = (description: string, maximum: number) => Type.Number({ minimum: 0, maximum, description })
+export const schemaOf = (description: string) => Type.Record(Type.String(), Type.Unknown(), { description })
+export const strict = { additionalProperties: false } as const
+
+/** The longest that a node may wait or work. */
+const mostSeconds = 365 * 86_400
+
+const common = {
+  id: Type.String({ pattern: idPattern, description: 'Unique in its workflow.' }),
+  name: Type.Optional(Type.String({ maxLength: 200, description: 'For people.' })),
+  dependsOn: Type.Optional(
+    Type.Array(Type.String({ pattern: idPattern }), {
+      maxItems: 10_000,
+      uniqueItems: true,
+      description: 'Nodes that come before it. It is skipped when all of them were.',
+    }),
+  ),
+  retry: Type.Optional(
+    Type.Object(
+      {
+        max: Type.Integer({ minimum: 0, maximum: 100, description: 'Attempts after the first one.' }),
+        delaySeconds: Type.Optional(seconds('Before the first of them; 1 unless given.', 86_400)),
+        factor: Type.Optional(
+          Type.Number({ minimum: 1, maximum: 10, description: 'By which each further delay grows; 2 unless given.' }),
+        ),
+        maxDelaySeconds: Type.Optional(seconds('The longest delay; 300 unless given.', 86_400)),
+      },
+      strict,
+    ),
+  ),
+  timeoutSeconds: Type.Optional(
+    Type.Number({
+      exclusiveMinimum: 0,
+      maximum: mostSeconds,
+      description: 'How long one attempt may take. Of `tool` and `http` 60 unless given, and at most an hour.',
+    }),
+  ),
+  continueOnError: Type.Optional(
+    Type.Boolean({ description: 'When it fails, those behind it go on and see `nodes.<id>.error`.' }),
+  ),
+  concurrencyKey: Type.Optional(
+    Type.String({
+      minLength: 1,
+      maxLength: 200,
+      description: "Of all nodes of the tenant's runs with this key, `concurrencyLimit` are under way at once.",
+    }),
+  ),
+  concurrencyLimit: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: '1 unless given.' })),
+  priority: Type.Optional(
+    Type.Integer({ minimum: -100, maximum: 100, description: 'Of the ready nodes of a run the highest begin first.' }),
+  ),
+  onLost: Type.Optional(
+    Type.Union([Type.Literal('retry'), Type.Literal('fail')], {
+      description:
+        'What becomes of a call whose process died before its answer was known: it is made again with the same idempotency key (`retry`, unless given), or the node fails.',
+    }),
+  ),
+}
+
+/** What each type has beside the fields that all nodes have. */
+const ownFields = {
+  agent: {
+    profile: Type.String({ minLength: 1, maxLength: 64 }),
+    prompt: template('What the agent is asked.'),
+    responseFormat: Type.Optional(
+      Type.Record(Type.String(), Type.Unknown(), {
+        description: 'As of a run: the output is then the JSON of the answer.',
+      }),
+    ),
+    sessionId: Type.Optional(template('Go on in this session.', 1_000)),
+    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+  },
+  tool: {
+    tool: Type.String({
+      minLength: 1,
+      maxLength: 200,
+      description: 'A platform tool, or `<server>/<tool>` of the MCP catalog.',
+    }),
+    arguments: Type.Optional(Type.Record(Type.String(), Type.Unknown(), { description: 'Texts in it are templates.' })),
+  },
+  condition: {
+    if: Type.Union([Type.String({ minLength: 1, maxLength: 100_000 }), Type.Boolean()], {
+      description: 'An expression of CEL: `nodes.score.output > 3 && input.vip`.',
+    }),
+    // oxlint-disable-next-line unicorn/no-thenable -- nobody awaits a definition.
+    then: Type.Optional(Type.Array(Type.String({ pattern: idPattern }), { uniqueItems: true, maxItems: 10_000 })),
+    else: Type.Optional(Type.Array(Type.String({ pattern: idPattern }), { uniqueItems: true, maxItems: 10_000 })),
+  },
+  map: {
+    items: Type.Union([template('Makes an array.'), Type.Array(Type.Unknown(), { maxItems: 10_000 })]),
+    node: Type.Object({}, { additionalProperties: true, description: 'Done for each `{{ item }}`.' }),
+    concurrency: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: 'Parts at once.' })),
+  },
+  loop: {
+    node: Type.Object({}, { additionalProperties: true, description: 'Done again and again; sees `previous`.' }),
+    until: Type.String({
+      minLength: 1,
+      maxLength: 100_000,
+      description: 'An expression of CEL over `output`, `iteration` and all else: it ends when this holds.',
+    }),
+    max: Type.Integer({ minimum: 1, maximum: 1_000, description: 'It ends after so many in any case.' }),
+  },
+  wait: {
+    seconds: Type.Optional(
+      Type.Union([Type.Number({ minimum: 0, maximum: mostSeconds }), template('A number.', 1_000)]),
+    ),
+    until: Type.Optional(template('ISO 8601 with a zone.', 1_000)),
+    signal: Type.Optional(Type.String({ pattern: idPattern, description: 'Its payload is the output.' })),
+  },
+  approval: {
+    message: template('What is to be approved.', 20_000),
+    expiresIn: Type.Optional(
+      Type.Number({ exclusiveMinimum: 0, maximum: mostSeconds, description: 'Seconds; for ever unless given.' }),
+    ),
+    onExpiry: Type.Optional(
+      Type.Union([Type.Literal('reject'), Type.Literal('approve')], { description: '`reject` unless given.' }),
+    ),
+  },
+  workflow: {
+    workflowDefinitionId: Type.String({ minLength: 1, maxLength: 64 }),
+    input: Type.Optional(json('Its texts are templates.')),
+  },
+  http: {
+    url: template('A public https address.', 8_192),
+    method: Type.Optional(
+      Type.Union(
+        ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD'].map((one) => Type.Literal(one)),
+        { description: '`GET` unless given.' },
+      ),
+    ),
+    headers: Type.Optional(
+      Type.Record(Type.String({ pattern: "^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$" }), Type.String({ maxLength: 8_192 }), {
+        description: 'Values are templates; `secret://<name>` stands for a secret of the tenant.',
+      }),
+    ),
+    body: Type.Optional(json('Sent as JSON, or as it is when it is a text. Its texts are templates.')),
+    expect: Type.Optional(
+      Type.Array(Type.Integer({ minimum: 100, maximum: 599 }), {
+        description: 'Statuses that are no failure; those below 400 unless given.',
+      }),
+    ),
+  },
+} satisfies Readonly<Record<NodeType, Readonly<Record<string, TSchema>>>>
+
+/** The schema of each type of node. */
+export const nodeSchemas = {
+  agent: Type.Object({ type: Type.Literal('agent'), ...common, ...ownFields.agent }, strict),
+  tool: Type.Object({ type: Type.Literal('tool'), ...common, ...ownFields.tool }, strict),
+  condition: Type.Object({ type: Type.Literal('condition'), ...common, ...ownFields.condition }, strict),
+  map: Type.Object({ type: Type.Literal('map'), ...common, ...ownFields.map }, strict),
+  loop: Type.Object({ type: Type.Literal('loop'), ...common, ...ownFields.loop }, strict),
+  wait: Type.Object({ type: Type.Literal('wait'), ...common, ...ownFields.wait }, strict),
+  approval: Type.Object({ type: Type.Literal('approval'), ...common, ...ownFields.approval }, strict),
+  workflow: Type.Object({ type: Type.Literal('workflow'), ...common, ...ownFields.workflow }, strict),
+  http: Type.Object({ type: Type.Literal('http'), ...common, ...ownFields.http }, strict),
+} as const
+export type NodeOf<K extends NodeType> = Static<(typeof nodeSchemas)[K]>
+export type WorkflowNode = { [K in NodeType]: NodeOf<K> }[NodeType]
+/** What a map or loop does again and again: a node without a place of its own. */
+export type InnerNode = Omit<WorkflowNode, 'id' | 'dependsOn'> & { readonly type: NodeType }
+
+/** The id of the node of the definition that a part belongs to. */
+export const topOf = (id: string): string => id.split('.', 1)[0]!
+
+/** What a map or loop says of a part of it, however deep: `top` is the node that the id begins with. */
+export function partOf(top: WorkflowNode, id: string): WorkflowNode {
+  let spec = top
+  for (let level = id.split('.').length; level > 1; level--) spec = (spec as unknown as { node: WorkflowNode }).node
+  return spec
+}

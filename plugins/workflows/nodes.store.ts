@@ -1,0 +1,348 @@
+import type { TenantTx } from '#contracts/database'
+import { type Failure, type Outcome, unsaid } from './outcome.ts'
+import { type InnerNode, type NodeType, partOf, topOf, type WorkflowNode } from './node.schema.ts'
+import { nodeStatuses } from './schema.ts'
+
+export interface NodeRow {
+  readonly id: string
+  readonly type: NodeType
+  readonly spec: string
+  readonly parent: string | null
+  readonly part: number | null
+  readonly item: string | null
+  readonly status: number
+  readonly attempt: number
+  readonly effect: number
+  readonly tries: number
+  readonly lost: number
+  readonly concurrency_key: string | null
+  readonly waits_for: string | null
+  /** Some process executes it. */
+  readonly leased: boolean
+  readonly reserved_cents: number
+  readonly started_ms: number | null
+}
+export const nodeColumns = `n.id, n.type, n.spec, n.parent, n.part, n.item, n.status, n.attempt, n.effect, n.tries, n.lost, n.concurrency_key,
+  n.waits_for, n.lease_until IS NOT NULL AS leased, n.reserved_cents, (extract(epoch FROM n.started_at) * 1000)::float8 AS started_ms`
+
+/** How long an attempt is believed to be executed by who claimed it, unless that says so again. */
+export const leaseMs = 30_000
+
+export const statusOf = (status: (typeof nodeStatuses)[number]): number => nodeStatuses.indexOf(status)
+export const [pending, ready, running, ok, failed, skipped, cancelled] = nodeStatuses.map(statusOf) as [
+  number,
+  number,
+  number,
+  number,
+  number,
+  number,
+  number,
+]
+
+export interface Ended {
+  readonly row: NodeRow
+  readonly status: number
+  readonly output: string | undefined
+  readonly error: Failure | undefined
+  readonly costCents: number | undefined
+}
+
+/** A node that came to another status. */
+export interface Moved {
+  readonly id: string
+  readonly status: number
+  readonly attempt: number
+}
+
+/** The nodes of one run, in the transaction that holds it. */
+export class NodeTable {
+  readonly #tx: TenantTx
+  readonly #of: readonly [tenantId: string, runId: string]
+  /** What maps and loops say of their parts is in the row of the node that these are a part of, however deep. */
+  readonly #specs = new Map<string, WorkflowNode>()
+  constructor(tx: TenantTx, runId: string) {
+    this.#tx = tx
+    this.#of = [tx.tenantId, runId]
+  }
+
+  async load(ids: readonly string[]): Promise<Map<string, NodeRow>> {
+    const rows = await this.#tx.query<NodeRow>({
+      name: 'workflow-nodes',
+      text: `SELECT ${nodeColumns} FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY ($3)`,
+      values: [...this.#of, ids],
+    })
+    await this.loadSpecs(rows)
+    return new Map(rows.map((row) => [row.id, row]))
+  }
+
+  async loadSpecs(rows: readonly NodeRow[]): Promise<void> {
+    for (const { id, spec } of rows) if (spec !== '') this.#specs.set(id, JSON.parse(spec) as WorkflowNode)
+    const missing = new Set(rows.map(({ id }) => topOf(id)).filter((id) => !this.#specs.has(id)))
+    if (missing.size === 0) return
+    const tops = await this.#tx.query<{ id: string; spec: string }>({
+      name: 'workflow-specs',
+      text: 'SELECT id, spec FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)',
+      values: [...this.#of, [...missing]],
+    })
+    for (const { id, spec } of tops) this.#specs.set(id, JSON.parse(spec) as WorkflowNode)
+  }
+
+  spec({ id }: Pick<NodeRow, 'id'>): WorkflowNode {
+    return this.#specs.get(id) ?? partOf(this.#specs.get(topOf(id))!, id)
+  }
+
+  async write(ended: readonly Ended[]): Promise<void> {
+    await this.#tx.query({
+      name: 'workflow-end-nodes',
+      text: `UPDATE workflow_nodes n SET status = u.status, output = u.output, error = u.error, cost_cents = n.cost_cents + u.cost, reserved_cents = 0,
+               finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL, due_at = NULL,
+               effect = CASE WHEN u.unknown THEN n.effect ELSE 0 END
+             FROM unnest($3::text[], $4::smallint[], $5::text[], $6::text[], $7::float8[], $8::boolean[])
+               AS u (id, status, output, error, cost, unknown)
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = u.id`,
+      values: [
+        ...this.#of,
+        ended.map(({ row }) => row.id),
+        ended.map(({ status }) => status),
+        ended.map(({ output }) => output ?? null),
+        ended.map(({ error, status }) =>
+          error ? JSON.stringify(error) : status === failed ? JSON.stringify(unsaid) : null,
+        ),
+        ended.map(({ costCents }) => costCents ?? 0),
+        ended.map(({ error }) => error?.unknown ?? false),
+      ],
+    })
+  }
+
+  /**
+   * Ends nodes that were executed well, and tells those that depend on them: what most outcomes come to, as one statement. Resolves to
+   * those that were under way in this very attempt, and to those that became ready.
+   */
+  async endWell(
+    outcomes: readonly Extract<Outcome, { kind: 'over' }>[],
+  ): Promise<{ readonly ended: readonly NodeRow[]; readonly moved: readonly Moved[] }> {
+    const rows = await this.#tx.query<NodeRow & { over: boolean }>({
+      name: 'workflow-end-well',
+      text: `WITH over AS (
+               UPDATE workflow_nodes n SET status = ${ok}, output = u.output, error = NULL, cost_cents = n.cost_cents + u.cost, reserved_cents = 0,
+                 finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL, due_at = NULL, effect = 0
+               FROM unnest($3::text[], $4::int[], $5::text[], $6::float8[]) AS u (id, attempt, output, cost)
+               WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = u.id AND n.status = ${running} AND n.attempt = u.attempt
+               RETURNING n.id, n.type, n.parent, n.attempt, n.concurrency_key
+             ), less AS (
+               SELECT e.to_node, count(*)::int AS n FROM over o
+               JOIN workflow_edges e ON e.tenant_id = $1 AND e.run_id = $2 AND e.from_node = o.id
+               WHERE o.parent IS NULL GROUP BY 1
+             ), moved AS (
+               UPDATE workflow_nodes n SET waits = n.waits - less.n, alive = n.alive + less.n,
+                 status = CASE WHEN n.waits > less.n THEN ${pending} ELSE ${ready} END
+               FROM less WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = less.to_node AND n.status = ${pending}
+               RETURNING n.id, n.status, n.attempt
+             )
+             SELECT true AS over, id, type, parent, attempt, concurrency_key, ${ok} AS status FROM over
+             UNION ALL SELECT false, id, NULL, NULL, attempt, NULL, status FROM moved WHERE status = ${ready}`,
+      values: [
+        ...this.#of,
+        outcomes.map(({ node }) => node),
+        outcomes.map(({ attempt }) => attempt),
+        outcomes.map(({ output }) => output ?? null),
+        outcomes.map(({ costCents }) => costCents ?? 0),
+      ],
+    })
+    return { ended: rows.filter(({ over }) => over), moved: rows.filter(({ over }) => !over) }
+  }
+
+  /** Tells those that depend on nodes that these are over. Resolves to those of which something follows: ready ones, and skipped ones. */
+  async pass(over: readonly { id: string; alive: boolean }[]): Promise<Moved[]> {
+    const rows = await this.#tx.query<Moved>({
+      name: 'workflow-pass',
+      text: `WITH less AS (
+               SELECT e.to_node, count(*)::int AS n, (count(*) FILTER (WHERE o.alive))::int AS alive
+               FROM unnest($3::text[], $4::boolean[]) AS o (id, alive)
+               JOIN workflow_edges e ON e.tenant_id = $1 AND e.run_id = $2 AND e.from_node = o.id
+               GROUP BY 1
+             )
+             UPDATE workflow_nodes n SET waits = n.waits - less.n, alive = n.alive + less.alive,
+               status = CASE WHEN n.waits > less.n THEN ${pending} WHEN n.alive + less.alive > 0 THEN ${ready} ELSE ${skipped} END,
+               finished_at = CASE WHEN n.waits <= less.n AND n.alive + less.alive = 0 THEN clock_timestamp() END
+             FROM less
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = less.to_node AND n.status = ${pending}
+             RETURNING n.id, n.status, n.attempt`,
+      values: [...this.#of, over.map(({ id }) => id), over.map(({ alive }) => alive)],
+    })
+    return rows.filter(({ status }) => status !== pending)
+  }
+
+  async skip(ids: readonly string[]): Promise<Moved[]> {
+    return this.#tx.query<Moved>({
+      text: `UPDATE workflow_nodes SET status = ${skipped}, finished_at = clock_timestamp(), due_at = NULL
+             WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3) AND status IN (${pending}, ${ready}) RETURNING id, status, attempt`,
+      values: [...this.#of, ids],
+    })
+  }
+
+  /** Cancels all that is not over. */
+  async cancel(): Promise<NodeRow[]> {
+    return this.#tx.query<NodeRow>({
+      text: `UPDATE workflow_nodes n SET status = ${cancelled}, finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL,
+               due_at = NULL
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status IN (${pending}, ${ready}, ${running}) RETURNING ${nodeColumns}`,
+      values: [...this.#of],
+    })
+  }
+
+  async closeApprovals(
+    ids: readonly string[],
+    status: 'approved' | 'rejected' | 'cancelled',
+    by?: string,
+  ): Promise<void> {
+    if (ids.length === 0) return
+    await this.#tx.query({
+      text: `UPDATE approvals SET status = $3, resolved_by = $4, resolved_at = now()
+             WHERE tenant_id = $1 AND id = ANY ($2) AND status = 'waiting'`,
+      values: [this.#of[0], ids, status, by ?? null],
+    })
+  }
+
+  /** Parts of a map or loop are over. Undefined when it is over itself. */
+  async partsOver(parent: string, count: number): Promise<(NodeRow & { waits: number }) | undefined> {
+    const [row] = await this.#tx.query<NodeRow & { waits: number }>({
+      name: 'workflow-part-over',
+      text: `UPDATE workflow_nodes n SET waits = n.waits - $4
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = $3 AND n.status = ${running} RETURNING ${nodeColumns}, n.waits`,
+      values: [...this.#of, parent, count],
+    })
+    if (row) await this.loadSpecs([row])
+    return row
+  }
+
+  /** Adds to the numbers of a node. */
+  async count(
+    id: string,
+    { attempt = 0, lost = 0 }: { readonly attempt?: number; readonly lost?: number },
+  ): Promise<void> {
+    await this.#tx.query({
+      name: 'workflow-count',
+      text: 'UPDATE workflow_nodes SET attempt = attempt + $4, lost = lost + $5 WHERE tenant_id = $1 AND run_id = $2 AND id = $3',
+      values: [...this.#of, id, attempt, lost],
+    })
+  }
+
+  async park(row: NodeRow, { waitsFor, dueInMs, approval }: Extract<Outcome, { kind: 'parked' }>): Promise<void> {
+    const { tenantId } = this.#tx
+    await this.#tx.query({
+      name: 'workflow-park',
+      text: `UPDATE workflow_nodes SET lease_owner = NULL, lease_until = NULL, waits_for = $4,
+               due_at = clock_timestamp() + $5::float8 * interval '1 millisecond'
+             WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
+      values: [...this.#of, row.id, waitsFor ?? null, dueInMs ?? null],
+    })
+    if (!approval) return
+    await this.#tx.query({
+      text: `INSERT INTO approvals (tenant_id, id, workflow_run_id, node_id, message, expires_at, on_expiry)
+             VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::float8 * interval '1 millisecond', $7) ON CONFLICT DO NOTHING`,
+      values: [
+        tenantId,
+        approval.id,
+        this.#of[1],
+        row.id,
+        approval.message.replaceAll('\u0000', '\uFFFD'),
+        approval.expiresInMs ?? null,
+        approval.onExpiry,
+      ],
+    })
+  }
+
+  /** Adds parts to a map or loop. */
+  async divide(row: NodeRow, { items, first, atOnce }: Extract<Outcome, { kind: 'parts' }>): Promise<void> {
+    const inner = (this.spec(row) as unknown as { node: InnerNode }).node
+    await this.#tx.query({
+      text: `WITH parent AS (
+               UPDATE workflow_nodes SET lease_owner = NULL, lease_until = NULL, waits = $4
+               WHERE tenant_id = $1 AND run_id = $2 AND id = $3 RETURNING position
+             )
+             INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, parent, part, item, status, priority, concurrency_key)
+             SELECT $1, $2, $3 || '.' || ($5::int + i.part - 1), parent.position, $6, '', $3, $5::int + i.part - 1, i.item,
+               CASE WHEN i.part <= $7::int THEN ${ready} ELSE ${pending} END, $8, $9
+             FROM parent, unnest($10::text[]) WITH ORDINALITY AS i (item, part)`,
+      values: [
+        ...this.#of,
+        row.id,
+        items.length,
+        first,
+        inner.type,
+        atOnce,
+        inner.priority ?? 0,
+        inner.concurrencyKey ?? null,
+        items,
+      ],
+    })
+  }
+
+  /** Makes further parts ready, in their order. */
+  async nextParts(parent: string, most: number): Promise<string[]> {
+    const rows = await this.#tx.query<{ id: string }>({
+      name: 'workflow-next-parts',
+      text: `UPDATE workflow_nodes SET status = ${ready}
+             WHERE tenant_id = $1 AND run_id = $2 AND id = ANY (ARRAY(
+               SELECT id FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent = $3 AND status = ${pending} ORDER BY part LIMIT $4))
+             RETURNING id`,
+      values: [...this.#of, parent, most],
+    })
+    return rows.map(({ id }) => id)
+  }
+
+  /** The output of a map: those of its parts, in their order. */
+  async gather(row: Pick<NodeRow, 'id'>): Promise<string> {
+    const parts = await this.#tx.query<{ output: string | null }>({
+      text: `SELECT output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent = $3 ORDER BY part`,
+      values: [...this.#of, row.id],
+    })
+    return `[${parts.map((part) => part.output ?? 'null').join(',')}]`
+  }
+
+  /** Makes a node ready again. */
+  async again(
+    row: NodeRow,
+    { inMs, tries = 0, error, costCents = 0 }: { inMs: number; tries?: number; error?: Failure; costCents?: number },
+  ): Promise<void> {
+    await this.#tx.query({
+      name: 'workflow-again',
+      text: `UPDATE workflow_nodes SET status = ${ready}, lease_owner = NULL, lease_until = NULL, waits_for = NULL, tries = tries + $5,
+               cost_cents = cost_cents + $8, reserved_cents = 0, effect = CASE WHEN $6::boolean THEN effect ELSE 0 END, error = $7,
+               due_at = CASE WHEN $4::float8 > 0 THEN clock_timestamp() + $4::float8 * interval '1 millisecond' END
+             WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
+      values: [
+        ...this.#of,
+        row.id,
+        inMs,
+        tries,
+        error?.unknown ?? false,
+        error ? JSON.stringify(error) : null,
+        costCents,
+      ],
+    })
+  }
+
+  /** Sets aside for each of some nodes one of `parts` of what of `maxCents` is neither spent nor set aside for `others`. */
+  async reserve(
+    ids: readonly string[],
+    { maxCents, parts }: { readonly maxCents: number; readonly parts: number },
+  ): Promise<{ readonly share: number; readonly others: number }> {
+    const [row] = await this.#tx.query<{ share: number; others: number }>({
+      name: 'workflow-reserve',
+      text: `WITH used AS (
+               SELECT greatest(0, $4::float8 - sum(cost_cents) - sum(reserved_cents)) / $5::int AS share, sum(reserved_cents) AS others
+               FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2
+             ), reserved AS (
+               UPDATE workflow_nodes SET reserved_cents = share FROM used WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)
+             )
+             SELECT share, others FROM used`,
+      values: [...this.#of, ids, maxCents, parts],
+    })
+    return row!
+  }
+}
+
+export const approvalsOf = (rows: readonly NodeRow[]): string[] =>
+  rows.flatMap(({ type, waits_for: id }) => (type === 'approval' && id !== null ? [id] : []))

@@ -1,0 +1,72 @@
+import type { Wake } from '#contracts/jobs'
+import type { NodeType } from './node.schema.ts'
+import { type Failure, startedBy } from './outcome.ts'
+import type { RunRow } from './run-row.ts'
+import { runStatuses } from './schema.ts'
+
+/** Whether nodes of a type start something that costs, and has to be cancelled with them. */
+export const starts = (type: NodeType): boolean => type === 'agent' || type === 'workflow'
+
+interface Started {
+  readonly id: string
+  readonly type: NodeType
+  readonly attempt: number
+  readonly waits_for: string | null
+}
+
+/** Whom a transition of a run wakes, and what it tells readers: stored with it, or not at all. */
+export class Notices {
+  readonly wakes: Wake[] = []
+  readonly #tenantId: string
+  readonly #run: RunRow
+  readonly #changed = new Map<string, { status: number; attempt: number; error?: Failure }>()
+  constructor(tenantId: string, run: RunRow) {
+    this.#tenantId = tenantId
+    this.#run = run
+  }
+
+  get told(): boolean {
+    return this.#changed.size > 0
+  }
+
+  /** Readers are told that a node has another status. */
+  tell(id: string, status: number, attempt: number, error?: Failure): void {
+    this.#changed.set(id, { status, attempt, ...(error ? { error } : {}) })
+  }
+  /** Has somebody do what a wake-up names, now or later. Of one key one waits. */
+  queue(what: Readonly<Record<string, string>>, key: string, afterMs?: number): void {
+    const tenantId = this.#tenantId
+    this.wakes.push({ tenantId, what: { tenantId, ...what }, key, ...(afterMs === undefined ? {} : { afterMs }) })
+  }
+  /** Has somebody look at the run. */
+  wake(afterMs?: number, key = this.#run.id): void {
+    this.queue({ runId: this.#run.id }, key, afterMs)
+  }
+  /** Has what an attempt has started cancelled; where nobody has said yet what that is, it may have been started all the same. */
+  leave({ id, type, attempt, waits_for }: Started): void {
+    if (!starts(type)) return
+    const started = waits_for ?? startedBy(this.#run.id, id, attempt)
+    this.queue({ runId: this.#run.id, leave: started, type }, `${started}/leave`)
+  }
+  /** The same for all nodes that were cancelled with the run. */
+  leaveAll(): void {
+    this.queue({ runId: this.#run.id, leave: 'yes' }, `${this.#run.id}/leave`)
+  }
+  /** Wakes whoever waits for the end of the run. */
+  over(): void {
+    const { id, parentRun, parentNode, scheduleId } = this.#run
+    if (parentRun !== undefined && parentNode !== undefined) {
+      this.queue({ runId: parentRun, node: parentNode, child: id }, `${id}/over`)
+    }
+    if (scheduleId !== undefined) this.queue({ scheduleId }, `${scheduleId}/${id}`)
+  }
+
+  /** The `plan_status` of the transition, as JSON. */
+  event(): string {
+    const { id, status, error } = this.#run
+    const nodes = [...this.#changed].map(([node, change]) => ({ id: node, ...change }))
+    return JSON.stringify({
+      workflowRun: { id, runId: id, status: runStatuses.indexOf(status), ...(error ? { error } : {}), nodes },
+    })
+  }
+}

@@ -1,0 +1,143 @@
+import { createHash } from 'node:crypto'
+import { type WorkflowNode } from './node.schema.ts'
+import { nodeStatuses, type TerminalStatus } from './schema.ts'
+
+/** Why a node or run failed. `unknown`: its effect may have happened, so a repeated call has the same idempotency key. */
+export interface Failure {
+  readonly code: string
+  readonly message: string
+  readonly retryable?: boolean
+  readonly unknown?: boolean
+  readonly [more: string]: unknown
+}
+
+/** What became of an attempt at a node. JSON of tenants is text, which is parsed only where somebody looks at it. */
+export type Outcome = { readonly node: string; readonly attempt: number } & (
+  | {
+      readonly kind: 'over'
+      readonly status: TerminalStatus
+      readonly output?: string
+      readonly error?: Failure
+      /** Of a condition: the nodes of the branch that was not taken. */
+      readonly skips?: readonly string[]
+      readonly costCents?: number
+    }
+  /** Nobody executes it any more: it waits for something, or for a time. */
+  | { readonly kind: 'parked'; readonly waitsFor?: string; readonly dueInMs?: number; readonly approval?: NewApproval }
+  /** A map or loop has these parts. */
+  | { readonly kind: 'parts'; readonly items: readonly string[]; readonly first: number; readonly atOnce: number }
+  /** It could not be begun yet: the same attempt is made later. */
+  | { readonly kind: 'later'; readonly inMs: number }
+  /** Whoever executed it left it, and nobody knows what came of it. */
+  | { readonly kind: 'lost' }
+)
+
+interface NewApproval {
+  readonly id: string
+  readonly message: string
+  readonly expiresInMs?: number | undefined
+  readonly onExpiry: 'reject' | 'approve'
+}
+
+/** An attempt that a process has taken on. */
+export interface Claimed {
+  readonly id: string
+  readonly attempt: number
+  /** The attempt that the idempotency key names. */
+  readonly effect: number
+  readonly spec: WorkflowNode
+  readonly part: number | undefined
+  /** What its map or loop gives it, as JSON. */
+  readonly item: string | undefined
+  readonly startedMs: number
+  /** What its agents may cost, where the run has a limit. */
+  readonly budgetCents: number | undefined
+}
+
+/** The id of the run that an attempt at an agent or child workflow starts: the same, however often it is begun. */
+export const startedBy = (runId: string, node: string, attempt: number): string =>
+  `${runId}-${createHash('sha256').update(node).digest('hex').slice(0, 10)}-${attempt}`
+
+/** The largest output of a node or run, in characters of JSON. */
+export const mostOutput = 10 * 1024 * 1024
+
+export const unsaid: Failure = { code: 'failed', message: 'The node failed.' }
+export const tooLarge: Failure = {
+  code: 'output_too_large',
+  message: 'The output is larger than 10 MiB.',
+  retryable: false,
+}
+export const overBudget: Failure = {
+  code: 'budget_exceeded',
+  message: 'The agents of the workflow have cost as much as they may: `maxCostCents`.',
+  retryable: false,
+}
+export const lostError: Failure = {
+  code: 'lost',
+  message: 'The server that made the call went away before its answer was known.',
+  unknown: true,
+}
+
+/** How long after so many tries the next one is. */
+export const delayMs = (retry: NonNullable<WorkflowNode['retry']>, tries: number): number =>
+  Math.min((retry.delaySeconds ?? 1) * (retry.factor ?? 2) ** tries, retry.maxDelaySeconds ?? 300) * 1_000
+
+/** How an approval ends its node. */
+export function approvalOutcome(
+  approve: boolean,
+  about: { readonly by: string; readonly comment?: string | undefined },
+): { kind: 'over'; status: 'ok' | 'error'; output?: string; error?: Failure } {
+  const decision = approve ? 'approve' : 'reject'
+  if (approve) return { kind: 'over', status: 'ok', output: JSON.stringify({ decision, ...about }) }
+  const said = about.comment ? `: ${about.comment}` : '.'
+  return {
+    kind: 'over',
+    status: 'error',
+    error: { code: 'rejected', message: `The approval was rejected${said}`, retryable: false, ...about },
+  }
+}
+
+/** Nodes as templates see them. */
+export const scopeOfNodes = (
+  rows: readonly { id: string; status: number; output: string | null; error: string | null }[],
+): Record<string, unknown> =>
+  Object.fromEntries(
+    rows.map(({ id, status, output, error }) => [
+      id,
+      {
+        status: nodeStatuses[status],
+        output: output === null ? null : (JSON.parse(output) as unknown),
+        error: error === null ? null : (JSON.parse(error) as unknown),
+      },
+    ]),
+  )
+
+/** The output of an agent: its answer, or what that says as JSON. */
+export function agentOutput(result: string, structured: boolean): string {
+  if (structured) {
+    try {
+      return JSON.stringify(JSON.parse(result))
+    } catch {
+      // The runtime has checked it; whoever reads it sees the text.
+    }
+  }
+  return JSON.stringify(result)
+}
+
+export function agentFailure(run: { status: string; error?: { code: string; message: string } } | undefined): Failure {
+  if (!run) return { code: 'run_gone', message: 'The run of the agent is not there any more.' }
+  return {
+    code: run.error?.code ?? `run_${run.status}`,
+    message: run.error?.message ?? `The run of the agent ended as ${run.status}.`,
+  }
+}
+
+/** What becomes of a node that waited until its time came. */
+export function timeUp(spec: WorkflowNode): { kind: 'over'; status: 'ok' | 'error'; output?: string; error?: Failure } {
+  if (spec.type === 'wait' && spec.signal === undefined) return { kind: 'over', status: 'ok', output: 'null' }
+  const error =
+    spec.type === 'wait'
+      ? { code: 'timeout', message: `The signal '${spec.signal}' did not come in time.`, retryable: false }
+      : { code: 'timeout', message: 'The node took longer than it may.' }
+  return { kind: 'over', status: 'error', error }
+}

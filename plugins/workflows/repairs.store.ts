@@ -1,0 +1,156 @@
+import { notFound } from '#kernel'
+import type { TenantTx } from '#contracts/database'
+import { invalidWorkflow } from './errors.ts'
+import { partOf, type WorkflowNode } from './node.schema.ts'
+import { mayBeKeyed } from './runs.store.ts'
+import type { NodeBody } from './schema.ts'
+import { cycleIn, edgesOf } from './validate.ts'
+
+export interface Found {
+  readonly status: number
+  readonly parent: string | null
+  /** It failed, and its run waits for a repair. */
+  readonly blocks: boolean
+}
+export async function nodeOf(tx: TenantTx, runId: string, nodeId: string): Promise<Found> {
+  const [row] = await tx.query<{ status: number; parent: string | null; spec: string; top: string | null }>({
+    text: `SELECT n.status, n.parent, n.spec, t.spec AS top FROM workflow_nodes n
+           LEFT JOIN workflow_nodes t ON t.tenant_id = n.tenant_id AND t.run_id = n.run_id AND t.id = split_part(n.id, '.', 1)
+           WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = $3`,
+    values: [tx.tenantId, runId, nodeId],
+  })
+  if (!row) throw notFound({ message: 'There is no such node in this run.' })
+  const { continueOnError } =
+    row.spec === '' ? partOf(JSON.parse(row.top!), nodeId) : (JSON.parse(row.spec) as WorkflowNode)
+  return { status: row.status, parent: row.parent, blocks: row.status === 4 && !continueOnError }
+}
+
+export async function retryNode(tx: TenantTx, runId: string, nodeId: string): Promise<void> {
+  await tx.query({
+    text: `UPDATE workflow_nodes SET status = CASE WHEN waits > 0 AND parent IS NULL AND type NOT IN ('map', 'loop') THEN 0 ELSE 1 END,
+             tries = 0, lost = 0, waits_for = NULL, due_at = NULL, started_at = NULL, error = NULL, output = NULL, finished_at = NULL
+           WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
+    values: [tx.tenantId, runId, nodeId],
+  })
+  // What it had come to is made anew.
+  await tx.query({
+    text: `DELETE FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND starts_with(id, $3)`,
+    values: [tx.tenantId, runId, `${nodeId}.`],
+  })
+}
+
+export async function replaceNode(tx: TenantTx, runId: string, nodeId: string, node: NodeBody): Promise<void> {
+  const { dependsOn, ...rest } = node
+  await tx.query({
+    text: 'UPDATE workflow_nodes SET spec = $4, type = $5, priority = $6, concurrency_key = $7, effect = 0 WHERE tenant_id = $1 AND run_id = $2 AND id = $3',
+    values: [
+      tx.tenantId,
+      runId,
+      nodeId,
+      JSON.stringify({ ...rest, ...(dependsOn === undefined ? {} : { dependsOn }) }),
+      node.type,
+      (node as { priority?: number }).priority ?? 0,
+      (node as { concurrencyKey?: string }).concurrencyKey ?? null,
+    ],
+  })
+  if (mayBeKeyed([node])) {
+    await tx.query({
+      text: 'UPDATE workflow_runs SET keyed = true WHERE tenant_id = $1 AND id = $2',
+      values: [tx.tenantId, runId],
+    })
+  }
+  if (Array.isArray(dependsOn)) await addDependencies(tx, runId, nodeId, dependsOn as string[])
+}
+
+/** Adds dependencies to a node that has not begun; those that it has already change nothing. */
+export async function addDependencies(
+  tx: TenantTx,
+  runId: string,
+  nodeId: string,
+  ids: readonly string[],
+): Promise<void> {
+  const of = [tx.tenantId, runId]
+  const nodes = await tx.query<{ id: string; status: number }>({
+    text: 'SELECT id, status FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL',
+    values: of,
+  })
+  const known = new Map(nodes.map(({ id, status }) => [id, status]))
+  const problems = ids.flatMap((id, i) =>
+    known.has(id) ? [] : [{ path: `dependsOn/${i}`, message: `there is no node '${id}'` }],
+  )
+  if (problems.length > 0) throw invalidWorkflow(problems)
+  const rows = await tx.query<{ from_node: string; to_node: string }>({
+    text: 'SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2',
+    values: of,
+  })
+  const edges = edgesOf(nodes.map(({ id }) => ({ id })))
+  for (const { from_node, to_node } of rows) edges.get(to_node)?.add(from_node)
+  const added = ids.filter((id) => !edges.get(nodeId)?.has(id))
+  for (const id of added) edges.get(nodeId)?.add(id)
+  const cycle = cycleIn(edges)
+  if (cycle) {
+    throw invalidWorkflow([
+      { path: 'dependsOn', message: `the dependencies go round in a circle: ${cycle.join(' -> ')}` },
+    ])
+  }
+  if (added.length === 0) return
+  await tx.query({
+    text: 'INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node) SELECT $1, $2, f, $3 FROM unnest($4::text[]) AS e (f)',
+    values: [...of, nodeId, added],
+  })
+  // Those that are over need not be waited for.
+  const waits = added.filter((id) => known.get(id)! < 3 || known.get(id) === 4).length
+  const alive = added.filter((id) => known.get(id) === 3).length
+  await tx.query({
+    text: `UPDATE workflow_nodes SET waits = waits + $4::int, alive = alive + $5::int, status = CASE WHEN status = 1 AND $4::int > 0 THEN 0 ELSE status END
+           WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
+    values: [...of, nodeId, waits, alive],
+  })
+}
+
+/** Copies a run, with what came of its nodes except `from` and all that depend on it. */
+export async function copyRun(tx: TenantTx, runId: string, id: string, from: string, createdBy: string): Promise<void> {
+  const of = [tx.tenantId, runId, id]
+  await tx.query({
+    text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth, keyed,
+             rerun_of, created_by, started_at)
+           SELECT tenant_id, $3, definition_id, definition_version, name, settings, input, 1, 0, 0, keyed, $2, $4, clock_timestamp()
+           FROM workflow_runs WHERE tenant_id = $1 AND id = $2`,
+    values: [...of, createdBy],
+  })
+  await tx.query({
+    text: `INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
+           SELECT tenant_id, $3, from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2`,
+    values: of,
+  })
+  await tx.query({
+    text: `WITH RECURSIVE again AS (
+             SELECT $4::text AS id
+             UNION SELECT e.to_node FROM workflow_edges e JOIN again a ON e.from_node = a.id WHERE e.tenant_id = $1 AND e.run_id = $2
+           ), kept AS (
+             SELECT n.id FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.parent IS NULL
+               AND (n.status IN (3, 5) OR n.status = 4 AND n.spec::json->>'continueOnError' = 'true') AND n.id NOT IN (SELECT id FROM again)
+           )
+           INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, parent, part, item, status, waits, alive, attempt, priority,
+             concurrency_key, output, error, started_at, finished_at)
+           SELECT n.tenant_id, $3, n.id, n.position, n.type, n.spec, n.parent, n.part, n.item,
+             CASE WHEN k.id IS NOT NULL THEN n.status WHEN w.waits > 0 THEN 0 ELSE 1 END, w.waits, w.alive,
+             CASE WHEN k.id IS NOT NULL THEN n.attempt ELSE 0 END, n.priority, n.concurrency_key,
+             CASE WHEN k.id IS NOT NULL THEN n.output END, CASE WHEN k.id IS NOT NULL THEN n.error END,
+             CASE WHEN k.id IS NOT NULL THEN n.started_at END, CASE WHEN k.id IS NOT NULL THEN n.finished_at END
+           FROM workflow_nodes n LEFT JOIN kept k ON k.id = split_part(n.id, '.', 1)
+           CROSS JOIN LATERAL (
+             SELECT (count(*) FILTER (WHERE d.id IS NULL))::int AS waits, (count(*) FILTER (WHERE s.status IN (3, 4) AND d.id IS NOT NULL))::int AS alive
+             FROM workflow_edges e LEFT JOIN kept d ON d.id = e.from_node
+             LEFT JOIN workflow_nodes s ON s.tenant_id = $1 AND s.run_id = $2 AND s.id = e.from_node
+             WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.to_node = n.id
+           ) w
+           WHERE n.tenant_id = $1 AND n.run_id = $2 AND (n.parent IS NULL OR k.id IS NOT NULL)`,
+    values: [...of, from],
+  })
+  await tx.query({
+    text: `UPDATE workflow_runs SET unfinished = (SELECT count(*) FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = $3
+             AND n.parent IS NULL AND n.status < 3) WHERE tenant_id = $1 AND id = $3 AND $2::text IS NOT NULL`,
+    values: of,
+  })
+}

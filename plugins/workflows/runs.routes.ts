@@ -1,0 +1,316 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, eventStream, failures, lastEventId, NoContent, notFound, sse, sseFrame } from '#kernel'
+import { auditedAccess } from '#contracts/audit'
+import type { Guard } from '#contracts/auth'
+import { fundsErrors } from '#contracts/billing'
+import type { Kv } from '#contracts/kv'
+import { limitErrors } from '#contracts/limits'
+import { PageQuery } from '#contracts/paging'
+import { sendList } from '#kit/lists'
+import { runChannel } from './engine.ts'
+import { workflowErrors } from './errors.ts'
+import type { WorkflowRunStore } from './runs.store.ts'
+import {
+  CreateRun,
+  NodeParams,
+  NodeSnapshot,
+  NodeUpdate,
+  Repair,
+  Rerun,
+  RunAccepted,
+  RunListed,
+  RunParams,
+  RunSnapshot,
+  runStatuses,
+  Signal,
+  SignalParams,
+} from './schema.ts'
+import type { WorkflowService } from './service.ts'
+import type { RunViews } from './views.store.ts'
+
+const tags = ['workflows']
+const bodyLimit = 8 * 1024 * 1024
+const { invalidWorkflow, invalidInput, notPaused, nodeOver, runOver } = workflowErrors
+const accepted = ({ id, status }: { readonly id: string; readonly status: RunAccepted['status'] }): RunAccepted => ({
+  id,
+  runId: id,
+  status,
+})
+
+interface ReadDeps {
+  readonly views: RunViews
+  readonly store: WorkflowRunStore
+  readonly kv: Kv
+}
+
+export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
+  app.get(
+    '/api/workflows/runs',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List workflow runs',
+        description: 'Newest first, without their nodes.',
+        querystring: Type.Composite([
+          PageQuery,
+          Type.Object({
+            status: Type.Optional(Type.Union(runStatuses.map((status) => Type.Literal(status)))),
+            workflowDefinitionId: Type.Optional(Type.String({ maxLength: 64 })),
+            scheduleId: Type.Optional(Type.String({ maxLength: 64 })),
+          }),
+        ]),
+        response: { 200: Type.Array(RunListed) },
+      },
+    },
+    async (request, reply) => {
+      const { status, workflowDefinitionId, scheduleId, ...page } = request.query
+      const { tenantId } = guard.callerOf(request)
+      const found = await views.list(tenantId, page, { status, workflowDefinitionId, scheduleId })
+      return sendList(request, reply, found, { page, item: RunListed })
+    },
+  )
+  app.get(
+    '/api/workflows/runs/:id',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Get a workflow run',
+        description: 'As it is at one moment, with all its nodes. Statuses are numbers.',
+        params: RunParams,
+        response: { 200: RunSnapshot, ...failures(notFound) },
+      },
+    },
+    async (request) => (await views.snapshot(guard.callerOf(request).tenantId, request.params.id)).run,
+  )
+  app.get(
+    '/api/workflows/runs/:id/nodes/:nodeId',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Get a node of a workflow run',
+        description: 'With its whole output.',
+        params: NodeParams,
+        response: { 200: NodeSnapshot, ...failures(notFound) },
+      },
+    },
+    async (request) => views.node(guard.callerOf(request).tenantId, request.params.id, request.params.nodeId),
+  )
+}
+
+export function runStreamRoute(app: App, guard: Guard, { views, store, kv }: ReadDeps): void {
+  app.get(
+    '/api/workflows/runs/:id/stream',
+    {
+      ...access('member', { stream: true }),
+      schema: {
+        tags,
+        summary: 'Follow a workflow run',
+        description:
+          'One `snapshot`, then a `plan_status` for each change, until the run is over. `Last-Event-ID` resumes behind the event of that `id`, without a snapshot, at any server.',
+        params: RunParams,
+        response: {
+          200: eventStream(
+            '`data` is `{workflowRun}`: of a `snapshot` the whole run, of a `plan_status` its status and the nodes that changed.',
+          ),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id } = request.params
+      const after = lastEventId(request)
+      const snapshot = after === 0 ? await views.snapshot(tenantId, id) : undefined
+      if (!snapshot) await store.statusOf(tenantId, id)
+      await sse(request, reply, async function* (signal) {
+        if (snapshot) yield sseFrame('snapshot', JSON.stringify({ workflowRun: snapshot.run }), snapshot.seq)
+        yield* changes(store, kv, { tenantId, runId: id, after: snapshot?.seq ?? after }, signal)
+      })
+      return reply
+    },
+  )
+}
+
+/** Whoever was not told of a change, since its process died before it could, looks by itself. */
+const lookMs = 5_000
+
+async function* changes(
+  store: WorkflowRunStore,
+  kv: Kv,
+  { tenantId, runId, after }: { readonly tenantId: string; readonly runId: string; readonly after: number },
+  signal: AbortSignal,
+): AsyncGenerator<string> {
+  let wake = (): void => {}
+  const told = (): void => wake()
+  const leave = kv.subscribe(runChannel(tenantId, runId), told)
+  signal.addEventListener('abort', told)
+  const timer = setInterval(told, lookMs).unref()
+  try {
+    let seq = after
+    while (!signal.aborted) {
+      const woken = new Promise<void>((resolve) => (wake = resolve))
+      // The status first: what it says of an end, the events behind it show.
+      const { status, seq: last } = await store.statusOf(tenantId, runId)
+      for (let read = true; read;) {
+        const events = await store.events(tenantId, runId, seq)
+        for (const one of events) yield sseFrame('plan_status', one.event, one.seq)
+        seq = events.at(-1)?.seq ?? seq
+        read = events.length > 0 && !signal.aborted
+      }
+      if (runStatuses.indexOf(status) > 2 && seq >= last) return
+      await woken
+    }
+  } finally {
+    clearInterval(timer)
+    signal.removeEventListener('abort', told)
+    leave()
+  }
+}
+
+export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService): void {
+  const { limitReached, limitExceeded } = limitErrors
+  app.post(
+    '/api/workflows/runs',
+    {
+      ...auditedAccess('member', 'workflow-runs.create'),
+      bodyLimit,
+      schema: {
+        tags,
+        summary: 'Create a workflow run',
+        description:
+          'Of a stored definition, in its present version, or of one in the body. It starts at once unless told otherwise.',
+        body: CreateRun,
+        response: {
+          202: RunAccepted,
+          ...failures(invalidWorkflow, invalidInput, notFound, limitReached, limitExceeded, ...fundsErrors),
+        },
+      },
+    },
+    async (request, reply) =>
+      reply.code(202).send(accepted(await service.create(guard.callerOf(request), request.body))),
+  )
+  app.post(
+    '/api/workflows/runs/:id/start',
+    {
+      ...auditedAccess('member', 'workflow-runs.start'),
+      schema: {
+        tags,
+        summary: 'Start a workflow run',
+        description: 'Idempotent: a run that was started stays as it is.',
+        params: RunParams,
+        response: { 202: RunAccepted, ...failures(notFound, ...fundsErrors) },
+      },
+    },
+    async (request, reply) => {
+      const { id } = request.params
+      return reply.code(202).send(accepted({ id, status: await service.start(guard.callerOf(request).tenantId, id) }))
+    },
+  )
+  app.post(
+    '/api/workflows/runs/:id/cancel',
+    {
+      ...auditedAccess('member', 'workflow-runs.cancel'),
+      schema: {
+        tags,
+        summary: 'Cancel a workflow run',
+        description: 'With the agents and child workflows under way. Idempotent: a run that is over stays as it is.',
+        params: RunParams,
+        response: { 202: RunAccepted, ...failures(notFound) },
+      },
+    },
+    async (request, reply) => {
+      const { id } = request.params
+      return reply.code(202).send(accepted({ id, status: await service.cancel(guard.callerOf(request).tenantId, id) }))
+    },
+  )
+}
+
+export function repairRoutes(app: App, guard: Guard, service: WorkflowService, views: RunViews): void {
+  app.post(
+    '/api/workflows/runs/:id/repair',
+    {
+      ...auditedAccess('member', 'workflow-runs.repair'),
+      bodyLimit,
+      schema: {
+        tags,
+        summary: 'Repair a paused workflow run',
+        description:
+          '`retry_node` tries a failed node again, `replace_node` puts another one in its place, or in that of one that has not begun, `add_dependency` has a node wait for others, and `abort` gives the run up.',
+        params: RunParams,
+        body: Repair,
+        response: { 200: RunSnapshot, ...failures(invalidWorkflow, notFound, notPaused, nodeOver) },
+      },
+    },
+    async (request) => {
+      const { tenantId } = guard.callerOf(request)
+      await service.repair(tenantId, request.params.id, request.body)
+      return (await views.snapshot(tenantId, request.params.id)).run
+    },
+  )
+  app.post(
+    '/api/workflows/runs/:id/rerun',
+    {
+      ...auditedAccess('member', 'workflow-runs.rerun'),
+      schema: {
+        tags,
+        summary: 'Run a workflow again from a node',
+        description: 'As a new run: what depends on the node is done anew, and what came of all others is kept.',
+        params: RunParams,
+        body: Rerun,
+        response: { 202: RunAccepted, ...failures(notFound, nodeOver, ...fundsErrors) },
+      },
+    },
+    async (request, reply) => {
+      const made = await service.rerun(guard.callerOf(request), request.params.id, request.body.fromNodeId)
+      return reply.code(202).send(accepted(made))
+    },
+  )
+}
+
+export function tellRoutes(app: App, guard: Guard, service: WorkflowService, views: RunViews): void {
+  app.post(
+    '/api/workflows/runs/:id/signals/:name',
+    {
+      ...auditedAccess('member', 'workflow-runs.signal'),
+      schema: {
+        tags,
+        summary: 'Send a signal to a workflow run',
+        description: 'For the waits of that name. One that nobody waits for yet is kept for the next wait.',
+        params: SignalParams,
+        body: Signal,
+        response: { 204: NoContent, ...failures(notFound, runOver, nodeOver) },
+      },
+      preValidation: async (request) => void (request.body ??= {}),
+    },
+    async (request, reply) => {
+      const { id, name } = request.params
+      // A body without `payload` is the payload.
+      const body = request.body as Readonly<Record<string, unknown>>
+      const payload = 'payload' in body ? body['payload'] : body
+      await service.signal(guard.callerOf(request).tenantId, id, name, payload)
+      return reply.code(204).send()
+    },
+  )
+  app.patch(
+    '/api/workflows/runs/:id/nodes/:nodeId',
+    {
+      ...auditedAccess('member', 'workflow-runs.update-node'),
+      schema: {
+        tags,
+        summary: 'Set the status of a node',
+        description: 'Ends a node that is not over, or that failed and holds its run up.',
+        params: NodeParams,
+        body: NodeUpdate,
+        response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver) },
+      },
+    },
+    async (request) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id, nodeId } = request.params
+      await service.update(tenantId, id, nodeId, request.body)
+      return views.node(tenantId, id, nodeId)
+    },
+  )
+}

@@ -1,0 +1,346 @@
+import { isAppError, notFound } from '#kernel'
+import type { Caller } from '#contracts/auth'
+import type { Database, TenantTx } from '#contracts/database'
+import { isId, newId } from '#contracts/ids'
+import type { WakeUps } from '#contracts/jobs'
+import { overLimit, type TenantLimits } from '#contracts/limits'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
+import { workflowErrors } from './errors.ts'
+import type { WorkflowMetrics } from './metrics.ts'
+import type { WorkflowRunStore } from './runs.store.ts'
+import type { Firing, RunStatus, Schedule, ScheduleBody } from './schema.ts'
+import { checkSchedule, type Target, targetOf } from './targets.ts'
+import { isoOf, jitterOf, nextOf, timesOf } from './times.ts'
+import type { Lookups } from './validate.ts'
+
+/** A time that is older than this when it is looked at was missed: no server was there for it. */
+const missedAfterMs = 60_000
+/** So many missed times are made up for. */
+const mostCaughtUp = 100
+/** So many firings of a schedule are kept. */
+const keptFirings = 1_000
+
+export interface SchedulesDeps {
+  readonly database: Database
+  readonly store: WorkflowRunStore
+  readonly wakeUps: WakeUps
+  readonly limits: TenantLimits | undefined
+  readonly metrics: WorkflowMetrics
+  lookups(tenantId: string): Lookups
+}
+
+interface Row {
+  id: string
+  document: string
+  status: 'active' | 'paused'
+  next_at: string | null
+  created_by: string
+  created_at: string
+  updated_at: string
+}
+const columns = 'id, document, status, next_at, created_by, created_at, updated_at'
+
+/** Schedules of tenants: each of their times is dealt with once, by whichever process is woken for it. */
+export class Schedules {
+  readonly #deps: SchedulesDeps
+  constructor(deps: SchedulesDeps) {
+    this.#deps = deps
+  }
+
+  async create({ tenantId, keyId }: Caller, body: ScheduleBody): Promise<Schedule> {
+    await checkSchedule(this.#deps, tenantId, body)
+    const id = newId('wfsch')
+    const most = this.#deps.limits?.of(tenantId).workflowSchedules ?? Infinity
+    return this.#deps.database.tenant(tenantId, async (tx) => {
+      await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 60))', values: [tenantId] })
+      const [{ count, now }] = (await tx.query<{ count: number; now: string }>({
+        text: 'SELECT count(*)::int AS count, now() AS now FROM workflow_schedules WHERE tenant_id = $1',
+        values: [tenantId],
+      })) as [{ count: number; now: string }]
+      if (count >= most) throw overLimit('workflowSchedules', most)
+      const next = nextOf(body, new Date(now))
+      const [row] = await tx.query<Row>({
+        text: `INSERT INTO workflow_schedules (tenant_id, id, document, definition_id, status, next_at, created_by)
+               VALUES ($1, $2, $3, $4, 'active', $5, $6) RETURNING ${columns}`,
+        values: [tenantId, id, JSON.stringify(body), body.workflowDefinitionId ?? null, next ?? null, keyId],
+      })
+      await this.#wakeAt(tx, id, body, next, new Date(now))
+      return toSchedule(row!)
+    })
+  }
+
+  list(tenantId: string, page: Page): Promise<Listing<Schedule>> {
+    const list: ListSql = {
+      columns,
+      shown: columns,
+      // With its input, of which it says as much as a request may have.
+      bytes: 'octet_length(document) + 200',
+      from: 'workflow_schedules',
+      where: 'tenant_id = $1',
+      values: [tenantId],
+      order: { created_at: 'timestamptz', id: 'text' },
+      newestFirst: true,
+      atOnce: 200,
+    }
+    return readList({ database: this.#deps.database, tenantId }, list, page, (row: Row) => toSchedule(row))
+  }
+  async find(tenantId: string, id: string): Promise<Schedule> {
+    const { nextAt, ...schedule } = toSchedule(await this.#row(tenantId, id))
+    if (schedule.status === 'paused' || nextAt === undefined) return schedule as Schedule
+    return {
+      ...schedule,
+      nextAt,
+      nextTimes: timesOf(schedule, new Date(Date.parse(nextAt) - 1), 5).map(isoOf),
+    } as Schedule
+  }
+  firings(tenantId: string, id: string, page: Page): Promise<Listing<Firing>> {
+    const list: ListSql = {
+      columns: 'at, kind, outcome, run_id, message',
+      from: 'workflow_firings',
+      where: 'tenant_id = $1 AND schedule_id = $2',
+      values: [tenantId, id],
+      order: { at: 'timestamptz', kind: 'text' },
+      newestFirst: true,
+      atOnce: 200,
+    }
+    type FiringRow = {
+      at: string
+      kind: Firing['kind']
+      outcome: Firing['outcome']
+      run_id: string | null
+      message: string | null
+    }
+    return this.#row(tenantId, id).then(() =>
+      readList({ database: this.#deps.database, tenantId }, list, page, (row: FiringRow) => ({
+        at: row.at,
+        kind: row.kind,
+        outcome: row.outcome,
+        ...(row.run_id === null ? {} : { runId: row.run_id }),
+        ...(row.message === null ? {} : { message: row.message }),
+      })),
+    )
+  }
+
+  pause(tenantId: string, id: string): Promise<Schedule> {
+    return this.#change(tenantId, id, async (tx, row) => {
+      if (row.status === 'paused') return row
+      return this.#put(tx, id, 'paused', undefined)
+    })
+  }
+  /** Goes on with the next time from now: what lies in its pause was not missed. */
+  resume(tenantId: string, id: string): Promise<Schedule> {
+    return this.#change(tenantId, id, async (tx, row, now) => {
+      if (row.status === 'active') return row
+      const body = JSON.parse(row.document) as ScheduleBody
+      const next = nextOf(body, now)
+      await this.#wakeAt(tx, id, body, next, now)
+      return this.#put(tx, id, 'active', next)
+    })
+  }
+  async remove(tenantId: string, id: string): Promise<void> {
+    const [rows] = await this.#deps.database.batch<[object[]]>(tenantId, [
+      { text: 'DELETE FROM workflow_schedules WHERE tenant_id = $1 AND id = $2 RETURNING 1', values: [tenantId, id] },
+    ])
+    if (rows.length === 0) throw unknownSchedule()
+  }
+
+  /** Starts a run now, whatever its times are and whether or not one is under way. */
+  async runNow(tenantId: string, id: string): Promise<{ id: string; status: RunStatus }> {
+    const row = await this.#row(tenantId, id)
+    const target = await targetOf(this.#deps, tenantId, JSON.parse(row.document) as ScheduleBody)
+    if ('failure' in target) throw workflowErrors.invalidSchedule({ message: target.failure })
+    await this.#deps.store.admit(tenantId)
+    return this.#deps.database.tenant(tenantId, async (tx) => {
+      const started = await this.#start(tx, row, target)
+      await tx.query({
+        text: `INSERT INTO workflow_firings (tenant_id, schedule_id, at, kind, outcome, run_id) VALUES ($1, $2, clock_timestamp(), 'manual', 'started', $3)`,
+        values: [tenantId, id, started.id],
+      })
+      this.#deps.metrics.fired('started')
+      return started
+    })
+  }
+
+  /** Deals with all times of a schedule that have come, and with a run that waits for its turn. Called by wake-ups. */
+  async fire(tenantId: string, id: string): Promise<void> {
+    const row = await this.#row(tenantId, id).catch((error: unknown) => {
+      if (isAppError(error) && error.status === 404) return undefined
+      throw error
+    })
+    if (!row) return
+    const found = await targetOf(this.#deps, tenantId, JSON.parse(row.document) as ScheduleBody)
+    const refused = await this.#deps.store.refusal(tenantId)
+    const target = refused === undefined ? found : { failure: refused }
+    await this.#deps.database.tenant(tenantId, async (tx) => {
+      const held = await this.#hold(tx, id)
+      if (!held) return
+      await this.#startQueued(tx, held.row, target)
+      if (held.row.status === 'active' && held.row.next_at !== null) await this.#fireDue(tx, held.row, held.now, target)
+    })
+  }
+
+  async count(tenantId: string): Promise<number> {
+    const [[row]] = await this.#deps.database.batch<[{ count: number }[]]>(tenantId, [
+      { text: 'SELECT count(*)::int AS count FROM workflow_schedules WHERE tenant_id = $1', values: [tenantId] },
+    ])
+    return row!.count
+  }
+
+  async #fireDue(tx: TenantTx, row: Row, now: Date, target: Target): Promise<void> {
+    const body = JSON.parse(row.document) as ScheduleBody
+    const first = new Date(row.next_at!)
+    const come = timesOf(body, new Date(first.getTime() - 1), mostCaughtUp + 1_000, now)
+    // In their order: one that its jitter holds back holds back those behind it.
+    const early = come.findIndex((at) => at.getTime() + jitterOf(row.id, body, at) > now.getTime())
+    const due = early < 0 ? come : come.slice(0, early)
+    const last = due.at(-1)
+    if (!last) return this.#wakeAt(tx, row.id, body, first, now)
+    const missed = due.filter((at) => now.getTime() - at.getTime() - jitterOf(row.id, body, at) > missedAfterMs)
+    const caughtUp =
+      { none: [], one: missed.slice(-1), all: missed.slice(-mostCaughtUp) }[body.catchUp as 'none' | 'one' | 'all'] ??
+      []
+    const made = new Set(caughtUp)
+    for (const at of due) {
+      if (missed.includes(at) && !made.has(at)) await this.#record(tx, row.id, at, 'missed')
+      else await this.#fireAt(tx, row, body, at, target)
+    }
+    const next = nextOf(body, last)
+    await this.#put(tx, row.id, 'active', next)
+    await this.#wakeAt(tx, row.id, body, next, now)
+    await tx.query({
+      text: `DELETE FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 AND at < (
+               SELECT at FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 ORDER BY at DESC OFFSET ${keptFirings} LIMIT 1)`,
+      values: [tx.tenantId, row.id],
+    })
+  }
+  async #fireAt(tx: TenantTx, row: Row, { overlap = 'skip' }: ScheduleBody, at: Date, target: Target): Promise<void> {
+    if ('failure' in target) return this.#record(tx, row.id, at, 'failed', { message: target.failure })
+    if (overlap !== 'allow' && (await this.#isBusy(tx, row.id))) {
+      const waits = overlap === 'queue' && !(await this.#queued(tx, row.id))
+      return this.#record(tx, row.id, at, waits ? 'queued' : 'skipped')
+    }
+    try {
+      const { id } = await this.#start(tx, row, target)
+      await this.#record(tx, row.id, at, 'started', { runId: id })
+    } catch (error) {
+      // A limit of the tenant: the time is on record, and the next one comes.
+      if (!isAppError(error) || error.status >= 500) throw error
+      await this.#record(tx, row.id, at, 'failed', { message: error.sentence ?? error.code })
+    }
+  }
+  async #startQueued(tx: TenantTx, row: Row, target: Target): Promise<void> {
+    const queued = await this.#queued(tx, row.id)
+    if (!queued || 'failure' in target || (await this.#isBusy(tx, row.id))) return
+    const { id } = await this.#start(tx, row, target)
+    await tx.query({
+      text: `UPDATE workflow_firings SET outcome = 'started', run_id = $4 WHERE tenant_id = $1 AND schedule_id = $2 AND at = $3 AND kind = 'cron'`,
+      values: [tx.tenantId, row.id, queued, id],
+    })
+  }
+  async #queued(tx: TenantTx, id: string): Promise<string | undefined> {
+    const [row] = await tx.query<{ at: string }>({
+      text: `SELECT at FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 AND outcome = 'queued' ORDER BY at LIMIT 1`,
+      values: [tx.tenantId, id],
+    })
+    return row?.at
+  }
+  // A paused run waits for somebody, and holds nothing up.
+  async #isBusy(tx: TenantTx, id: string): Promise<boolean> {
+    const rows = await tx.query({
+      text: 'SELECT 1 FROM workflow_runs WHERE tenant_id = $1 AND schedule_id = $2 AND status = 1 LIMIT 1',
+      values: [tx.tenantId, id],
+    })
+    return rows.length > 0
+  }
+  #start(
+    tx: TenantTx,
+    row: Row,
+    target: Exclude<Target, { failure: string }>,
+  ): Promise<{ id: string; status: RunStatus }> {
+    const { input } = JSON.parse(row.document) as ScheduleBody
+    const run = { input: input ?? {}, start: true, createdBy: row.created_by, scheduleId: row.id }
+    return this.#deps.store.createIn(tx, run, { id: target.id, version: target.version, definition: target.definition })
+  }
+  async #record(
+    tx: TenantTx,
+    id: string,
+    at: Date,
+    outcome: Firing['outcome'],
+    { runId, message }: { runId?: string; message?: string } = {},
+  ): Promise<void> {
+    await tx.query({
+      text: `INSERT INTO workflow_firings (tenant_id, schedule_id, at, kind, outcome, run_id, message)
+             VALUES ($1, $2, $3, 'cron', $4, $5, $6) ON CONFLICT DO NOTHING`,
+      values: [tx.tenantId, id, at, outcome, runId ?? null, message ?? null],
+    })
+    this.#deps.metrics.fired(outcome)
+  }
+
+  async #row(tenantId: string, id: string): Promise<Row> {
+    const [[row]] = isId('wfsch', id)
+      ? await this.#deps.database.batch<[Row[]]>(tenantId, [
+          {
+            text: `SELECT ${columns} FROM workflow_schedules WHERE tenant_id = $1 AND id = $2`,
+            values: [tenantId, id],
+          },
+        ])
+      : [[]]
+    if (!row) throw unknownSchedule()
+    return row
+  }
+  async #hold(tx: TenantTx, id: string): Promise<{ row: Row; now: Date } | undefined> {
+    const [row] = await tx.query<Row & { now: string }>({
+      text: `SELECT ${columns}, clock_timestamp() AS now FROM workflow_schedules WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
+      values: [tx.tenantId, id],
+    })
+    return row && { row, now: new Date(row.now) }
+  }
+  async #change(
+    tenantId: string,
+    id: string,
+    change: (tx: TenantTx, row: Row, now: Date) => Promise<Row>,
+  ): Promise<Schedule> {
+    return this.#deps.database.tenant(tenantId, async (tx) => {
+      const held = await this.#hold(tx, id)
+      if (!held) throw unknownSchedule()
+      return toSchedule(await change(tx, held.row, held.now))
+    })
+  }
+  async #put(tx: TenantTx, id: string, status: Row['status'], next: Date | undefined): Promise<Row> {
+    const [row] = await tx.query<Row>({
+      text: `UPDATE workflow_schedules SET status = $3, next_at = $4, updated_at = CASE WHEN status = $3 THEN updated_at ELSE now() END
+             WHERE tenant_id = $1 AND id = $2 RETURNING ${columns}`,
+      values: [tx.tenantId, id, status, next ?? null],
+    })
+    return row!
+  }
+  async #wakeAt(tx: TenantTx, id: string, body: ScheduleBody, at: Date | undefined, now: Date): Promise<void> {
+    if (!at) return
+    const afterMs = Math.max(0, at.getTime() + jitterOf(id, body, at) - now.getTime()) + 1
+    await this.#deps.wakeUps.send(
+      [
+        {
+          tenantId: tx.tenantId,
+          what: { tenantId: tx.tenantId, scheduleId: id },
+          key: `${id}/${at.getTime()}`,
+          afterMs,
+        },
+      ],
+      tx,
+    )
+  }
+}
+
+export const unknownSchedule = () => notFound({ message: 'There is no schedule of this id.' })
+
+function toSchedule(row: Row): Schedule {
+  return {
+    id: row.id,
+    ...(JSON.parse(row.document) as ScheduleBody),
+    status: row.status,
+    ...(row.next_at === null ? {} : { nextAt: row.next_at }),
+    createdAt: row.created_at,
+    updatedAt: row.updated_at,
+  }
+}

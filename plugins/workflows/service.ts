@@ -1,0 +1,327 @@
+import { invalidField, isAppError, notFound } from '#kernel'
+import { approvalErrors, type NodeApproval, type NodeDecision } from '#contracts/approvals'
+import type { Caller } from '#contracts/auth'
+import type { Database, TenantTx } from '#contracts/database'
+import { newId } from '#contracts/ids'
+import type { RunDispatch } from '#contracts/runs'
+import type { RunStore } from '#contracts/run-store'
+import { isTerminal } from '#contracts/runs'
+import type { Wake, WakeUps } from '#contracts/jobs'
+import { findDefinition } from './definitions.store.ts'
+import type { Engine } from './engine.ts'
+import { addDependencies, copyRun, nodeOf, replaceNode, retryNode } from './repairs.store.ts'
+import { invalidWorkflow, workflowErrors } from './errors.ts'
+import { wakeOf, type WorkflowRunStore } from './runs.store.ts'
+import { unknownRun } from './views.store.ts'
+import {
+  type CreateRun,
+  type DefinitionBody,
+  type NodeBody,
+  type NodeUpdate,
+  type Repair,
+  type RunStatus,
+  runStatuses,
+} from './schema.ts'
+import { agentFailure, agentOutput, approvalOutcome, type Failure, type Outcome, startedBy } from './outcome.ts'
+import type { Transition } from './transition.ts'
+import { checkedDefinition, type Lookups, nodeProblems, problemsOf } from './validate.ts'
+
+export interface ServiceDeps {
+  readonly database: Database
+  readonly store: WorkflowRunStore
+  readonly engine: Engine
+  readonly wakeUps: WakeUps
+  readonly dispatch: RunDispatch
+  readonly runs: RunStore
+  lookups(tenantId: string): Lookups
+}
+
+/** A run of an agent that has not ended is looked at again, should nobody tell of its end. */
+const lookAgainMs = 60_000
+
+/** What is asked of workflow runs, and what wakes them. */
+export class WorkflowService {
+  readonly #deps: ServiceDeps
+  constructor(deps: ServiceDeps) {
+    this.#deps = deps
+  }
+
+  /** A body as a definition. 400 `invalid_workflow` names everything that is wrong with it. */
+  async check(tenantId: string, body: DefinitionBody, at = ''): Promise<ReturnType<typeof checkedDefinition>> {
+    const problems = await problemsOf(body, this.#deps.lookups(tenantId))
+    if (problems.length > 0) throw invalidWorkflow(problems, at)
+    return checkedDefinition(body)
+  }
+
+  async create({ tenantId, keyId }: Caller, { workflowDefinitionId, definition, input, autoStart = true }: CreateRun) {
+    if ((workflowDefinitionId === undefined) === (definition === undefined)) {
+      throw invalidField('body', 'needs `workflowDefinitionId` or `definition`, and not both')
+    }
+    const checked = definition && (await this.check(tenantId, definition, 'definition'))
+    return this.#deps.store.create(tenantId, {
+      ...(workflowDefinitionId === undefined ? {} : { workflowDefinitionId }),
+      ...(checked ? { definition: checked } : {}),
+      input: input ?? {},
+      start: autoStart,
+      createdBy: keyId,
+    })
+  }
+
+  /** Idempotent: a run that was started stays as it is. */
+  async start(tenantId: string, runId: string): Promise<RunStatus> {
+    const { status } = await this.#deps.store.statusOf(tenantId, runId)
+    if (status === 'pending') await this.#deps.store.admit(tenantId)
+    return this.#change(tenantId, runId, async (transition, tx) => {
+      if (transition.run.status !== 'pending') return transition.run.status
+      transition.run.status = 'running'
+      await tx.query({
+        text: `UPDATE workflow_nodes SET status = 1 WHERE tenant_id = $1 AND run_id = $2 AND status = 0 AND waits = 0 AND parent IS NULL`,
+        values: [tenantId, runId],
+      })
+      transition.notices.wake()
+      return 'running'
+    })
+  }
+
+  /** Idempotent. Agents, calls and child workflows are left and cancelled. */
+  async cancel(tenantId: string, runId: string): Promise<RunStatus> {
+    const status = await this.#change(tenantId, runId, async (transition) => {
+      if (transition.open || transition.run.status === 'pending') await transition.endRun('cancelled')
+      return transition.run.status
+    })
+    this.#deps.engine.leave(tenantId, runId)
+    return status
+  }
+
+  /** Ends a node as a client says. 409 `node_over` when it is over already. */
+  async update(tenantId: string, runId: string, nodeId: string, { status, output, error }: NodeUpdate): Promise<void> {
+    const failure: Failure | undefined =
+      typeof error === 'string' ? { code: 'failed', message: error } : (error as Failure | undefined)
+    await this.#change(tenantId, runId, async (transition, tx) => {
+      if (!transition.open) throw workflowErrors.runOver()
+      const node = await nodeOf(tx, runId, nodeId)
+      if (node.status === 4 ? status === 'error' || !node.blocks : node.status > 2) {
+        throw workflowErrors.nodeOver({ message: 'The node is over already.' })
+      }
+      await transition.endNodes([nodeId], status, {
+        ...(output === undefined ? {} : { output: JSON.stringify(output) }),
+        ...(failure ? { error: failure } : {}),
+      })
+      transition.notices.wake()
+    })
+  }
+
+  /** Gives a signal to the waits for it, or keeps it for the next one. */
+  async signal(tenantId: string, runId: string, name: string, payload: unknown): Promise<void> {
+    const text = JSON.stringify(payload ?? null)
+    await this.#change(tenantId, runId, async (transition, tx) => {
+      if (!transition.open && transition.run.status !== 'pending') throw workflowErrors.runOver()
+      const waiting = await tx.query<{ id: string; attempt: number }>({
+        text: 'SELECT id, attempt FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND waits_for = $3 AND status = 2',
+        values: [tenantId, runId, `signal/${runId}/${name}`],
+      })
+      await transition.apply(
+        waiting.map(({ id, attempt }): Outcome => ({ node: id, attempt, kind: 'over', status: 'ok', output: text })),
+      )
+      transition.notices.wake()
+      if (waiting.length > 0) return
+      const [count] = await tx.query<{ count: number }>({
+        text: 'SELECT count(*)::int AS count FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2',
+        values: [tenantId, runId],
+      })
+      if (count!.count >= 100)
+        throw workflowErrors.nodeOver({ message: 'A hundred signals wait for this run already.' })
+      await tx.query({
+        text: `INSERT INTO workflow_signals (tenant_id, run_id, name, payload) VALUES ($1, $2, $3, $4)
+               ON CONFLICT (tenant_id, run_id, name) DO UPDATE SET payload = excluded.payload`,
+        values: [tenantId, runId, name, text],
+      })
+    })
+  }
+
+  /** Ends the node that an approval is for. 409 `already_resolved` for all but the first. */
+  async resolve(
+    { tenantId, keyId }: Caller,
+    approval: NodeApproval,
+    { approved, comment }: NodeDecision,
+  ): Promise<void> {
+    const found = await this.#deps.store.waiting(tenantId, approval.id)
+    if (!found) throw approvalErrors.alreadyResolved()
+    await this.#change(tenantId, approval.workflowRunId, async (transition, tx) => {
+      const rows = await tx.query({
+        text: `UPDATE approvals SET status = $3, comment = $4, resolved_by = $5, resolved_at = now()
+               WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' RETURNING 1`,
+        values: [tenantId, approval.id, approved ? 'approved' : 'rejected', comment ?? null, keyId],
+      })
+      if (rows.length === 0 || !transition.open) throw approvalErrors.alreadyResolved()
+      const outcome = approvalOutcome(approved, { by: keyId, ...(comment === undefined ? {} : { comment }) })
+      await transition.apply([{ node: found.id, attempt: found.attempt, ...outcome }])
+      transition.notices.wake()
+    })
+  }
+
+  /** Mends a paused run. */
+  async repair(tenantId: string, runId: string, { action, nodeId, node, dependsOn }: Repair): Promise<void> {
+    if (action !== 'abort' && nodeId === undefined) throw invalidField('body/nodeId', 'is needed')
+    if (action === 'replace_node' && !node) throw invalidField('body/node', 'is needed')
+    if (action === 'add_dependency' && dependsOn === undefined) throw invalidField('body/dependsOn', 'is needed')
+    if (node) {
+      const problems = await nodeProblems({ ...node, id: node.id ?? nodeId }, this.#deps.lookups(tenantId))
+      if (problems.length > 0) throw invalidWorkflow(problems)
+    }
+    await this.#change(tenantId, runId, async (transition, tx) => {
+      if (transition.run.status !== 'paused') throw workflowErrors.notPaused()
+      if (action === 'abort') return transition.endRun('failed', { code: 'aborted', message: 'The run was given up.' })
+      const found = await nodeOf(tx, runId, nodeId!)
+      if (action === 'retry_node') {
+        if (!found.blocks)
+          throw workflowErrors.nodeOver({ message: 'Only a failed node that holds its run up is tried again.' })
+        await retryNode(tx, runId, nodeId!)
+        transition.notices.tell(nodeId!, 1, 0)
+        transition.run.failed--
+      } else if (action === 'replace_node') {
+        if (found.status > 1 && !found.blocks)
+          throw workflowErrors.nodeOver({ message: 'The node runs, or is over already.' })
+        await replaceNode(tx, runId, nodeId!, { ...node!, id: nodeId } as NodeBody)
+        if (found.blocks) {
+          await retryNode(tx, runId, nodeId!)
+          transition.notices.tell(nodeId!, 1, 0)
+          transition.run.failed--
+        }
+      } else {
+        if (found.parent !== null || (found.status > 1 && !found.blocks)) {
+          throw workflowErrors.nodeOver({ message: 'The node runs, is over already, or is a part of another one.' })
+        }
+        await addDependencies(tx, runId, nodeId!, [dependsOn!].flat())
+      }
+      transition.notices.wake()
+    })
+    if (action === 'abort') this.#deps.engine.leave(tenantId, runId)
+  }
+
+  /** A new run of the same nodes: those before `fromNodeId`, and beside it, keep what came of them. */
+  async rerun(
+    { tenantId, keyId }: Caller,
+    runId: string,
+    fromNodeId: string,
+  ): Promise<{ id: string; status: RunStatus }> {
+    const id = newId('wfrun')
+    await this.#deps.store.admit(tenantId)
+    await this.#deps.database.tenant(tenantId, async (tx) => {
+      const [run] = await tx.query<{ status: number }>({
+        text: 'SELECT status FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR SHARE',
+        values: [tenantId, runId],
+      })
+      if (!run) throw unknownRun()
+      if (run.status < 2)
+        throw workflowErrors.nodeOver({ message: 'The run is under way: cancel it first, or wait until it rests.' })
+      const from = await nodeOf(tx, runId, fromNodeId)
+      if (from.parent !== null)
+        throw workflowErrors.nodeOver({ message: 'A run begins again from a node, not from a part of one.' })
+      await copyRun(tx, runId, id, fromNodeId, keyId)
+      await this.#deps.wakeUps.send([wakeOf(tenantId, id)], tx)
+    })
+    return { id, status: 'running' }
+  }
+
+  /** What a wake-up asks for. */
+  async wake(what: Wake['what']): Promise<void> {
+    const { tenantId, runId, leave, child, node, agent } = what
+    if (tenantId === undefined) return
+    if (agent !== undefined) return this.#lookAtAgent(tenantId, agent)
+    if (runId === undefined) return
+    if (leave !== undefined) return this.#leave(tenantId, runId, leave, what['type'])
+    if (child !== undefined && node !== undefined) await this.#childOver(tenantId, runId, child)
+    else await this.#deps.engine.drive(tenantId, runId)
+  }
+
+  /** The run of an agent may have ended. */
+  async #lookAtAgent(tenantId: string, agentRunId: string): Promise<void> {
+    const node = await this.#deps.store.waiting(tenantId, agentRunId)
+    if (!node) return
+    const run = await this.#deps.runs.findRun(tenantId, agentRunId)
+    if (run && !isTerminal(run.status)) {
+      const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
+      return this.#deps.wakeUps.send([again])
+    }
+    const structured = node.spec.type === 'agent' && node.spec.responseFormat !== undefined
+    const of = { node: node.id, attempt: node.attempt, kind: 'over' } as const
+    const cost = run?.costCents === undefined ? {} : { costCents: run.costCents }
+    const outcome: Outcome =
+      run?.status === 'ok'
+        ? { ...of, ...cost, status: 'ok', output: agentOutput(run.result ?? '', structured) }
+        : { ...of, ...cost, status: 'error', error: agentFailure(run) }
+    await this.#settle(tenantId, node.run_id, [outcome])
+  }
+
+  async #childOver(tenantId: string, runId: string, childId: string): Promise<void> {
+    const node = await this.#deps.store.waiting(tenantId, childId)
+    if (!node || node.run_id !== runId) return
+    const child = await this.#deps.store.statusOf(tenantId, childId)
+    if (runStatuses.indexOf(child.status) < 3) return
+    const costCents = await this.#deps.store.cost(tenantId, childId)
+    const of = { node: node.id, attempt: node.attempt, kind: 'over', costCents } as const
+    const why = child.error === null ? undefined : (JSON.parse(child.error) as Failure)
+    const outcome: Outcome =
+      child.status === 'completed'
+        ? { ...of, status: 'ok', output: child.output ?? 'null' }
+        : {
+            ...of,
+            status: 'error',
+            error: {
+              code: `workflow_${child.status}`,
+              message: why?.message ?? `The child workflow ended as ${child.status}.`,
+              workflowRunId: childId,
+            },
+          }
+    await this.#settle(tenantId, runId, [outcome])
+  }
+  async #settle(tenantId: string, runId: string, outcomes: readonly Outcome[]): Promise<void> {
+    await this.#deps.engine.transit(tenantId, runId, (transition) => transition.apply(outcomes))
+    await this.#deps.engine.drive(tenantId, runId)
+  }
+
+  /** Cancels what a node waited for that does not wait any more, or all that a cancelled run did. */
+  async #leave(tenantId: string, runId: string, what: string, type: string | undefined): Promise<void> {
+    if (type !== undefined) return this.#cancelThing(tenantId, what, type)
+    type Row = { id: string; attempt: number; waits_for: string | null; type: string }
+    const [rows] = await this.#deps.database.batch<[Row[]]>(tenantId, [
+      {
+        text: `SELECT id, attempt, waits_for, type FROM workflow_nodes
+               WHERE tenant_id = $1 AND run_id = $2 AND status = 6 AND attempt > 0 AND type IN ('agent', 'workflow')`,
+        values: [tenantId, runId],
+      },
+    ])
+    // One that was not parked yet may have begun all the same.
+    for (const { id, attempt, waits_for, type: one } of rows)
+      await this.#cancelThing(tenantId, waits_for ?? startedBy(runId, id, attempt), one)
+  }
+  async #cancelThing(tenantId: string, id: string, type: string): Promise<void> {
+    try {
+      if (type === 'workflow') await this.cancel(tenantId, id)
+      else await this.#deps.dispatch.cancel(tenantId, id)
+    } catch (error) {
+      // It has never begun.
+      if (!isAppError(error) || error.status !== 404) throw error
+    }
+  }
+
+  async #change<T>(
+    tenantId: string,
+    runId: string,
+    change: (transition: Transition, tx: TenantTx) => Promise<T>,
+  ): Promise<T> {
+    const made = await this.#deps.engine.transit(tenantId, runId, async (...both) => ({
+      result: await change(...both),
+    }))
+    if (!made) throw unknownRun()
+    return made.result
+  }
+
+  /** A stored definition with some of its fields replaced. */
+  async changed(tenantId: string, id: string, change: Partial<DefinitionBody>) {
+    const found = await findDefinition(this.#deps.database, tenantId, id)
+    if (!found) throw notFound({ message: 'There is no workflow definition of this id.' })
+    return this.check(tenantId, { ...(found.definition as unknown as DefinitionBody), ...change })
+  }
+}

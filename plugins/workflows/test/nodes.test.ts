@@ -1,0 +1,228 @@
+/* oxlint-disable unicorn/no-thenable -- nodes of type condition have a field of that name. */
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { node, stage, startEffects } from './stage.ts'
+
+test('each type of node does what it says', async (t) => {
+  let calls = 0
+  const http = await startEffects(t, ({ path }) => ({
+    body:
+      path === '/score'
+        ? { score: 7 }
+        : path === '/poll'
+          ? { ready: ++calls === 3 }
+          : { nul: 'a\u0000b', list: [1, null] },
+  }))
+  const s = await stage(t)
+  await s.call('POST', '/api/profiles', { name: 'echo', model: 'builtin/demo' })
+
+  await t.test('http, condition, and a branch that is not taken', async () => {
+    const id = await s.run(
+      [
+        {
+          id: 'score',
+          type: 'http',
+          url: `${http.url}/score`,
+          method: 'POST',
+          body: { of: '{{ input.name }}', n: '{{ input.n }}' },
+        },
+        {
+          id: 'good',
+          type: 'condition',
+          dependsOn: ['score'],
+          if: '{{ nodes.score.output.body.score }} + 1 > 7 && input.n % 2 == 1',
+          then: ['yes'],
+          else: ['no'],
+        },
+        { id: 'yes', type: 'http', url: `${http.url}/yes` },
+        { id: 'no', type: 'http', url: `${http.url}/no` },
+        { id: 'behind', type: 'http', dependsOn: ['no'], url: `${http.url}/behind` },
+        {
+          id: 'end',
+          type: 'condition',
+          dependsOn: ['yes', 'behind'],
+          if: 'nodes.yes.status == "ok" && nodes.no.status == "skipped"',
+        },
+      ],
+      { input: { name: 'x"y', n: 3 } },
+    )
+    const run = await s.rests(id)
+    assert.equal(run.status, 3, JSON.stringify(run.error))
+    assert.deepEqual(
+      run.nodes.map((one: { id: string; status: number }) => [one.id, one.status]),
+      [
+        ['score', 3],
+        ['good', 3],
+        ['yes', 3],
+        ['no', 5],
+        ['behind', 5],
+        ['end', 3],
+      ],
+    )
+    assert.deepEqual(http.effects[0], { path: '/score', key: `${id}/score/1`, attempt: 1, body: { of: 'x"y', n: 3 } })
+    // Outputs are kept as they are: a NUL, lists, null.
+    assert.deepEqual(node(run, 'yes').output.body, { nul: 'a\u0000b', list: [1, null] })
+    assert.equal(run.output, true)
+  })
+
+  await t.test('an agent, and a template over what it said', async () => {
+    const id = await s.run(
+      [
+        { id: 'ask', type: 'agent', profile: 'echo', prompt: 'Say {{ input.word }}' },
+        { id: 'next', type: 'agent', profile: 'echo', dependsOn: ['ask'], prompt: 'About: {{ nodes.ask.output }}' },
+      ],
+      { input: { word: 'pear' } },
+    )
+    const run = await s.rests(id)
+    assert.equal(run.status, 3, JSON.stringify(run))
+    const { body: agent } = await s.call('GET', `/api/runs/${node(run, 'next').agentRunId}`)
+    assert.equal(agent.subTask.prompt, `About: ${node(run, 'ask').output}`)
+    assert.match(agent.subTask.prompt, /pear/)
+  })
+
+  await t.test('what agents may cost together is divided among those that begin together', async () => {
+    const agent = { type: 'agent', profile: 'echo', prompt: 'Hello' }
+    const nodes = [
+      { ...agent, id: 'a' },
+      { ...agent, id: 'b' },
+      { ...agent, id: 'c', dependsOn: ['a', 'b'] },
+    ]
+    const id = await s.run(nodes, { definition: { name: 'paid', nodes, maxCostCents: 9 } })
+    const run = await s.rests(id)
+    const parents = nodes.map(async (one) => {
+      const { body } = await s.call('GET', `/api/runs/${node(run, one.id).agentRunId}`)
+      return body.parent
+    })
+    // One part stays for what is still to come; the last one has what is left.
+    assert.deepEqual(
+      (await Promise.all(parents)).map(({ rootId, budgetCents }) => [rootId, budgetCents]),
+      [
+        [id, 3],
+        [id, 3],
+        [id, 9],
+      ],
+    )
+  })
+
+  await t.test('a tool of the platform', async () => {
+    const run = await s.rests(
+      await s.run([{ id: 'sum', type: 'tool', tool: 'calculate', arguments: { expression: '{{ input.x }} * 2' } }], {
+        input: { x: 21 },
+      }),
+    )
+    assert.equal(run.status, 3, JSON.stringify(run.error))
+    assert.match(JSON.stringify(node(run, 'sum').output), /42/)
+  })
+
+  await t.test('a map in the order of its items, a loop until its condition holds', async () => {
+    const run = await s.rests(
+      await s.run(
+        [
+          {
+            id: 'each',
+            type: 'map',
+            items: '{{ input.list }}',
+            concurrency: 2,
+            node: { type: 'condition', if: 'item > 1 && index < 9' },
+          },
+          { id: 'none', type: 'map', items: [], node: { type: 'condition', if: true } },
+          {
+            id: 'poll',
+            type: 'loop',
+            until: 'output.body.ready',
+            max: 5,
+            node: { type: 'http', url: `${http.url}/poll` },
+          },
+          { id: 'bounded', type: 'loop', until: 'false', max: 2, node: { type: 'condition', if: 'iteration == 1' } },
+          {
+            id: 'nested',
+            type: 'map',
+            items: [1, 2],
+            node: { type: 'map', items: '{{ item }}{{ item }}', node: { type: 'condition', if: true } },
+            continueOnError: true,
+          },
+        ].slice(0, 4),
+        { input: { list: [1, 2, 3] } },
+      ),
+    )
+    assert.equal(run.status, 3, JSON.stringify(run.error))
+    assert.deepEqual(node(run, 'each').output, [false, true, true])
+    assert.deepEqual(node(run, 'none').output, [])
+    assert.deepEqual(node(run, 'poll').output.body, { ready: true })
+    assert.deepEqual(node(run, 'poll.2').parent, 'poll')
+    assert.equal(node(run, 'poll.3'), undefined)
+    assert.equal(node(run, 'bounded').output, true)
+  })
+
+  await t.test('waits for a time and for signals, before and after they come', async () => {
+    const id = await s.run([
+      { id: 'short', type: 'wait', seconds: 0.05 },
+      { id: 'go', type: 'wait', dependsOn: ['short'], signal: 'go' },
+      { id: 'early', type: 'wait', dependsOn: ['go'], signal: 'early' },
+    ])
+    assert.equal((await s.call('POST', `/api/workflows/runs/${id}/signals/early`, { payload: [1] })).status, 204)
+    await s.until(id, (run) => node(run, 'go').status === 2)
+    assert.equal((await s.call('POST', `/api/workflows/runs/${id}/signals/go`, { payload: { ok: null } })).status, 204)
+    const run = await s.rests(id)
+    assert.equal(run.status, 3)
+    assert.deepEqual([node(run, 'go').output, node(run, 'early').output], [{ ok: null }, [1]])
+    assert.equal((await s.call('POST', `/api/workflows/runs/${id}/signals/go`)).body.error, 'run_over')
+  })
+
+  await t.test('approvals: the first decision counts, and one that expires follows its rule', async () => {
+    const id = await s.run(
+      [
+        { id: 'ask', type: 'approval', message: 'Pay {{ input.sum }}?' },
+        { id: 'late', type: 'approval', message: 'Quick!', expiresIn: 0.05, onExpiry: 'approve' },
+      ],
+      { input: { sum: 5 } },
+    )
+    const waiting = await s.until(
+      id,
+      (run) => node(run, 'ask').approvalId !== undefined && node(run, 'late').status === 3,
+    )
+    const approval = node(waiting, 'ask').approvalId
+    const { body: listed } = await s.call('GET', '/api/approvals?status=waiting')
+    assert.deepEqual(
+      listed.map((one: { message: string }) => one.message),
+      ['Pay 5?'],
+    )
+    const decide = (decision: string) =>
+      s.call('POST', `/api/approvals/${approval}/resolve`, { decision, comment: 'fine' })
+    const answers = await Promise.all([decide('approve'), decide('approve'), decide('approve')])
+    assert.deepEqual(answers.map(({ status }) => status).toSorted(), [200, 409, 409])
+    const run = await s.rests(id)
+    assert.equal(run.status, 3)
+    assert.equal(node(run, 'ask').output.comment, 'fine')
+    assert.deepEqual(node(run, 'late').output, { decision: 'approve', by: 'expiry' })
+  })
+
+  await t.test('an output that the workflow does not promise fails the run', async () => {
+    const definition = {
+      name: 'promise',
+      nodes: [{ id: 'a', type: 'condition', if: true }],
+      output: { sum: 'many' },
+      outputSchema: { type: 'object', properties: { sum: { type: 'number' } } },
+    }
+    const { body } = await s.call('POST', '/api/workflows/runs', { definition })
+    const run = await s.rests(body.id)
+    assert.deepEqual([run.status, run.error.code], [4, 'bad_output'])
+    assert.match(run.error.message, /outputSchema/)
+  })
+  await t.test('a child workflow gives its output to its parent', async () => {
+    const { body: child } = await s.call('POST', '/api/workflows/definitions', {
+      name: 'child',
+      nodes: [{ id: 'a', type: 'condition', if: 'input.n == 2' }],
+      output: { was: '{{ nodes.a.output }}', n: '{{ input.n }}' },
+    })
+    const run = await s.rests(
+      await s.run([{ id: 'sub', type: 'workflow', workflowDefinitionId: child.id, input: { n: '{{ input.n }}' } }], {
+        input: { n: 2 },
+      }),
+    )
+    assert.equal(run.status, 3, JSON.stringify(run.error))
+    assert.deepEqual(run.output, { was: true, n: 2 })
+    const { body: inner } = await s.call('GET', `/api/workflows/runs/${node(run, 'sub').workflowRunId}`)
+    assert.deepEqual([inner.parentRunId, inner.status], [run.id, 3])
+  })
+})

@@ -1,0 +1,126 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { timesOf } from '../times.ts'
+import { type Body, stage } from './stage.ts'
+
+test('schedules fire once a time on any number of conductors, and follow their policies', async (t) => {
+  const s = await stage(t)
+  const other = await stage(t, { dsn: s.dsn })
+  const { body: quick } = await s.call('POST', '/api/workflows/definitions', {
+    name: 'quick',
+    nodes: [{ id: 'a', type: 'condition', if: true }],
+  })
+  const { body: slow } = await s.call('POST', '/api/workflows/definitions', {
+    name: 'slow',
+    nodes: [{ id: 'a', type: 'wait', signal: 'end' }],
+  })
+  const create = async (body: object): Promise<string> => {
+    const made = await s.call('POST', '/api/workflows/schedules', { cron: '0 0 1 1 *', ...body })
+    assert.equal(made.status, 201, JSON.stringify(made.body))
+    return made.body.id
+  }
+  /** Moves the next time of a schedule into the past, and wakes both conductors for it. */
+  const due = async (id: string, cron: string, ago: string): Promise<void> => {
+    await s.database.tenant('default', (tx) =>
+      tx.query({
+        text: `UPDATE workflow_schedules SET next_at = date_trunc('minute', now()) - $3::interval,
+                 document = jsonb_set(document::jsonb, '{cron}', to_jsonb($4::text))::text WHERE tenant_id = $1 AND id = $2`,
+        values: ['default', id, ago, cron],
+      }),
+    )
+    await Promise.all([s.wake(id), other.wake(id), s.wake(id), other.wake(id)])
+  }
+  const history = async (id: string): Promise<Body[]> =>
+    (await s.call('GET', `/api/workflows/schedules/${id}/history`)).body
+  const until = async (id: string, holds: (rows: Body[]) => boolean): Promise<Body[]> => {
+    for (;;) {
+      const rows = await history(id)
+      if (holds(rows)) return rows
+      await new Promise((resolve) => setTimeout(resolve, 20))
+    }
+  }
+  const outcomes = (rows: Body[]): string[] => rows.map(({ outcome }) => outcome)
+
+  await t.test('one firing for a time, however many are woken', async () => {
+    const id = await create({ workflowDefinitionId: quick.id })
+    await due(id, '* * * * *', '0 minutes')
+    const rows = await until(id, (all) => all.length > 0)
+    assert.deepEqual(outcomes(rows), ['started'])
+    assert.equal((await s.rests(rows[0].runId)).scheduleId, id)
+  })
+  await t.test('missed times: none, one, all', async () => {
+    for (const [catchUp, started] of [
+      ['none', 1],
+      ['one', 2],
+      ['all', 4],
+    ] as const) {
+      const id = await create({ workflowDefinitionId: quick.id, catchUp, overlap: 'allow' })
+      await due(id, '0 * * * *', '0 minutes')
+      await s.database.tenant('default', (tx) =>
+        tx.query({
+          text: `DELETE FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2`,
+          values: ['default', id],
+        }),
+      )
+      await due(id, '* * * * *', '3 minutes')
+      const rows = await until(id, (all) => all.length >= 4)
+      assert.ok(
+        outcomes(rows).filter((one) => one === 'started').length >= started - 1,
+        `${catchUp}: ${outcomes(rows).join()}`,
+      )
+      assert.ok(
+        outcomes(rows).filter((one) => one === 'started').length <= started,
+        `${catchUp}: ${outcomes(rows).join()}`,
+      )
+    }
+  })
+  await t.test('overlap: skip, queue, allow', async () => {
+    for (const [overlap, outcome] of [
+      ['skip', 'skipped'],
+      ['queue', 'queued'],
+      ['allow', 'started'],
+    ] as const) {
+      const id = await create({ workflowDefinitionId: slow.id, overlap })
+      const { body: first } = await s.call('POST', `/api/workflows/schedules/${id}/run`)
+      await due(id, '* * * * *', '0 minutes')
+      const rows = await until(id, (all) => all.length > 1)
+      assert.deepEqual(outcomes(rows).toSorted(), [outcome, 'started'].toSorted())
+      await s.call('POST', `/api/workflows/runs/${first.id}/signals/end`)
+      if (overlap === 'queue') await until(id, (all) => outcomes(all).every((one) => one === 'started'))
+    }
+  })
+  await t.test('a profile alone, pause, resume, and what is refused', async () => {
+    await s.call('POST', '/api/profiles', { name: 'echo', model: 'builtin/demo' })
+    const id = await create({ profile: 'echo', prompt: 'Hello', cron: '0 9 * * *', timezone: 'Europe/Berlin' })
+    const { body: run } = await s.call('POST', `/api/workflows/schedules/${id}/run`)
+    assert.equal((await s.rests(run.id)).status, 3)
+    assert.equal((await s.call('POST', `/api/workflows/schedules/${id}/pause`)).body.status, 'paused')
+    assert.equal((await s.call('GET', `/api/workflows/schedules/${id}`)).body.nextTimes, undefined)
+    assert.equal((await s.call('POST', `/api/workflows/schedules/${id}/resume`)).body.status, 'active')
+    assert.equal((await s.call('GET', `/api/workflows/schedules/${id}`)).body.nextTimes.length, 5)
+    const wrong = await s.call('POST', '/api/workflows/schedules', {
+      cron: '99 * * * *',
+      timezone: 'Mars/Base',
+      profile: 'nobody',
+    })
+    assert.deepEqual([wrong.status, wrong.body.error], [400, 'invalid_schedule'])
+    assert.ok(wrong.body.issues.length >= 3)
+    assert.equal((await s.call('DELETE', `/api/workflows/schedules/${id}`)).status, 204)
+    assert.equal((await s.call('GET', `/api/workflows/schedules/${id}`)).status, 404)
+  })
+})
+
+test('daylight saving: a time that a night does not have comes at the end of its gap, one that it has twice comes once', () => {
+  const iso = (from: string, cron: string): string[] =>
+    timesOf({ cron, timezone: 'Europe/Berlin' }, new Date(from), 3).map((at) => at.toISOString())
+  assert.deepEqual(iso('2026-03-28T00:00:00Z', '30 2 * * *'), [
+    '2026-03-28T01:30:00.000Z',
+    '2026-03-29T01:00:00.000Z',
+    '2026-03-30T00:30:00.000Z',
+  ])
+  assert.deepEqual(iso('2026-10-24T00:00:00Z', '30 2 * * *'), [
+    '2026-10-24T00:30:00.000Z',
+    '2026-10-25T00:30:00.000Z',
+    '2026-10-26T01:30:00.000Z',
+  ])
+})

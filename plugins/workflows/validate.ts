@@ -1,0 +1,275 @@
+import { setImmediate as turn } from 'node:timers/promises'
+import { Value } from '@sinclair/typebox/value'
+import type { Problem } from './errors.ts'
+import { conditionProblem, nodesIn, templateProblem, textsIn } from './expressions.ts'
+import { nodeSchemas, type NodeType, nodeTypes, type WorkflowNode } from './node.schema.ts'
+import { type Definition, type DefinitionBody, type NodeBody } from './schema.ts'
+
+/** What only the server knows. Absent lookups are not made: `agent-orc workflow validate` has no server. */
+export interface Lookups {
+  /** Each of `names` that is none, of what. */
+  profiles?(names: readonly string[]): Promise<readonly string[]>
+  tools?(names: readonly string[]): Promise<readonly string[]>
+  definitions?(ids: readonly string[]): Promise<readonly string[]>
+  /** Why a JSON Schema is none. */
+  schema?(schema: Readonly<Record<string, unknown>>): Promise<string | undefined>
+  /** Why a value does not fit one. */
+  value?(schema: Readonly<Record<string, unknown>>, value: unknown): Promise<string | undefined>
+}
+
+/** How deep maps and loops may be in one another. */
+const mostDepth = 4
+/** Timeouts of what a conductor executes itself. */
+const mostCallSeconds = 3_600
+/** More than these are not told: nobody mends a thousand at once. */
+const mostProblems = 100
+
+/** Everything that is wrong with a definition, each with its path; none: it is one. */
+export async function problemsOf(body: DefinitionBody, lookups: Lookups = {}): Promise<Problem[]> {
+  const found = new Findings()
+  const known = new Set<string>()
+  for (const [i, { id }] of body.nodes.entries()) {
+    if (typeof id !== 'string') continue
+    if (known.has(id)) found.add(`nodes/${i}/id`, `there is another node '${id}'`)
+    known.add(id)
+  }
+  for (const [i, node] of body.nodes.entries()) {
+    checkNode(node, `nodes/${i}`, found)
+    if (i % 100 === 99) await turn()
+  }
+  checkGraph(body.nodes, known, found)
+  for (const { path, text } of textsIn(body.output)) {
+    const problem = templateProblem(text)
+    if (problem) found.add(path === '' ? 'output' : `output/${path}`, problem)
+    for (const id of nodesIn(text, (one) => known.has(one))) {
+      if (!known.has(id)) found.add('output', `there is no node '${id}'`)
+    }
+  }
+  await lookUp(body, found, lookups)
+  return found.problems
+}
+
+/** The definition of a body without problems. */
+export const checkedDefinition = (body: DefinitionBody): Definition => body as unknown as Definition
+
+/** Everything that is wrong with one node by itself. */
+export async function nodeProblems(node: NodeBody, lookups: Lookups): Promise<Problem[]> {
+  const found = new Findings()
+  checkNode(node, 'node', found)
+  await found.lookUpNames(lookups)
+  return found.problems
+}
+
+class Findings {
+  readonly problems: Problem[] = []
+  readonly profiles = new Map<string, string[]>()
+  readonly tools = new Map<string, string[]>()
+  readonly definitions = new Map<string, string[]>()
+  readonly schemas: { readonly path: string; readonly schema: Readonly<Record<string, unknown>> }[] = []
+
+  add(path: string, message: string): void {
+    if (this.problems.length < mostProblems) this.problems.push({ path, message })
+  }
+  name(where: 'profiles' | 'tools' | 'definitions', name: string, path: string): void {
+    this[where].set(name, [...(this[where].get(name) ?? []), path])
+  }
+  async lookUpNames(lookups: Lookups): Promise<void> {
+    for (const [kind, what] of [
+      ['profiles', 'profile'],
+      ['tools', 'tool'],
+      ['definitions', 'workflow definition'],
+    ] as const) {
+      const names = [...this[kind].keys()]
+      for (const name of (names.length > 0 && (await lookups[kind]?.(names))) || []) {
+        for (const path of this[kind].get(name) ?? []) this.add(path, `there is no ${what} '${name}'`)
+      }
+    }
+    for (const { path, schema } of this.schemas) {
+      const problem = await lookups.schema?.(schema)
+      if (problem) this.add(path, problem)
+    }
+  }
+}
+
+function checkNode(node: NodeBody, path: string, found: Findings, depth = 0): void {
+  const { type } = node
+  if (typeof type !== 'string' || !(nodeTypes as readonly string[]).includes(type)) {
+    return found.add(`${path}/type`, `must be one of ${nodeTypes.join(', ')}`)
+  }
+  // A part of a map or loop has no place of its own.
+  const whole = depth === 0 ? node : { id: 'part', ...node }
+  const schema = nodeSchemas[type as NodeType]
+  if (!Value.Check(schema, whole)) {
+    const said = new Set<string>()
+    for (const { path: at, message } of Value.Errors(schema, whole)) {
+      // The first of a field says it; the others follow from that.
+      if (said.has(at)) continue
+      said.add(at)
+      found.add(`${path}${at}`, message.charAt(0).toLowerCase() + message.slice(1))
+    }
+    return
+  }
+  checkFields(whole as WorkflowNode, path, found, depth)
+}
+
+function checkFields(node: WorkflowNode, path: string, found: Findings, depth: number): void {
+  const { type } = node
+  for (const [field, value] of Object.entries(node)) {
+    if (!templated[type].includes(field)) continue
+    for (const { path: inner, text } of textsIn(value)) {
+      const problem = templateProblem(text)
+      if (problem) found.add([path, field, inner].filter(Boolean).join('/'), problem)
+    }
+  }
+  if (type === 'agent') found.name('profiles', node.profile, `${path}/profile`)
+  if (type === 'tool') found.name('tools', node.tool, `${path}/tool`)
+  if (type === 'workflow') found.name('definitions', node.workflowDefinitionId, `${path}/workflowDefinitionId`)
+  if (type === 'agent' && node.responseFormat) {
+    const { schema } = node.responseFormat as { schema?: unknown }
+    if (typeof schema === 'object' && schema !== null) {
+      found.schemas.push({ path: `${path}/responseFormat/schema`, schema: schema as Record<string, unknown> })
+    }
+  }
+  if (type === 'condition' && typeof node.if === 'string') checkCondition(node.if, `${path}/if`, found)
+  if (type === 'loop') checkCondition(node.until, `${path}/until`, found)
+  if (type === 'wait' && [node.seconds, node.until, node.signal].every((one) => one === undefined)) {
+    found.add(path, 'a wait has `seconds`, `until` or `signal`')
+  }
+  if (type === 'wait' && node.seconds !== undefined && node.until !== undefined) {
+    found.add(`${path}/until`, 'a wait has `seconds` or `until`, not both')
+  }
+  if ((type === 'tool' || type === 'http') && (node.timeoutSeconds ?? 0) > mostCallSeconds) {
+    found.add(`${path}/timeoutSeconds`, `a call takes at most ${mostCallSeconds} seconds`)
+  }
+  if (node.timeoutSeconds !== undefined && !['agent', 'tool', 'http', 'workflow'].includes(type)) {
+    found.add(`${path}/timeoutSeconds`, `a node of type ${type} has no timeout`)
+  }
+  if (node.concurrencyLimit !== undefined && node.concurrencyKey === undefined) {
+    found.add(`${path}/concurrencyLimit`, 'it needs a `concurrencyKey`')
+  }
+  if (type === 'map' || type === 'loop') {
+    if (depth >= mostDepth) found.add(`${path}/node`, `maps and loops are at most ${mostDepth} deep`)
+    else checkNode(node.node as NodeBody, `${path}/node`, found, depth + 1)
+    if (node.node && 'dependsOn' in node.node) found.add(`${path}/node/dependsOn`, 'a part depends on nothing')
+  }
+}
+
+/** The fields in which texts are templates. */
+export const templated: Readonly<Record<NodeType, readonly string[]>> = {
+  agent: ['prompt', 'sessionId', 'metadata'],
+  tool: ['arguments'],
+  condition: [],
+  map: ['items'],
+  loop: [],
+  wait: ['seconds', 'until'],
+  approval: ['message'],
+  workflow: ['input'],
+  http: ['url', 'headers', 'body'],
+}
+
+function checkCondition(text: string, path: string, found: Findings): void {
+  const problem = conditionProblem(text)
+  if (problem) found.add(path, problem)
+}
+
+/** The dependencies of a node, those that a condition adds by naming it included. */
+export function edgesOf(nodes: readonly NodeBody[]): Map<string, Set<string>> {
+  const edges = new Map<string, Set<string>>()
+  for (const { id, dependsOn } of nodes) {
+    if (typeof id === 'string') edges.set(id, new Set(textsOf(dependsOn)))
+  }
+  for (const node of nodes) {
+    if (node.type !== 'condition' || typeof node.id !== 'string') continue
+    const { then, else: otherwise } = node as { then?: unknown; else?: unknown }
+    for (const branch of [...textsOf(then), ...textsOf(otherwise)]) edges.get(branch)?.add(node.id)
+  }
+  return edges
+}
+
+const textsOf = (list: unknown): string[] =>
+  Array.isArray(list) ? list.filter((one): one is string => typeof one === 'string') : []
+
+function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>, found: Findings): void {
+  for (const [i, node] of nodes.entries()) {
+    for (const field of ['dependsOn', 'then', 'else'] as const) {
+      for (const [j, id] of textsOf((node as Readonly<Record<string, unknown>>)[field]).entries()) {
+        if (!known.has(id)) found.add(`nodes/${i}/${field}/${j}`, `there is no node '${id}'`)
+        else if (field !== 'dependsOn' && id === node.id) found.add(`nodes/${i}/${field}/${j}`, 'it names itself')
+      }
+    }
+  }
+  const edges = edgesOf(nodes)
+  const cycle = cycleIn(edges)
+  if (cycle) {
+    const at = nodes.findIndex(({ id }) => id === cycle[0])
+    return found.add(`nodes/${at}/dependsOn`, `the dependencies go round in a circle: ${cycle.join(' -> ')}`)
+  }
+  const isBefore = ancestryIn(edges)
+  for (const [i, node] of nodes.entries()) {
+    if (typeof node.id !== 'string') continue
+    for (const { path, text } of textsIn(node)) {
+      for (const id of new Set(nodesIn(text, (one) => known.has(one)))) {
+        if (!known.has(id)) found.add(`nodes/${i}/${path}`, `there is no node '${id}'`)
+        else if (!isBefore(node.id, id)) {
+          found.add(`nodes/${i}/${path}`, `'${id}' is not before it: add it to \`dependsOn\``)
+        }
+      }
+    }
+  }
+}
+
+/** The nodes of a circle, the first one again at its end; undefined when there is none. Without recursion: 10,000 nodes may be a chain. */
+export function cycleIn(edges: ReadonlyMap<string, ReadonlySet<string>>): string[] | undefined {
+  const done = new Set<string>()
+  for (const start of edges.keys()) {
+    if (done.has(start)) continue
+    const path: string[] = [start]
+    const on = new Set(path)
+    const left = [[...(edges.get(start) ?? [])]]
+    while (path.length > 0) {
+      const next = left.at(-1)!.pop()
+      if (next === undefined) {
+        left.pop()
+        const last = path.pop()!
+        on.delete(last)
+        done.add(last)
+      } else if (on.has(next)) {
+        // The edges lead from a node to what it depends on; people read them from what comes first.
+        return [...path.slice(path.indexOf(next)), next].reverse()
+      } else if (!done.has(next) && edges.has(next)) {
+        path.push(next)
+        on.add(next)
+        left.push([...edges.get(next)!])
+      }
+    }
+  }
+  return undefined
+}
+
+/** How many steps all looks for ancestors may take together; beyond it a reference is believed. */
+const mostSteps = 1_000_000
+
+/** Whether a node comes before another one, in a graph without circles. Most references are to a direct dependency. */
+function ancestryIn(edges: ReadonlyMap<string, ReadonlySet<string>>): (id: string, before: string) => boolean {
+  let steps = 0
+  return (id, before) => {
+    if (edges.get(id)?.has(before)) return true
+    const seen = new Set<string>()
+    const open = [...(edges.get(id) ?? [])]
+    for (let one = open.pop(); one !== undefined; one = open.pop()) {
+      if (one === before || ++steps > mostSteps) return true
+      if (seen.has(one)) continue
+      seen.add(one)
+      open.push(...(edges.get(one) ?? []))
+    }
+    return false
+  }
+}
+
+async function lookUp(body: DefinitionBody, found: Findings, lookups: Lookups): Promise<void> {
+  for (const field of ['inputSchema', 'outputSchema'] as const) {
+    const schema = body[field]
+    if (schema) found.schemas.push({ path: field, schema })
+  }
+  await found.lookUpNames(lookups)
+}
