@@ -233,7 +233,7 @@ async function pump(open: Open, source: (signal: AbortSignal) => AsyncIterable<C
   }
   await new Promise<void>((resolve) => {
     if (raw.destroyed) resolve()
-    else raw.end(resolve).once('close', resolve)
+    else raw.once('close', resolve).end(resolve)
   })
 }
 

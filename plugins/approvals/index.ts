@@ -27,7 +27,7 @@ export default definePlugin({
       desk.wakeBy(jobs.wakeUps('approvals', (what) => desk.wake(what)))
       jobs.every('approvals-sweep', '*/2 * * * *', (signal) => desk.sweep(signal))
     }
-    limits?.uses('openApprovals', (tenantId) => desk.countOpen(tenantId))
+    if (stored) limits?.uses('openApprovals', (tenantId) => desk.countOpen(tenantId))
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)

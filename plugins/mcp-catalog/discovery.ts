@@ -165,7 +165,7 @@ export class Discoveries {
         void session.close().catch(() => {})
       }
     } catch (cause) {
-      throw isAppError(cause) ? cause : errorOf(mcp.reasonOf(cause), cause)
+      throw isAppError(cause) ? cause : errorOf(mcp.reasonOf(cause), mcp.withoutQuotes(cause))
     }
   }
 

@@ -1,6 +1,5 @@
 import { timingSafeEqual } from 'node:crypto'
 import { startOnRead } from '#kernel'
-import { hasApprovals } from '#contracts/approvals'
 import { bearerForm } from '#contracts/auth'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
@@ -129,7 +128,7 @@ export class Runs {
     if (table.draining && canMove(session, Date.now())) throw runnerErrors.runnerDraining()
     table.admit(session)
     // What a run that waits for people has done is not done again when it goes on.
-    const keeps = session.profile.onCrash === 'retry' || hasApprovals(session.profile)
+    const keeps = session.profile.onCrash === 'retry' || session.profile.requireApproval
     if (keeps && !this.ledgers.open(session, order)) throw runnerErrors.attemptSuperseded()
     return session
   }

@@ -18,9 +18,11 @@ import {
   endingOf,
   eventOf,
   finishOf,
+  firstAttempt,
   next,
   policyOf,
   retryOf,
+  type RunOrder,
   type RunState,
   type Stop,
   terminalLine,
@@ -28,7 +30,6 @@ import {
 import { Funds } from './funds.ts'
 import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
-import { firstAttempt, type RunOrder } from './order.ts'
 import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
 import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
@@ -325,8 +326,7 @@ export class Run {
     const told = last
       ? retryOf(this.claim, lastSeq + 1, last as Stop, attempt - this.#waits, this.#policy.most, cutFrom)
       : eventOf(this.claim, lastSeq + 1, { type: 'progress', stage: resumedStage, attempt })
-    const { requireApproval } = this.#order.session.profile
-    const decided = requireApproval ? await this.#waitingCalls().decided() : {}
+    const decided = this.#order.session.profile.requireApproval ? await this.#waitingCalls().decided() : {}
     void this.#recorder.add(told)
     const owned = await this.#recorder.flush(attempt)
     this.#taken.resolve(undefined)

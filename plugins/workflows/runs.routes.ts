@@ -174,7 +174,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
   app.post(
     '/api/workflows/runs',
     {
-      ...auditedAccess('member', 'workflow-runs.create'),
+      ...access('member'),
       bodyLimit,
       schema: {
         tags,
@@ -194,7 +194,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
   app.post(
     '/api/workflows/runs/:id/start',
     {
-      ...auditedAccess('member', 'workflow-runs.start'),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Start a workflow run',
@@ -211,7 +211,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
   app.post(
     '/api/workflows/runs/:id/cancel',
     {
-      ...auditedAccess('member', 'workflow-runs.cancel'),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Cancel a workflow run',
@@ -252,7 +252,7 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
   app.post(
     '/api/workflows/runs/:id/rerun',
     {
-      ...auditedAccess('member', 'workflow-runs.rerun'),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Run a workflow again from a node',
@@ -273,7 +273,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
   app.post(
     '/api/workflows/runs/:id/signals/:name',
     {
-      ...auditedAccess('member', 'workflow-runs.signal'),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Send a signal to a workflow run',

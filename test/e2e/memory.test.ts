@@ -132,7 +132,7 @@ test('without a database: a profile, a run with a tool, its stream; and after ki
 
 /** The routes of the public API that need PostgreSQL: every other one works without it. */
 const needsDatabase =
-  /^\/api\/(end-users|api-keys|apps|mcp|memory|pools|published|secrets|stats|usage|tenants|webhooks|audit)(\/|$)|^\/api\/profiles\/\{name\}\/(publish|published|keys|metrics|versions|memories)(\/|$)|^\/v1\/|^\/mcp\//
+  /^\/api\/(approvals|end-users|api-keys|apps|mcp|memory|pools|published|secrets|stats|usage|tenants|webhooks|workflows|audit)(\/|$)|^\/api\/profiles\/\{name\}\/(publish|published|keys|metrics|versions|memories)(\/|$)|^\/v1\/|^\/mcp\//
 
 /** Those of capabilities that this role does not have, and what they say. */
 const absent: readonly (readonly [pattern: RegExp, code: string])[] = [

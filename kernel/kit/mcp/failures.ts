@@ -81,6 +81,14 @@ export function whyUnavailable(error: unknown): string {
   return reason.kind === 'status' ? `The server answered ${reason.status}.` : sentences[reason.kind]
 }
 
+/** What may be logged of such a failure: the library's errors have what the server answered, which may repeat what was sent to it. */
+export function withoutQuotes(error: unknown): unknown {
+  const quotes = error instanceof SdkError || error instanceof ProtocolError || error instanceof SseError
+  if (!quotes) return error
+  const { name, code } = error
+  return Object.assign(new Error(whyUnavailable(error)), { name, code })
+}
+
 const sentences: Readonly<Record<Exclude<Reason['kind'], 'status'>, string>> = {
   timeout: 'The server did not answer in time.',
   address: 'The server has an address that may not be asked.',

@@ -19,13 +19,18 @@ test('schedules fire once a time on any number of conductors, and follow their p
     assert.equal(made.status, 201, JSON.stringify(made.body))
     return made.body.id
   }
-  /** Moves the next time of a schedule into the past, and wakes both conductors for it. */
-  const due = async (id: string, cron: string, ago: string): Promise<void> => {
+  /**
+   * Moves the next time of a schedule into the past, and wakes both conductors for it. It has this minute and so many before it, and
+   * none that could come while the test looks.
+   */
+  const due = async (id: string, minutes: number): Promise<void> => {
+    const last = Math.floor(Date.now() / 60_000)
+    const times = Array.from({ length: minutes + 1 }, (_, n) => (last - n) % 60)
     await s.database.tenant('default', (tx) =>
       tx.query({
-        text: `UPDATE workflow_schedules SET next_at = date_trunc('minute', now()) - $3::interval,
+        text: `UPDATE workflow_schedules SET next_at = $3,
                  document = jsonb_set(document::jsonb, '{cron}', to_jsonb($4::text))::text WHERE tenant_id = $1 AND id = $2`,
-        values: ['default', id, ago, cron],
+        values: ['default', id, new Date((last - minutes) * 60_000), `${times.join()} * * * *`],
       }),
     )
     await Promise.all([s.wake(id), other.wake(id), s.wake(id), other.wake(id)])
@@ -43,7 +48,7 @@ test('schedules fire once a time on any number of conductors, and follow their p
 
   await t.test('one firing for a time, however many are woken', async () => {
     const id = await create({ workflowDefinitionId: quick.id })
-    await due(id, '* * * * *', '0 minutes')
+    await due(id, 0)
     const rows = await until(id, (all) => all.length > 0)
     assert.deepEqual(outcomes(rows), ['started'])
     assert.equal((await s.rests(rows[0].runId)).scheduleId, id)
@@ -55,14 +60,14 @@ test('schedules fire once a time on any number of conductors, and follow their p
       ['all', 4],
     ] as const) {
       const id = await create({ workflowDefinitionId: quick.id, catchUp, overlap: 'allow' })
-      await due(id, '0 * * * *', '0 minutes')
+      await due(id, 0)
       await s.database.tenant('default', (tx) =>
         tx.query({
           text: `DELETE FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2`,
           values: ['default', id],
         }),
       )
-      await due(id, '* * * * *', '3 minutes')
+      await due(id, 3)
       const rows = await until(id, (all) => all.length >= 4)
       assert.ok(
         outcomes(rows).filter((one) => one === 'started').length >= started - 1,
@@ -82,7 +87,7 @@ test('schedules fire once a time on any number of conductors, and follow their p
     ] as const) {
       const id = await create({ workflowDefinitionId: slow.id, overlap })
       const { body: first } = await s.call('POST', `/api/workflows/schedules/${id}/run`)
-      await due(id, '* * * * *', '0 minutes')
+      await due(id, 0)
       const rows = await until(id, (all) => all.length > 1)
       assert.deepEqual(outcomes(rows).toSorted(), [outcome, 'started'].toSorted())
       await s.call('POST', `/api/workflows/runs/${first.id}/signals/end`)

@@ -42,7 +42,7 @@ test('what its owner may not read is counted all the same', async (t) => {
     await chown(folder, nobody, nobody)
   }
   await chmod(join(shut, 'a'), 0)
-  const script = `import { diskUsage } from ${JSON.stringify(new URL('../disk-usage.ts', import.meta.url).href)}
+  const script = `import { diskUsage } from ${JSON.stringify(new URL('../home.ts', import.meta.url).href)}
     console.log(JSON.stringify([...(await diskUsage(${JSON.stringify([shut, open])})).values()]))`
   const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', script], {
     uid: nobody,
