@@ -11,6 +11,7 @@ import { type Caller, roleAtLeast } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import { overLimit, type TenantLimits } from '#contracts/limits'
+import { tenantIds } from '#kit'
 import type { ApprovalMetrics } from './metrics.ts'
 import { type Approval, insertCall, type Resolve, type Status, storable } from './store.ts'
 
@@ -134,10 +135,7 @@ export class ApprovalDesk implements Approvals {
   /** Finds what nobody was woken for: in tables that were restored from a backup, or when no conductor could take a run. */
   async sweep(signal: AbortSignal): Promise<void> {
     const { database } = this.#deps
-    const [tenants] = await database.systemBatch<[{ id: string }[]]>([
-      { text: 'SELECT id FROM tenants WHERE deleted_at IS NULL' },
-    ])
-    for (const { id: tenantId } of tenants) {
+    for await (const tenantId of tenantIds(database, 'active')) {
       if (signal.aborted) return
       await database.tenant(tenantId, async (tx) => {
         await this.#expire(tx)

@@ -228,10 +228,6 @@ export class Execution {
 
   async #wait(attempt: Attempt, spec: NodeOf<'wait'>, scope: Scope): Promise<Done> {
     const { signal } = spec
-    if (signal !== undefined) {
-      const payload = await this.#deps.store.takeSignal(attempt.tenantId, attempt.runId, signal)
-      if (payload !== undefined) return { kind: 'over', status: 'ok', output: payload }
-    }
     const dueInMs = await patiently(() => dueIn(spec, scope))
     if (typeof dueInMs === 'object') return over(dueInMs)
     if (dueInMs === 0 && signal === undefined) return { kind: 'over', status: 'ok', output: 'null' }

@@ -228,8 +228,19 @@ export class NodeTable {
     })
   }
 
-  async park(row: NodeRow, { waitsFor, dueInMs, approval }: Extract<Outcome, { kind: 'parked' }>): Promise<void> {
-    const { tenantId } = this.#tx
+  /** Resolves to the payload of the signal that it would wait for, where that came before: then it waits for nothing. */
+  async park(
+    row: NodeRow,
+    { waitsFor, dueInMs, approval }: Extract<Outcome, { kind: 'parked' }>,
+  ): Promise<string | undefined> {
+    if (row.type === 'wait' && waitsFor !== undefined) {
+      const [sent] = await this.#tx.query<{ payload: string }>({
+        text: `DELETE FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2 AND 'signal/' || run_id || '/' || name = $3
+               RETURNING payload`,
+        values: [...this.#of, waitsFor],
+      })
+      if (sent) return sent.payload
+    }
     await this.#tx.query({
       name: 'workflow-park',
       text: `UPDATE workflow_nodes SET lease_owner = NULL, lease_until = NULL, waits_for = $4,
@@ -237,20 +248,14 @@ export class NodeTable {
              WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
       values: [...this.#of, row.id, waitsFor ?? null, dueInMs ?? null],
     })
-    if (!approval) return
+    if (!approval) return undefined
+    const message = approval.message.replaceAll('\u0000', '\uFFFD')
     await this.#tx.query({
       text: `INSERT INTO approvals (tenant_id, id, workflow_run_id, node_id, message, expires_at, on_expiry)
-             VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::float8 * interval '1 millisecond', $7) ON CONFLICT DO NOTHING`,
-      values: [
-        tenantId,
-        approval.id,
-        this.#of[1],
-        row.id,
-        approval.message.replaceAll('\u0000', '\uFFFD'),
-        approval.expiresInMs ?? null,
-        approval.onExpiry,
-      ],
+             VALUES ($1, $3, $2, $4, $5, clock_timestamp() + $6::float8 * interval '1 millisecond', $7) ON CONFLICT DO NOTHING`,
+      values: [...this.#of, approval.id, row.id, message, approval.expiresInMs ?? null, approval.onExpiry],
     })
+    return undefined
   }
 
   /** Adds parts to a map or loop. */
@@ -306,21 +311,14 @@ export class NodeTable {
     row: NodeRow,
     { inMs, tries = 0, error, costCents = 0 }: { inMs: number; tries?: number; error?: Failure; costCents?: number },
   ): Promise<void> {
+    const told = error ? JSON.stringify(error) : null
     await this.#tx.query({
       name: 'workflow-again',
       text: `UPDATE workflow_nodes SET status = ${ready}, lease_owner = NULL, lease_until = NULL, waits_for = NULL, tries = tries + $5,
                cost_cents = cost_cents + $8, reserved_cents = 0, effect = CASE WHEN $6::boolean THEN effect ELSE 0 END, error = $7,
                due_at = CASE WHEN $4::float8 > 0 THEN clock_timestamp() + $4::float8 * interval '1 millisecond' END
              WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
-      values: [
-        ...this.#of,
-        row.id,
-        inMs,
-        tries,
-        error?.unknown ?? false,
-        error ? JSON.stringify(error) : null,
-        costCents,
-      ],
+      values: [...this.#of, row.id, inMs, tries, error?.unknown ?? false, told, costCents],
     })
   }
 

@@ -254,15 +254,6 @@ export class WorkflowRunStore {
     )
     return row && { ...row, spec: partOf(JSON.parse(row.spec) as WorkflowNode, row.id) }
   }
-  async takeSignal(tenantId: string, runId: string, name: string): Promise<string | undefined> {
-    const [[row]] = await this.#database.batch<[{ payload: string }[]]>(tenantId, [
-      {
-        text: 'DELETE FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2 AND name = $3 RETURNING payload',
-        values: [tenantId, runId, name],
-      },
-    ])
-    return row?.payload
-  }
 }
 
 export const wakeOf = (tenantId: string, runId: string) => ({ tenantId, what: { tenantId, runId }, key: runId })

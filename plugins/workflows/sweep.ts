@@ -1,6 +1,7 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import type { Database } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
+import { tenantIds } from '#kit'
 
 /** So many runs and schedules of a tenant in one sweep; the next one has the others. */
 const atOnce = 1_000
@@ -10,10 +11,7 @@ const atOnce = 1_000
  * Wake-ups are not lost by themselves; this is for tables that were restored from a backup, or emptied by hand.
  */
 export async function sweep(database: Database, wakeUps: WakeUps, signal: AbortSignal): Promise<void> {
-  const [tenants] = await database.systemBatch<[{ id: string }[]]>([
-    { text: 'SELECT id FROM tenants WHERE deleted_at IS NULL' },
-  ])
-  for (const { id: tenantId } of tenants) {
+  for await (const tenantId of tenantIds(database, 'active')) {
     if (signal.aborted) return
     const [runs, agents, schedules] = await database.batch<[{ id: string }[], { id: string }[], { id: string }[]]>(
       tenantId,

@@ -60,7 +60,6 @@ export class Transition {
     this.#statusBefore = run.status
     this.notices = new Notices(tx.tenantId, run)
   }
-
   static async of(tx: TenantTx, runId: string, schemas: OutputSchemas): Promise<Transition | undefined> {
     const run = await holdRun(tx, runId)
     return run && new Transition(tx, run, schemas)
@@ -108,7 +107,7 @@ export class Transition {
   async #take(row: NodeRow, outcome: Outcome): Promise<Ended | undefined> {
     switch (outcome.kind) {
       case 'parked':
-        return void (await this.#park(row, outcome))
+        return this.#park(row, outcome)
       case 'parts':
         return void (await this.#divide(row, outcome))
       case 'later':
@@ -128,7 +127,6 @@ export class Transition {
     const isOver = row.attempt > outcome.attempt || (row.attempt === outcome.attempt && row.status !== running)
     if (isOver) this.notices.leave({ ...row, waits_for: outcome.waitsFor })
   }
-
   /** Ends nodes whatever they did: those of a client's own mind, too. */
   async endNodes(
     ids: readonly string[],
@@ -263,14 +261,16 @@ export class Transition {
         : { status: ok, output, error: undefined }
     await this.end([{ row, ...end, costCents: undefined }], [])
   }
-  async #park(row: NodeRow, parked: Extract<Outcome, { kind: 'parked' }>): Promise<void> {
-    await this.#nodes.park(row, parked)
+  async #park(row: NodeRow, parked: Extract<Outcome, { kind: 'parked' }>): Promise<Ended | undefined> {
     const { waitsFor, dueInMs } = parked
+    const output = await this.#nodes.park(row, parked)
+    if (output !== undefined) return { row, status: ok, output, error: undefined, costCents: undefined }
     // What it waits for may be over by now.
     if (row.type === 'agent') this.notices.queue({ agent: waitsFor! }, waitsFor!)
     if (row.type === 'workflow')
       this.notices.queue({ runId: this.run.id, node: row.id, child: waitsFor! }, `${waitsFor}/over`)
     if (dueInMs !== undefined) this.notices.wake(dueInMs, `${this.run.id}/${row.id}/${row.attempt}`)
+    return undefined
   }
   async #divide(row: NodeRow, parts: Extract<Outcome, { kind: 'parts' }>): Promise<void> {
     await this.#nodes.divide(row, parts)
