@@ -29,10 +29,10 @@ const busyMs = 3_000
 const busyRetryMs = 25
 /** The same for a sidecar that is away, when another runner can take the run. */
 const awayMs = 250
-/** Larger delays overflow the timer, and it fires at once. */
+/** Larger delays overflow the timer. */
 const maxTimerMs = 2 ** 31 - 1
-/** Nothing of the run reached the sidecar. */
-const isAway = (error: AppError): boolean => error.code === 'sidecar_unreachable' && error.retryable
+/** Nothing of the run reached the sidecar, or one that has just started knows no signature of before: the next one it does. */
+const isAway = ({ code, retryable }: AppError): boolean => retryable && /^(sidecar_unreachable|unavailable)$/.test(code)
 /** The sidecar lacks the conversation, or drains and it is stored elsewhere; or this runner cannot read what is linked. */
 const lacksState = (error: AppError): boolean =>
   ['session_state_missing', 'sidecar_draining'].includes(error.code) || readsNoLinks(error)
