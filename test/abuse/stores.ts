@@ -58,8 +58,6 @@ export const attacksOnStores: readonly Attack[] = [
       const client = clientOf(hostile, told)
       for (const name of ['a', 'b', 'c', 'd', 'e'])
         await client.send('POST', '/api/mcp/catalog', { name, url: hostile.mcpServer })
-      // What a process does once, for whoever asks first, is no part of the attack.
-      for (let n = 0; n < messages.length; n++) await askCatalog(client, n)
       await client.close()
     },
     async run(hostile, told, stop) {
