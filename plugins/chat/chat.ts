@@ -149,23 +149,29 @@ class Chat {
     if (earlier) {
       this.#state = 'joined'
       this.run.replayed = true
-      // A run whose start is in doubt is started again under the same ids; the conductor starts it once.
-      if (earlier.status !== 'dispatching') {
-        const { outcome } = earlier
-        // It ended before the conductor had taken it: the client gets an error answer, not a stream.
-        if (outcome && outcome.status !== 'ok' && outcome.seq === 0) throw noAnswer(this.run, outcome)
-        // A repeated stream is sent from its beginning, also when the end is known.
-        return this.#frames(afterSeq, afterSeq === endingOnly ? { over: outcome } : {})
-      }
+      const { outcome } = earlier
+      // It ended before the conductor had taken it: the client gets an error answer, not a stream.
+      if (outcome && outcome.status !== 'ok' && outcome.seq === 0) throw noAnswer(this.run, outcome)
+      // A repeated stream is sent from its beginning, also when the end is known.
+      if (outcome) return this.#frames(afterSeq, afterSeq === endingOnly ? { over: outcome } : {})
     }
+    // An open run is started again under the same ids, which the conductor does once: until a caller was told of it, it may still
+    // be taken back, and the conductor has to know that somebody waits for it.
     try {
       const { events } = await this.#begin(afterSeq)
       if (this.#state === 'new') this.#state = 'begun'
       accepted.add(tenantId)
       return this.#frames(afterSeq, { events })
     } catch (error) {
+      // A new run would be refused now; the one that it joins goes on, unless it is the one that was.
+      const goesOn = earlier?.status === 'running' && beganNothing(error) && (await this.#isStored())
+      if (goesOn) return this.#frames(afterSeq, {})
       throw await this.#failed(error)
     }
+  }
+  async #isStored(): Promise<boolean> {
+    const { tenantId, publicRunId } = this.run
+    return (await findRun(this.#parts.database, tenantId, publicRunId)) !== undefined
   }
 
   /** Starts the run. When nothing was started for a caller from memory, the caller is read from the database and tried once more. */

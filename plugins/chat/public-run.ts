@@ -8,7 +8,7 @@ import { publicMessageOf } from '#contracts/endings'
 import { replayedHeader } from '#contracts/idempotency'
 import { endOf, lastSeqOf, type LogChunk, parseLine } from '#contracts/run-event'
 import type { RunDispatch } from '#contracts/runs'
-import { chatErrors, invalidKey } from './errors.ts'
+import { chatErrors, invalidKey, unreachable } from './errors.ts'
 
 // A public run as its clients see it: its ids, its row, and its events as SSE frames. The conductor writes the row with the
 // run's start and with its end, in the same commits; the gateway reads it.
@@ -76,10 +76,7 @@ export async function findRun(database: Database, tenantId: string, id: string):
 }
 
 /** A constant of the wire as words of four bytes, of which the last two may overlap: it is compared and written by the word. */
-interface Constant {
-  readonly length: number
-  readonly words: Int32Array
-}
+type Constant = { readonly length: number; readonly words: Int32Array }
 function constant(text: string): Constant {
   const bytes = Buffer.from(text)
   const { length } = bytes
@@ -243,6 +240,10 @@ const revoked = ({ publicRunId }: RunIds): string => {
 }
 /** How often a run is looked for that the conductor does not know yet. */
 const lookAgainMs = 300
+/** Of the event that a log begins with. A run that no runner took has no other. */
+const acceptedSeq = 1
+/** What a reader is told of a run that was begun for somebody else and taken back, before anybody was told that it is accepted. */
+const takenBack: Outcome = { status: 'error', message: unreachable, seq: 0 }
 
 /** How a run ended, or why its end was not waited for here. */
 export type Told = Outcome | 'unreachable' | 'stopping'
@@ -313,19 +314,21 @@ export function createFollower({ database, dispatch, log, registry }: Dependenci
               const frames = encodeFrames(chunk, reading.exposeToolEvents)
               if (frames.length > 0) yield frames
             }
-            // The log ends before the run does: the conductor is stopping.
-            begun = true
+            // The log ends before the run does: the conductor is stopping, or no runner took the run.
+            begun = signal.aborted || afterSeq > acceptedSeq
           } catch (error) {
             if (signal.aborted || !isAppError(error) || error.code !== 'not_found') throw error
-            // The conductor does not know it yet, or never will: its row says when it is over.
-            const outcome = (await findRun(database, tenantId, publicRunId))?.outcome
-            if (outcome) {
-              ended(outcome)
-              yield terminalFrame(run, outcome)
-              return outcome
-            }
-            await sleep(lookAgainMs, undefined, { signal })
           }
+          if (begun) break
+          // The conductor does not know it yet, or never will: its row says when it is over, and is gone with a run that was taken back.
+          const row = await findRun(database, tenantId, publicRunId)
+          const outcome = row ? row.outcome : takenBack
+          if (outcome) {
+            ended(outcome)
+            yield terminalFrame(run, outcome)
+            return outcome
+          }
+          await sleep(lookAgainMs, undefined, { signal })
         }
       } catch (err) {
         if (!signal.aborted) {

@@ -91,7 +91,6 @@ export class Run {
   /** How the run ends: the first decision stands. */
   readonly #decided = Promise.withResolvers<Ending>()
   #state: RunState = 'dispatching'
-  #announced: boolean
   /** Why it was stopped. The first reason stands. */
   #stopped: Stop | undefined
 
@@ -100,7 +99,6 @@ export class Run {
     this.claim = claim
     this.#deps = deps
     this.#order = order
-    this.#announced = order.announced ?? false
     this.#policy = policyOf(session.profile, deps.onCrash)
     this.#timesOutAt = Date.now() + this.#policy.timeoutMs - (order.orphan?.elapsedMs ?? 0)
     this.deadline = this.#timesOutAt + deps.deadlineGraceMs
@@ -139,7 +137,7 @@ export class Run {
   }
   /** Called when its caller is answered that it is accepted: from now on it cannot be taken back. */
   announce(): void {
-    this.#announced = true
+    this.#stream.announced = true
   }
   /** Ends the run for this reason, unless it ends by itself before. The runner gets a moment to end it first. */
   stop(why: Stop): void {
@@ -310,7 +308,7 @@ export class Run {
   /** No runner took the run. If its caller was not answered yet, it is taken back. */
   async #refused(error: AppError): Promise<Ending> {
     const ending: Ending = { status: 'error', code: error.code, message: error.message }
-    if (!beganNothing(error) || this.#announced || this.#policy.waitAfter(1, ending, Infinity) !== undefined)
+    if (!beganNothing(error) || this.#stream.announced || this.#policy.waitAfter(1, ending, Infinity) !== undefined)
       return ending
     if (!this.#to('refused') || !(await this.#recorder.discard()) || !this.#to('discarded')) return ending
     this.log.detach()

@@ -14,7 +14,7 @@ import { type EventType, hasStamp, isTerminalType, type LogChunk, parseLine, pee
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
 import { skillErrors, type Skills } from '#contracts/skills'
-import { type Ending, endingOf } from './ending.ts'
+import { type Ending, endingOf, type RunOrder } from './ending.ts'
 import type { RunLinks } from './links.ts'
 import { mayWait, waitingStages } from './delegations.ts'
 import { readTurns } from './replay.ts'
@@ -31,14 +31,17 @@ export const beganNothing = (error: AppError): boolean => tookNothing(error) || 
 /** What a runner says to links that it cannot follow; one of an earlier release does not know what they are. */
 const readsNoLinks = ({ code }: AppError): boolean => code === 'links_unread' || code === 'invalid_request'
 
+const sidecarAway: readonly string[] = ['sidecar_unreachable', 'sidecar_draining']
 /** True when the runner answered and only its sidecar is away. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>
-  code === 'sidecar_unreachable' || (isAppError(cause) && cause.code === 'sidecar_unreachable')
+  sidecarAway.includes(code) || (isAppError(cause) && sidecarAway.includes(cause.code))
 
 /** The runner's claim on a session may outlive ours by the time an aborted stream takes to reach it. */
 const busyRetryMs = 2_000
 /** How long all runners may be without their sidecars, because these are being restarted. */
 const awayMs = 3_000
+/** How long a run whose caller was told that it is accepted waits for a runner that can take it: nobody else would begin it again. */
+const announcedMs = 30_000
 const awayRetryMs = 100
 
 export interface RunnerStreamDeps {
@@ -50,14 +53,6 @@ export interface RunnerStreamDeps {
   readonly skills: Skills | undefined
   readonly links: RunLinks
   readonly recall: Recall | undefined
-}
-
-/** Whose runner it is. */
-interface RunnerOf {
-  readonly claim: Claim
-  readonly session: DurableSession
-  /** The runner that was chosen for a new session, which its first attempt creates there. */
-  readonly placed?: RunnerLink
 }
 
 /** What placement has to know of a profile: its runtime, its pool, and where its sandboxes are. */
@@ -81,12 +76,19 @@ export class RunnerStream {
   runner: RunnerLink | undefined
   /** The conversation is being brought to a runner. */
   restoring = false
+  /** The caller was told that the run is accepted: it cannot be taken back any more. */
+  announced: boolean
 
-  constructor(deps: RunnerStreamDeps, { claim, session, placed }: RunnerOf, signal: AbortSignal) {
+  constructor(
+    deps: RunnerStreamDeps,
+    { claim, session, placed, announced, orphan }: Omit<RunOrder, 'task'>,
+    signal: AbortSignal,
+  ) {
     this.#deps = deps
     this.#claim = claim
     this.#session = session
     this.#placed = placed
+    this.announced = announced ?? orphan !== undefined
     this.#signal = signal
   }
 
@@ -101,7 +103,7 @@ export class RunnerStream {
     const tried = new Set<string>()
     const taught = new Set<RunnerLink>()
     const began = Date.now()
-    let link = this.#route(tried)
+    let link = await this.#another(tried, began)
     let hydrated = fresh
     for (let taken = false; ;) {
       try {
@@ -128,7 +130,7 @@ export class RunnerStream {
         } else if (error.code === 'session_busy' && Date.now() < began + busyRetryMs) {
           await sleep(25, undefined, { signal: this.#signal })
         } else if (tookNothing(error)) {
-          link = await this.#another(tried.add(link.hash), error, began + awayMs)
+          link = await this.#another(tried.add(link.hash), began, error)
           hydrated = fresh
         } else throw error
       }
@@ -175,15 +177,18 @@ export class RunnerStream {
     const stored = restoredFromLog(profile.runtime)
     return runners.home({ sessionId, ...order, ...(runner === undefined ? {} : { runner }), without, stored })
   }
-  /** Another runner. If there is none, runners that only lack their sidecar are asked again; in the end `error` says more than "no runner". */
-  async #another(tried: Set<string>, error: AppError, until: number): Promise<RunnerLink> {
-    try {
-      return this.#route(tried)
-    } catch {
-      if (!lacksSidecar(error) || Date.now() > until) throw error
-      await sleep(awayRetryMs, undefined, { signal: this.#signal })
-      tried.clear()
-      return this.#route(tried)
+  /** A runner that was not tried. While there is none, all are asked again: for a moment when they only lack their sidecars, for long when the run is announced. */
+  async #another(tried: Set<string>, began: number, error?: AppError): Promise<RunnerLink> {
+    for (;;) {
+      try {
+        return this.#route(tried)
+      } catch (none) {
+        const patienceMs = this.announced ? announcedMs : error && lacksSidecar(error) ? awayMs : 0
+        // What a runner said says more than that there is none.
+        if (Date.now() >= began + patienceMs) throw error ?? none
+        await sleep(awayRetryMs, undefined, { signal: this.#signal })
+        tried.clear()
+      }
     }
   }
   async #hydrate(link: RunnerLink, replace: boolean): Promise<void> {

@@ -189,6 +189,27 @@ test('a start whose answer was lost is repeated into the same run, whether it ha
   }
 })
 
+test('a stream that joined a run which is then taken back is told so, and its key begins the run anew', async (t) => {
+  const g = await gateway(t)
+  const agent = await publish(g.database)
+  // The first request waits for its answer while the run has a row, and no runner.
+  g.dispatch.script = (_task, run) => run().emit({ type: 'progress', stage: 'accepted' })
+  const first = chat(g, agent, 'k', payload, '/stream')
+  await until(() => g.dispatch.runs.size === 1 && g.dispatch.newest().followers === 1)
+  await sql(g.database, 'acme', 'UPDATE idempotency_keys SET locked_until = NULL')
+  const joined = chat(g, agent, 'k', payload, '/stream')
+  await until(() => g.dispatch.newest().followers === 2)
+  await g.dispatch.newest().takeBack()
+  for (const { body } of await Promise.all([first, joined])) {
+    assert.match(body, /event: error\ndata: {"code":"upstream","message":"[^"]*Send the message again/)
+    assert.doesNotMatch(body, /: closing/)
+  }
+  g.dispatch.script = (_task, run) => run().emit(finish('Hello'))
+  const again = await chat(g, agent, 'k', payload, '/stream')
+  assert.match(again.body, /event: done\ndata: .*"message":"Hello"/)
+  assert.deepEqual(await counts(g.database), once)
+})
+
 test('a message refused because its conversation is busy may be sent again with the same key', async (t) => {
   const g = await gateway(t)
   const agent = await publish(g.database)

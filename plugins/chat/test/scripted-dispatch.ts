@@ -11,6 +11,8 @@ export interface ScriptedRun {
   readonly sessionId: string
   /** Appends events as one chunk; a `result` or `error` ends the run: it is stored first, and shown then. */
   emit(...events: RuntimeEvent[]): void
+  /** No runner takes it: it never was. */
+  takeBack(): Promise<void>
   readonly followers: number
 }
 
@@ -58,7 +60,12 @@ export function scriptedDispatch(): ScriptedDispatch {
       dispatch.started.push(task)
       let run = all.get(task.id)
       if (!run) {
-        const fresh = createRun(tenantId, task, () => dispatch.database!)
+        const fresh = createRun(
+          tenantId,
+          task,
+          () => dispatch.database!,
+          () => all.delete(task.id),
+        )
         await dispatch.script(task, () => fresh)
         await fresh.begin()
         all.set(task.id, (run = fresh))
@@ -120,7 +127,13 @@ const end = `
   INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content, failed)
   SELECT $1, conversation_id, id, 'assistant', $3, $4::text IS NOT NULL FROM chat`
 
-function createRun(tenantId: string, task: DispatchTask, database: () => Database) {
+const discard = `
+  WITH run AS (DELETE FROM runs WHERE tenant_id = $1 AND id = $2),
+  chat AS (DELETE FROM public_runs WHERE tenant_id = $1 AND run_id = $2 RETURNING id, conversation_id),
+  message AS (DELETE FROM messages WHERE tenant_id = $1 AND public_run_id = (SELECT id FROM chat))
+  DELETE FROM conversations WHERE tenant_id = $1 AND id = (SELECT conversation_id FROM chat)`
+
+function createRun(tenantId: string, task: DispatchTask, database: () => Database, forget: () => void) {
   const sessionId = `sess-0a1b2c3d-${Math.random().toString(16).slice(2, 10).padEnd(8, '0')}`
   const encoder = createEventEncoder(task.id, sessionId, 1)
   const chunks: LogChunk[] = []
@@ -128,6 +141,7 @@ function createRun(tenantId: string, task: DispatchTask, database: () => Databas
   const begun = Promise.withResolvers<void>()
   let terminal: RuntimeEvent | undefined
   let isBegun = false
+  let isTakenBack = false
 
   const show = (events: readonly RuntimeEvent[]): void => {
     const firstSeq = encoder.next
@@ -183,8 +197,14 @@ function createRun(tenantId: string, task: DispatchTask, database: () => Databas
       if (isBegun) append(events)
       else void begun.promise.then(() => append(events))
     },
+    async takeBack() {
+      await database().batch(tenantId, [{ text: discard, values: [tenantId, task.id] }])
+      forget()
+      isTakenBack = true
+      for (const wake of waiting) wake()
+    },
     async *read(afterSeq: number, signal: AbortSignal): AsyncGenerator<LogChunk> {
-      for (let next = 0, seq = afterSeq, over = false; !signal.aborted;) {
+      for (let next = 0, seq = afterSeq, over = false; !signal.aborted && !isTakenBack;) {
         const chunk = chunks[next]
         if (chunk) {
           next++

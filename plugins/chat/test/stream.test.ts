@@ -137,8 +137,9 @@ test('a client that leaves is followed no longer, whether its run has begun or n
       run().emit(say('one '))
     }
     const before = dispatch.runs.size
+    const asked = dispatch.started.length
     const early = open(kernel.urls['gateway']!, agent, path)
-    await until(() => dispatch.started.length === before + 1)
+    await until(() => dispatch.started.length === asked + 1)
     early.socket.destroy()
     begin.resolve()
     await until(() => dispatch.runs.size === before + 1)

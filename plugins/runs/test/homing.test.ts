@@ -172,3 +172,17 @@ test('when all runners lack their sidecars these are being restarted: the runner
   const restored = stage({ bbbbbbbb: { hydrate: restarting } }, {})
   assert.equal((await restored.open()).at(-1), 'bbbbbbbb execute')
 })
+
+test('a run that was announced waits for a runner that can take it; one that was not is refused at once', async () => {
+  let refusals = 2
+  const draining = () => {
+    if (refusals-- > 0) throw new AppError('runner_draining', 503, { retryable: true })
+  }
+  const told = stage({ aaaaaaaa: { execute: draining } }, { created: true })
+  told.stream.announced = true
+  assert.equal((await told.open()).length, 3)
+  refusals = 1
+  const untold = stage({ aaaaaaaa: { execute: draining } }, { created: true })
+  await assert.rejects(untold.open(), (e: AppError) => e.code === 'runner_draining')
+  assert.equal(untold.calls.length, 1)
+})
