@@ -20,7 +20,7 @@ import { mayWait, waitingStages } from './delegations.ts'
 import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
 
-/** True when the runner certainly did nothing, so that another one may be asked. */
+/** The runner certainly did nothing: another one may be asked. */
 export const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
 
 /** What certainly began nothing, and is not asked again. A runner says first when a tenant would have more than it may. */
@@ -31,10 +31,9 @@ export const beganNothing = (error: AppError): boolean => tookNothing(error) || 
 /** What a runner says to links that it cannot follow; one of an earlier release does not know what they are. */
 const readsNoLinks = ({ code }: AppError): boolean => code === 'links_unread' || code === 'invalid_request'
 
-const sidecarAway: readonly string[] = ['sidecar_unreachable', 'sidecar_draining']
 /** True when the runner answered and only its sidecar is away. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>
-  sidecarAway.includes(code) || (isAppError(cause) && sidecarAway.includes(cause.code))
+  code.startsWith('sidecar_') || (isAppError(cause) && cause.code.startsWith('sidecar_'))
 
 /** The runner's claim on a session may outlive ours by the time an aborted stream takes to reach it. */
 const busyRetryMs = 2_000
@@ -184,7 +183,6 @@ export class RunnerStream {
         return this.#route(tried)
       } catch (none) {
         const patienceMs = this.announced ? announcedMs : error && lacksSidecar(error) ? awayMs : 0
-        // What a runner said says more than that there is none.
         if (Date.now() >= began + patienceMs) throw error ?? none
         await sleep(awayRetryMs, undefined, { signal: this.#signal })
         tried.clear()
@@ -192,7 +190,6 @@ export class RunnerStream {
     }
   }
   async #hydrate(link: RunnerLink, replace: boolean): Promise<void> {
-    const { store } = this.#deps
     const { tenantId, sessionId } = this.#claim
     const { profile, stateRev } = this.#session
     this.restoring = true
@@ -200,7 +197,7 @@ export class RunnerStream {
       const bundle = restoredFromLog(profile.runtime)
         ? await readTurns(this.#deps, this.#claim, profile.memory?.inject ? this.#deps.recall : undefined)
         : stateRev > 0
-          ? await store.loadState(tenantId, sessionId)
+          ? await this.#deps.store.loadState(tenantId, sessionId)
           : undefined
       await link.hydrate(tenantId, sessionId, profile, bundle, replace)
     } catch (cause) {
