@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto'
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
-import { type Caller, roles } from './auth.ts'
+import { type Caller, roles, type TenantRole } from './auth.ts'
 import type { TenantTx } from './database.ts'
 import { errorTable } from './errors.ts'
 
@@ -110,6 +110,18 @@ export interface AskedCall {
   readonly endUserId: string | undefined
 }
 
+/** A node of a workflow that is to wait for a person. */
+export interface AskedNode {
+  readonly id: string
+  readonly workflowRunId: string
+  readonly nodeId: string
+  readonly message: string
+  /** Undefined: it waits for ever. */
+  readonly expiresInMs: number | undefined
+  readonly onExpiry: OnExpiry
+  readonly role: TenantRole
+}
+
 /** A node of a workflow that waits for a person, as its approval is stored. */
 export interface NodeApproval {
   readonly id: string
@@ -128,6 +140,8 @@ export interface Approvals {
    * limit `openApprovals`.
    */
   ask(call: AskedCall): Promise<CallDecision | 'waiting'>
+  /** Asks for a node, in the transaction that has it wait. AppError of the limit `openApprovals`, before anything is written. */
+  askFor(tx: TenantTx, node: AskedNode): Promise<void>
   /** What was decided of the calls of a run, by their keys. */
   decided(tenantId: string, runId: string): Promise<Record<string, CallDecision>>
   /** Called in the transaction that leaves a run until it is decided: somebody may have decided all of it just now. */

@@ -135,6 +135,8 @@ export interface Adopter {
   wants(orphan: Orphan): true | EndReason
   /** The run belongs to this process. */
   adopt(orphan: Orphan): void
+  /** Goes on with a run that is parked, though everything it waited for was decided: whoever had taken it is gone. */
+  resume(tenantId: string, runId: string): void
 }
 
 export interface DurableSession {

@@ -4,6 +4,7 @@ import {
   approvalIdOf,
   type Approvals,
   type AskedCall,
+  type AskedNode,
   type CallDecision,
   type NodeDecision,
 } from '#contracts/approvals'
@@ -13,7 +14,7 @@ import type { Wake, WakeUps } from '#contracts/jobs'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import { tenantIds } from '#kit'
 import type { ApprovalMetrics } from './metrics.ts'
-import { type Approval, insertCall, type Resolve, type Status, storable } from './store.ts'
+import { type Approval, insertCall, insertNode, type Resolve, type Status, storable } from './store.ts'
 
 interface DeskDeps {
   readonly database: Database
@@ -76,9 +77,14 @@ export class ApprovalDesk implements Approvals {
       const seconds = profile.approvals?.expiresInSeconds ?? usualSeconds
       if (!(await insertCall(tx, id, call, seconds))) throw approvalErrors.alreadyResolved()
       await this.#send(tx, { expire: id }, `${id}/expire`, seconds * 1_000 + 50)
-      this.#deps.metrics.opened()
+      this.#deps.metrics.opened('tool')
       return 'waiting'
     })
+  }
+  async askFor(tx: TenantTx, node: AskedNode): Promise<void> {
+    await this.#admit(tx)
+    await insertNode(tx, node)
+    this.#deps.metrics.opened('node')
   }
   async decided(tenantId: string, runId: string): Promise<Record<string, CallDecision>> {
     const [rows] = await this.#deps.database.batch<[(Decided & { key: string })[]]>(tenantId, [

@@ -1,8 +1,8 @@
 import { Counter, Histogram, type Registry } from 'prom-client'
 
 export interface ApprovalMetrics {
-  /** A call of a tool waits; nodes are among the attempts of their workflows. */
-  opened(): void
+  /** A call of a tool or a node waits. */
+  opened(kind: 'tool' | 'node'): void
   /** `by`: `person` or `expiry`. */
   resolved(kind: 'tool' | 'node', decision: 'approved' | 'rejected', by: string, waitedSeconds: number): void
 }
@@ -11,7 +11,8 @@ export function createApprovalMetrics(registry: Registry): ApprovalMetrics {
   const registers = [registry]
   const opened = new Counter({
     name: 'approvals_opened_total',
-    help: 'Calls of tools that this process has wait for people.',
+    help: 'Approvals that this process has asked for, by what they are for.',
+    labelNames: ['kind'],
     registers,
   })
   const resolved = new Counter({
@@ -28,7 +29,7 @@ export function createApprovalMetrics(registry: Registry): ApprovalMetrics {
     registers,
   })
   return {
-    opened: () => opened.inc(),
+    opened: (kind) => opened.inc({ kind }),
     resolved(kind, decision, by, waitedSeconds) {
       resolved.inc({ kind, decision, by })
       waited.observe({ kind }, waitedSeconds)

@@ -1,6 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import type { Database, TenantTx } from '#contracts/database'
-import type { AskedCall } from '#contracts/approvals'
+import type { AskedCall, AskedNode } from '#contracts/approvals'
 import { isId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
 import { roles, type TenantRole } from '#contracts/auth'
@@ -159,6 +159,11 @@ export async function findApproval(database: Database, tenantId: string, id: str
   return row && toApproval(row)
 }
 
+/** Where a run is told of what it has not said itself: as the workflow or run says that it is a part of. */
+const inherited = `(SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = parent ->> 'runId'),
+             (SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = parent ->> 'rootId'),
+             (SELECT webhook_url FROM runs top WHERE top.tenant_id = $1 AND top.id = run.parent ->> 'rootId')`
+
 /** Puts a call on record, with the webhook of its run. False: the run is over. */
 export async function insertCall(
   tx: TenantTx,
@@ -171,10 +176,11 @@ export async function insertCall(
     // The run is marked as one that has asked: its end closes what it has asked for.
     text: `WITH run AS (
              UPDATE runs SET waited_ms = coalesce(waited_ms, 0) WHERE tenant_id = $1 AND id = $3 AND finished_at IS NULL
-             RETURNING webhook_url)
+             RETURNING webhook_url, parent)
            INSERT INTO approvals (tenant_id, id, run_id, session_id, call_key, profile, tool, arguments, end_user_id, message, role,
              expires_at, on_expiry, webhook_url)
-           SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, now() + $12 * interval '1 second', $13, webhook_url FROM run
+           SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, now() + $12 * interval '1 second', $13,
+             coalesce(webhook_url, ${inherited}) FROM run
            RETURNING 1`,
     values: [
       tx.tenantId,
@@ -193,6 +199,18 @@ export async function insertCall(
     ],
   })
   return rows.length > 0
+}
+
+/** Puts a node on record, with the webhook of its workflow. */
+export async function insertNode(tx: TenantTx, node: AskedNode): Promise<void> {
+  const { id, workflowRunId, nodeId, message, expiresInMs, onExpiry, role } = node
+  await tx.query({
+    name: 'approval-of-node',
+    text: `INSERT INTO approvals (tenant_id, id, workflow_run_id, node_id, message, expires_at, on_expiry, role, webhook_url)
+           SELECT $1, $3, $2, $4, $5, clock_timestamp() + $6::float8 * interval '1 millisecond', $7, $8, webhook_url
+           FROM workflow_runs WHERE tenant_id = $1 AND id = $2 ON CONFLICT DO NOTHING`,
+    values: [tx.tenantId, workflowRunId, id, nodeId, storable(message), expiresInMs ?? null, onExpiry, role],
+  })
 }
 
 /** Text as PostgreSQL takes it. */

@@ -4,6 +4,7 @@ import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { limitErrors, type TenantLimits } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
+import { webhookErrors } from '#contracts/webhooks'
 import { sendList } from '#kit/lists'
 import {
   deleteDefinition,
@@ -57,7 +58,10 @@ export function definitionRoutes(app: App, guard: Guard, { database, service, li
         summary: 'Create a workflow definition',
         description: 'Everything that is wrong with it is told at once, each problem with its path.',
         body: DefinitionBody,
-        response: { 201: DefinitionInfo, ...failures(invalidWorkflow, limitErrors.limitExceeded) },
+        response: {
+          201: DefinitionInfo,
+          ...failures(invalidWorkflow, limitErrors.limitExceeded, ...Object.values(webhookErrors)),
+        },
       },
     },
     async (request, reply) => {
@@ -100,7 +104,7 @@ export function definitionChangeRoutes(app: App, guard: Guard, { database, servi
         description: 'The fields that the body has are replaced, which makes the next version. Runs keep theirs.',
         params: DefinitionParams,
         body: DefinitionChange,
-        response: { 200: DefinitionInfo, ...failures(invalidWorkflow, notFound) },
+        response: { 200: DefinitionInfo, ...failures(invalidWorkflow, notFound, ...Object.values(webhookErrors)) },
       },
     },
     async (request) => {

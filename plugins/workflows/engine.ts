@@ -5,12 +5,11 @@ import type { Database, TenantTx } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import type { Kv } from '#contracts/kv'
 import { retry } from '#kit'
-import type { OutputSchemas } from '#kit/schemas'
 import type { Attempt, Execution } from './execution.ts'
 import type { WorkflowMetrics } from './metrics.ts'
 import { leaseMs } from './nodes.store.ts'
 import type { Outcome } from './outcome.ts'
-import { Transition } from './transition.ts'
+import { Transition, type TransitionDeps } from './transition.ts'
 
 /** Attempts at nodes of one run that this process makes at once, and of all runs. */
 const abreast = 100
@@ -22,13 +21,11 @@ const soonMs = 60_000
 /** How long stopping waits for calls under way. */
 const stopMs = 10_000
 
-export interface EngineDeps {
+export interface EngineDeps extends TransitionDeps {
   readonly database: Database
   readonly wakeUps: WakeUps
   readonly execution: Execution
   readonly kv: Kv
-  /** Of outputs of workflows. */
-  readonly schemas: OutputSchemas
   readonly metrics: WorkflowMetrics
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
@@ -135,7 +132,7 @@ export class Engine {
   ): Promise<T | undefined> {
     const { database, kv } = this.#deps
     const made = await database.tenant(tenantId, async (tx) => {
-      const transition = await Transition.of(tx, runId, this.#deps.schemas)
+      const transition = await Transition.of(tx, runId, this.#deps)
       if (!transition) return undefined
       const result = await change(transition, tx)
       const moved = await transition.finish()

@@ -15,7 +15,16 @@ import {
 } from './expressions.ts'
 import type { NodeOf } from './node.schema.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
-import { type Claimed, type Failure, mostOutput, type Outcome, scopeOfNodes, startedBy, tooLarge } from './outcome.ts'
+import {
+  type Claimed,
+  type Failure,
+  mostOutput,
+  type Outcome,
+  scopeOfNodes,
+  startedBy,
+  timeoutMsOf,
+  tooLarge,
+} from './outcome.ts'
 import { templated } from './validate.ts'
 
 /** A claimed node, and the run that it belongs to. */
@@ -30,9 +39,8 @@ export interface Attempt extends Claimed {
 
 type Done = Outcome extends infer O ? (O extends Outcome ? Omit<O, 'node' | 'attempt'> : never) : never
 
-/** How long calls and agents may take unless their node says so. */
+/** How long a call may take unless its node says so. */
 const callSeconds = 60
-const agentSeconds = 86_400
 /** Workflows inside one another. */
 const mostDepth = 5
 const longestWaitMs = 366 * 86_400_000
@@ -97,7 +105,8 @@ export class Execution {
         const id = newId('appr')
         const expiresInMs = spec.expiresIn === undefined ? undefined : spec.expiresIn * 1_000
         const message = (await patiently(() => renderText(spec.message, scope))).slice(0, 20_000)
-        const approval = { id, message, expiresInMs, onExpiry: spec.onExpiry ?? 'reject' }
+        const { onExpiry = 'reject', role = 'member' } = spec
+        const approval = { id, message, expiresInMs, onExpiry, role }
         return {
           kind: 'parked',
           waitsFor: id,
@@ -159,7 +168,7 @@ export class Execution {
     } finally {
       reading.abort()
     }
-    return { kind: 'parked', waitsFor: id, dueInMs: (spec.timeoutSeconds ?? agentSeconds) * 1_000 }
+    return { kind: 'parked', waitsFor: id, dueInMs: timeoutMsOf(spec) }
   }
 
   async #call(attempt: Attempt, spec: NodeOf<'tool' | 'http'>, scope: Scope, stop: AbortSignal): Promise<Done> {

@@ -12,6 +12,7 @@ import { RunStore } from '#contracts/run-store'
 import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import { secretErrors, Secrets } from '#contracts/secrets'
+import { webhookErrors, Webhooks } from '#contracts/webhooks'
 import { OwnHosts } from '#kit/own-hosts'
 import { createOutputSchemas } from '#kit/schemas'
 import { Calls } from './calls.ts'
@@ -42,7 +43,7 @@ export default definePlugin({
         'name: `api.internal:8080=acme|globex, .corp.example:443=*`.',
     ),
   }),
-  errors: [workflowErrors, approvalErrors, billingErrors, databaseErrors, limitErrors, secretErrors],
+  errors: [workflowErrors, approvalErrors, billingErrors, databaseErrors, limitErrors, secretErrors, webhookErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -57,9 +58,10 @@ export default definePlugin({
     limits: maybe(TenantLimits),
     mcp: maybe(McpServers),
     secrets: maybe(Secrets),
+    webhooks: maybe(Webhooks),
   },
   async setup({ config, deps, log, metrics, stopping, routes, onStart, onStop }) {
-    const { guard, jobs, kv, dispatch, runs, profiles, fleet, limits, mcp, secrets } = deps
+    const { approvals, guard, jobs, kv, dispatch, runs, profiles, fleet, limits, mcp, secrets, webhooks } = deps
     const database = presentDatabase(deps.database) ?? deps.database
     const wakeUps = jobs.wakeUps('workflows', async (what) => {
       if (what['scheduleId'] !== undefined) await schedules.fire(what['tenantId']!, what['scheduleId'])
@@ -72,10 +74,10 @@ export default definePlugin({
     const views = new RunViews(database)
     const calls = new Calls({ fleet, mcp, secrets, allowHosts: config.allowHosts })
     const execution = new Execution({ store, dispatch, calls, limits })
-    const engine = new Engine({ schemas, database, wakeUps, execution, kv, metrics: counted, log, stopping })
-    const service = new WorkflowService({ database, store, engine, wakeUps, dispatch, runs, lookups })
+    const engine = new Engine({ schemas, approvals, database, wakeUps, execution, kv, metrics: counted, log, stopping })
+    const service = new WorkflowService({ database, store, engine, wakeUps, dispatch, runs, lookups, webhooks })
     const schedules = new Schedules({ database, store, wakeUps, limits, metrics: counted, lookups })
-    deps.approvals.onNodes((...decision) => service.resolve(...decision))
+    approvals.onNodes((...decision) => service.resolve(...decision))
     onStop(async () => {
       await engine.stop()
       await calls.close()

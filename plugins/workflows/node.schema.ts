@@ -1,4 +1,5 @@
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
+import { roles, type TenantRole } from '#contracts/auth'
 
 export const nodeTypes = ['agent', 'tool', 'condition', 'map', 'loop', 'wait', 'approval', 'workflow', 'http'] as const
 export type NodeType = (typeof nodeTypes)[number]
@@ -124,6 +125,12 @@ const ownFields = {
     onExpiry: Type.Optional(
       Type.Union([Type.Literal('reject'), Type.Literal('approve')], { description: '`reject` unless given.' }),
     ),
+    role: Type.Optional(
+      Type.Union(
+        roles.map((one) => Type.Literal(one)),
+        { description: 'Who may decide: keys of this role, or of one above; `member` unless given.' },
+      ),
+    ),
   },
   workflow: {
     workflowDefinitionId: Type.String({ minLength: 1, maxLength: 64 }),
@@ -167,6 +174,14 @@ export type NodeOf<K extends NodeType> = Static<(typeof nodeSchemas)[K]>
 export type WorkflowNode = { [K in NodeType]: NodeOf<K> }[NodeType]
 /** What a map or loop does again and again: a node without a place of its own. */
 export type InnerNode = Omit<WorkflowNode, 'id' | 'dependsOn'> & { readonly type: NodeType }
+
+/** Who may say how a node ends: of an approval whoever may decide it, and of a map or loop the same for what is in it. */
+export const roleOf = (spec: WorkflowNode): TenantRole =>
+  spec.type === 'approval'
+    ? (spec.role ?? 'member')
+    : spec.type === 'map' || spec.type === 'loop'
+      ? roleOf(spec.node as unknown as WorkflowNode)
+      : 'member'
 
 /** The id of the node of the definition that a part belongs to. */
 export const topOf = (id: string): string => id.split('.', 1)[0]!

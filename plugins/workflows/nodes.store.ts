@@ -191,19 +191,6 @@ export class NodeTable {
     })
   }
 
-  async closeApprovals(
-    ids: readonly string[],
-    status: 'approved' | 'rejected' | 'cancelled',
-    by?: string,
-  ): Promise<void> {
-    if (ids.length === 0) return
-    await this.#tx.query({
-      text: `UPDATE approvals SET status = $3, resolved_by = $4, resolved_at = now()
-             WHERE tenant_id = $1 AND id = ANY ($2) AND status = 'waiting'`,
-      values: [this.#of[0], ids, status, by ?? null],
-    })
-  }
-
   /** Parts of a map or loop are over. Undefined when it is over itself. */
   async partsOver(parent: string, count: number): Promise<(NodeRow & { waits: number }) | undefined> {
     const [row] = await this.#tx.query<NodeRow & { waits: number }>({
@@ -229,10 +216,7 @@ export class NodeTable {
   }
 
   /** Resolves to the payload of the signal that it would wait for, where that came before: then it waits for nothing. */
-  async park(
-    row: NodeRow,
-    { waitsFor, dueInMs, approval }: Extract<Outcome, { kind: 'parked' }>,
-  ): Promise<string | undefined> {
+  async park(row: NodeRow, { waitsFor, dueInMs }: Extract<Outcome, { kind: 'parked' }>): Promise<string | undefined> {
     if (row.type === 'wait' && waitsFor !== undefined) {
       const [sent] = await this.#tx.query<{ payload: string }>({
         text: `DELETE FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2 AND 'signal/' || run_id || '/' || name = $3
@@ -247,13 +231,6 @@ export class NodeTable {
                due_at = clock_timestamp() + $5::float8 * interval '1 millisecond'
              WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
       values: [...this.#of, row.id, waitsFor ?? null, dueInMs ?? null],
-    })
-    if (!approval) return undefined
-    const message = approval.message.replaceAll('\u0000', '\uFFFD')
-    await this.#tx.query({
-      text: `INSERT INTO approvals (tenant_id, id, workflow_run_id, node_id, message, expires_at, on_expiry)
-             VALUES ($1, $3, $2, $4, $5, clock_timestamp() + $6::float8 * interval '1 millisecond', $7) ON CONFLICT DO NOTHING`,
-      values: [...this.#of, approval.id, row.id, message, approval.expiresInMs ?? null, approval.onExpiry],
     })
     return undefined
   }
@@ -341,6 +318,3 @@ export class NodeTable {
     return row!
   }
 }
-
-export const approvalsOf = (rows: readonly NodeRow[]): string[] =>
-  rows.flatMap(({ type, waits_for: id }) => (type === 'approval' && id !== null ? [id] : []))

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
-import { type WorkflowNode } from './node.schema.ts'
+import type { AskedNode } from '#contracts/approvals'
+import type { NodeOf, WorkflowNode } from './node.schema.ts'
 import { nodeStatuses, type TerminalStatus } from './schema.ts'
 
 /** Why a node or run failed. `unknown`: its effect may have happened, so a repeated call has the same idempotency key. */
@@ -32,12 +33,7 @@ export type Outcome = { readonly node: string; readonly attempt: number } & (
   | { readonly kind: 'lost' }
 )
 
-interface NewApproval {
-  readonly id: string
-  readonly message: string
-  readonly expiresInMs?: number | undefined
-  readonly onExpiry: 'reject' | 'approve'
-}
+type NewApproval = Omit<AskedNode, 'workflowRunId' | 'nodeId'>
 
 /** An attempt that a process has taken on. */
 export interface Claimed {
@@ -131,6 +127,9 @@ export function agentFailure(run: { status: string; error?: { code: string; mess
     message: run.error?.message ?? `The run of the agent ended as ${run.status}.`,
   }
 }
+
+/** How long an agent may take, without the time in which it waits for people. */
+export const timeoutMsOf = ({ timeoutSeconds = 86_400 }: NodeOf<'agent'>): number => timeoutSeconds * 1_000
 
 /** What becomes of a node that waited until its time came. */
 export function timeUp(spec: WorkflowNode): { kind: 'over'; status: 'ok' | 'error'; output?: string; error?: Failure } {

@@ -1,7 +1,9 @@
 import { notFound } from '#kernel'
+import { approvalErrors } from '#contracts/approvals'
+import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
 import type { TenantTx } from '#contracts/database'
 import { invalidWorkflow } from './errors.ts'
-import { partOf, type WorkflowNode } from './node.schema.ts'
+import { partOf, roleOf, type WorkflowNode } from './node.schema.ts'
 import { mayBeKeyed } from './runs.store.ts'
 import type { NodeBody } from './schema.ts'
 import { cycleIn, edgesOf } from './validate.ts'
@@ -11,6 +13,8 @@ export interface Found {
   readonly parent: string | null
   /** It failed, and its run waits for a repair. */
   readonly blocks: boolean
+  /** Who may say how it ends. */
+  readonly approver: TenantRole
 }
 export async function nodeOf(tx: TenantTx, runId: string, nodeId: string): Promise<Found> {
   const [row] = await tx.query<{ status: number; parent: string | null; spec: string; top: string | null }>({
@@ -20,9 +24,15 @@ export async function nodeOf(tx: TenantTx, runId: string, nodeId: string): Promi
     values: [tx.tenantId, runId, nodeId],
   })
   if (!row) throw notFound({ message: 'There is no such node in this run.' })
-  const { continueOnError } =
-    row.spec === '' ? partOf(JSON.parse(row.top!), nodeId) : (JSON.parse(row.spec) as WorkflowNode)
-  return { status: row.status, parent: row.parent, blocks: row.status === 4 && !continueOnError }
+  const spec = row.spec === '' ? partOf(JSON.parse(row.top!), nodeId) : (JSON.parse(row.spec) as WorkflowNode)
+  const blocks = row.status === 4 && !spec.continueOnError
+  return { status: row.status, parent: row.parent, blocks, approver: roleOf(spec) }
+}
+
+/** Whoever may not decide an approval may not put something in its place either. */
+export function mayDecide({ role }: Caller, { approver }: Found): void {
+  if (roleAtLeast(role, approver)) return
+  throw approvalErrors.wrongApprover({ message: `How this node ends is for keys of the role ${approver}, or above.` })
 }
 
 export async function retryNode(tx: TenantTx, runId: string, nodeId: string): Promise<void> {
@@ -113,8 +123,8 @@ export async function copyRun(tx: TenantTx, runId: string, id: string, from: str
   const of = [tx.tenantId, runId, id]
   await tx.query({
     text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth, keyed,
-             rerun_of, created_by, started_at)
-           SELECT tenant_id, $3, definition_id, definition_version, name, settings, input, 1, 0, 0, keyed, $2, $4, clock_timestamp()
+             rerun_of, created_by, started_at, webhook_url)
+           SELECT tenant_id, $3, definition_id, definition_version, name, settings, input, 1, 0, 0, keyed, $2, $4, clock_timestamp(), webhook_url
            FROM workflow_runs WHERE tenant_id = $1 AND id = $2`,
     values: [...of, createdBy],
   })

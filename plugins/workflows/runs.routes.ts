@@ -1,11 +1,13 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, eventStream, failures, lastEventId, NoContent, notFound, sse, sseFrame } from '#kernel'
+import { approvalErrors } from '#contracts/approvals'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import { fundsErrors } from '#contracts/billing'
 import type { Kv } from '#contracts/kv'
 import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
+import { webhookErrors } from '#contracts/webhooks'
 import { sendList } from '#kit/lists'
 import { runChannel } from './engine.ts'
 import { workflowErrors } from './errors.ts'
@@ -30,6 +32,7 @@ import type { RunViews } from './views.store.ts'
 
 const tags = ['workflows']
 const bodyLimit = 8 * 1024 * 1024
+const { wrongApprover } = approvalErrors
 const { invalidWorkflow, invalidInput, notPaused, nodeOver, runOver } = workflowErrors
 const accepted = ({ id, status }: { readonly id: string; readonly status: RunAccepted['status'] }): RunAccepted => ({
   id,
@@ -184,7 +187,15 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
         body: CreateRun,
         response: {
           202: RunAccepted,
-          ...failures(invalidWorkflow, invalidInput, notFound, limitReached, limitExceeded, ...fundsErrors),
+          ...failures(
+            invalidWorkflow,
+            invalidInput,
+            notFound,
+            limitReached,
+            limitExceeded,
+            ...Object.values(webhookErrors),
+            ...fundsErrors,
+          ),
         },
       },
     },
@@ -240,13 +251,13 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
           '`retry_node` tries a failed node again, `replace_node` puts another one in its place, or in that of one that has not begun, `add_dependency` has a node wait for others, and `abort` gives the run up.',
         params: RunParams,
         body: Repair,
-        response: { 200: RunSnapshot, ...failures(invalidWorkflow, notFound, notPaused, nodeOver) },
+        response: { 200: RunSnapshot, ...failures(invalidWorkflow, notFound, notPaused, nodeOver, wrongApprover) },
       },
     },
     async (request) => {
-      const { tenantId } = guard.callerOf(request)
-      await service.repair(tenantId, request.params.id, request.body)
-      return (await views.snapshot(tenantId, request.params.id)).run
+      const caller = guard.callerOf(request)
+      await service.repair(caller, request.params.id, request.body)
+      return (await views.snapshot(caller.tenantId, request.params.id)).run
     },
   )
   app.post(
@@ -303,14 +314,14 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
         description: 'Ends a node that is not over, or that failed and holds its run up.',
         params: NodeParams,
         body: NodeUpdate,
-        response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver) },
+        response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver, wrongApprover) },
       },
     },
     async (request) => {
-      const { tenantId } = guard.callerOf(request)
+      const caller = guard.callerOf(request)
       const { id, nodeId } = request.params
-      await service.update(tenantId, id, nodeId, request.body)
-      return views.node(tenantId, id, nodeId)
+      await service.update(caller, id, nodeId, request.body)
+      return views.node(caller.tenantId, id, nodeId)
     },
   )
 }

@@ -4,6 +4,7 @@ import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { newId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
+import type { WebhookTarget } from '#contracts/runs'
 import type { OutputSchemas } from '#kit/schemas'
 import { findDefinition } from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
@@ -29,6 +30,8 @@ export interface NewRun {
     readonly budgetCents: number | undefined
   }
   readonly scheduleId?: string
+  /** Instead of that of the definition. */
+  readonly webhook?: WebhookTarget
 }
 
 /** A stored definition, or one without an id. */
@@ -106,7 +109,7 @@ export class WorkflowRunStore {
 
   /** The statements that create a run, of which one says whether it was inserted, and what that means. */
   async #creation(tenantId: string, wanted: NewRun, { id: definitionId, version, definition }: FoundDefinition) {
-    const { nodes, name, ...own } = definition
+    const { nodes, name, webhook, ...own } = definition
     const { parent } = wanted
     const caps = [own.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
     const settings: RunSettings = { ...own, ...(caps.length > 0 ? { maxCostCents: Math.min(...caps) } : {}) }
@@ -139,6 +142,7 @@ export class WorkflowRunStore {
         mayBeKeyed(nodes),
         most,
         ...columnsOf(nodes),
+        (wanted.webhook ?? webhook)?.url,
       ]),
     ]
     const inserts = statements.length - 1
@@ -238,6 +242,17 @@ export class WorkflowRunStore {
     ])
     return row!.cost
   }
+  /** Whether the run of an agent waits for people, or has. */
+  async hasWaited(tenantId: string, agentRunId: string): Promise<boolean> {
+    const [rows] = await this.#database.batch<[object[]]>(tenantId, [
+      {
+        name: 'workflow-agent-waited',
+        text: 'SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2 AND waited_ms IS NOT NULL',
+        values: [tenantId, agentRunId],
+      },
+    ])
+    return rows.length > 0
+  }
   /** The node that waits for something, while it does. */
   async waiting(tenantId: string, waitsFor: string) {
     const [[row]] = await this.#database.batch<[{ run_id: string; id: string; attempt: number; spec: string }[]]>(
@@ -266,9 +281,10 @@ const insertion = (values: readonly unknown[]): Statement => ({
   name: 'workflow-create',
   text: `WITH run AS (
            INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth,
-             parent_run, parent_node, root_run, schedule_id, created_by, keyed, started_at)
+             parent_run, parent_node, root_run, schedule_id, created_by, keyed, started_at, webhook_url)
            SELECT $1, $2, $3, $4::int, $5, $6, $7, $8::smallint, $9::int, $10::int, $11, $12, $13, $14, $15, $16::boolean,
-             CASE WHEN $8::smallint = 1 THEN clock_timestamp() END
+             CASE WHEN $8::smallint = 1 THEN clock_timestamp() END,
+             coalesce($26, (SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = $11))
            WHERE $17::int IS NULL OR $17::int > (
              SELECT count(*) FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0)
            ON CONFLICT DO NOTHING RETURNING tenant_id, id

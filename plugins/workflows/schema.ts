@@ -1,5 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { profileName } from '#contracts/profiles'
+import { WebhookTarget } from '#contracts/runs'
 import { idPattern, json, nodeTypes, schemaOf, strict, type WorkflowNode } from './node.schema.ts'
 
 /** Statuses as snapshots have them, by their number. Specification 2.9. */
@@ -22,6 +23,10 @@ export const NodeBody = Type.Object(
 )
 export type NodeBody = Static<typeof NodeBody>
 
+const webhook = Type.Object(WebhookTarget.properties, {
+  ...strict,
+  description: 'Is told of the approvals that nodes, and calls of agents, wait for.',
+})
 const settings = {
   description: Type.Optional(Type.String({ maxLength: 10_000 })),
   inputSchema: Type.Optional(schemaOf('JSON Schema that inputs have to fit.')),
@@ -40,6 +45,7 @@ const settings = {
       description: 'What the agents of a run may cost together, those under way apart.',
     }),
   ),
+  webhook: Type.Optional(webhook),
 }
 
 /** The most nodes of a definition, those inside maps and loops apart. */
@@ -61,7 +67,7 @@ export interface Definition extends Omit<DefinitionBody, 'nodes'> {
   readonly nodes: readonly WorkflowNode[]
 }
 /** A run's definition without its nodes. */
-export type RunSettings = Omit<DefinitionBody, 'nodes' | 'name'>
+export type RunSettings = Omit<DefinitionBody, 'nodes' | 'name' | 'webhook'>
 
 const Time = Type.String({ format: 'date-time' })
 const Id = (about: string) => Type.Object({ id: Type.String({ description: about }) })
@@ -104,6 +110,7 @@ export const CreateRun = Type.Object(
     definition: Type.Optional(DefinitionBody),
     input: Type.Optional(Type.Unknown({ description: '`{}` unless given.' })),
     autoStart: Type.Optional(Type.Boolean({ default: true })),
+    webhook: Type.Optional(webhook),
   },
   strict,
 )

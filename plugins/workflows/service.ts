@@ -7,9 +7,10 @@ import type { RunDispatch } from '#contracts/runs'
 import type { RunStore } from '#contracts/run-store'
 import { isTerminal } from '#contracts/runs'
 import type { Wake, WakeUps } from '#contracts/jobs'
+import { webhookErrors, type Webhooks } from '#contracts/webhooks'
 import { findDefinition } from './definitions.store.ts'
 import type { Engine } from './engine.ts'
-import { addDependencies, copyRun, nodeOf, replaceNode, retryNode } from './repairs.store.ts'
+import { addDependencies, copyRun, mayDecide, nodeOf, replaceNode, retryNode } from './repairs.store.ts'
 import { invalidWorkflow, workflowErrors } from './errors.ts'
 import { wakeOf, type WorkflowRunStore } from './runs.store.ts'
 import { unknownRun } from './views.store.ts'
@@ -33,6 +34,7 @@ export interface ServiceDeps {
   readonly wakeUps: WakeUps
   readonly dispatch: RunDispatch
   readonly runs: RunStore
+  readonly webhooks: Webhooks | undefined
   lookups(tenantId: string): Lookups
 }
 
@@ -50,20 +52,32 @@ export class WorkflowService {
   async check(tenantId: string, body: DefinitionBody, at = ''): Promise<ReturnType<typeof checkedDefinition>> {
     const problems = await problemsOf(body, this.#deps.lookups(tenantId))
     if (problems.length > 0) throw invalidWorkflow(problems, at)
+    this.#checkWebhook(tenantId, body.webhook)
     return checkedDefinition(body)
   }
 
-  async create({ tenantId, keyId }: Caller, { workflowDefinitionId, definition, input, autoStart = true }: CreateRun) {
+  #checkWebhook(tenantId: string, webhook: CreateRun['webhook']): void {
+    if (!webhook) return
+    if (!this.#deps.webhooks) throw webhookErrors.webhooksUnavailable()
+    this.#deps.webhooks.check(tenantId, webhook.url)
+  }
+
+  async create(
+    { tenantId, keyId }: Caller,
+    { workflowDefinitionId, definition, input, autoStart = true, webhook }: CreateRun,
+  ) {
     if ((workflowDefinitionId === undefined) === (definition === undefined)) {
       throw invalidField('body', 'needs `workflowDefinitionId` or `definition`, and not both')
     }
     const checked = definition && (await this.check(tenantId, definition, 'definition'))
+    this.#checkWebhook(tenantId, webhook)
     return this.#deps.store.create(tenantId, {
       ...(workflowDefinitionId === undefined ? {} : { workflowDefinitionId }),
       ...(checked ? { definition: checked } : {}),
       input: input ?? {},
       start: autoStart,
       createdBy: keyId,
+      ...(webhook ? { webhook } : {}),
     })
   }
 
@@ -93,13 +107,14 @@ export class WorkflowService {
     return status
   }
 
-  /** Ends a node as a client says. 409 `node_over` when it is over already. */
-  async update(tenantId: string, runId: string, nodeId: string, { status, output, error }: NodeUpdate): Promise<void> {
+  /** Ends a node as a client says. 409 `node_over` when it is over already, 403 `wrong_approver` where others decide. */
+  async update(caller: Caller, runId: string, nodeId: string, { status, output, error }: NodeUpdate): Promise<void> {
     const failure: Failure | undefined =
       typeof error === 'string' ? { code: 'failed', message: error } : (error as Failure | undefined)
-    await this.#change(tenantId, runId, async (transition, tx) => {
+    await this.#change(caller.tenantId, runId, async (transition, tx) => {
       if (!transition.open) throw workflowErrors.runOver()
       const node = await nodeOf(tx, runId, nodeId)
+      mayDecide(caller, node)
       if (node.status === 4 ? status === 'error' || !node.blocks : node.status > 2) {
         throw workflowErrors.nodeOver({ message: 'The node is over already.' })
       }
@@ -161,7 +176,8 @@ export class WorkflowService {
   }
 
   /** Mends a paused run. */
-  async repair(tenantId: string, runId: string, { action, nodeId, node, dependsOn }: Repair): Promise<void> {
+  async repair(caller: Caller, runId: string, { action, nodeId, node, dependsOn }: Repair): Promise<void> {
+    const { tenantId } = caller
     if (action !== 'abort' && nodeId === undefined) throw invalidField('body/nodeId', 'is needed')
     if (action === 'replace_node' && !node) throw invalidField('body/node', 'is needed')
     if (action === 'add_dependency' && dependsOn === undefined) throw invalidField('body/dependsOn', 'is needed')
@@ -180,6 +196,7 @@ export class WorkflowService {
         transition.notices.tell(nodeId!, 1, 0)
         transition.run.failed--
       } else if (action === 'replace_node') {
+        mayDecide(caller, found)
         if (found.status > 1 && !found.blocks)
           throw workflowErrors.nodeOver({ message: 'The node runs, or is over already.' })
         await replaceNode(tx, runId, nodeId!, { ...node!, id: nodeId } as NodeBody)
@@ -241,6 +258,9 @@ export class WorkflowService {
     if (!node) return
     const run = await this.#deps.runs.findRun(tenantId, agentRunId)
     if (run && !isTerminal(run.status)) {
+      if (await this.#deps.store.hasWaited(tenantId, agentRunId)) {
+        await this.#deps.engine.transit(tenantId, node.run_id, ({ waits }) => waits.retime(node.id))
+      }
       const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
       return this.#deps.wakeUps.send([again])
     }

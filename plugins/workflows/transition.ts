@@ -1,9 +1,9 @@
+import type { Approvals } from '#contracts/approvals'
 import type { TenantTx } from '#contracts/database'
 import type { OutputSchemas } from '#kit/schemas'
 import { claimedOf, Claims } from './claims.store.ts'
 import { ExpressionError } from './expressions.ts'
 import {
-  approvalsOf,
   cancelled,
   type Ended,
   failed,
@@ -16,14 +16,12 @@ import {
   statusOf,
 } from './nodes.store.ts'
 import {
-  approvalOutcome,
   type Claimed,
   delayMs,
   type Failure,
   lostError,
   mostOutput,
   type Outcome,
-  timeUp,
   tooLarge,
   unsaid,
 } from './outcome.ts'
@@ -31,6 +29,14 @@ import { Notices, starts } from './notices.ts'
 import { holdRun, moveRun, type RunRow } from './run-row.ts'
 import { outputOf } from './run-output.ts'
 import { type RunStatus, type TerminalStatus } from './schema.ts'
+import { Waits } from './waits.ts'
+
+/** What a transition needs beside its transaction. */
+export interface TransitionDeps {
+  /** Of outputs of workflows. */
+  readonly schemas: OutputSchemas
+  readonly approvals: Approvals
+}
 
 /** So often a call whose process died is made again. */
 const mostLost = 5
@@ -42,27 +48,30 @@ const mostLost = 5
 export class Transition {
   readonly run: RunRow
   readonly notices: Notices
+  readonly waits: Waits
   /** When somebody has to look at the run again, in milliseconds, where another process executes a part of it. */
   leasedForMs: number | undefined
   readonly #tx: TenantTx
-  readonly #schemas: OutputSchemas
+  readonly #deps: TransitionDeps
   readonly #nodes: NodeTable
   readonly #claims: Claims
   readonly #freed = new Set<string>()
   readonly #statusBefore: RunStatus
 
-  private constructor(tx: TenantTx, run: RunRow, schemas: OutputSchemas) {
+  private constructor(tx: TenantTx, run: RunRow, deps: TransitionDeps) {
     this.#tx = tx
-    this.#schemas = schemas
+    this.#deps = deps
     this.run = run
     this.#nodes = new NodeTable(tx, run.id)
     this.#claims = new Claims(tx, run, this.#nodes)
     this.#statusBefore = run.status
     this.notices = new Notices(tx.tenantId, run)
+    const { approvals } = deps
+    this.waits = new Waits({ tx, runId: run.id, nodes: this.#nodes, notices: this.notices, approvals })
   }
-  static async of(tx: TenantTx, runId: string, schemas: OutputSchemas): Promise<Transition | undefined> {
+  static async of(tx: TenantTx, runId: string, deps: TransitionDeps): Promise<Transition | undefined> {
     const run = await holdRun(tx, runId)
-    return run && new Transition(tx, run, schemas)
+    return run && new Transition(tx, run, deps)
   }
 
   get open(): boolean {
@@ -106,8 +115,11 @@ export class Transition {
   /** Undefined: the node is not over by it. */
   async #take(row: NodeRow, outcome: Outcome): Promise<Ended | undefined> {
     switch (outcome.kind) {
-      case 'parked':
-        return this.#park(row, outcome)
+      case 'parked': {
+        const error = outcome.approval && (await this.waits.ask(row.id, outcome.approval))
+        if (!error) return this.#park(row, outcome)
+        return this.#take(row, { node: row.id, attempt: row.attempt, kind: 'over', status: 'error', error })
+      }
       case 'parts':
         return void (await this.#divide(row, outcome))
       case 'later':
@@ -139,7 +151,7 @@ export class Transition {
       if (row.status === failed) this.run.failed--
       if (row.status === running) this.notices.leave(row)
     }
-    await this.#nodes.closeApprovals(approvalsOf(rows), 'cancelled')
+    await this.waits.close(rows, 'cancelled')
     await this.end(
       rows.map((row) => ({ row, status: statusOf(status), output, error, costCents: undefined })),
       [],
@@ -187,8 +199,10 @@ export class Transition {
     const outcomes: Outcome[] = []
     for (const row of rows) {
       const of = { node: row.id, attempt: row.attempt } as const
-      if (row.lease_ms === null) outcomes.push({ ...of, ...(await this.#whenDue(row)) })
-      else if (row.lease_ms > 0) this.leasedForMs = Math.min(this.leasedForMs ?? Infinity, row.lease_ms)
+      if (row.lease_ms === null) {
+        const over = await this.waits.whenDue(row)
+        if (over) outcomes.push({ ...of, ...over })
+      } else if (row.lease_ms > 0) this.leasedForMs = Math.min(this.leasedForMs ?? Infinity, row.lease_ms)
       else outcomes.push({ ...of, kind: 'lost' })
     }
     await this.apply(outcomes)
@@ -215,7 +229,7 @@ export class Transition {
     const rows = await this.#nodes.cancel()
     for (const row of rows) this.notices.tell(row.id, cancelled, row.attempt)
     for (const { concurrency_key } of rows) if (concurrency_key !== null) this.#freed.add(concurrency_key)
-    await this.#nodes.closeApprovals(approvalsOf(rows), 'cancelled')
+    await this.waits.close(rows, 'cancelled')
     if (rows.some(({ type, attempt }) => starts(type) && attempt > 0)) {
       this.notices.leaveAll()
     }
@@ -312,23 +326,6 @@ export class Transition {
     return void (await (isCall ? this.#again(row, { inMs, error: lostError }) : this.#putBack(row, inMs)))
   }
 
-  /** What becomes of a waiting node when its time has come. */
-  async #whenDue(row: NodeRow): Promise<{
-    readonly kind: 'over'
-    readonly status: TerminalStatus
-    readonly output?: string
-    readonly error?: Failure
-  }> {
-    const spec = this.#nodes.spec(row)
-    if (spec.type !== 'approval') {
-      this.notices.leave(row)
-      return timeUp(spec)
-    }
-    const approve = spec.onExpiry === 'approve'
-    await this.#nodes.closeApprovals([row.waits_for!], approve ? 'approved' : 'rejected', 'expiry')
-    return approvalOutcome(approve, { by: 'expiry' })
-  }
-
   async #settle(): Promise<void> {
     const { run } = this
     if (run.failed > 0) {
@@ -339,7 +336,7 @@ export class Transition {
     run.status = 'running'
     if (run.unfinished > 0) return
     try {
-      run.output = await outputOf(this.#tx, run.id, run.settings, this.#schemas)
+      run.output = await outputOf(this.#tx, run.id, run.settings, this.#deps.schemas)
       run.status = 'completed'
     } catch (error) {
       if (!(error instanceof ExpressionError)) throw error

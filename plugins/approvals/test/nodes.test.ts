@@ -1,0 +1,146 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { type Body, serve, world } from './stage.ts'
+
+const webhook = { url: 'https://hooks.example/approvals' }
+
+test('nodes of workflows that wait for people', async (t) => {
+  const w = await world(t)
+  const s = await serve(t, w)
+  const start = async (nodes: object[], more: object = {}): Promise<string> => {
+    const { status, body } = await s.call('POST', '/api/workflows/runs', {
+      definition: { name: 'test', nodes },
+      ...more,
+    })
+    assert.equal(status, 202, JSON.stringify(body))
+    return body.id
+  }
+  const run = async (id: string): Promise<Body> => (await s.call('GET', `/api/workflows/runs/${id}`)).body
+  const rests = (id: string): Promise<Body> =>
+    s.until(async () => {
+      const found = await run(id)
+      return found.status > 1 ? found : undefined
+    })
+  const waiting = (query: string): Promise<Body> =>
+    s.until(async () => (await s.call('GET', `/api/approvals?status=waiting&${query}`)).body[0])
+  /** What receivers are told of an approval, in its order. */
+  const told = async (approval: string): Promise<string[]> => {
+    const text = `SELECT body::json ->> 'type' AS type FROM webhook_deliveries
+                  WHERE body::json -> 'data' ->> 'id' = $1 AND url = $2 ORDER BY body::json ->> 'timestamp'`
+    const about = { text, values: [approval, webhook.url] }
+    const [rows] = await s.database.batch<[{ type: string }[]]>('default', [about])
+    return rows.map(({ type }) => type)
+  }
+  const decide = (id: string, decision: string, call = s.call) =>
+    call('POST', `/api/approvals/${id}/resolve`, { decision })
+  const profile = { name: 'payer', model: 'openai/m', tools: ['pay', 'note'], requireApproval: ['pay'] }
+  assert.equal((await s.call('POST', '/api/profiles', profile)).status, 201)
+  const member = await s.as('member')
+
+  await t.test('the webhook of the workflow is told of nodes, of calls of its agents, and of children', async () => {
+    const { body: child } = await s.call('POST', '/api/workflows/definitions', {
+      name: 'child',
+      nodes: [{ id: 'ask', type: 'approval', message: 'child' }],
+    })
+    const definition = {
+      name: 'told',
+      webhook,
+      nodes: [
+        { id: 'ask', type: 'approval', message: 'node' },
+        { id: 'agent', type: 'agent', profile: 'payer', prompt: 'pay({"sum":7})' },
+        { id: 'sub', type: 'workflow', workflowDefinitionId: child.id },
+      ],
+    }
+    const id = await start([], { definition })
+    const open = await s.until(async () => {
+      const { body } = await s.call('GET', '/api/approvals?status=waiting')
+      return body.length === 3 ? (body as Body[]) : undefined
+    })
+    for (const one of open) assert.equal((await decide(one.id, 'approve')).status, 200)
+    assert.equal((await rests(id)).status, 3)
+    for (const one of open)
+      assert.deepEqual(await told(one.id), ['approval.waiting', 'approval.resolved'], JSON.stringify(one))
+    const refused = await s.call('POST', '/api/workflows/runs', { definition, webhook: { url: 'http://10.0.0.1/' } })
+    assert.deepEqual([refused.status, refused.body.error], [400, 'invalid_webhook'])
+  })
+  await t.test('only the role decides, and nobody else puts another end in the place of its decision', async () => {
+    const inner = { type: 'approval', message: 'Sure?', role: 'admin' }
+    const id = await start([
+      { id: 'each', type: 'map', items: [1], node: inner },
+      { id: 'then', type: 'approval', message: 'x', dependsOn: ['each'], role: 'owner' },
+    ])
+    const approval = await waiting(`workflowRunId=${id}`)
+    assert.deepEqual([approval.nodeId, approval.role, approval.kind], ['each.0', 'admin', 'node'])
+    const end = (node: string, call = s.call) =>
+      call('PATCH', `/api/workflows/runs/${id}/nodes/${node}`, { status: 'ok' })
+    const answers = [
+      await decide(approval.id, 'approve', member),
+      await end('each.0', member),
+      await end('each', member),
+    ]
+    for (const { status, body } of answers) assert.deepEqual([status, body.error], [403, 'wrong_approver'])
+    const admin = await s.as('admin')
+    assert.equal((await end('then', admin)).body.error, 'wrong_approver')
+    assert.equal((await decide(approval.id, 'reject', admin)).status, 200)
+    assert.deepEqual((await rests(id)).error.code, 'rejected')
+    const replace = { action: 'replace_node', nodeId: 'then', node: { type: 'wait', seconds: 0 } }
+    const replaced = await member('POST', `/api/workflows/runs/${id}/repair`, replace)
+    assert.equal(replaced.body.error, 'wrong_approver')
+    // Whoever may decide may say as well that it is done with.
+    assert.equal((await end('each.0', admin)).status, 200)
+    assert.equal((await decide((await waiting(`workflowRunId=${id}`)).id, 'approve')).status, 200)
+    assert.equal((await rests(id)).status, 3)
+  })
+  await t.test('a tenant has as many open as it may; a node beyond that fails, and is asked again', async () => {
+    await s.call('PATCH', '/api/tenants/default', { limits: { openApprovals: 2 } })
+    const one = { type: 'approval', message: 'one of many' }
+    const id = await start(['a', 'b', 'c'].map((name) => ({ ...one, id: name })))
+    const paused = await rests(id)
+    assert.deepEqual([paused.status, paused.error.code], [2, 'limit_reached'])
+    assert.match(paused.error.message, /openApprovals of this tenant is 2/)
+    assert.match((await s.over(await s.run('payer', 'pay({})'))).result, /openApprovals/)
+    await s.call('PATCH', '/api/tenants/default', { limits: { openApprovals: 100 } })
+    const failed = paused.nodes.find(({ status }: Body) => status === 4).id
+    const repaired = await s.call('POST', `/api/workflows/runs/${id}/repair`, { action: 'retry_node', nodeId: failed })
+    assert.equal(repaired.status, 200, JSON.stringify(repaired.body))
+    const open = await s.until(async () => {
+      const { body } = await s.call('GET', `/api/approvals?status=waiting&workflowRunId=${id}`)
+      return body.length === 3 ? (body as Body[]) : undefined
+    })
+    for (const { id: approval } of open) await decide(approval, 'approve')
+    assert.equal((await rests(id)).status, 3)
+  })
+  await t.test('the time of an agent stands still while its run waits for people, and goes on afterwards', async () => {
+    w.effects.length = 0
+    const prompt = 'pay({"sum":1})\npay({"sum":2})'
+    const id = await start([{ id: 'agent', type: 'agent', profile: 'payer', prompt, timeoutSeconds: 300 }])
+    const agent = async (): Promise<Body> => (await run(id)).nodes[0]
+    const first = await waiting('profile=payer')
+    await s.parked(first.runId)
+    await s.until(async () => (await agent()).dueAt === undefined)
+    // As if people had taken a day: far more than the node may take.
+    const aDay = `UPDATE runs SET started_at = started_at - interval '1 day', parked_at = parked_at - interval '1 day' WHERE id = $1`
+    await s.database.batch('default', [{ text: aDay, values: [first.runId] }])
+    await decide(first.id, 'approve')
+    const second = await s.until(async () => {
+      const found = await waiting('profile=payer')
+      return found.id !== first.id && found
+    })
+    assert.equal((await agent()).status, 2)
+    await s.parked(second.runId)
+    // It works again for longer than it may: what had its run waiting is no excuse for that.
+    await s.until(async () => (await agent()).dueAt === undefined)
+    const late = `UPDATE runs SET started_at = started_at - interval '301 seconds' WHERE id = $1`
+    await s.database.batch('default', [{ text: late, values: [first.runId] }])
+    w.before = () => new Promise(() => {})
+    await decide(second.id, 'approve')
+    const paused = await rests(id)
+    assert.deepEqual([paused.status, paused.error.code], [2, 'timeout'])
+    assert.equal((await s.over(first.runId)).status, 'cancelled')
+    assert.deepEqual(
+      w.effects.map(({ input }) => input),
+      [{ sum: 1 }],
+    )
+    w.before = async () => {}
+  })
+})

@@ -1,0 +1,86 @@
+import { isAppError } from '#kernel'
+import type { Approvals } from '#contracts/approvals'
+import type { TenantTx } from '#contracts/database'
+import { type NodeRow, type NodeTable, running } from './nodes.store.ts'
+import type { Notices } from './notices.ts'
+import { approvalOutcome, type Failure, type Outcome, timeoutMsOf, timeUp } from './outcome.ts'
+
+interface WaitsDeps {
+  readonly tx: TenantTx
+  readonly runId: string
+  readonly nodes: NodeTable
+  readonly notices: Notices
+  readonly approvals: Approvals
+}
+type NewApproval = NonNullable<Extract<Outcome, { kind: 'parked' }>['approval']>
+
+/** What nodes of one run wait for, people or a time, in the transaction that holds it. */
+export class Waits {
+  readonly #deps: WaitsDeps
+  constructor(deps: WaitsDeps) {
+    this.#deps = deps
+  }
+
+  /** Asks people. Resolves to why they cannot be asked. */
+  async ask(nodeId: string, approval: NewApproval): Promise<Failure | undefined> {
+    const { tx, runId, approvals } = this.#deps
+    try {
+      await approvals.askFor(tx, { ...approval, workflowRunId: runId, nodeId })
+      return undefined
+    } catch (error) {
+      if (!isAppError(error) || error.status >= 500) throw error
+      return { code: error.code, message: error.sentence ?? error.code }
+    }
+  }
+  /** Asks for nothing more of what these nodes have asked for. */
+  async close(rows: readonly NodeRow[], status: 'approved' | 'rejected' | 'cancelled', by?: string): Promise<void> {
+    const ids = rows.flatMap(({ type, waits_for: id }) => (type === 'approval' && id !== null ? [id] : []))
+    if (ids.length === 0) return
+    const { tx } = this.#deps
+    await tx.query({
+      text: `UPDATE approvals SET status = $3, resolved_by = $4, resolved_at = now()
+             WHERE tenant_id = $1 AND id = ANY ($2) AND status = 'waiting'`,
+      values: [tx.tenantId, ids, status, by ?? null],
+    })
+  }
+
+  /** What becomes of a waiting node when its time has come; undefined: it has not. */
+  async whenDue(row: NodeRow) {
+    const { nodes, notices } = this.#deps
+    const spec = nodes.spec(row)
+    if (await this.#timeLeft(row)) return undefined
+    if (spec.type !== 'approval') {
+      notices.leave(row)
+      return timeUp(spec)
+    }
+    const approve = spec.onExpiry === 'approve'
+    await this.close([row], approve ? 'approved' : 'rejected', 'expiry')
+    return approvalOutcome(approve, { by: 'expiry' })
+  }
+  /** Counts anew when the time of an agent is up, because its run waits for people, or has. */
+  async retime(nodeId: string): Promise<void> {
+    const row = (await this.#deps.nodes.load([nodeId])).get(nodeId)
+    if (row?.status !== running || row.leased) return
+    if (!(await this.#timeLeft(row))) this.#deps.notices.wake()
+  }
+  /**
+   * Whether an agent has time left: that in which its run was left to wait for people is none of it. Of an agent that waits so nobody
+   * knows when it is up; whoever goes on with its run wakes the workflow.
+   */
+  async #timeLeft({ id, attempt, ...row }: NodeRow): Promise<boolean> {
+    const { tx, runId, nodes, notices } = this.#deps
+    const spec = nodes.spec({ id })
+    if (row.type !== 'agent' || spec.type !== 'agent') return false
+    const [left] = await tx.query<{ in_ms: number | null }>({
+      text: `UPDATE workflow_nodes n SET due_at = CASE WHEN r.parked_at IS NULL THEN coalesce(r.queued_at, r.started_at)
+               + ($4::float8 + coalesce(r.waited_ms, 0)) * interval '1 millisecond' END
+             FROM runs r WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = $3 AND r.tenant_id = $1 AND r.id = n.waits_for
+             RETURNING (extract(epoch FROM n.due_at - clock_timestamp()) * 1000)::float8 AS in_ms`,
+      values: [tx.tenantId, runId, id, timeoutMsOf(spec)],
+    })
+    if (!left) return false
+    const inMs = left.in_ms
+    if (inMs !== null && inMs > 0) notices.wake(inMs, `${runId}/${id}/${attempt}`)
+    return inMs === null || inMs > 0
+  }
+}
