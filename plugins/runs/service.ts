@@ -233,6 +233,8 @@ export class RunService implements Executor {
         return elapsedMs < timeoutMs && (handedOver || resumes) ? true : orphaned(attempt)
       },
       adopt: (orphan) => void this.begin({ ...orphan, announced: true, orphan }),
+      // Where it cannot be here, the sweep of approvals finds it.
+      resume: (tenantId, runId) => void this.resume(tenantId, runId).catch(() => {}),
     })
   }
   #turn(): void {

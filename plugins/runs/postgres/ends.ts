@@ -10,7 +10,7 @@ import { claimed, prepared, storable, storableOrNull } from './rows.ts'
 // A conflict is our own retry after a lost answer, as of an append.
 const retry = prepared(
   'run-retry',
-  `WITH owned AS (UPDATE runs SET attempt = :attempt WHERE ${claimed} RETURNING 1), added AS (
+  `WITH owned AS (UPDATE runs SET attempt = :attempt, parked_at = NULL WHERE ${claimed} RETURNING 1), added AS (
      INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
      SELECT :tenant, :run, :firstSeq, :count, :lines FROM owned ON CONFLICT DO NOTHING
    )

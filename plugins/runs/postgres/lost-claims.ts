@@ -2,6 +2,7 @@ import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import type { EndReason, RunStore } from '#contracts/run-store'
 import type { Instance } from './instance.ts'
+import type { Orphans } from './orphans.ts'
 import { prepared, read } from './rows.ts'
 
 /** How long after a lost answer the server may still execute the statement. */
@@ -12,7 +13,8 @@ const begunMs = 5_000
 const listOwn = prepared(
   'run-list-own',
   `SELECT id FROM runs
-   WHERE tenant_id = :tenant AND claim_owner = :owner AND started_at > now() - interval '25 hours' AND status = 'running'`,
+   WHERE tenant_id = :tenant AND claim_owner = :owner AND status = 'running'
+     AND (started_at > now() - interval '25 hours' OR waited_ms IS NOT NULL)`,
 )
 const lost: EndReason = {
   code: 'interrupted',
@@ -23,7 +25,12 @@ const lost: EndReason = {
  * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
  * its session would be busy until this process ends.
  */
-export function createLostClaims(db: Database, instance: Instance, steal: RunStore['steal'], waitMs = begunMs) {
+export function createLostClaims(
+  db: Database,
+  instance: Instance,
+  { steal, goOn }: Pick<Orphans, 'steal' | 'goOn'>,
+  waitMs = begunMs,
+) {
   /** Tenants with an answer that was lost, and until when to look. */
   const doubts = new Map<string, number>()
   /** Since when each claimed run was seen without an executor. */
@@ -39,7 +46,7 @@ export function createLostClaims(db: Database, instance: Instance, steal: RunSto
       else if (now - since < waitMs) seen.set(key, since)
       else {
         seen.delete(key)
-        await steal(tenantId, id, 'interrupted', lost)
+        if (!(await goOn(tenantId, instance.id, id))) await steal(tenantId, id, 'interrupted', lost)
       }
     }
   }

@@ -118,8 +118,9 @@ const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
 const interrupted: EndReason = { code: 'interrupted', message: endings.interrupted.message }
 
-interface OrphanDeps {
+export interface OrphanDeps {
   readonly db: Database
+  readonly parkAgain: (tenantId: string, owner: string, runId?: string) => Promise<string[]>
   readonly instance: Instance
   readonly onWanted: OnWanted
   readonly charges: Charges
@@ -194,8 +195,16 @@ export class Orphans {
     return total
   }
 
+  /** Has runs gone on with that their owner has taken from people's decisions, and not begun. True: there were some. */
+  async goOn(tenantId: string, owner: string, runId?: string): Promise<boolean> {
+    const ids = await this.#deps.parkAgain(tenantId, owner, runId)
+    for (const id of ids) this.#adopter?.resume(tenantId, id)
+    return ids.length > 0
+  }
+
   async #endThose(tenantId: string, owner: string): Promise<number> {
     const { db, instance, charges } = this.#deps
+    await this.goOn(tenantId, owner)
     for (let total = 0; ;) {
       const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
         const onCrash = this.#adopter?.onCrash ?? 'interrupt'

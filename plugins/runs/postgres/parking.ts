@@ -3,8 +3,9 @@ import type { RunStore } from '#contracts/run-store'
 import type { Charges } from './charges.ts'
 import type { OnWanted } from './ends.ts'
 import type { Instance } from './instance.ts'
-import { asOrphans, asTaken, endTaken, type OrphanRow, taking, toOrphan } from './orphans.ts'
-import { claimed, prepared, type Taken } from './rows.ts'
+import type { LostClaims } from './lost-claims.ts'
+import { asOrphans, asTaken, endTaken, type OrphanDeps, type OrphanRow, taking, toOrphan } from './orphans.ts'
+import { claimed, prepared, read, type Taken } from './rows.ts'
 
 /** The owner of runs that wait for people. No sweep looks for them: they have nothing that could be lost. */
 export const parked = 'parked'
@@ -22,13 +23,27 @@ const park = prepared(
    SELECT 1 FROM run`,
 )
 const isParked = `id = :run AND claim_owner = '${parked}'`
-// Only for a process that is not dead: nobody would sweep it again.
+// Only for a process that is not dead: nobody would sweep it again. From now on it counts from here: until its next attempt is on
+// record nothing of it was begun, and whoever finds it without its owner leaves it once more.
 const count = prepared(
   'run-count-wait',
   `UPDATE runs SET waited_ms = coalesce(waited_ms, 0) + round(extract(epoch FROM clock_timestamp() - parked_at) * 1000)::bigint,
-     parked_at = NULL
+     parked_at = clock_timestamp()
    WHERE tenant_id = :tenant AND ${isParked} AND status = 'running' AND EXISTS (SELECT 1 FROM instances WHERE id = :self AND NOT dead)
    RETURNING 1`,
+)
+const parkAgain = prepared(
+  'run-park-again',
+  `WITH run AS (
+     UPDATE runs SET claim_owner = '${parked}', claim_epoch = claim_epoch + 1
+     WHERE tenant_id = :tenant AND claim_owner = :owner AND waited_ms IS NOT NULL AND parked_at IS NOT NULL AND status = 'running'
+       AND (:run::text IS NULL OR id = :run)
+     RETURNING id, session_id, claim_epoch
+   ), session AS (
+     UPDATE sessions s SET claim_owner = '${parked}', claim_epoch = run.claim_epoch
+     FROM run WHERE s.tenant_id = :tenant AND s.id = run.session_id AND s.claim_run = run.id
+   )
+   SELECT id FROM run`,
 )
 const resume = prepared('run-resume', `WITH ${taking(isParked)} ${asOrphans}`)
 const takeParked = prepared('run-take-parked', `WITH ${taking(isParked)} ${asTaken}`)
@@ -36,12 +51,19 @@ const takeParked = prepared('run-take-parked', `WITH ${taking(isParked)} ${asTak
 interface ParkingDeps {
   readonly db: Database
   readonly instance: Instance
+  readonly lostClaims: LostClaims
   readonly charges: Charges
   readonly onWanted: OnWanted
 }
 
+/** Leaves those runs of an owner, or one of them, that it has taken to go on with and never did. Resolves to their ids. */
+export const createParkAgain =
+  (db: Database): OrphanDeps['parkAgain'] =>
+  async (tenantId, owner, runId) =>
+    (await read<{ id: string }>(db, tenantId, parkAgain({ tenant: tenantId, owner, run: runId }))).map(({ id }) => id)
+
 /** Runs that nobody executes, because people have to decide about them first. */
-export const createParking = ({ db, instance, charges, onWanted }: ParkingDeps) =>
+export const createParking = ({ db, instance, lostClaims, charges, onWanted }: ParkingDeps) =>
   ({
     park: ({ tenantId, runId, epoch }, then) =>
       db.tenant(tenantId, async (tx) => {
@@ -50,15 +72,19 @@ export const createParking = ({ db, instance, charges, onWanted }: ParkingDeps) 
         return rows.length > 0
       }),
     resume: (tenantId, runId) =>
-      db.tenant(tenantId, async (tx) => {
-        const values = { tenant: tenantId, run: runId, self: instance.id }
-        if ((await tx.query(count(values))).length === 0) return undefined
-        const [row] = await tx.query<OrphanRow>(resume(values))
-        return row && toOrphan(tenantId, row, parked)
-      }),
+      db
+        .tenant(tenantId, async (tx) => {
+          const values = { tenant: tenantId, run: runId, self: instance.id }
+          if ((await tx.query(count(values))).length === 0) return undefined
+          const [row] = await tx.query<OrphanRow>(resume(values))
+          return row && toOrphan(tenantId, row, parked)
+        })
+        .catch((error: unknown) => lostClaims.doubt(tenantId, error)),
     async endParked(tenantId, runId, status, reason) {
       const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
-        const rows = await tx.query<Taken>(takeParked({ tenant: tenantId, run: runId, self: instance.id }))
+        const values = { tenant: tenantId, run: runId, self: instance.id }
+        await tx.query(count(values))
+        const rows = await tx.query<Taken>(takeParked(values))
         return { taken: rows.length > 0, wanted: await endTaken(tx, rows, status, reason, charges) }
       })
       for (const sessionId of wanted) onWanted(tenantId, sessionId)

@@ -5,7 +5,7 @@ import { createEnds, type EndedAt } from './ends.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createLostClaims } from './lost-claims.ts'
 import { Orphans } from './orphans.ts'
-import { createParking } from './parking.ts'
+import { createParkAgain, createParking } from './parking.ts'
 import { createQueue } from './queue.ts'
 import { createReads } from './reads.ts'
 import { Rollups } from './rollups.ts'
@@ -38,9 +38,10 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
   const onWanted = (tenantId: string, sessionId: string): void => {
     for (const waiter of waiters) waiter(tenantId, sessionId)
   }
-  const orphans = new Orphans({ db, instance, onWanted, charges, log })
+  const orphans = new Orphans({ db, parkAgain: createParkAgain(db), instance, onWanted, charges, log })
   const steal: Orphans['steal'] = (...one) => orphans.steal(...one)
-  const lostClaims = createLostClaims(db, instance, steal, options.strayMs)
+  const goOn: Orphans['goOn'] = (...one) => orphans.goOn(...one)
+  const lostClaims = createLostClaims(db, instance, { steal, goOn }, options.strayMs)
   const { sweepQueues, ...queue } = createQueue({ db, instance, lostClaims, charges, onWanted })
   const endedAt: EndedAt = new Map()
   const rollups = new Rollups(database, { log, endedAt })
@@ -63,7 +64,7 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
     ...createStarts({ db, instance, orphans, lostClaims, charges }),
     ...createEnds(db, charges, onWanted, endedAt),
     ...createTenantUse(db, database, instance),
-    ...createParking({ db, instance, charges, onWanted }),
+    ...createParking({ db, instance, lostClaims, charges, onWanted }),
     ...queue,
     retreat: instance.retreat,
     steal,

@@ -31,10 +31,12 @@ async function expireOwner(db: Database, claim: Claim): Promise<void> {
   await db.systemBatch([{ ...statement, values: [rows[0]!.claim_owner] }])
 }
 
-/** Takes whatever it is offered, `room` at a time. */
-function adopting(store: RunStore, room = 50, wants: Adopter['wants'] = () => true): Orphan[] {
+/** Takes whatever it is offered, `room` at a time, and notes what it is to go on with. */
+function adopting(store: RunStore, room = 50, wants: Adopter['wants'] = () => true, resumed: string[] = []): Orphan[] {
   const adopted: Orphan[] = []
-  store.onOrphan({ onCrash: 'interrupt', room: () => room, wants, adopt: (orphan) => void adopted.push(orphan) })
+  const adopt = (orphan: Orphan): void => void adopted.push(orphan)
+  const resume = (_tenant: string, runId: string): void => void resumed.push(runId)
+  store.onOrphan({ onCrash: 'interrupt', room: () => room, wants, adopt, resume })
   return adopted
 }
 
@@ -177,4 +179,30 @@ test('a process that makes no room takes no run from anybody, and a start in suc
   const taken = adopting(later)
   await later.sweepOrphans()
   assert.equal(taken.length, 1)
+})
+
+test('a run that was taken to go on, and never was, is left once more by whoever finds it, and gone on with', async (t) => {
+  const stores = await openStores(t)
+  const [a, b] = [await stores.open(), await stores.open()]
+  const resumed: string[] = []
+  const adopted = adopting(b, 50, () => true, resumed)
+  const claim = await begin(a, 'acme', '1')
+  await a.append(claim, chunkOf(claim, 1, 1))
+  assert.equal(await a.park(claim, async () => {}), true)
+  const taken = await a.resume('acme', claim.runId)
+  assert.deepEqual([taken?.claim.epoch, taken?.attempt], [3, 1])
+  assert.equal(await b.resume('acme', claim.runId), undefined, 'it has an owner')
+  await expireOwner(stores.db, claim)
+  await b.sweepOrphans()
+  assert.deepEqual([resumed, adopted.length], [[claim.runId], 0])
+  assert.equal(await a.retry(taken!.claim, 2, chunkOf(claim, 2, 1)), false, 'the former owner begins nothing any more')
+  const again = await b.resume('acme', claim.runId)
+  assert.deepEqual([again?.claim.epoch, again?.attempt], [5, 1])
+  assert.equal(await b.retry(again!.claim, 2, chunkOf(claim, 2, 1)), true)
+  // From then on its next attempt may have begun, and it is a run like any other.
+  await expireOwner(stores.db, claim)
+  const c = await stores.open()
+  await c.sweepOrphans()
+  assert.equal((await c.findRun('acme', claim.runId))?.status, 'interrupted')
+  assert.equal((await c.getSession('acme', claim.sessionId))?.status, 'idle')
 })

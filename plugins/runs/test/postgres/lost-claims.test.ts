@@ -27,7 +27,12 @@ async function lossy(t: TestContext) {
   }
   const far = 600_000
   const timing = { heartbeatMs: far, leaseMs: far, hungMs: far, sweepMs: 10, strayMs: 50 }
-  const lossy: Database = { ...db, unit, as: () => lossy }
+  const tenant: Database['tenant'] = async (...args) => {
+    const result = await db.tenant(...args)
+    if (state.losing) throw unavailable()
+    return result as never
+  }
+  const lossy: Database = { ...db, unit, tenant, as: () => lossy }
   const store = createPostgresRunStore(lossy, { ...timing, log: pino({ level: 'silent' }) })
   await store.open()
   t.after(() => store.close())
@@ -66,4 +71,21 @@ test('a claim of the next in line whose answer was lost does not keep its sessio
   await until(async () => (await store.findRun(tenantId, 'next'))?.status === 'interrupted')
   const last = await store.claimNext(tenantId, 'sess-1')
   assert.equal(last.kind === 'started' && last.claim.runId, 'last')
+})
+
+test('a run that was taken to go on by a call whose answer was lost is gone on with', async (t) => {
+  const { store, state } = await lossy(t)
+  const resumed = new Promise<string>((resolve) => {
+    const resume = (_tenant: string, runId: string): void => resolve(runId)
+    store.onOrphan({ onCrash: 'interrupt', room: () => 0, wants: () => true, adopt: () => {}, resume })
+  })
+  const started = await store.start({ ...order('1'), create })
+  if (started.kind !== 'started') assert.fail(started.kind)
+  store.executing(() => false)
+  assert.equal(await store.park(started.claim, async () => {}), true)
+  state.losing = true
+  await assert.rejects(store.resume(tenantId, 'run-1'))
+  state.losing = false
+  assert.equal(await resumed, 'run-1')
+  assert.equal((await store.resume(tenantId, 'run-1'))?.claim.runId, 'run-1')
 })
