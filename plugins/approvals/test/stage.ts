@@ -80,7 +80,11 @@ export interface Server {
 }
 
 /** All roles in one process, on real ports, which may be stopped while others go on with the same database. */
-export async function serve(t: Pick<TestContext, 'after'>, w: World): Promise<Server> {
+export async function serve(
+  t: Pick<TestContext, 'after'>,
+  w: World,
+  env: Readonly<Record<string, string>> = {},
+): Promise<Server> {
   const parts: { database: Database; jobs: Jobs }[] = []
   const probe = definePlugin({
     name: 'probe',
@@ -113,6 +117,7 @@ export async function serve(t: Pick<TestContext, 'after'>, w: World): Promise<Se
     AGENT_ORC_BOOTSTRAP: 'always',
     AGENT_ORC_ADMIN_TENANT: 'default',
     AGENT_ORC_WEBHOOK_KEY: Buffer.alloc(32, 7).toString('base64'),
+    ...env,
   }
   const kernel = await testRole(t, 'dev', [probe, tools], variables, {}, true)
   const { database, jobs } = parts[0]!
