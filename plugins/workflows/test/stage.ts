@@ -46,7 +46,7 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
   })
   const bootstrap = randomBytes(24).toString('hex')
   const where = dsn ?? (await freshDatabase(t))
-  const kernel = await testRole(t, 'dev', [probe], {
+  const variables = {
     POSTGRES_DSN: where,
     LOG_LEVEL: 'error',
     AGENT_ORC_BOOTSTRAP_KEY: bootstrap,
@@ -54,7 +54,9 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
     AGENT_ORC_ADMIN_TENANT: 'default',
     // Whatever port a test listens on.
     AGENT_ORC_WORKFLOW_ALLOW_HOSTS: [...ports].map((port) => `127.0.0.1:${port}=*`).join(','),
-  })
+  }
+  // Stages on one database tell each other of what moves, as conductors do: a stream would look by itself after seconds only.
+  const kernel = await testRole(t, 'dev', [probe], variables, { kv: { withoutRedis: 'database' } })
   const callerWith =
     (token: string): Call =>
     async (method, url, body) => {
