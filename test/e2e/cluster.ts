@@ -54,6 +54,7 @@ export interface AgentOptions {
   readonly publish?: Record<string, unknown>
   readonly model?: string
   readonly onCrash?: 'interrupt' | 'resume' | 'retry'
+  readonly requireApproval?: readonly string[]
 }
 
 export interface Agent {
@@ -199,7 +200,7 @@ class Roles implements Cluster {
     return { status: response.status, body: (json ? JSON.parse(text) : text) as T }
   }
   async agent(name: string, options: AgentOptions = {}): Promise<Agent> {
-    const { model = 'openai/stand-in', tools = [], limits, onCrash, publish } = options
+    const { model = 'openai/stand-in', tools = [], limits, onCrash, publish, requireApproval } = options
     await this.#create('/api/profiles', {
       name,
       model,
@@ -207,6 +208,7 @@ class Roles implements Cluster {
       tools,
       ...(limits ? { limits } : {}),
       ...(onCrash ? { onCrash } : {}),
+      ...(requireApproval ? { requireApproval } : {}),
     })
     const published = await this.#create(`/api/profiles/${name}/publish`, { rateLimitRpm: 10_000, ...publish })
     const key = await this.#create(`/api/profiles/${name}/keys`, { label: 'test' })

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os'
 import { join, relative } from 'node:path'
 import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
-import { type Cluster, type Form, startCluster } from './cluster.ts'
+import { type Cluster, type Form, type Part, startCluster } from './cluster.ts'
 import type { RoleName } from './roles.ts'
 
 export interface Payment {
@@ -27,7 +27,11 @@ const toolRole = { single: 'dev', four: 'runner' } as const
 const storeRole = { single: 'dev', four: 'conductor' } as const
 
 /** A cluster with a tool whose executions are counted, and a conductor whose death is noticed in four seconds. */
-export async function startPaying(t: TestContext, form: Form): Promise<Paying> {
+export async function startPaying(
+  t: TestContext,
+  form: Form,
+  apart: readonly Part[] = ['sidecar', 'runner', 'conductor'],
+): Promise<Paying> {
   const payments: Payment[] = []
   let held: Promise<void> = Promise.resolve()
   const server = createServer(async (request, response) => {
@@ -55,7 +59,7 @@ export async function startPaying(t: TestContext, form: Form): Promise<Paying> {
     await writeFile(files[role], text)
   }
   return {
-    cluster: await startCluster(t, form, { files, apart: ['sidecar', 'runner', 'conductor'] }),
+    cluster: await startCluster(t, form, { files, apart }),
     payments,
     hold() {
       const { promise, resolve } = Promise.withResolvers<void>()
