@@ -100,7 +100,7 @@ export class ApprovalDesk implements Approvals {
     await this.#wakeIfDecided(tx, [runId])
   }
 
-  /** 403 `wrong_approver`; 409 `already_resolved` for all but the first. */
+  /** 403 `wrong_approver`; 409 `already_resolved` for all but the first, and once its time is over. */
   async resolve(caller: Caller, approval: Approval, { decision, comment }: Resolve): Promise<void> {
     if (!roleAtLeast(caller.role, approval.role)) {
       throw approvalErrors.wrongApprover({
@@ -117,7 +117,7 @@ export class ApprovalDesk implements Approvals {
       await this.#deps.database.tenant(caller.tenantId, async (tx) => {
         const rows = await tx.query<{ run_id: string }>({
           text: `UPDATE approvals SET status = $3, comment = $4, resolved_by = $5, resolved_at = now()
-                 WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' RETURNING run_id`,
+                 WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' AND expires_at > now() RETURNING run_id`,
           values: [caller.tenantId, id, approved ? 'approved' : 'rejected', decided.comment ?? null, caller.keyId],
         })
         if (rows.length === 0) throw approvalErrors.alreadyResolved()

@@ -9,20 +9,31 @@ import type { ToolContext, ToolResult } from '#contracts/tools'
 export class Permissions {
   readonly #decided: Readonly<Record<string, CallDecision>>
   readonly #counts = new Map<string, number>()
+  /** Keys of calls with ids that were allowed in this attempt. */
+  readonly #used = new Set<string>()
   constructor(decided: ExecuteRun['decided'] = {}) {
     this.#decided = decided
   }
 
   /**
-   * Names a call as in every attempt: by its own id, or, where the runtime names none, by what is called and how often it was before: a
-   * second transfer of the same sum is another one.
+   * Names a call as in every attempt: by its own id with what is called, or, where the runtime names none, by what is called and how
+   * often it was before: a second transfer of the same sum is another one. A worker in a sandbox chooses its ids itself, so an id that
+   * was allowed allows neither other arguments nor a second call.
    */
   keyOf({ name, input, callId }: Call): string {
-    if (callId !== undefined) return callId
     const call = callOf(name, input)
+    if (callId !== undefined) {
+      const named = `${callId}:${call}`
+      let key = named
+      for (let count = 2; this.#used.has(key); count++) key = `${named}-${count}`
+      return key
+    }
     const count = (this.#counts.get(call) ?? 0) + 1
     this.#counts.set(call, count)
     return `${call}-${count}`
+  }
+  use(key: string): void {
+    this.#used.add(key)
   }
   of(key: string): CallDecision | undefined {
     return Object.hasOwn(this.#decided, key) ? this.#decided[key] : undefined
@@ -61,7 +72,11 @@ export async function refusalOf(
     return { ok: false, content: `'${call.name}' needs an approval, for which only calls of a run can wait.` }
   const key = run.permissions.keyOf(call)
   const decided = run.permissions.of(key)
-  if (decided) return decided.approved ? undefined : { ok: false, content: rejection(call.name, decided) }
+  if (decided) {
+    if (!decided.approved) return { ok: false, content: rejection(call.name, decided) }
+    run.permissions.use(key)
+    return undefined
+  }
   const { name, input, callId } = call
   const approval = { key, tool: name, arguments: input, ...(callId === undefined ? {} : { callId }) }
   const of = { tenantId: session.tenantId, sessionId: session.id, signal }
@@ -73,7 +88,9 @@ export async function refusalOf(
     approval: { approvalId: approvalIdOf(run.runId, key), id: callId ?? key, name },
   })
   const { ok, content } = await answer
-  return ok ? undefined : { ok, content }
+  if (!ok) return { ok, content }
+  run.permissions.use(key)
+  return undefined
 }
 
 /** The same for a call that a runtime makes by itself, of a tool of an MCP server: it asks before it does. */

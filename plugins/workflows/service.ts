@@ -165,7 +165,7 @@ export class WorkflowService {
     await this.#change(tenantId, approval.workflowRunId, async (transition, tx) => {
       const rows = await tx.query({
         text: `UPDATE approvals SET status = $3, comment = $4, resolved_by = $5, resolved_at = now()
-               WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' RETURNING 1`,
+               WHERE tenant_id = $1 AND id = $2 AND status = 'waiting' AND (expires_at IS NULL OR expires_at > now()) RETURNING 1`,
         values: [tenantId, approval.id, approved ? 'approved' : 'rejected', comment ?? null, keyId],
       })
       if (rows.length === 0 || !transition.open) throw approvalErrors.alreadyResolved()

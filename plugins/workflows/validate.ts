@@ -1,4 +1,5 @@
 import { setImmediate as turn } from 'node:timers/promises'
+import type { TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import type { Problem } from './errors.ts'
 import { conditionProblem, nodesIn, templateProblem, textsIn } from './expressions.ts'
@@ -101,15 +102,21 @@ function checkNode(node: NodeBody, path: string, found: Findings, depth = 0): vo
   const schema = nodeSchemas[type as NodeType]
   if (!Value.Check(schema, whole)) {
     const said = new Set<string>()
-    for (const { path: at, message } of Value.Errors(schema, whole)) {
+    for (const { path: at, message, schema: expected } of Value.Errors(schema, whole)) {
       // The first of a field says it; the others follow from that.
       if (said.has(at)) continue
       said.add(at)
-      found.add(`${path}${at}`, message.charAt(0).toLowerCase() + message.slice(1))
+      found.add(`${path}${at}`, choicesOf(expected) ?? message.charAt(0).toLowerCase() + message.slice(1))
     }
     return
   }
   checkFields(whole as WorkflowNode, path, found, depth)
+}
+
+/** What a field may be, where that is one of some values. */
+function choicesOf({ anyOf }: TSchema): string | undefined {
+  const values = ((anyOf ?? []) as TSchema[]).map((one) => one.const as unknown)
+  return values.length > 0 && !values.includes(undefined) ? `must be one of ${values.join(', ')}` : undefined
 }
 
 function checkFields(node: WorkflowNode, path: string, found: Findings, depth: number): void {

@@ -75,6 +75,8 @@ test('calls of tools that wait for people', async (t) => {
       await s.parked(id)
       const due = { text: `UPDATE approvals SET expires_at = now() WHERE id = $1`, values: [approval.id] }
       await s.database.batch('default', [due])
+      // Whoever comes too late comes too late, though its rule was not carried out yet.
+      assert.equal((await decide(s, approval.id, 'reject')).body.error, 'already_resolved')
       await s.jobs.ask('approvals-sweep')
       await s.over(id)
       assert.deepEqual(effects(), made)

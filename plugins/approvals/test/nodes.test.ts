@@ -79,6 +79,13 @@ test('nodes of workflows that wait for people', async (t) => {
       await end('each', member),
     ]
     for (const { status, body } of answers) assert.deepEqual([status, body.error], [403, 'wrong_approver'])
+    const due = (expires: string) => ({
+      text: `UPDATE approvals SET expires_at = ${expires} WHERE id = $1`,
+      values: [approval.id],
+    })
+    await s.database.batch('default', [due('now()')])
+    assert.equal((await decide(approval.id, 'approve')).body.error, 'already_resolved', 'its time is over')
+    await s.database.batch('default', [due('NULL')])
     const admin = await s.as('admin')
     assert.equal((await end('then', admin)).body.error, 'wrong_approver')
     assert.equal((await decide(approval.id, 'reject', admin)).status, 200)

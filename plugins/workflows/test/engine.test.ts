@@ -205,6 +205,7 @@ async function definitions(s: Stage): Promise<void> {
       { id: 'd', type: 'nonsense' },
       { id: 'e', type: 'workflow', workflowDefinitionId: 'wfdef_none' },
       { id: 'f', type: 'wait' },
+      { id: 'g', type: 'approval', message: 'x', role: 'king' },
     ],
   })
   assert.deepEqual([status, body.error], [400, 'invalid_workflow'])
@@ -221,7 +222,9 @@ async function definitions(s: Stage): Promise<void> {
     'nodes/4/type',
     'nodes/5/workflowDefinitionId',
     'nodes/6',
+    'nodes/7/role',
   ])
+  assert.match(JSON.stringify(body.issues), /must be one of member, admin, owner/)
   assert.match(JSON.stringify(body.issues), /c -> b -> c|b -> c -> b/)
   const unseen = await s.call('POST', '/api/workflows/runs', {
     definition: {
