@@ -36,12 +36,16 @@ export interface Cluster {
   stop(): Promise<void>
 }
 
+/** Instead of those in config/, by their role. */
+type RoleFiles = Readonly<Record<string, string>>
+
 /** `isReady`: what the balancer knows of a conductor; unless given it asks nobody. */
 export async function startCluster(
   servers: Servers,
   model: ModelServer,
   folder: string,
   isReady: (name: Name) => boolean = () => true,
+  files: RoleFiles = {},
 ): Promise<Cluster> {
   mkdirSync(folder, { recursive: true })
   const port = lowestPort + (process.pid % 900) * portsPerCluster
@@ -56,7 +60,7 @@ export async function startCluster(
   const balancer = await startBalancer(conductors.map(ports.secondOf), (port) =>
     conductors.some((name) => ports.secondOf(name) === port && isReady(name)),
   )
-  return new RoleProcesses(folder, ways, balancer, environments(ports, ways, model, balancer))
+  return new RoleProcesses(folder, ways, balancer, environments(ports, ways, model, balancer), files)
 }
 
 /** The ways of the stateful processes to their stores, and whose instances were seen on them. */
@@ -134,14 +138,22 @@ class RoleProcesses implements Cluster {
   readonly #ways: Ways
   readonly #balancer: Balancer
   readonly #environments: ReadonlyMap<Name, Environment>
+  readonly #files: RoleFiles
   readonly #children = new Map<Name, ChildProcess>()
 
-  constructor(folder: string, ways: Ways, balancer: Balancer, environments: ReadonlyMap<Name, Environment>) {
+  constructor(
+    folder: string,
+    ways: Ways,
+    balancer: Balancer,
+    environments: ReadonlyMap<Name, Environment>,
+    files: RoleFiles,
+  ) {
     this.apiKey = environments.get('conductor-1')!['AGENT_ORC_BOOTSTRAP_KEY']!
     this.#folder = folder
     this.#ways = ways
     this.#balancer = balancer
     this.#environments = environments
+    this.#files = files
   }
 
   url(name: Name): string {
@@ -160,7 +172,7 @@ class RoleProcesses implements Cluster {
 
   async start(name: Name): Promise<void> {
     const role = name.split('-')[0]!
-    const args = ['cli/agent-orc.js', 'start', '--json', '--config', `config/${role}.yaml`]
+    const args = ['cli/agent-orc.js', 'start', '--json', '--config', this.#files[role] ?? `config/${role}.yaml`]
     const env = this.#environments.get(name)
     const child = spawn(process.execPath, args, { cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] })
     this.#children.set(name, child)

@@ -6,6 +6,7 @@ import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { runCommand, say } from '../bench/command.ts'
 import { publishAgents } from './agents.ts'
+import { startDeciding, startPayments } from './approvals.ts'
 import { check } from './checker.ts'
 import { injectFaults } from './faults.ts'
 import { startCluster } from './cluster.ts'
@@ -38,7 +39,9 @@ async function main(options: Options): Promise<boolean> {
     if (!servers.ownsRedis) say('no redis-server on the PATH: an existing Redis is cut off by proxies, never stopped')
     const model = await startModel()
     stops.push(() => model.stop())
-    const cluster = await startCluster(servers, model, logs)
+    const payments = await startPayments(folder)
+    stops.push(() => payments.stop())
+    const cluster = await startCluster(servers, model, logs, undefined, payments.files)
     stops.push(() => cluster.stop())
     await Promise.all(names.map((name) => cluster.start(name)))
     await whole(cluster)
@@ -62,6 +65,7 @@ async function main(options: Options): Promise<boolean> {
         patient: () => performance.now() < patientUntil,
       },
     })
+    const deciding = startDeciding(createRandom(options.seed + 2), cluster)
     const progress = setInterval(() => {
       const seconds = Math.round((performance.now() - began) / 1_000)
       say(`${String(seconds).padStart(6)} s  ${load.begun} begun, ${load.observed.length} over, ${load.busy} under way`)
@@ -76,13 +80,14 @@ async function main(options: Options): Promise<boolean> {
     // Everything that clients were told is stored by now; other work may still be under way.
     for (let left = watchMs / 250; left > 0 && (await countOpen(servers.dsn)) > 0; left--) await sleep(250)
     clearInterval(progress)
+    await deciding.stop()
 
     const stored = await readStored(servers.dsn)
     const verdict = judge({
       options,
       stored,
       observed: load.observed,
-      problems: [...check(stored, load.observed), ...orphans.stuck],
+      problems: [...check(stored, load.observed), ...deciding.problems(stored, payments.made), ...orphans.stuck],
       orphans: orphans.times(stored),
       healMs: healed ? healMs : undefined,
       faults,

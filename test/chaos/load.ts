@@ -21,11 +21,12 @@ export interface LoadOptions {
   readonly rate: number
   readonly plain: Agent
   readonly tooled: Agent
+  readonly asking: Agent
   readonly client: Client
 }
 
 /** Begins chats and runs at a steady rate, without waiting for earlier ones: people do not wait for each other. */
-export function startLoad({ random, rate, plain, tooled, client }: LoadOptions): Load {
+export function startLoad({ random, rate, plain, tooled, asking, client }: LoadOptions): Load {
   const observed: Observation[] = []
   const conversations: Conversations = createConversations()
   let begun = 0
@@ -33,7 +34,7 @@ export function startLoad({ random, rate, plain, tooled, client }: LoadOptions):
   let busy = 0
   const story = async (): Promise<Observation | undefined> => {
     const what = random.next()
-    if (what < 0.2) return runDirectly(client, random, plain)
+    if (what < 0.2) return runDirectly(client, random, what < 0.06 ? asking : plain)
     const agent = random.chance(0.2) ? tooled : plain
     // A conversation is used by one client at a time, as by one person.
     const conversation = random.chance(0.5) ? conversations.take(agent.profile) : undefined

@@ -38,6 +38,8 @@ export interface Verdict {
   readonly orphanP50Ms: number
   readonly orphanP99Ms: number
   readonly healMs: number | undefined
+  /** Calls that waited for people. */
+  readonly approvals: number
   readonly begun: number
   readonly refused: number
   readonly problems: readonly string[]
@@ -81,6 +83,7 @@ export function judge(findings: Findings): Verdict {
     healMs,
     begun,
     refused,
+    approvals: stored.approvals.length,
     problems,
   }
 }
@@ -103,6 +106,7 @@ export function table(verdict: Verdict): string {
       'orphans; p50 and p99 until they were over',
       `${verdict.orphans}; ${verdict.orphanP50Ms} and ${verdict.orphanP99Ms} ms`,
     ],
+    ['calls that waited for people', String(verdict.approvals)],
     ['whole again after the last fault', verdict.healMs === undefined ? 'never' : `${verdict.healMs} ms`],
     ['broken promises', String(verdict.problems.length)],
   ]

@@ -36,6 +36,7 @@ export interface Stored {
   readonly runs: readonly StoredRun[]
   readonly publicRuns: readonly StoredPublicRun[]
   readonly messages: readonly StoredMessage[]
+  readonly approvals: readonly { readonly id: string; readonly runId: string; readonly status: string }[]
   readonly sessions: readonly { readonly id: string; readonly status: string; readonly run: string | undefined }[]
 }
 
@@ -105,6 +106,7 @@ export const readStored = (dsn: string): Promise<Stored> =>
         finishedAt: time(row.finished_at),
       })),
       messages: await rows(client, 'SELECT public_run_id AS "publicRunId", role, content FROM messages'),
+      approvals: await rows(client, 'SELECT id, run_id AS "runId", status FROM approvals'),
       sessions: await rows(client, 'SELECT id, status, claim_run AS run FROM sessions'),
     }
   })

@@ -33,7 +33,7 @@ const text = (value: unknown): string | undefined => (typeof value === 'string' 
 function prompt(random: Random, agent: Agent): string {
   const long = random.chance(0.15)
   const words = Math.round(random.between(3, long ? 120 : 30))
-  const tool = agent.profile === 'tooled' ? ' tool' : ''
+  const tool = { tooled: ' tool', asking: ' pay' }[agent.profile] ?? ''
   return `words=${words} delay=${Math.round(random.between(0, 40))}${tool} #${randomBytes(4).toString('hex')}`
 }
 

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { approvalProblems, type Decision, type Payment } from '../approvals.ts'
 import { check } from '../checker.ts'
 import type { Observation } from '../observed.ts'
 import { judge } from '../report.ts'
@@ -28,6 +29,7 @@ const whole: Stored = {
     { publicRunId: 'prun_1', role: 'user', content: 'Hi' },
     { publicRunId: 'prun_1', role: 'assistant', content: 'one two' },
   ],
+  approvals: [],
   sessions: [{ id: 's', status: 'idle', run: undefined }],
 }
 const chat: Observation = { kind: 'chat', id: 'prun_1', readings: [[...deltas, done]], cancelled: false, ended: true }
@@ -189,4 +191,24 @@ test('the verdict fails when too little succeeded, healing took too long, or orp
     publicRuns: [...whole.publicRuns, { ...failed.publicRuns[0]!, errorCode: 'cancelled' }],
   }
   assert.equal(judge({ ...findings, stored: cancelled }).passed, true)
+})
+
+test('the checker of approvals finds nothing where nothing is wrong, and each promise that is broken', () => {
+  const asked = (status: string): Stored => ({ ...whole, approvals: [{ id: 'appr_1', runId: 'run_1', status }] })
+  const payment: Payment = { runId: 'run_1', idempotencyKey: 'run_1:c1' }
+  const told = (approved: boolean): Decision => ({ id: 'appr_1', approved })
+  assert.deepEqual(approvalProblems(asked('approved'), [payment], [told(true)]), [])
+  assert.deepEqual(approvalProblems(asked('rejected'), [], [told(false)]), [])
+  const parked = withRun({ status: 'running', owner: 'parked', finishedAt: undefined })
+  for (const [stored, payments, decisions, problem] of [
+    [asked('waiting'), [], [], /waits still/],
+    [asked('approved'), [payment, payment], [], /made 2 times/],
+    [asked('rejected'), [payment], [], /its call was made/],
+    [asked('approved'), [], [], /never made/],
+    [parked, [], [], /parked still/],
+    [whole, [payment], [], /without an approval/],
+    [asked('approved'), [payment], [told(true), told(true)], /decided 2 times/],
+    [asked('approved'), [payment], [told(false)], /told otherwise/],
+  ] as const)
+    assert.match(approvalProblems(stored, payments, decisions).join(), problem)
 })

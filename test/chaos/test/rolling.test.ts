@@ -29,6 +29,7 @@ const stored: Stored = {
     { publicRunId: 'prun_1', role: 'user', content: 'Hi' },
     { publicRunId: 'prun_1', role: 'assistant', content: answer },
   ],
+  approvals: [],
   sessions: [{ id: 's', status: 'idle', run: undefined }],
 }
 const observation = (...readings: readonly (readonly Seen[])[]): Observation => ({

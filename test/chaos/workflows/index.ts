@@ -10,10 +10,10 @@ import { startPostgres } from '#kit/postgres'
 import { runCommand, say } from '../../bench/command.ts'
 import { draw } from '../../bench/table.ts'
 import { createRandom } from '../random.ts'
-import { type Conductors, injectFaults, startConductors } from './conductors.ts'
+import { injectFaults, startConductors } from './conductors.ts'
 import { startEffects } from './effects.ts'
 import { check, countOpen } from './verdict.ts'
-import { createSchedules, repairAll, startLoad } from './load.ts'
+import { createSchedules, decideAll, repairAll, startLoad } from './load.ts'
 
 interface Options {
   readonly minutes: number
@@ -59,9 +59,14 @@ async function main({ minutes, seed }: Options): Promise<boolean> {
     await load.finish()
     for (const id of schedules) await conductors.ask('POST', `/api/workflows/schedules/${id}/pause`)
     const began = performance.now()
-    const left = await settled(postgres.dsn(), conductors, began)
+    const decisions = createRandom(seed + 3)
+    const mend = async (): Promise<void> => {
+      await repairAll(conductors)
+      await decideAll(conductors, decisions, load.told)
+    }
+    const left = await settled(postgres.dsn(), mend, began)
     const settledMs = performance.now() - began
-    const verdict = await check(postgres.dsn(), effects.seen)
+    const verdict = await check(postgres.dsn(), effects.seen, load.told)
     const problems = [...verdict.problems, ...(left > 0 ? [`${left} workflows are not over`] : [])]
     const rows = Object.entries({
       'seed, minutes': `${seed}, ${minutes}`,
@@ -84,9 +89,9 @@ async function main({ minutes, seed }: Options): Promise<boolean> {
 }
 
 /** Waits until nothing is under way, mending what pauses meanwhile. Resolves to how many workflows are left. */
-async function settled(dsn: string, conductors: Conductors, began: number): Promise<number> {
+async function settled(dsn: string, mend: () => Promise<void>, began: number): Promise<number> {
   for (;;) {
-    await repairAll(conductors)
+    await mend()
     const open = await countOpen(dsn)
     if (open === 0 || performance.now() - began > settleMs) return open
     await sleep(500)

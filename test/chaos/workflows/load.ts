@@ -1,11 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Random } from '../random.ts'
+import type { Decision } from '../approvals.ts'
 import type { Conductors } from './conductors.ts'
 
 /** Between two workflows that clients begin. */
 const gapMs = 250
 
-/** A graph of up to 12 nodes: calls, branches, fan-outs, loops, waits and approvals that nobody decides. */
+/** A graph of up to 12 nodes: calls, branches, fan-outs, loops, waits and approvals, of which people decide some. */
 function graph(random: Random, url: string): object[] {
   const count = 1 + Math.floor(random.next() * 12)
   return Array.from({ length: count }, (_, i) => {
@@ -18,8 +19,9 @@ function graph(random: Random, url: string): object[] {
     if (kind < 0.7) return { ...place, type: 'wait', seconds: random.between(0, 3) }
     if (kind < 0.8) return { ...place, type: 'map', items: [1, 2, 3, 4, 5], concurrency: 2, node: call }
     if (kind < 0.9) return { ...place, type: 'loop', until: 'iteration >= 2', max: 5, node: call }
-    if (kind < 0.95)
+    if (kind < 0.93)
       return { ...place, ...call, concurrencyKey: `k${Math.floor(random.next() * 3)}`, concurrencyLimit: 2 }
+    if (random.chance(0.5)) return { ...place, type: 'approval', message: 'Somebody is here.' }
     return { ...place, type: 'approval', message: 'Nobody is here.', expiresIn: 2, onExpiry: 'approve' }
   })
 }
@@ -28,6 +30,8 @@ function graph(random: Random, url: string): object[] {
 export function startLoad(conductors: Conductors, url: string, random: Random) {
   const over = new AbortController()
   const work: Promise<unknown>[] = []
+  /** What people were told to have decided. */
+  const told: Decision[] = []
   let begun = 0
   const begin = async (nodes: object[], cancels: boolean): Promise<void> => {
     const { body } = await conductors.ask('POST', '/api/workflows/runs', { definition: { name: 'chaos', nodes } })
@@ -45,10 +49,12 @@ export function startLoad(conductors: Conductors, url: string, random: Random) {
   const repairs = (async () => {
     while (!over.signal.aborted) {
       await repairAll(conductors)
+      await decideAll(conductors, random, told)
       await sleep(1_000)
     }
   })()
   return {
+    told,
     get begun() {
       return begun
     },
@@ -58,6 +64,21 @@ export function startLoad(conductors: Conductors, url: string, random: Random) {
       await Promise.all(work)
     },
   }
+}
+
+/** Decides all approvals that wait, some twice at once, and notes what was said to be decided: three of four are approved. */
+export async function decideAll(conductors: Conductors, random: Random, told: Decision[]): Promise<void> {
+  const { body } = await conductors.ask('GET', '/api/approvals?status=waiting&kind=node&limit=50')
+  const decide = async (id: string): Promise<void> => {
+    const approved = random.chance(0.75)
+    const decision = approved ? 'approve' : 'reject'
+    const { status } = await conductors.ask('POST', `/api/approvals/${id}/resolve`, { decision })
+    if (status === 200) told.push({ id, approved })
+  }
+  const ids = (body as unknown as { id: string; message: string }[]).flatMap(({ id, message }) =>
+    message === 'Nobody is here.' ? [] : random.chance(0.1) ? [id, id] : [id],
+  )
+  await Promise.all(ids.map(decide))
 }
 
 interface Snapshot {

@@ -1,4 +1,5 @@
 import pg from 'pg'
+import type { Decision } from '../approvals.ts'
 import type { Effect } from './effects.ts'
 
 async function ask<T>(dsn: string, work: (client: pg.Client) => Promise<T>): Promise<T> {
@@ -31,7 +32,7 @@ interface Node {
 }
 
 /** Holds everything on record against everything that was done. */
-export function check(dsn: string, effects: readonly Effect[]) {
+export function check(dsn: string, effects: readonly Effect[], told: readonly Decision[]) {
   return ask(dsn, async (client) => {
     const problems: string[] = []
     const { rows: nodes } = await client.query<Node>(
@@ -49,7 +50,7 @@ export function check(dsn: string, effects: readonly Effect[]) {
       done.set(`${run}/${node}`, [...(done.get(`${run}/${node}`) ?? []), effect])
     }
     for (const node of nodes) problems.push(...wrongWith(node, done))
-    problems.push(...(await disorder(client, done)), ...(await firings(client)))
+    problems.push(...(await disorder(client, done)), ...(await firings(client)), ...(await approvals(client, told)))
     const count = (status: number): number =>
       new Set(nodes.filter((one) => one.run_status === status).map((one) => one.run_id)).size
     const { rows } = await client.query<{ outcome: string; count: string }>(
@@ -61,11 +62,15 @@ export function check(dsn: string, effects: readonly Effect[]) {
         'workflows completed, cancelled': `${count(3)}, ${count(5)}`,
         nodes: String(nodes.length),
         'effects, of them made again under their key': `${effects.length}, ${effects.length - new Set(effects.map(({ key }) => key)).size}`,
+        'approvals, by people': `${await approvalCount(client)}, ${told.length}`,
         'times of schedules': rows.map((one) => `${one.count} ${one.outcome}`).join(', '),
       },
     }
   })
 }
+
+const approvalCount = async (client: pg.Client): Promise<number> =>
+  (await client.query<{ count: number }>('SELECT count(*)::int AS count FROM approvals')).rows[0]!.count
 
 /** A completed run has nothing open, and what is said to be done was done. */
 function* wrongWith({ run_id, id, type, status, run_status, parts }: Node, done: ReadonlyMap<string, Effect[]>) {
@@ -76,6 +81,29 @@ function* wrongWith({ run_id, id, type, status, run_status, parts }: Node, done:
     yield `${name} is ok, and was never done`
   if (type === 'map' && status === 3 && parts !== 5) yield `${name} has ${parts} parts`
   if (type === 'loop' && status === 3 && parts !== 3) yield `${name} went ${parts} times`
+}
+
+/** Nothing waits any more, a node is ok by one approval, and what people were told is what happened. */
+async function approvals(client: pg.Client, told: readonly Decision[]): Promise<string[]> {
+  const { rows: known } = await client.query<{ id: string; status: string }>('SELECT id, status FROM approvals')
+  const { rows: nodes } = await client.query<{ name: string; status: number; approved: number; waiting: number }>(
+    `SELECT n.run_id || '/' || n.id AS name, n.status, (count(a.id) FILTER (WHERE a.status = 'approved'))::int AS approved,
+       (count(a.id) FILTER (WHERE a.status = 'waiting'))::int AS waiting
+     FROM workflow_nodes n LEFT JOIN approvals a ON a.tenant_id = n.tenant_id AND a.workflow_run_id = n.run_id AND a.node_id = n.id
+     WHERE n.type = 'approval' GROUP BY 1, 2`,
+  )
+  const wrong = nodes.filter((one) => one.waiting > 0 || one.approved !== (one.status === 3 ? 1 : 0))
+  const statusOf = new Map(known.map(({ id, status }) => [id, status]))
+  const decided = [...Map.groupBy(told, ({ id }) => id)]
+  return [
+    ...wrong.map(
+      (one) => `${one.name} has status ${one.status}, ${one.approved} approved and ${one.waiting} that wait`,
+    ),
+    ...decided.flatMap(([id, all]) => (all.length > 1 ? [`approval ${id} was decided ${all.length} times`] : [])),
+    ...decided.flatMap(([id, [one]]) =>
+      statusOf.get(id) === (one!.approved ? 'approved' : 'rejected') ? [] : [`approval ${id} is ${statusOf.get(id)}`],
+    ),
+  ]
 }
 
 /** What came before everything that it depends on. */
