@@ -31,7 +31,9 @@ test('a skill that changes raises the revision of the profiles that name it, and
   }
   assert.deepEqual(await changes(), ['with', 'tools', 'without'])
   await call('DELETE', '/api/skills/notes')
-  assert.deepEqual(await changes(), ['without', 'tools', 'with'])
+  assert.deepEqual(await changes(), ['tools', 'without', 'with'])
+  await call('DELETE', '/api/skills/using-shell')
+  assert.deepEqual(await changes(), ['without', 'with', 'tools'])
   const { stagingId } = (await upload({ 'notes/SKILL.md': skillText('notes') })).json()
   await call('POST', `/api/skills/import/${stagingId}/commit`)
   const again = (await upload({ 'notes/SKILL.md': skillText('notes', 'license: MIT\n') })).json()
@@ -39,9 +41,54 @@ test('a skill that changes raises the revision of the profiles that name it, and
   const [[tenant]] = await database.batch<[{ broadcast_revision: number }[]]>('acme', [
     { text: `SELECT broadcast_revision FROM tenants WHERE id = 'acme'` },
   ])
-  assert.equal(tenant!.broadcast_revision, 3 + 3 * 2, 'for each profile and each change')
+  assert.equal(tenant!.broadcast_revision, 3 + 4, 'for each profile and each change of a skill that it names')
   await call('POST', '/api/skills', { ...note, name: 'unnamed' })
-  assert.deepEqual(await changes(), ['without', 'with', 'tools'])
+  assert.deepEqual(await changes(), ['without', 'tools', 'with'])
+
+  const names = (...skills: string[]): Statement => ({
+    text: `UPDATE profiles SET document = $1 WHERE name = 'with'`,
+    values: [JSON.stringify({ skills })],
+  })
+  await database.batch('acme', [names('unnamed', 'notes', 'unnamed')])
+  await call('DELETE', '/api/skills/unnamed')
+  assert.equal((await changes()).at(-1), 'with')
+  await database.batch('acme', [names(), names('notes'), { text: `DELETE FROM profiles WHERE name = 'with'` }])
+  const before = await changes()
+  await call('DELETE', '/api/skills/notes')
+  assert.deepEqual(await changes(), before, 'who names it no more, or is gone, has not changed')
+})
+
+test('a write of a skill reads the profiles that name it, however many others there are, and counts them at once', async (t) => {
+  const { call, database } = await startSkills(t, { dsn: await freshDatabase(t) })
+  await call('POST', '/api/skills', { name: 'notes', description: 'd', body: 'one' })
+  await database.batch('acme', [
+    {
+      text: `INSERT INTO profiles (tenant_id, name, id, document)
+             SELECT 'acme', 'p' || n, 'p' || n, jsonb_build_object('skills', jsonb_build_array(CASE WHEN n <= 20 THEN 'notes' ELSE 'other' END))
+             FROM generate_series(1, 1000) n`,
+    },
+  ])
+  const counts: Statement = {
+    text: `SELECT sum(CASE WHEN relname = 'profiles' THEN seq_tup_read + idx_tup_fetch END)::int AS profiles,
+                  sum(CASE WHEN relname = 'profile_skills' THEN seq_tup_read + idx_tup_fetch END)::int AS names,
+                  sum(CASE WHEN relname = 'tenants' THEN n_tup_upd END)::int AS tenants
+           FROM pg_stat_xact_user_tables`,
+  }
+  type Counts = Record<'profiles' | 'names' | 'tenants', number>
+  const [[before], , [after], [told]] = await database.batch<[Counts[], object[], Counts[], { count: number }[]]>(
+    'acme',
+    [
+      counts,
+      { text: `DELETE FROM skills WHERE name = 'notes'` },
+      counts,
+      {
+        text: `SELECT count(*)::int FROM broadcast_changes c, tenants t
+               WHERE c.revision > t.broadcast_revision - 20 AND t.id = 'acme'`,
+      },
+    ],
+  )
+  const reads = (of: keyof Counts): number => after![of] - before![of]
+  assert.deepEqual([reads('profiles'), reads('names'), reads('tenants'), told!.count], [0, 20, 1, 20])
 })
 
 test('what nobody needs any more goes: imports that expired, and versions of no name, import or living session', async (t) => {
