@@ -1,5 +1,5 @@
-import { mkdir, readdir, stat, writeFile } from 'node:fs/promises'
-import { basename, dirname, join, resolve } from 'node:path'
+import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises'
+import { basename, dirname, join, relative, resolve, sep } from 'node:path'
 import { type Command, Option } from 'commander'
 import { isAppError } from '#kernel'
 import { isSkillName } from '../plugins/skills/format.ts'
@@ -21,6 +21,7 @@ interface Skill {
   readonly name: string
   readonly source: string
   readonly version: number
+  readonly digest: string
   readonly resources: readonly { readonly path: string; readonly executable: boolean }[]
 }
 type DryRun = Pick<Reading, 'name' | 'problems' | 'forgiven'> & { readonly stagingId?: string }
@@ -84,21 +85,37 @@ async function importAll(dir: string, call: Call, terminal: Terminal): Promise<v
 
 async function pull(dir: string, call: Call, all: boolean, terminal: Terminal): Promise<void> {
   const skills = (await call<Skill[]>('GET', '/api/skills')).filter(({ source }) => all || source !== 'platform')
-  for (const { name, resources } of skills) {
-    if (!isSkillName(name))
-      throw new CliError(`the server names a skill in a way that is no folder: ${JSON.stringify(name)}`)
-    for (const { path, executable } of [{ path: 'SKILL.md', executable: false }, ...resources]) {
-      const problem = pathProblem(path)
-      if (problem !== undefined)
-        throw new CliError(`the server names a file of '${name}' that is not written: ${problem}`)
-      const query = new URLSearchParams({ path }).toString()
-      const bytes = await call<Buffer>('GET', `/api/skills/${encodeURIComponent(name)}/file?${query}`)
-      const file = join(dir, name, path)
-      await mkdir(dirname(file), { recursive: true })
-      await writeFile(file, bytes, { mode: executable ? 0o755 : 0o644 })
-    }
+  const left: string[] = []
+  for (const skill of skills) left.push(...(await pullOne(dir, call, skill)))
+  for (const file of left) terminal.progress(`${file} was there before and is no file of its skill; it was left`)
+  terminal.print({ skills: skills.map(({ name }) => name), left }, () => `${skills.length} skills are in ${dir}`)
+}
+
+/** Writes one skill as a folder. Resolves to the files there that it does not have. */
+async function pullOne(dir: string, call: Call, { name, digest, resources }: Skill): Promise<string[]> {
+  if (!isSkillName(name))
+    throw new CliError(`the server names a skill in a way that is no folder: ${JSON.stringify(name)}`)
+  const files = [{ path: 'SKILL.md', executable: false }, ...resources]
+  for (const { path, executable } of files) {
+    const problem = pathProblem(path)
+    if (problem !== undefined)
+      throw new CliError(`the server names a file of '${name}' that is not written: ${problem}`)
+    const query = new URLSearchParams({ path }).toString()
+    const bytes = await call<Buffer>('GET', `/api/skills/${encodeURIComponent(name)}/file?${query}`)
+    const file = join(dir, name, path)
+    await mkdir(dirname(file), { recursive: true })
+    // What is there may be a link, or have another mode.
+    await rm(file, { force: true })
+    await writeFile(file, bytes, { mode: executable ? 0o755 : 0o644, flag: 'wx' })
   }
-  terminal.print({ skills: skills.map(({ name }) => name) }, () => `${skills.length} skills are in ${dir}`)
+  const now = await call<Skill>('GET', `/api/skills/${encodeURIComponent(name)}`)
+  if (now.digest !== digest) throw new CliError(`'${name}' changed while it was pulled; pull again`)
+  const there = await readdir(join(dir, name), { recursive: true, withFileTypes: true })
+  return there
+    .filter((entry) => !entry.isDirectory())
+    .map((entry) => relative(dir, join(entry.parentPath, entry.name)).split(sep).join('/'))
+    .filter((path) => !files.some((file) => path === `${name}/${file.path}`))
+    .toSorted()
 }
 
 /** The folder itself when it is a skill, else those in it. */

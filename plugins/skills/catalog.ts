@@ -71,9 +71,11 @@ export class Catalog implements Skills {
   async remove(tenantId: string, name: string): Promise<void> {
     if (isSkillName(name)) {
       await this.#reconcile(tenantId)
-      // One of the platform may come into its place.
-      this.#reconciled.delete(tenantId)
-      if (await this.#store.remove(tenantId, name)) return
+      if (await this.#store.remove(tenantId, name)) {
+        // One of the platform may come into its place: now, because other conductors have brought theirs and will not look again.
+        this.#reconciled.delete(tenantId)
+        return this.#reconcile(tenantId)
+      }
     }
     throw noSuchSkill()
   }

@@ -36,12 +36,19 @@ export const isSkillName = (text: string): boolean =>
 const hidden = /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]/u
 const control = /(?![\t\n\r])\p{Cc}/u
 
+/** Notes a character that nobody sees, and none of the control characters that files beside `SKILL.md` may hold. */
+export function checkSeen(what: string, text: string, problems: string[]): void {
+  const found = hidden.exec(text)
+  if (found) problems.push(unseen(what, found[0]))
+}
+
 function checkText(what: string, text: string, problems: string[]): void {
   const found = hidden.exec(text) ?? control.exec(text)
-  if (!found) return
-  const code = found[0].codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')
-  problems.push(`${what} holds U+${code}, a character that people do not see: take it out.`)
+  if (found) problems.push(unseen(what, found[0]))
 }
+
+const unseen = (what: string, character: string): string =>
+  `${what} holds U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')}, a character that people do not see: take it out.`
 
 /**
  * Reads the text of a `SKILL.md`: strictly, and where that fails once more as it was probably meant, which `forgiven` says.

@@ -43,9 +43,9 @@ export default definePlugin({
   provides: { skills: Skills },
   async setup({ config: { dir }, deps, log, metrics, routes }) {
     const { guard, database, fleet, limits, jobs } = deps
-    const local = database.absent === true
-    const store = local ? new LocalSkillStore(dir && join(dir, '.tombstones.json')) : new PostgresSkillStore(database)
-    const platform = new PlatformSkills({ read: () => readSeeds(dir, log), live: local, fleet })
+    const stored = database.absent === true ? undefined : new PostgresSkillStore(database)
+    const store = stored ?? new LocalSkillStore(dir && join(dir, '.tombstones.json'))
+    const platform = new PlatformSkills({ read: () => readSeeds(dir, log), live: !stored, fleet })
     const catalog = new Catalog(store, platform, limits)
     const imports = new Counter({
       name: 'skill_imports_total',
@@ -54,7 +54,7 @@ export default definePlugin({
       registers: [metrics],
     })
     limits?.uses('skills', (tenantId) => store.count(tenantId))
-    if (!local) jobs?.every('skills', '*/10 * * * *', (signal) => sweepTenants(database, store, signal))
+    if (stored) jobs?.every('skills', '*/10 * * * *', (signal) => sweepTenants(database, stored, signal))
     routes('conductor', async (app) => {
       guard.protect(app)
       skillRoutes(app, guard, catalog)

@@ -111,6 +111,7 @@ export class LocalSkillStore implements SkillStore {
   }
   async stage(tenantId: string, skill: SkillPackage): Promise<string> {
     const id = newId('stg')
+    for (const [other, { expiresAt }] of this.#stagings) if (expiresAt <= Date.now()) this.#stagings.delete(other)
     this.#stagings.set(id, { tenantId, skill, expiresAt: Date.now() + stagingMs })
     const theirs = [...this.#stagings].filter(([, staged]) => staged.tenantId === tenantId)
     for (const [oldest] of theirs.slice(0, -mostStaged)) this.#stagings.delete(oldest)
@@ -136,11 +137,6 @@ export class LocalSkillStore implements SkillStore {
       if (!seeds.some((seed) => seed.name === name)) this.#keepFormer('', former)
     this.#seeds = new Map(kept)
   }
-  async sweep(): Promise<number> {
-    const gone = [...this.#stagings].filter(([, { expiresAt }]) => expiresAt <= Date.now())
-    for (const [id] of gone) this.#stagings.delete(id)
-    return gone.length
-  }
 
   /** All that a tenant sees. */
   async #of(tenantId: string): Promise<Map<string, Kept>> {
@@ -163,36 +159,51 @@ const toSkill = ({ skill, source, version, createdAt, updatedAt }: Kept): Skill 
   return { ...rest, source, version, createdAt, updatedAt }
 }
 
+type Deleted = Map<string, readonly string[]>
+
 /** Which skills of the machine each tenant deleted, in a file of JSON: `{tenant: [name]}`. */
 class Tombstones {
   readonly #file: string | undefined
-  #known: Promise<Record<string, string[]>> | undefined
+  #known: Promise<Deleted> | undefined
   #written: Promise<unknown> = Promise.resolve()
 
   constructor(file: string | undefined) {
     this.#file = file
   }
   async of(tenantId: string): Promise<readonly string[]> {
-    return (await (this.#known ??= this.#read()))[tenantId] ?? []
+    return (await this.#read()).get(tenantId) ?? []
   }
   async add(tenantId: string, name: string): Promise<void> {
-    const known = await (this.#known ??= this.#read())
-    known[tenantId] = [...new Set([...(known[tenantId] ?? []), name])].sort()
+    const known = await this.#read()
+    known.set(tenantId, [...new Set([...(known.get(tenantId) ?? []), name])].sort())
     const file = this.#file
     if (file === undefined) return
     // One after the other, and whole: a reader never finds half of it.
     const write = async (): Promise<void> => {
-      await writeFile(`${file}.new`, JSON.stringify(known, null, 2))
+      await writeFile(`${file}.new`, JSON.stringify(Object.fromEntries(known), null, 2))
       await rename(`${file}.new`, file)
     }
     await (this.#written = this.#written.then(write, write))
   }
-  async #read(): Promise<Record<string, string[]>> {
-    if (this.#file === undefined) return {}
-    const text = await readFile(this.#file, 'utf8').catch((error: NodeJS.ErrnoException) => {
-      if (error.code === 'ENOENT') return '{}'
+  #read(): Promise<Deleted> {
+    this.#known ??= readTombstones(this.#file).catch((error: unknown) => {
+      this.#known = undefined
       throw error
     })
-    return JSON.parse(text) as Record<string, string[]>
+    return this.#known
+  }
+}
+
+/** Throws when the file holds something else: skills that were deleted do not come back because of that. */
+async function readTombstones(file: string | undefined): Promise<Deleted> {
+  if (file === undefined) return new Map()
+  const text = await readFile(file, 'utf8').catch((error: NodeJS.ErrnoException) => {
+    if (error.code === 'ENOENT') return '{}'
+    throw error
+  })
+  try {
+    return new Map(Object.entries(JSON.parse(text) as Record<string, string[]>))
+  } catch (error) {
+    throw new Error(`${file} is no JSON: mend it, or remove it to have all skills of this machine again`, { cause: error })
   }
 }

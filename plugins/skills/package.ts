@@ -1,8 +1,9 @@
 import { isUtf8 } from 'node:buffer'
 import { stringify } from 'yaml'
 import { digestOf, sha256, type SkillFile } from '#contracts/skills'
+import { mostShownBytes } from '#kit'
 import { contentTypeOf } from '#kit/files'
-import { clip, type Findings, readSkill, type SkillHeader } from './format.ts'
+import { checkSeen, clip, type Findings, readSkill, type SkillHeader } from './format.ts'
 import { collisions, isLitter, pathProblem } from './paths.ts'
 
 /** Files of one skill, beside the limit on its bytes. */
@@ -87,9 +88,13 @@ function told(reading: Reading): Reading {
 export function readWritten(header: SkillHeader, body: string): Reading {
   const main = { path: skillMd, bytes: Buffer.from(textOf(header, body)), executable: false }
   const reading = readFiles(header.name, [main], { problems: [], forgiven: [] })
-  const { problems, forgiven } = reading
-  if (forgiven.length === 0) return told(reading)
-  return told({ ...reading, problems: [...problems, ...forgiven], forgiven: [], skill: undefined })
+  const several = header.allowedTools
+    .filter((tool) => /\s/.test(tool.replaceAll(/\([^()]*\)/g, '')))
+    .map((tool) => `'${clip(tool)}' in 'allowedTools' is not the name of one tool: it has a blank in it.`)
+  // What an import would read as it was meant is to be written as it is meant.
+  const unfit = reading.forgiven.map((finding) => `Not in the form of the format: ${finding}`)
+  if (several.length + unfit.length === 0) return told(reading)
+  return told({ ...reading, problems: [...reading.problems, ...several, ...unfit], forgiven: [], skill: undefined })
 }
 
 /** The one folder in which all files are. */
@@ -110,6 +115,9 @@ function readFiles(folder: string, files: readonly SkillFile[], findings: Findin
   const main = mainOf(files, findings)
   const header = main && headerOf(main, folder, findings)
   const others = files.filter((file) => file !== main).toSorted((a, b) => (a.path < b.path ? -1 : 1))
+  // A model reads these as it reads the body.
+  for (const { path, bytes } of others)
+    if (isShown(bytes)) checkSeen(`The file '${clip(path)}'`, Buffer.from(bytes).toString('utf8'), problems)
   const resources = others.map(resourceOf)
   const parts = {
     resources,
@@ -200,3 +208,5 @@ const typeOf = (path: string, bytes: Uint8Array): string =>
   contentTypeOf(path) ?? (isText(bytes) ? 'text/plain' : 'application/octet-stream')
 
 export const isText = (bytes: Uint8Array): boolean => !bytes.includes(0) && isUtf8(bytes)
+/** A model is shown the file itself; any other is put into the sandbox. */
+export const isShown = (bytes: Uint8Array): boolean => bytes.length <= mostShownBytes && isText(bytes)

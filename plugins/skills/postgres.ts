@@ -267,6 +267,7 @@ export class PostgresSkillStore implements SkillStore {
     ]
     await this.#database.batch(tenantId, [lock(tenantId), ...wanted.flatMap(bring)])
   }
+  /** Deletes what is not needed any more. Resolves to how many stagings and contents went. */
   async sweep(tenantId: string): Promise<number> {
     const [stagings, contents] = await this.#database
       .as('reads')

@@ -53,8 +53,6 @@ export interface SkillStore {
   commit(tenantId: string, stagingId: string, write: Omit<Write, 'replace' | 'source'>): Promise<WholeSkill | undefined>
   /** Brings the platform's skills to a tenant, unless it has skills of their names or deleted them. */
   reconcile(tenantId: string, seeds: readonly SkillPackage[]): Promise<void>
-  /** Deletes what is not needed any more. Resolves to how many stagings and contents went. */
-  sweep(tenantId: string): Promise<number>
 }
 
 /** How long a staged import waits for its commit. */

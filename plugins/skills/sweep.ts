@@ -1,9 +1,12 @@
 import type { Database, Statement } from '#contracts/database'
 import { tenantIds } from '#kit'
-import type { SkillStore } from './store.ts'
 
 /** Deletes imports that nobody committed and versions that nobody needs of all tenants. */
-export async function sweepTenants(database: Database, store: SkillStore, signal: AbortSignal): Promise<void> {
+export async function sweepTenants(
+  database: Database,
+  store: { sweep(tenantId: string): Promise<number> },
+  signal: AbortSignal,
+): Promise<void> {
   for await (const id of tenantIds(database.as('reads'), 'stored')) {
     // A backlog goes in small transactions.
     while (!signal.aborted && (await store.sweep(id)) >= 100);

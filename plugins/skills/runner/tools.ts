@@ -1,7 +1,6 @@
 import type { SkillContent, SkillFile } from '#contracts/skills'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
-import { mostShownBytes } from '#kit'
-import { isText, skillMd } from '../package.ts'
+import { isShown, skillMd } from '../package.ts'
 
 const name = { type: 'string', minLength: 1, maxLength: 64, description: 'Name of one of your skills.' }
 
@@ -64,8 +63,7 @@ export const skillResource: PlatformTool = {
       const some = paths.slice(0, mostNamed).join(', ')
       return failed(`The skill '${skill.name}' has no file '${String(path)}'; it has: ${some}${more}.`)
     }
-    if (isText(file.bytes) && file.bytes.length <= mostShownBytes)
-      return { ok: true, content: Buffer.from(file.bytes).toString('utf8') }
+    if (isShown(file.bytes)) return { ok: true, content: Buffer.from(file.bytes).toString('utf8') }
     return place(skill, file, context)
   },
 }

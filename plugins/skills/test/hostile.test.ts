@@ -4,6 +4,7 @@ import { test, type TestContext } from 'node:test'
 import { freshDatabase } from '#testing'
 import { LocalSkillStore } from '../local.ts'
 import { readFolder, readWritten } from '../package.ts'
+import { stagingMs } from '../store.ts'
 import { skillText, startSkills } from './server.ts'
 
 // What a tenant tries that means harm: to others, to the conductor's memory and time, or to the database's disk.
@@ -140,6 +141,27 @@ test('floods of imports and of versions leave a bounded rest, at once and withou
     await call('POST', '/api/skills', { name: 'pdf', description: 'd', body: String(n) })
   }
   assert.ok((await contents()) <= 10 + 20 + 1)
+})
+
+test('what a model is shown of a file holds nothing that people do not see; what goes into a sandbox is not read for it', () => {
+  const main = { ...empty, path: 'x/SKILL.md', bytes: Buffer.from(skillText('x')) }
+  const problems = (text: string | Buffer) =>
+    readFolder([main, { ...empty, path: 'x/references/a.md', bytes: Buffer.from(text) }]).problems
+  for (const character of ['\u{E0041}', '\u202E', '\u2066'])
+    assert.match(problems(`good${character}`).join(), /^The file 'references\/a\.md' holds U\+\w+, a character/)
+  for (const fine of ['a\fb \u200D \u{1F469}\u200D\u{1F4BB}', Buffer.from('\u202E\0'), '\u202E'.repeat(100_000)])
+    assert.deepEqual(problems(fine), [])
+})
+
+test('without a database an import can be committed for its time, and not a moment longer', async (t) => {
+  t.mock.timers.enable({ apis: ['Date'] })
+  const store = new LocalSkillStore(undefined)
+  const { skill } = readWritten({ name: 'x', description: 'd', allowedTools: [], metadata: {} }, 'b')
+  const ids = await Promise.all([1, 2].map(() => store.stage('acme', skill!)))
+  t.mock.timers.tick(stagingMs - 1)
+  assert.equal((await store.commit('acme', ids[0]!, { most: 10 }))?.name, 'x')
+  t.mock.timers.tick(1)
+  assert.equal(await store.commit('acme', ids[1]!, { most: 10 }), undefined)
 })
 
 test('without a database the versions of one tenant do not drive those of another out', async () => {

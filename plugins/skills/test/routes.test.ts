@@ -235,3 +235,19 @@ onBoth('a version is there for its sessions when the skill was replaced or delet
   }
   assert.deepEqual((await skills.attached('acme', { skills: ['pdf'], tools: [] })).missing, ['pdf'])
 })
+
+test('without a database tombstones are of each tenant, whatever its name, and a broken file brings nothing back', async (t) => {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-skills-'))
+  t.after(() => rm(dir, { recursive: true }))
+  const { call } = await startSkills(t, { dir })
+  for (const tenant of ['constructor', 'acme']) {
+    assert.equal((await call('DELETE', '/api/skills/using-shell', undefined, tenant)).statusCode, 204)
+    assert.equal((await call('GET', '/api/skills/using-shell', undefined, tenant)).statusCode, 404)
+  }
+  assert.equal((await call('GET', '/api/skills/using-shell', undefined, 'globex')).statusCode, 200)
+  await writeFile(join(dir, '.tombstones.json'), '{"acme": [')
+  const later = await startSkills(t, { dir })
+  assert.equal((await later.call('GET', '/api/skills/using-shell')).statusCode, 500)
+  await writeFile(join(dir, '.tombstones.json'), '{"acme": ["using-shell"]}')
+  assert.equal((await later.call('GET', '/api/skills/using-shell')).statusCode, 404)
+})

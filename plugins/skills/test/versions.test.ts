@@ -127,6 +127,17 @@ test('what nobody needs any more goes: imports that expired, and versions of no 
   assert.deepEqual(rows, [{ digest: now }])
 })
 
+test('an import is committed at another conductor than it came to, and what was deleted there leaves the platform its place', async (t) => {
+  const dsn = await freshDatabase(t)
+  const [here, there] = [await startSkills(t, { dsn }), await startSkills(t, { dsn })]
+  for (const { call } of [here, there]) await call('GET', '/api/skills')
+  const { stagingId } = (await here.upload({ 'using-shell/SKILL.md': skillText('using-shell') })).json()
+  assert.equal((await there.call('POST', `/api/skills/import/${stagingId}/commit`)).statusCode, 201)
+  assert.equal((await here.call('GET', '/api/skills/using-shell')).json().source, 'imported')
+  assert.equal((await here.call('DELETE', '/api/skills/using-shell')).statusCode, 204)
+  assert.equal((await there.call('GET', '/api/skills/using-shell')).json().source, 'platform')
+})
+
 test('of many imports that wait only the newest can be committed, and two commits of one make one skill', async (t) => {
   const { call, upload } = await startSkills(t, { dsn: await freshDatabase(t) })
   const ids: string[] = []
