@@ -42,7 +42,7 @@ export default defineBillingProvider({
       telemetry: false,
       ...addressOf(apiUrl),
     })
-    return stripeProvider(client, webhookSecret, (err, message) => log.warn({ err }, message))
+    return stripeProvider(client, webhookSecret, (error, message) => log.warn({ stripe: reasonOf(error) }, message))
   },
 })
 
@@ -56,12 +56,12 @@ function addressOf(url: string | undefined): Stripe.StripeConfig {
 function stripeProvider(
   client: Stripe,
   webhookSecret: string,
-  warn: (err: unknown, message: string) => void,
+  warn: (error: unknown, message: string) => void,
 ): BillingProvider {
   const asked = async <T>(call: Promise<T>): Promise<T> =>
-    call.catch((cause: unknown) => {
-      warn(cause, 'Stripe did not do what it was asked')
-      throw billingErrors.providerFailed({ cause })
+    call.catch((error: unknown) => {
+      warn(error, 'Stripe did not do what it was asked')
+      throw billingErrors.providerFailed()
     })
   const customerOf = async ({ tenantId, customer }: Checkout): Promise<string> => {
     if (customer !== undefined) return customer
@@ -75,8 +75,9 @@ function stripeProvider(
     try {
       // Refuses what is older than five minutes, too.
       return client.webhooks.constructEvent(body, signature, webhookSecret)
-    } catch (cause) {
-      throw billingErrors.invalidEvent({ cause })
+    } catch {
+      // The error of the library has the whole event, and the signature.
+      throw billingErrors.invalidEvent()
     }
   }
   return {
@@ -125,12 +126,22 @@ function stripeProvider(
       } catch (error) {
         const { type } = error as { type?: string }
         if (type === 'StripeAuthenticationError')
-          throw new Error('Stripe does not know STRIPE_SECRET_KEY', { cause: error })
+          throw new Error('Stripe does not know STRIPE_SECRET_KEY')
         // A restricted key may not read the balance; and a Stripe that is away keeps no server from starting.
         if (type !== 'StripePermissionError') warn(error, 'Stripe could not be asked whether it knows its key')
       }
     },
   }
+}
+
+/** Why a call failed, in the words of a protocol. What the server said in its own may repeat what it was sent, its key among it. */
+function reasonOf(error: unknown): object {
+  const { type, code, statusCode, requestId, detail } = error as Partial<Stripe.errors.StripeError> & {
+    readonly detail?: { readonly code?: string }
+  }
+  const word = (text: unknown): string | undefined =>
+    typeof text === 'string' && /^[\w-]{1,64}$/.test(text) ? text : undefined
+  return { type, code: word(code), status: statusCode, requestId: word(requestId), socket: word(detail?.code) }
 }
 
 /** What an event of Stripe says of credit; undefined: nothing. The payment is the reference, so that whatever is said of it twice is one. */
