@@ -12,8 +12,10 @@ export interface Discrepancy {
 /** The most that is told of each check. */
 const most = 50
 
-// Of a run with calls whose price is not known the cost of the others: its meter has none.
+// Of a run with calls whose price is not known the cost of the others.
 const charged = `coalesce(r.usage ->> 'costCents', r.usage ->> 'knownCostCents')::numeric`
+
+const metered = 'coalesce(m.cost_microcents, m.known_microcents)'
 
 const checks: Readonly<Record<string, string>> = {
   'every transfer adds up to 0': `
@@ -41,12 +43,13 @@ const checks: Readonly<Record<string, string>> = {
       FROM billing_holds, jsonb_array_elements(budgets) b WHERE tenant_id = $1 GROUP BY 1, 2, 3
     ) h ON h.id = u.budget_id AND h.subject = u.subject AND h.run = u.run_id
     WHERE u.tenant_id = $1 AND (u.held <> coalesce(h.sum, 0) OR u.running <> coalesce(h.spent, 0))`,
-  // Runs that ended before the tenant had an account were charged to nobody. What retention has deleted is compared with nothing.
+  // Runs that ended before the tenant had an account were charged to nobody. What retention has deleted is compared with nothing, and
+  // so are meters that say nothing, from before they said what is known of such a cost.
   'every run that was metered is charged what its meter says': `
-    SELECT m.run_id AS subject, coalesce(m.cost_microcents, 0) AS expected, coalesce(-e.amount, 0) AS found
+    SELECT m.run_id AS subject, coalesce(${metered}, 0) AS expected, coalesce(-e.amount, 0) AS found
     FROM run_meters m JOIN billing_accounts a ON a.tenant_id = $1 AND m.recorded_at >= a.registered_at
     LEFT JOIN ledger_entries e ON e.tenant_id = $1 AND e.kind = 'model' AND e.reference = m.run_id AND e.account = 'credit'
-    WHERE m.tenant_id = $1 AND (coalesce(-e.amount, 0) <> coalesce(m.cost_microcents, -e.amount, 0)
+    WHERE m.tenant_id = $1 AND (coalesce(-e.amount, 0) <> coalesce(${metered}, -e.amount, 0)
       OR (m.cost_microcents IS NULL) <> coalesce(e.unpriced, false))`,
   'every charge has a run that says the same': `
     SELECT e.reference AS subject, -e.amount AS expected, round(${charged} * 1000000) AS found

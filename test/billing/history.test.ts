@@ -70,7 +70,7 @@ test('after any history with kills ledger, meters and runs say the same to the m
     }
     openRuns.delete(claim.runId)
     if (what === 'finish') await finish(store, claim, { costCents, toolCalls: which })
-    if (what === 'unpriced') await finish(store, claim, { costCents: undefined, toolCalls: which })
+    if (what === 'unpriced') await finish(store, claim, { knownCostCents: amount % 4 ? costCents : undefined, toolCalls: which })
     if (what === 'discard') await store.discard(claim)
     if (what === 'cancel') await survivor.steal('acme', claim.runId, 'cancelled', { code: 'cancelled', message: 'x' })
   }
@@ -90,13 +90,28 @@ test('after any history with kills ledger, meters and runs say the same to the m
   }
   const [[meters]] = await database.batch<[{ n: number; cost: number }[]]>('acme', [counted])
   assert.ok(meters!.n > 20 && meters!.cost > 0, JSON.stringify(meters))
-  const lie = {
-    text: `UPDATE run_meters SET cost_microcents = coalesce(cost_microcents, 0) + 1 WHERE tenant_id = 'acme'`,
+  // A microcent in either column of the meters, or in what the runs say, is seen.
+  const meter = (column: string) => (by: string) => `UPDATE run_meters SET ${column} = ${column} ${by} 1`
+  const run = (field: string) => (by: string) =>
+    `UPDATE runs SET usage = jsonb_set(usage::jsonb, '{${field}}', to_jsonb((usage ->> '${field}')::numeric ${by} 0.000001))::json
+     WHERE usage ->> '${field}' IS NOT NULL`
+  const lies = {
+    'every run that was metered is charged what its meter says': ['cost_microcents', 'known_microcents'].map(meter),
+    'every charge has a run that says the same': ['costCents', 'knownCostCents'].map(run),
   }
-  await database.batch('acme', [lie])
-  const wrong = await reconcile(database, 'acme')
-  assert.ok(wrong.length > 0)
-  assert.ok(wrong.every(({ expected, found }) => expected - found === 1 || found === 0))
+  for (const [check, statements] of Object.entries(lies)) {
+    for (const lie of statements) {
+      await database.batch('acme', [{ text: lie('+') }])
+      const wrong = await reconcile(database, 'acme')
+      assert.ok(wrong.length > 0 && wrong.every((one) => one.check === check), lie('+'))
+      assert.ok(
+        wrong.every(({ expected, found }) => Math.abs(expected - found) === 1),
+        lie('+'),
+      )
+      await database.batch('acme', [{ text: lie('-') }])
+      assert.deepEqual(await reconcile(database, 'acme'), [])
+    }
+  }
   const more = { text: `UPDATE billing_accounts SET balance = balance + ${cents(1)}` }
   await database.batch('acme', [more])
   const checks = new Set((await reconcile(database, 'acme')).map(({ check }) => check))

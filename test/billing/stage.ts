@@ -30,7 +30,7 @@ export const prices: Prices = {
 
 export interface Ended {
   readonly costCents?: number | undefined
-  readonly knownCostCents?: number
+  readonly knownCostCents?: number | undefined
   readonly toolCalls?: number
 }
 

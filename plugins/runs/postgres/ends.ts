@@ -1,10 +1,9 @@
 import type { Database, Statement } from '#contracts/database'
 import { publicMessageOf } from '#contracts/endings'
-import { microcentsPerCent } from '#contracts/prices'
 import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import { Appends } from './appends.ts'
-import { type Charges, secondsOfRun, settleValues, settling } from './charges.ts'
+import { type Charges, microcents, secondsOfRun, settleValues, settling } from './charges.ts'
 import { claimed, prepared, storable, storableOrNull } from './rows.ts'
 
 // A conflict is our own retry after a lost answer, as of an append.
@@ -28,9 +27,9 @@ const ended = (settled: string): string => `
     RETURNING id, session_id, profile, started_at, finished_at, waited_ms, public_run${settled}
   ), meter AS (
     INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens,
-                            cached_tokens, tool_calls, cost_microcents)
+                            cached_tokens, tool_calls, cost_microcents, known_microcents)
     SELECT :tenant, id, session_id, profile, :status, started_at, :model::text, :inputTokens::bigint, :outputTokens::bigint,
-      :cachedTokens::bigint, :toolCalls::int, :cost::bigint FROM ended
+      :cachedTokens::bigint, :toolCalls::int, :cost::bigint, :knownCost::bigint FROM ended
   ), released AS (
     UPDATE sessions s
     SET status = :sessionStatus, claim_owner = NULL, claim_run = NULL, last_run_status = :status, last_used_at = now(),
@@ -123,9 +122,14 @@ const handOver = prepared(
 
 const of = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runId, epoch })
 
-// A run without usage cost nothing; one whose model has no price cost something unknown.
-const costOf = ({ costCents }: Usage): number | null =>
-  costCents === undefined ? null : Math.round(costCents * microcentsPerCent)
+// A run without usage cost nothing; one whose model has no price cost something unknown, beside what its other calls did.
+const costsOf = (usage: Usage | undefined): { cost: number | null; knownCost: number | null } => {
+  if (!usage) return { cost: 0, knownCost: null }
+  const { costCents, knownCostCents = 0 } = usage
+  return costCents === undefined
+    ? { cost: null, knownCost: microcents(knownCostCents) }
+    : { cost: microcents(costCents), knownCost: null }
+}
 
 export function finishStatement(end: FinishRun, charges: Charges): Statement {
   const { claim, tail, usage, error } = end
@@ -147,7 +151,7 @@ export function finishStatement(end: FinishRun, charges: Charges): Statement {
     outputTokens: usage?.outputTokens ?? 0,
     cachedTokens: usage?.cachedTokens ?? 0,
     toolCalls: end.toolCalls ?? 0,
-    cost: usage === undefined ? 0 : costOf(usage),
+    ...costsOf(usage),
     sessionStatus: end.sessionStatus,
     handle: storableOrNull(end.runtimeSessionId),
     runner: end.runner,
