@@ -59,7 +59,10 @@ test('what is imported is pulled as it was, executable bits and bytes', async (t
   const again = await run(t, ['skills', 'pull', target, ...of])
   assert.deepEqual(JSON.parse(again.stdout), { skills: ['pdf'], left: ['pdf/old.md'] }, again.stderr)
   assert.equal((await stat(join(target, 'pdf/tool'))).mode & 0o111, 0o111)
-  assert.deepEqual([await readFile(outside, 'utf8'), await readFile(join(target, 'pdf/SKILL.md'), 'utf8')], ['mine', main])
+  assert.deepEqual(
+    [await readFile(outside, 'utf8'), await readFile(join(target, 'pdf/SKILL.md'), 'utf8')],
+    ['mine', main],
+  )
   const refused = await run(t, ['skills', 'import', await folder(t, { 'x/SKILL.md': '# none' }), ...of])
   assert.deepEqual([refused.code, /no front matter/.test(refused.stdout)], [1, true])
   const wrong = await run(t, ['skills', 'import', dir, '--url', cluster.conductorUrl, '--key', 'no-key'])

@@ -38,6 +38,12 @@ export const objectErrors = errorTable('storage', {
     retry: true,
     message: 'The object store does not answer; try again.',
   },
+  storageMisconfigured: {
+    status: 503,
+    retry: 'later',
+    about:
+      'The object store refuses what it is asked with: its key, bucket or region, or the clock of this server is wrong. The message says which; nothing but other settings helps.',
+  },
   storageNotConfigured: {
     status: 503,
     message: 'This server has no object store; whoever runs it sets AGENT_ORC_STORAGE_DIR or AGENT_ORC_S3_BUCKET.',
@@ -141,6 +147,8 @@ export interface ObjectBackend {
   removeAll(tenantId: string, prefix: string, most: number): Promise<StoreUse & { readonly more: boolean }>
   /** Counts all that a tenant has. */
   use(tenantId: string): Promise<StoreUse>
+  /** Throws a sentence where the store says that its settings are wrong; resolves when it cannot be reached. Called before the role starts. */
+  verify?(): Promise<void>
 }
 export const ObjectBackends = slot<ObjectBackend>('storage.backends')
 

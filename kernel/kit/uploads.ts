@@ -60,6 +60,7 @@ export function uploadRoute(
               objectErrors.uploadBroken,
               objectErrors.storageFull,
               objectErrors.storageUnavailable,
+              objectErrors.storageMisconfigured,
               limitErrors.limitExceeded,
             ),
           },

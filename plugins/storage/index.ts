@@ -5,7 +5,7 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, presentDatabase } from '#contracts/database'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { ReservedObjects } from '#contracts/linked-objects'
-import { ObjectBackends, objectErrors, ObjectStore } from '#contracts/object-store'
+import { type ObjectBackend, ObjectBackends, objectErrors, ObjectStore } from '#contracts/object-store'
 import { ObjectWrites } from '#contracts/object-writes'
 import { TenantData } from '#contracts/retention'
 import { reservedArea, visibleArea } from './store.ts'
@@ -48,6 +48,7 @@ export default definePlugin({
     let all: ObjectStore = noStore
     let counter: Counter | undefined
     if (name !== undefined && backend) {
+      await refuseMisconfigured(name, backend)
       const counting = database
         ? new PostgresCounter(database, backend)
         : new MemoryCounter(backend, config.recountEvery)
@@ -80,6 +81,13 @@ export default definePlugin({
     }
   },
 })
+
+/** What is known to be wrong is said by the start, and not by the first upload. */
+async function refuseMisconfigured(name: string, backend: ObjectBackend): Promise<void> {
+  await backend.verify?.().catch((cause: Error) => {
+    throw new Error(`the storage backend '${name}' is set up with something wrong: ${cause.message}`, { cause })
+  })
+}
 
 interface NoteParts {
   /** Undefined: nothing is audited here. */

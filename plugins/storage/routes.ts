@@ -16,7 +16,12 @@ import { cursorOf, InlineObject, KeyParams, ListQuery, ObjectList, placeOf, show
 
 export const tags = ['storage']
 /** What any request of objects may be answered. */
-export const usual = [objectErrors.invalidKey, objectErrors.storageUnavailable, objectErrors.storageNotConfigured]
+export const usual = [
+  objectErrors.invalidKey,
+  objectErrors.storageUnavailable,
+  objectErrors.storageMisconfigured,
+  objectErrors.storageNotConfigured,
+]
 
 /** Reads of objects, for every member. */
 export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {

@@ -125,8 +125,7 @@ function stripeProvider(
         await client.balance.retrieve({}, { maxNetworkRetries: 0 })
       } catch (error) {
         const { type } = error as { type?: string }
-        if (type === 'StripeAuthenticationError')
-          throw new Error('Stripe does not know STRIPE_SECRET_KEY')
+        if (type === 'StripeAuthenticationError') throw new Error('Stripe does not know STRIPE_SECRET_KEY')
         // A restricted key may not read the balance; and a Stripe that is away keeps no server from starting.
         if (type !== 'StripePermissionError') warn(error, 'Stripe could not be asked whether it knows its key')
       }

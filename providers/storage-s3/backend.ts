@@ -21,6 +21,8 @@ import type { S3Client } from './client.ts'
 const sha256Header = 'x-amz-meta-sha256'
 /** Requests of one list or deletion at once. */
 const atOnce = 16
+/** A server that does not answer keeps no process from starting. */
+const verifyMs = 5_000
 
 /** Objects in a bucket, each tenant's below a root of its own, with what is known of them in their metadata. */
 export class S3Backend implements ObjectBackend {
@@ -129,6 +131,16 @@ export class S3Backend implements ObjectBackend {
       after = truncated ? objects.at(-1)?.key : undefined
     }
     return use
+  }
+
+  async verify(): Promise<void> {
+    const signal = AbortSignal.timeout(verifyMs)
+    try {
+      const query = { 'list-type': '2', 'max-keys': '1', prefix: this.#keyOf('', '') }
+      await (await this.#client.send({ method: 'GET', key: '', query, signal })).body.dump()
+    } catch (error) {
+      if (isAppError(error) && error.code === 'storage_misconfigured') throw error
+    }
   }
 
   #keyOf(tenantId: string, key: string): string {

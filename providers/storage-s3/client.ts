@@ -28,6 +28,7 @@ export interface S3Request {
   readonly body?: { readonly stream: () => Readable; readonly bytes: number; readonly sha256: string }
   /** Statuses that are answers, besides those below 300. */
   readonly expected?: readonly number[]
+  readonly signal?: AbortSignal
 }
 
 const emptySha256 = createHash('sha256').digest('hex')
@@ -80,7 +81,7 @@ export class S3Client {
     }
   }
 
-  async #once({ method, key, query = {}, headers = {}, body }: S3Request): Promise<Dispatcher.ResponseData> {
+  async #once({ method, key, query = {}, headers = {}, body, signal }: S3Request): Promise<Dispatcher.ResponseData> {
     const { accessKeyId, secretAccessKey, sessionToken, region } = this.#settings
     const path = key === '' ? '' : `/${key.split('/').map(encoded).join('/')}`
     const search = Object.entries(query).map(([name, value]) => `${encoded(name)}=${encoded(value)}`)
@@ -101,6 +102,7 @@ export class S3Client {
       method,
       headers: { ...Object.fromEntries(signed.headers), ...(body ? { 'content-length': String(body.bytes) } : {}) },
       ...(body ? { body: body.stream() } : {}),
+      ...(signal ? { signal } : {}),
     })
   }
 
@@ -124,11 +126,45 @@ async function someText(body: Readable): Promise<string> {
   return text
 }
 
+const key = 'the key that requests are signed with: access key, secret or session token is wrong, or has expired'
+const access = 'its key at the bucket: it has to list it, and to read, write and delete objects in it'
+const wrong = {
+  credentials: `The S3 server refuses ${key}.`,
+  access: `The S3 server does not let ${access}.`,
+  either: `The S3 server refuses ${key}; or it does not let ${access}.`,
+  bucket: 'The S3 server has no bucket of this name.',
+  region: 'The bucket is in another region than the one that requests are signed for.',
+  clock: 'The clocks of this machine and of the S3 server are too far apart for a signature to be good.',
+} as const
+
+/** Codes of S3 that nothing but other settings helps against, and the statuses of those who send none, as no answer to HEAD has one. */
+const misconfigured: Readonly<Record<string, string>> = {
+  InvalidAccessKeyId: wrong.credentials,
+  SignatureDoesNotMatch: wrong.credentials,
+  InvalidToken: wrong.credentials,
+  ExpiredToken: wrong.credentials,
+  TokenRefreshRequired: wrong.credentials,
+  401: wrong.credentials,
+  AccessDenied: wrong.access,
+  AllAccessDisabled: wrong.access,
+  AccountProblem: wrong.access,
+  403: wrong.either,
+  NoSuchBucket: wrong.bucket,
+  PermanentRedirect: wrong.region,
+  AuthorizationHeaderMalformed: wrong.region,
+  IllegalLocationConstraintException: wrong.region,
+  301: wrong.region,
+  RequestTimeTooSkewed: wrong.clock,
+}
+
 /** What a server of S3 says, as callers are told it; its own words go to the log as the cause. */
 function refusal(status: number, text: string): Error {
   const code = /<Code>([\w.]{1,64})<\/Code>/.exec(text)?.[1] ?? ''
   const cause = new Error(`the S3 server answered ${status} ${code}`)
   if (status === 412 || status === 409) return objectErrors.preconditionFailed({ cause })
-  const full = status === 507 || /quota|insufficientstorage|storagefull/i.test(code)
-  return full ? objectErrors.storageFull({ cause }) : objectErrors.storageUnavailable({ cause })
+  if (status === 507 || /quota|insufficientstorage|storagefull/i.test(code)) return objectErrors.storageFull({ cause })
+  const why = Object.hasOwn(misconfigured, code) ? code : String(status)
+  return Object.hasOwn(misconfigured, why)
+    ? objectErrors.storageMisconfigured({ cause, message: misconfigured[why]! })
+    : objectErrors.storageUnavailable({ cause })
 }

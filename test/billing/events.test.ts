@@ -29,7 +29,9 @@ function eventsOf({ cents: paid, ending, refunds, disputes }: Payment, checkoutI
   let refunded = 0
   return [
     ...(ending === 'paid' ? [] : [{ kind: 'expired', tenantId, checkoutId } as const]),
-    ...(ending === 'expired' ? [] : [{ kind: 'paid', tenantId, checkoutId, cents: paid, reference: checkoutId } as const]),
+    ...(ending === 'expired'
+      ? []
+      : [{ kind: 'paid', tenantId, checkoutId, cents: paid, reference: checkoutId } as const]),
     ...refunds.map((part) => {
       refunded += part
       return { kind: 'refunded', tenantId, cents: refunded, reference: `ch_${checkoutId}` } as const
@@ -53,7 +55,14 @@ const leftOf = ({ cents: paid, ending, refunds, disputes }: Payment): number =>
 test('whatever a provider tells in whatever order, however often and at once, comes to what has happened', async (t) => {
   const { ledger, database, account, grant } = await stage(t)
   const packs = [{ cents: 500, label: 'Credit of 5' }]
-  const wallet = new Wallet({ ledger, provider: undefined, name: 'stripe', currency: 'usd', packs, publicUrl: undefined })
+  const wallet = new Wallet({
+    ledger,
+    provider: undefined,
+    name: 'stripe',
+    currency: 'usd',
+    packs,
+    publicUrl: undefined,
+  })
   await grant(1)
   let expected = 1
 

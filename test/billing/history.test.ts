@@ -70,7 +70,8 @@ test('after any history with kills ledger, meters and runs say the same to the m
     }
     openRuns.delete(claim.runId)
     if (what === 'finish') await finish(store, claim, { costCents, toolCalls: which })
-    if (what === 'unpriced') await finish(store, claim, { knownCostCents: amount % 4 ? costCents : undefined, toolCalls: which })
+    if (what === 'unpriced')
+      await finish(store, claim, { knownCostCents: amount % 4 ? costCents : undefined, toolCalls: which })
     if (what === 'discard') await store.discard(claim)
     if (what === 'cancel') await survivor.steal('acme', claim.runId, 'cancelled', { code: 'cancelled', message: 'x' })
   }

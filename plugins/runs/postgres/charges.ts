@@ -37,7 +37,8 @@ export const holding: { readonly none: Holding; readonly some: Holding } = {
 }
 
 /** As the columns of money have it. */
-export const microcents = (cents: number): number => Math.min(Math.round(cents * microcentsPerCent), Number.MAX_SAFE_INTEGER)
+export const microcents = (cents: number): number =>
+  Math.min(Math.round(cents * microcentsPerCent), Number.MAX_SAFE_INTEGER)
 
 /** The values that `Holding.held` names, beside those of the run. */
 export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 'task' | 'create'>) {

@@ -87,7 +87,12 @@ function downloadRoute(app: App, guard: Guard, store: PostgresLinks | undefined)
           200: negotiated('The bytes.', {
             'application/octet-stream': Type.Unsafe<unknown>(Type.String({ format: 'binary' })),
           }),
-          ...failures(notFound, objectErrors.rangeNotSatisfiable, objectErrors.storageUnavailable),
+          ...failures(
+            notFound,
+            objectErrors.rangeNotSatisfiable,
+            objectErrors.storageUnavailable,
+            objectErrors.storageMisconfigured,
+          ),
         },
       },
     },

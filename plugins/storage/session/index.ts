@@ -68,6 +68,7 @@ function fileRoute(app: App, who: string, admit: Admit, objects: ObjectStore): v
             unauthorized,
             notFound,
             objectErrors.storageUnavailable,
+            objectErrors.storageMisconfigured,
             objectErrors.storageNotConfigured,
           ),
         },

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { startFauxqs } from 'fauxqs'
-import { newObject, oddKeys, testObjectBackend } from '#testing'
+import { newObject, oddKeys, operatedConductor, testObjectBackend } from '#testing'
 import { S3Backend } from '../backend.ts'
 import { S3Client } from '../client.ts'
 import { readList } from '../backend.ts'
@@ -56,16 +56,53 @@ async function scripted(t: TestContext, answers: readonly (number | [number, str
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   t.after(() => server.close())
   const { port } = server.address() as { port: number }
-  return { asked, ...(await backend(t, `http://127.0.0.1:${port}`)) }
+  const url = `http://127.0.0.1:${port}`
+  return { asked, url, ...(await backend(t, url)) }
 }
 
 test('a busy server is asked again; one that refuses is not', async (t) => {
   const busy = await scripted(t, [503, 500, 404])
   assert.equal(await busy.store.open('acme', 'k'), undefined)
   assert.equal(busy.asked.length, 3)
-  const refusing = await scripted(t, [403])
+  const refusing = await scripted(t, [[400, '<Error><Code>InvalidRequest</Code></Error>']])
   await assert.rejects(refusing.store.open('acme', 'k'), { code: 'storage_unavailable', status: 503 })
   assert.equal(refusing.asked.length, 1)
+})
+
+test('what only other settings help against is said to be that, at once and before the role starts', async (t) => {
+  const error = (code: string): string => `<?xml version="1.0"?><Error><Code>${code}</Code><Key>AKIATEST</Key></Error>`
+  for (const [answer, about] of [
+    [[403, error('InvalidAccessKeyId')], /^The S3 server refuses the key .* or has expired\.$/],
+    [[403, error('SignatureDoesNotMatch')], /refuses the key/],
+    [[400, error('ExpiredToken')], /or has expired/],
+    [[403, error('AccessDenied')], /^The S3 server does not let its key at the bucket/],
+    [[404, error('NoSuchBucket')], /has no bucket of this name/],
+    [[400, error('AuthorizationHeaderMalformed')], /another region/],
+    [[301, ''], /another region/],
+    [[403, error('RequestTimeTooSkewed')], /clocks/],
+    // Nobody can say which it is.
+    [[403, error('constructor')], /refuses the key .* or it does not let/],
+    [[401, ''], /refuses the key/],
+  ] as const) {
+    const { store, asked } = await scripted(t, [[...answer]])
+    const told = { code: 'storage_misconfigured', status: 503, message: about }
+    await assert.rejects(store.list('acme', { prefix: '', after: '', limit: 1, folders: false }), told)
+    await assert.rejects(store.verify(), told)
+    assert.equal(asked.length, 2, 'it is not asked again')
+  }
+  const head = await scripted(t, [403])
+  await assert.rejects(head.store.open('acme', 'k'), { code: 'storage_misconfigured' })
+  for (const answers of [[200], [500], [404, 404, 404], [[507, '']]] as const)
+    await (await scripted(t, answers as never)).store.verify()
+  await (await backend(t, 'http://127.0.0.1:1')).store.verify()
+})
+
+test('a server of S3 that knows neither the key nor the bucket says so itself', async (t) => {
+  const server = await startFauxqs({ port: 0, logger: false })
+  t.after(() => server.stop())
+  const { store } = await backend(t, `http://127.0.0.1:${server.port}`, { bucket: 'nowhere' })
+  await assert.rejects(store.verify(), { code: 'storage_misconfigured', message: /no bucket/ })
+  await assert.rejects(store.put('acme', 'k', newObject('x')), { code: 'storage_misconfigured' })
 })
 
 test('a full server is said to be full, and nothing waits on disk after it', async (t) => {
@@ -90,6 +127,30 @@ test('a server that is not there is 503, and metadata services are never asked',
   await assert.rejects(store.open('acme', 'k'), { code: 'storage_unavailable' })
   assert.throws(() => new S3Client({ ...keys, endpoint: 'http://169.254.169.254' }), /cannot be asked: address/)
   assert.throws(() => new S3Client({ ...keys, endpoint: 'file:///etc' }), /cannot be asked: scheme/)
+})
+
+test('a role whose bucket refuses it does not start; one whose key went bad says so to whoever asks', async (t) => {
+  const error = (code: string): [number, string] => [403, `<Error><Code>${code}</Code></Error>`]
+  const list = '<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
+  const start = async (answers: readonly (number | [number, string])[]) => {
+    const { url } = await scripted(t, answers)
+    const variables = {
+      AGENT_ORC_STORAGE: 's3',
+      AGENT_ORC_S3_BUCKET: keys.bucket,
+      AGENT_ORC_S3_ENDPOINT: url,
+      AGENT_ORC_S3_ACCESS_KEY_ID: keys.accessKeyId,
+      AGENT_ORC_S3_SECRET_ACCESS_KEY: keys.secretAccessKey,
+    }
+    return operatedConductor(t, { needs: {}, variables })
+  }
+  await assert.rejects(
+    start([error('SignatureDoesNotMatch')]),
+    /'s3' is set up with something wrong: .* refuses the key/,
+  )
+  const { operator } = await start([[200, list], error('ExpiredToken')])
+  const { status, body } = await operator('GET', '/api/storage/objects')
+  assert.deepEqual([status, body['error']], [503, 'storage_misconfigured'])
+  assert.match(String(body['message']), /or has expired/)
 })
 
 test('lists are read as AWS writes them, with keys as in URLs', () => {
