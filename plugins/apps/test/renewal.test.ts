@@ -39,6 +39,8 @@ test('tokens are renewed before they end, without anybody who wants them; of tho
   await s.connect({ endUserId: 'bob' })
   await s.renew()
   assert.equal(refreshes(s.issuer.asked), 0, 'nothing is due')
+  const [left] = await s.rows('SELECT bool_and(due_at < expires_at) AS before_its_end FROM app_connections')
+  assert.equal(left!['before_its_end'], true)
   await s.database.systemBatch([{ text: `UPDATE app_due_tenants SET due_at = now()` }])
   await s.age(due)
   const other = await stage(t, { dsn: s.dsn })

@@ -31,13 +31,17 @@ test('an active entry of the catalog is a toolkit: its tools are listed and call
     [[502, 'app_unavailable'], true],
   )
   for (const [url, body, failure] of [
-    ['/api/apps/nothing/call', call('add'), [403, 'toolkit_not_active']],
     ['/api/apps/sums/call', {}, [400, 'invalid_request']],
     ['/api/apps/sums/call', call('add', 'text'), [400, 'invalid_request']],
     ['/api/apps/sums/call', { ...call('add'), endUserId: 'a\0' }, [400, 'invalid_request']],
     ['/api/apps/sums/connect', {}, [400, 'connect_refused']],
   ] as const) {
     assert.deepEqual(failureOf(await s.call('POST', url, body)), failure, url)
+  }
+  await s.call('POST', '/api/mcp/catalog', { name: 'asleep', url: server.url, active: false })
+  for (const name of ['asleep', 'nothing']) {
+    assert.deepEqual(failureOf(await s.call('GET', `/api/apps/${name}/tools`)), [403, 'toolkit_not_active'])
+    assert.deepEqual(failureOf(await s.call('POST', `/api/apps/${name}/call`, call('add'))), [403, 'toolkit_not_active'])
   }
   const member = await s.member()
   assert.deepEqual(failureOf(await member('POST', '/api/apps/sums/call', call('add'))), [403, 'forbidden'])
