@@ -41,7 +41,10 @@ test('an active entry of the catalog is a toolkit: its tools are listed and call
   await s.call('POST', '/api/mcp/catalog', { name: 'asleep', url: server.url, active: false })
   for (const name of ['asleep', 'nothing']) {
     assert.deepEqual(failureOf(await s.call('GET', `/api/apps/${name}/tools`)), [403, 'toolkit_not_active'])
-    assert.deepEqual(failureOf(await s.call('POST', `/api/apps/${name}/call`, call('add'))), [403, 'toolkit_not_active'])
+    assert.deepEqual(failureOf(await s.call('POST', `/api/apps/${name}/call`, call('add'))), [
+      403,
+      'toolkit_not_active',
+    ])
   }
   const member = await s.member()
   assert.deepEqual(failureOf(await member('POST', '/api/apps/sums/call', call('add'))), [403, 'forbidden'])

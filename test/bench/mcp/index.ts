@@ -1,9 +1,11 @@
 // `npm run bench:mcp`: a tool call through the endpoint of the MCP catalog, and through a run, over the same call at the bare MCP
-// server, in alternation in the same run; the same as an app; and what 200 entries with 50 tools each cost. See docs/performance.md.
+// server, in alternation in the same run; the same as an app, also with the account of an end user; and what 200 entries with 50 tools each cost. See docs/performance.md.
+import { randomBytes } from 'node:crypto'
 import { readFile } from 'node:fs/promises'
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
 import { startPostgres } from '#kit/postgres'
+import { startAuthorizationServer } from '#testing'
 import { command, dataDirectory } from '../cluster.ts'
 import { runCommand, say, withProcesses } from '../command.ts'
 import type { Processes } from '../processes.ts'
@@ -16,6 +18,8 @@ const entries = 200
 const aim = 3
 /** Calls of one round, at each target. */
 const calls = 100
+
+type Issuer = Awaited<ReturnType<typeof startAuthorizationServer>>
 
 interface Service {
   readonly pid: number
@@ -31,6 +35,8 @@ async function startService(processes: Processes, modelUrl: string): Promise<Ser
     ...environment(modelUrl),
     POSTGRES_DSN: postgres.dsn(),
     AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+    AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
+    AGENT_ORC_PUBLIC_URL: 'http://localhost',
   }
   const args = [...command('dev'), '--json', '--port', '0', '--data', await dataDirectory(processes)]
   const { line, child } = await processes.node(args, env)
@@ -72,15 +78,25 @@ async function timed(client: Client, name: string, times: number): Promise<numbe
 }
 
 /** The same by the route of connected apps, where an active entry is an app. */
-async function timedApp(service: Service, times: number): Promise<number[]> {
+async function timedApp(service: Service, toolkit: string, more: object, times: number): Promise<number[]> {
   const taken: number[] = []
   for (let n = 0; n < times; n++) {
     const began = performance.now()
-    const answer = await service.ask('POST', '/api/apps/e0/call', { name: 'tool_1', arguments: { path: 'x' } })
+    const body = { name: 'tool_1', arguments: { path: 'x' }, ...more }
+    const answer = await service.ask('POST', `/api/apps/${toolkit}/call`, body)
     if ((answer as { ok?: boolean } | undefined)?.ok !== true) throw new Error('the app failed')
     taken.push(performance.now() - began)
   }
   return taken
+}
+
+/** Enters the server once more, as an app of which each end user has an account, and connects the one of Ann. */
+async function connectAccount(service: Service, url: string, issuer: Issuer): Promise<void> {
+  const oauth = { grant: 'authorization_code', connection: 'user' }
+  await service.ask('POST', '/api/mcp/catalog', { name: 'accounts', url, oauth })
+  const begun = await service.ask('POST', '/api/apps/accounts/connect', { endUserId: 'ann' })
+  const back = await fetch(service.base + issuer.agree((begun as { url: string }).url), { redirect: 'manual' })
+  if (back.status >= 400) throw new Error(`the account is not connected: ${back.status} ${await back.text()}`)
 }
 
 async function run(service: Service, profile: string): Promise<void> {
@@ -95,7 +111,8 @@ async function measureCalls(service: Service, bareUrl: string, model: CallingMod
   const ways: Readonly<Record<string, () => Promise<readonly number[]>>> = {
     bare: () => timed(bare, 'tool_1', calls),
     catalog: () => timed(catalog, 'e0__tool_1', calls),
-    app: () => timedApp(service, calls),
+    app: () => timedApp(service, 'e0', {}, calls),
+    account: () => timedApp(service, 'accounts', { endUserId: 'ann' }, calls),
     async run() {
       const { waits } = model.script('mcp__e0__tool_1', 20)
       await run(service, 'caller')
@@ -174,11 +191,13 @@ await runCommand(usage, readOptions, ({ rounds }) =>
   withProcesses(async (processes) => {
     const model = await startCallingModel()
     processes.onStop(() => model.close())
-    const { line } = await processes.node([new URL('server.ts', import.meta.url).pathname])
+    const issuer = await startAuthorizationServer({ after: (stop) => processes.onStop(stop as () => Promise<void>) })
+    const { line } = await processes.node([new URL('server.ts', import.meta.url).pathname, issuer.url])
     const bareUrl = `${String(line['url'])}/mcp`
     const service = await startService(processes, model.url)
     const enter = (n: number) => service.ask('POST', '/api/mcp/catalog', { name: `e${n}`, url: bareUrl })
     await enter(0)
+    await connectAccount(service, `${String(line['url'])}/account/mcp`, issuer)
     await service.ask('POST', '/api/profiles', {
       name: 'caller',
       model: 'openai/m',

@@ -35,7 +35,18 @@ async function open(): Promise<StreamableHTTPServerTransport> {
   return transport
 }
 
+/** The authorization server of those who ask below `/account/`. */
+const issuer = process.argv[2]
+
 const http = createServer(async (request, response) => {
+  const { host, authorization } = request.headers
+  const resource = `http://${host}/account/mcp`
+  if (request.url === '/who') {
+    response.setHeader('content-type', 'application/json')
+    return void response.end(JSON.stringify({ resource, authorization_servers: [issuer] }))
+  }
+  if (request.url === '/account/mcp' && authorization === undefined)
+    return void response.writeHead(401, { 'www-authenticate': `Bearer resource_metadata="http://${host}/who"` }).end()
   const known = sessions.get(String(request.headers['mcp-session-id']))
   await (known ?? (await open())).handleRequest(request, response)
 })
