@@ -13,7 +13,7 @@ export { addressLimit, AtOnce, HitWindows, type Limit, mostKeys, Pace, rateLimit
 export { takeBytes, takeStreams } from './raw-bodies.ts'
 export { type Retries, retry } from './retry.ts'
 export { tenantIds } from './tenant-ids.ts'
-export { SingleFlight } from './single-flight.ts'
+export { SingleFlight, Sweep } from './single-flight.ts'
 export { followTls, PeerTls } from './tls.ts'
 export { boundedResult, mostResultBytes, mostShownBytes, wholeCharacters } from './tool-results.ts'
 export { WrongKeys, wrongKeysPerMinute } from './wrong-keys.ts'

@@ -4,7 +4,7 @@ import { access, judgeOrigins, type App } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
-import { type ClientAddress, type Held, heldStreams, rateLimit, type WrongKeys } from '#kit'
+import { type ClientAddress, type Held, heldStreams, rateLimit, Sweep, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
 
@@ -55,6 +55,10 @@ interface KeyLookup extends Agent {
   readonly unrecorded: boolean
 }
 
+const fromLiveKeys = `FROM published_agent_keys key
+         JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
+         JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
+         WHERE key.tenant_id = $1 AND key.revoked_at IS NULL AND (key.expires_at IS NULL OR key.expires_at > now())`
 const byKey = {
   name: 'chat-key',
   text: `SELECT key.id AS "keyId",
@@ -63,20 +67,11 @@ const byKey = {
            agent.rate_limit_rpm AS "rateLimitRpm", agent.sync_max_duration_seconds * 1000 AS "syncMaxDurationMs",
            agent.expose_tool_events AS "exposeToolEvents", agent.webhook_url AS "webhookUrl",
            agent.enabled AND agent.unpublished_at IS NULL AS active, agent.xmin::text AS revision
-         FROM published_agent_keys key
-         JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
-         JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
-         WHERE key.tenant_id = $1 AND key.key_hash = $2::bytea AND key.revoked_at IS NULL
-           AND (key.expires_at IS NULL OR key.expires_at > now())`,
+         ${fromLiveKeys} AND key.key_hash = $2::bytea`,
 }
 const alive = {
   name: 'chat-keys-alive',
-  text: `SELECT key.id FROM published_agent_keys key
-         JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
-         JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
-         WHERE key.tenant_id = $1 AND key.id = ANY ($2::text[]) AND key.revoked_at IS NULL
-           AND (key.expires_at IS NULL OR key.expires_at > now())
-           AND agent.enabled AND agent.unpublished_at IS NULL`,
+  text: `SELECT key.id ${fromLiveKeys} AND key.id = ANY ($2::text[]) AND agent.enabled AND agent.unpublished_at IS NULL`,
 }
 /** For requests that carry no valid key. */
 const origins = {
@@ -141,8 +136,11 @@ export class ChatAdmission {
   /** Keys whose use has to be recorded, with their tenants. It is recorded in the background, so it delays no request. */
   readonly #used = new Map<string, string>()
   readonly #remembered = new Map<string, { readonly caller: ChatCaller; readonly until: number }>()
-  #timer: NodeJS.Timeout | undefined
-  #recording = Promise.resolve()
+  readonly #recording = new Sweep(
+    recordEveryMs,
+    () => this.#record(),
+    (err) => this.#log.warn({ err }, 'the use of keys could not be recorded'),
+  )
 
   constructor({ database, tokens, log, clientOf, wrongKeys, registry }: AdmissionOptions) {
     this.#database = database
@@ -312,25 +310,17 @@ export class ChatAdmission {
   }
 
   start(): void {
-    this.#timer = setInterval(() => void this.#flush(), recordEveryMs).unref()
+    this.#recording.start()
   }
   async stop(): Promise<void> {
-    clearInterval(this.#timer)
-    await this.#flush()
-  }
-  #flush(): Promise<void> {
-    return (this.#recording = this.#recording.then(() => this.#record()))
+    await this.#recording.stop()
+    await this.#recording.now()
   }
   async #record(): Promise<void> {
     const noted = Map.groupBy(this.#used, ([, tenantId]) => tenantId)
     this.#used.clear()
-    try {
-      for (const [tenantId, keys] of noted) {
-        await this.#database.batch(tenantId, [{ ...used, values: [tenantId, keys.map(([keyId]) => keyId)] }])
-      }
-    } catch (err) {
-      this.#log.warn({ err }, 'the use of keys could not be recorded')
-    }
+    for (const [tenantId, keys] of noted)
+      await this.#database.batch(tenantId, [{ ...used, values: [tenantId, keys.map(([keyId]) => keyId)] }])
   }
 }
 

@@ -1,8 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import { endings, publicMessageOf } from '#contracts/endings'
-
-const everyTenant = { name: 'chat-tenants', text: `SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id` }
+import { Sweep, tenantIds } from '#kit'
 
 interface TenantTask {
   readonly everyMs: number
@@ -27,8 +26,6 @@ function createTenantSweep(database: Database, task: TenantTask, now = (): numbe
   let fullySwept = Number.NEGATIVE_INFINITY
   let turnedAt = now()
   let stopped = false
-  let timer: NodeJS.Timeout | undefined
-  let turning: Promise<void> | undefined
 
   const sweepDue = async (): Promise<void> => {
     const at = now()
@@ -38,8 +35,8 @@ function createTenantSweep(database: Database, task: TenantTask, now = (): numbe
     const everybody = at - fullySwept >= fullSweepMs
     const failures: unknown[] = []
     const failed = (err: unknown): void => void failures.push(err)
-    const all = everybody ? await database.systemBatch<[{ id: string }[]]>([everyTenant]).catch(failed) : undefined
-    for (const tenantId of everybody ? (all?.[0].map(({ id }) => id) ?? []) : [...lately.keys()]) {
+    const due = everybody ? await Array.fromAsync(tenantIds(database, 'stored')).catch(failed) : [...lately.keys()]
+    for (const tenantId of due ?? []) {
       if (stopped) return
       const rest = (): void => {
         if (at - (lately.get(tenantId) ?? at) >= lingerMs) lately.delete(tenantId)
@@ -49,21 +46,15 @@ function createTenantSweep(database: Database, task: TenantTask, now = (): numbe
     if (everybody && failures.length === 0) fullySwept = at
     onSwept(everybody, failures)
   }
-  /** Sweeps the tenants that are due, one after the other. Never rejects; a tenant that failed is swept again. */
-  const turn = (): Promise<void> =>
-    (turning ??= sweepDue().finally(() => {
-      turning = undefined
-    }))
+  const turns = new Sweep(everyMs, sweepDue, (err) => onSwept(false, [err]))
   return {
     touched,
-    turn,
-    start(): void {
-      timer = setInterval(() => void turn(), everyMs).unref()
-    },
-    async stop(): Promise<void> {
+    /** Sweeps the tenants that are due, one after the other. Never rejects; a tenant that failed is swept again. */
+    turn: () => turns.now(),
+    start: () => turns.start(),
+    stop(): Promise<void> {
       stopped = true
-      clearInterval(timer)
-      await turning
+      return turns.stop()
     },
   }
 }

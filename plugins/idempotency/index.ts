@@ -3,7 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
 import { type Answer, type Attempt, Idempotency, idempotencyErrors, type Plan } from '#contracts/idempotency'
-import { tenantIds } from '#kit'
+import { Sweep, tenantIds } from '#kit'
 
 /** Idempotency keys of clients, remembered for 24 h: a request that is repeated is carried out once. */
 export default definePlugin({
@@ -38,9 +38,6 @@ export interface Keys extends Idempotency {
 export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
   const holding = new Set<Held>()
   const stopped = new AbortController()
-  const timers: NodeJS.Timeout[] = []
-  let cleaning: Promise<unknown> | undefined
-  let beating: Promise<void> | undefined
 
   const settle = async (held: Held, write: () => Promise<void>): Promise<void> => {
     holding.delete(held)
@@ -64,6 +61,9 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
       await renewKeys(database, tenantId, held, leaseSeconds)
     }
   }
+  const warn = (message: string) => (err: unknown) => log.warn({ err }, message)
+  const beats = new Sweep(beatMs, renew, warn('idempotency keys could not be renewed'))
+  const cleanings = new Sweep(cleanMs, () => keys.clean(), warn('expired idempotency keys could not be deleted'))
   const keys: Keys = {
     async begin<P extends Plan>({ tenantId, scope, key, body, plan }: Parameters<Idempotency['begin']>[0]) {
       const claim = { tenantId, scope, key, fingerprint: fingerprint(body), plan, leaseSeconds, keptSeconds }
@@ -75,12 +75,7 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
       const nothing = async (): Promise<void> => {}
       return { plan: row.plan as P, repeated: true, answer: row.answer, end: nothing, forget: nothing }
     },
-    beat: () =>
-      (beating ??= renew()
-        .catch((err: unknown) => log.warn({ err }, 'idempotency keys could not be renewed'))
-        .finally(() => {
-          beating = undefined
-        })),
+    beat: () => beats.now(),
     async clean() {
       let count = 0
       for await (const tenantId of tenantIds(database, 'stored')) {
@@ -90,20 +85,12 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
       return count
     },
     start() {
-      const clean = (): void => {
-        cleaning ??= keys
-          .clean()
-          .catch((err: unknown) => log.warn({ err }, 'expired idempotency keys could not be deleted'))
-          .finally(() => {
-            cleaning = undefined
-          })
-      }
-      timers.push(setInterval(() => void keys.beat(), beatMs).unref(), setInterval(clean, cleanMs).unref())
+      beats.start()
+      cleanings.start()
     },
     async stop() {
       stopped.abort()
-      for (const timer of timers) clearInterval(timer)
-      await Promise.all([beating, cleaning])
+      await Promise.all([beats.stop(), cleanings.stop()])
     },
   }
   return keys

@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
+import { Sweep } from '#kit'
 import type { JournalFolder } from './folder.ts'
 
 const everyMs = 60_000
@@ -24,31 +25,23 @@ const overlap = `SELECT (coalesce(max(at), '-infinity') - interval '1 minute')::
 export class ErasedFiles {
   readonly #database: Database
   readonly #folder: JournalFolder
-  readonly #log: Pick<FastifyBaseLogger, 'warn'>
   /** From when on each tenant is looked at; the first look sees all. */
   readonly #since = new Map<string, string>()
-  #timer: NodeJS.Timeout | undefined
-  #looking: Promise<void> | undefined
+  readonly #looks: Sweep
 
   constructor(database: Database, folder: JournalFolder, log: Pick<FastifyBaseLogger, 'warn'>) {
     this.#database = database.as('reads')
     this.#folder = folder
-    this.#log = log
+    const failed = (err: unknown): void =>
+      log.warn({ err }, 'files of deleted runs could not be removed; it is tried again')
+    this.#looks = new Sweep(everyMs, () => this.look(), failed)
   }
   start(): void {
-    const look = (): void => {
-      this.#looking ??= this.look()
-        .catch((err: unknown) =>
-          this.#log.warn({ err }, 'files of deleted runs could not be removed; it is tried again'),
-        )
-        .finally(() => (this.#looking = undefined))
-    }
-    look()
-    this.#timer = setInterval(look, everyMs).unref()
+    void this.#looks.now()
+    this.#looks.start()
   }
-  async stop(): Promise<void> {
-    clearInterval(this.#timer)
-    await this.#looking
+  stop(): Promise<void> {
+    return this.#looks.stop()
   }
   /** One look at all tenants that have files here. */
   async look(): Promise<void> {

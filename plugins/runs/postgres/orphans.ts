@@ -7,6 +7,7 @@ import { createEventEncoder, parseLine, peekType } from '#contracts/run-event'
 import type { Adopter, EndReason, FinishRun, Orphan } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/profiles'
+import { tenantIds } from '#kit'
 import { RunUsage } from '../usage.ts'
 import type { Charges } from './charges.ts'
 import { type EndedRow, finishStatement, handedOver, type OnWanted } from './ends.ts'
@@ -113,8 +114,6 @@ const listDead = {
   text: `SELECT id, lease_until < now() - interval '1 minute' AS settled FROM instances WHERE kind = 'conductor' AND dead`,
 }
 const forget = { name: 'instance-forget', text: `DELETE FROM instances WHERE id = ANY($1)` }
-// Row security hides every run from a transaction without a tenant, so a sweep goes from tenant to tenant.
-const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
 const interrupted: EndReason = { code: 'interrupted', message: endings.interrupted.message }
 
@@ -151,7 +150,7 @@ export class Orphans {
 
   /** Takes over the runs of one tenant that were handed over, now. */
   async takeOver(tenantId: string): Promise<void> {
-    await this.#adopt([{ id: tenantId }], [handedOver])
+    await this.#adopt([tenantId], [handedOver])
   }
 
   /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
@@ -182,9 +181,9 @@ export class Orphans {
     const due = dead.filter((row) => row.settled || !this.#sweptOnce.has(row.id))
     // A process that stops notifies all others at once; a lost notification is made up for while its row is there.
     if (due.length === 0 && dead.length === 0) return 0
-    const [tenants] = await db.systemBatch<[{ id: string }[]]>([listTenants])
+    const tenants = await Array.fromAsync(tenantIds(db, 'stored'))
     let total = 0
-    for (const tenant of tenants) for (const { id } of due) total += await this.#endThose(tenant.id, id)
+    for (const tenant of tenants) for (const { id } of due) total += await this.#endThose(tenant, id)
     if (total > 0) log.warn({ runs: total, owners: due.length }, 'runs of dead processes were interrupted')
     const left = await this.#adopt(tenants, [handedOver, ...due.map(({ id }) => id)])
     const swept = due.filter(({ id }) => !left.has(id))
@@ -218,7 +217,7 @@ export class Orphans {
   }
 
   /** Adopts as many as there is room for. Resolves to the owners that may have left more. */
-  async #adopt(tenants: readonly { id: string }[], owners: readonly string[]): Promise<Set<string>> {
+  async #adopt(tenants: readonly string[], owners: readonly string[]): Promise<Set<string>> {
     const left = new Set<string>()
     const adopter = this.#adopter
     if (!adopter) return left
@@ -227,7 +226,7 @@ export class Orphans {
     const first = this.#round++ % Math.max(tenants.length, 1)
     for (const tenant of [...tenants.slice(first), ...tenants.slice(0, first)]) {
       for (const owner of owners) {
-        const taken = room > 0 ? await this.#adoptThose(tenant.id, owner, room, adopter) : 0
+        const taken = room > 0 ? await this.#adoptThose(tenant, owner, room, adopter) : 0
         if (taken >= room) left.add(owner)
         room -= taken
       }

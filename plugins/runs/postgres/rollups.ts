@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
+import { Sweep, tenantIds } from '#kit'
 import type { EndedAt } from './ends.ts'
 import { prepared } from './rows.ts'
 
@@ -141,7 +142,6 @@ const moveEdge = prepared(
   'rollup-edge',
   'UPDATE rollup_edges SET rolled_until = :until::timestamptz WHERE tenant_id = :tenant',
 )
-const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
 /** How long after its last end a tenant is looked at: until the edge is behind that end. */
 const wakeMs = 3 * 60_000
@@ -160,33 +160,25 @@ interface RollupsOptions {
 export class Rollups {
   readonly #db: Database
   readonly #options: RollupsOptions
-  #timer: NodeJS.Timeout | undefined
-  #round: Promise<void> | undefined
+  readonly #sweep: Sweep
   #allAt = 0
   #closed = false
 
   constructor(db: Database, options: RollupsOptions) {
     this.#db = db
     this.#options = options
+    const failed = (err: unknown): void =>
+      options.log.warn({ err }, 'the tenants whose runs are to be added up are not known')
+    this.#sweep = new Sweep(roundMs, () => this.#rollDue(), failed)
   }
 
   open(): void {
-    const { log } = this.#options
-    const round = (): void => {
-      this.#round ??= this.#rollDue()
-        .catch((err: unknown) => log.warn({ err }, 'the tenants whose runs are to be added up are not known'))
-        .finally(() => {
-          this.#round = undefined
-        })
-    }
     this.#allAt = performance.now() + roundMs
-    this.#timer = setInterval(round, roundMs).unref()
+    this.#sweep.start()
   }
-
-  async close(): Promise<void> {
+  close(): Promise<void> {
     this.#closed = true
-    clearInterval(this.#timer)
-    await this.#round
+    return this.#sweep.stop()
   }
 
   async #rollDue(): Promise<void> {
@@ -196,8 +188,7 @@ export class Rollups {
     for (const [tenantId, at] of endedAt) if (at < now - wakeMs) endedAt.delete(tenantId)
     const all = now >= this.#allAt
     if (all) {
-      const [tenants] = await this.#db.systemBatch<[{ id: string }[]]>([listTenants])
-      for (const { id } of tenants) due.add(id)
+      for await (const tenantId of tenantIds(this.#db, 'stored')) due.add(tenantId)
       this.#allAt = now + allMs
     }
     // A step of each in turn: one tenant with millions of runs does not keep the others waiting.
