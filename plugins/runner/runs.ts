@@ -1,11 +1,12 @@
 import { timingSafeEqual } from 'node:crypto'
 import { startOnRead } from '#kernel'
 import { bearerForm } from '#contracts/auth'
+import { tenantKey } from '#contracts/ids'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { RunOutput } from './output.ts'
 import { Run, type RunContext } from './run.ts'
-import { canMove, keyOf, type LiveSession } from './sessions.ts'
+import { canMove, type LiveSession } from './sessions.ts'
 import { skillsOf } from './skills.ts'
 import { Ledgers } from './tool-calls.ts'
 
@@ -54,7 +55,7 @@ export class Runs {
   }
   /** The run under way in a session. */
   of(session: RunnerSession): Run | undefined {
-    return this.#outputs.get(keyOf(session.tenantId, session.id))?.owner
+    return this.#outputs.get(tenantKey(session.tenantId, session.id))?.owner
   }
   /** Whether an Authorization header has the token of the session's run under way. */
   admits(session: RunnerSession, authorization = ''): boolean {
@@ -68,7 +69,7 @@ export class Runs {
   readonly attach: RunnerLink['attach'] = (tenantId, from, signal) =>
     startOnRead(() => {
       if (signal.aborted) return undefined
-      const output = this.#outputs.get(keyOf(tenantId, from.sessionId))
+      const output = this.#outputs.get(tenantKey(tenantId, from.sessionId))
       if (output?.runId !== from.runId) throw runnerErrors.unknownRun()
       return output.attach(from, signal)
     })
@@ -100,7 +101,7 @@ export class Runs {
     if (order.limits) session.limits = order.limits
     this.#host.table.occupy(session, order.runId)
     this.#runs.add(run)
-    const key = keyOf(tenantId, session.id)
+    const key = tenantKey(tenantId, session.id)
     // A conductor that starts another run of the session has read the end of the former one.
     this.#drop(key)
     this.#outputs.set(key, run.output)
@@ -136,7 +137,7 @@ export class Runs {
   #over(run: Run): void {
     const { session, output } = run
     this.#runs.delete(run)
-    const key = keyOf(session.tenantId, session.id)
+    const key = tenantKey(session.tenantId, session.id)
     if (this.#outputs.get(key) !== output) return
     const { bytes, keepMs } = output
     if (keepMs === 0 || output.failed) return void this.#outputs.delete(key)

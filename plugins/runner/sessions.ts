@@ -208,8 +208,6 @@ export class SessionTable {
   }
 }
 
-export const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
-
 /** A session as this plugin changes it; other plugins see it as the read-only `RunnerSession`. */
 export type LiveSession = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
   usedAt: number

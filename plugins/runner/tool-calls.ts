@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { tenantKey } from '#contracts/ids'
 import { overLimit } from '#contracts/limits'
 import type { Replay } from '#contracts/replay'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
@@ -10,7 +11,7 @@ import { Pace } from '#kit'
 import { callApp } from './apps.ts'
 import { approvalTool } from '#contracts/approvals'
 import { askFor, callOf, refusalOf } from './permissions.ts'
-import { hasSandbox, keyOf } from './sessions.ts'
+import { hasSandbox } from './sessions.ts'
 import type { Run } from './run.ts'
 
 /** The runs of this runner. */
@@ -126,11 +127,11 @@ export class Ledgers {
 
   /** The ledger of the run under way, or of the session's last one. */
   of({ tenantId, id }: SessionKey): Ledger | undefined {
-    return this.#ledgers.get(keyOf(tenantId, id))
+    return this.#ledgers.get(tenantKey(tenantId, id))
   }
   /** Opens the next attempt of a run. Undefined when a later attempt was seen: this order comes from a conductor that has lost its claim. */
   open({ tenantId, id }: SessionKey, { runId, attempt = 1, replay = [] }: Attempt): Ledger | undefined {
-    const key = keyOf(tenantId, id)
+    const key = tenantKey(tenantId, id)
     const former = this.#ledgers.get(key)
     if (former?.runId === runId && former.attempt > attempt) return undefined
     const ledger: Ledger =
@@ -143,7 +144,7 @@ export class Ledgers {
     return ledger
   }
   drop({ tenantId, id }: SessionKey): void {
-    this.#drop(keyOf(tenantId, id))
+    this.#drop(tenantKey(tenantId, id))
   }
   #grew(key: string, ledger: Ledger, bytes: number): void {
     if (this.#ledgers.get(key) !== ledger) return

@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
+import { tenantKey } from '#contracts/ids'
 import { type Limits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { Profile } from '#contracts/profiles'
 import type { RunStore, StartRun } from '#contracts/run-store'
@@ -128,13 +129,13 @@ export class RunLimits {
     const share = this.#of(tenantId)
     if (share.attachments > 0 && share.attachments + bytes > most) throw overLimit('attachmentBytes', most)
     // A call that is repeated brings the same attachments.
-    if (this.#arriving.has(`${tenantId}\n${runId}`)) return
-    this.#arriving.set(`${tenantId}\n${runId}`, bytes)
+    if (this.#arriving.has(tenantKey(tenantId, runId))) return
+    this.#arriving.set(tenantKey(tenantId, runId), bytes)
     share.attachments += bytes
   }
   /** A run with so many bytes of attachments begins. Those that were admitted for it are counted already. */
   holdAttachments(tenantId: string, runId: string, bytes: number): void {
-    if (!this.#limits || bytes === 0 || this.#arriving.delete(`${tenantId}\n${runId}`)) return
+    if (!this.#limits || bytes === 0 || this.#arriving.delete(tenantKey(tenantId, runId))) return
     this.#of(tenantId).attachments += bytes
   }
   /** The run is over. */
@@ -143,9 +144,9 @@ export class RunLimits {
   }
   /** What was admitted for a run is held by that run, or by none. */
   arrived(tenantId: string, runId: string): void {
-    const bytes = this.#arriving.get(`${tenantId}\n${runId}`)
+    const bytes = this.#arriving.get(tenantKey(tenantId, runId))
     if (bytes === undefined) return
-    this.#arriving.delete(`${tenantId}\n${runId}`)
+    this.#arriving.delete(tenantKey(tenantId, runId))
     this.giveAttachments(tenantId, bytes)
   }
   /** What a runner keeps of the tenant's limits. */

@@ -1,5 +1,5 @@
 import { isAppError, unavailable } from '#kernel'
-import { isClientId } from '#contracts/ids'
+import { isClientId, tenantKey } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
 import { lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { Claim } from '#contracts/run-store'
@@ -27,8 +27,6 @@ export interface RunServiceDeps
 const adoptedPerSweep = 25
 /** One timer looks after the deadlines of all runs. */
 const deadlineTickMs = 250
-
-const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId}`
 
 /** The runs of this process, and access to those of other processes. */
 export class RunService implements Executor {
@@ -172,7 +170,7 @@ export class RunService implements Executor {
   }
 
   local(tenantId: string, runId: string): Run | undefined {
-    return this.#active.get(keyOf(tenantId, runId))
+    return this.#active.get(tenantKey(tenantId, runId))
   }
   takes(sessionId: string): boolean {
     try {
@@ -184,7 +182,7 @@ export class RunService implements Executor {
   begin(order: RunOrder): Run {
     const { claim, session } = order
     const { tenantId, sessionId, runId } = claim
-    const key = keyOf(tenantId, runId)
+    const key = tenantKey(tenantId, runId)
     // A conversation that is restored from its log needs no saved state.
     const saver = restoredFromLog(session.profile.runtime) ? undefined : this.#saver
     const waiting = saver?.busy(tenantId, sessionId)

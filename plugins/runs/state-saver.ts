@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
+import { tenantKey } from '#contracts/ids'
 import type { Claim, RunStore } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 
@@ -16,8 +17,6 @@ interface Waiting {
   readonly epoch: number | undefined
   readonly due: number
 }
-
-const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
 
 /** Copies the conversations of resting sessions from their runners to the store, behind everything else. */
 export class StateSaver {
@@ -46,7 +45,7 @@ export class StateSaver {
 
   /** The run of this claim ended, and the session rests on this runner. */
   rest({ tenantId, sessionId, epoch }: Claim, link: RunnerLink): void {
-    const key = keyOf(tenantId, sessionId)
+    const key = tenantKey(tenantId, sessionId)
     this.#waiting.delete(key)
     this.#waiting.set(key, { tenantId, sessionId, link, epoch, due: Date.now() + this.#delayMs })
     if (this.#waiting.size > maxWaiting) this.#waiting.delete(this.#waiting.keys().next().value!)
@@ -54,7 +53,7 @@ export class StateSaver {
   }
   /** A run of the session began: what is exported now would be half a turn. Returns the runner it would have been exported from. */
   busy(tenantId: string, sessionId: string): RunnerLink | undefined {
-    const key = keyOf(tenantId, sessionId)
+    const key = tenantKey(tenantId, sessionId)
     const link = this.#waiting.get(key)?.link
     this.#waiting.delete(key)
     return link
@@ -68,7 +67,7 @@ export class StateSaver {
     const later = [...this.#waiting]
     this.#waiting.clear()
     for (const { tenantId, sessionId } of unsaved) {
-      const key = keyOf(tenantId, sessionId)
+      const key = tenantKey(tenantId, sessionId)
       if (!this.#saving.has(key)) this.#waiting.set(key, { tenantId, sessionId, link, epoch: undefined, due: 0 })
     }
     for (const [key, entry] of later) if (!this.#waiting.has(key)) this.#waiting.set(key, entry)

@@ -1,3 +1,5 @@
+import { tenantKey } from '#contracts/ids'
+
 /** Sessions that are looked at together. */
 const together = 16
 
@@ -18,7 +20,7 @@ export class Turns {
   }
 
   add(tenantId: string, sessionId: string): void {
-    const key = `${tenantId}\n${sessionId}`
+    const key = tenantKey(tenantId, sessionId)
     if (this.#looking.has(key)) return void this.#looking.set(key, true)
     const sessions = this.#waiting.get(tenantId)
     if (sessions) return void sessions.add(sessionId)
@@ -39,7 +41,7 @@ export class Turns {
     }
   }
   async #run(tenantId: string, sessionId: string): Promise<void> {
-    const key = `${tenantId}\n${sessionId}`
+    const key = tenantKey(tenantId, sessionId)
     this.#looking.set(key, false)
     await this.#look(tenantId, sessionId)
     const again = this.#looking.get(key)

@@ -1,5 +1,6 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import pLimit from 'p-limit'
+import { tenantKey } from '#contracts/ids'
 import { overLimit } from '#contracts/limits'
 import type { RunnerSession } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
@@ -267,21 +268,20 @@ export function createWorkerTable(shared: Omit<SessionWorkerDeps, 'countOf'>): W
   const countOf = (tenantId: string): number =>
     [...workers.values()].filter((worker) => worker.session.tenantId === tenantId && exists(worker)).length
   const deps: SessionWorkerDeps = { ...shared, countOf }
-  const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
   return {
     of(session) {
-      const key = keyOf(session.tenantId, session.id)
+      const key = tenantKey(session.tenantId, session.id)
       const worker = workers.get(key) ?? new SessionWorker(session, deps)
       // It may have left the runner and come back: then what its tenant may have is said to another object.
       worker.session = session
       workers.set(key, worker)
       return worker
     },
-    find: (tenantId, sessionId) => workers.get(keyOf(tenantId, sessionId)),
+    find: (tenantId, sessionId) => workers.get(tenantKey(tenantId, sessionId)),
     all: () => [...workers.values()],
     countOf,
     remove(session) {
-      const key = keyOf(session.tenantId, session.id)
+      const key = tenantKey(session.tenantId, session.id)
       const worker = workers.get(key)
       workers.delete(key)
       return worker

@@ -10,6 +10,7 @@ import {
   delegationStage,
   type WaitingCall,
 } from '#contracts/delegation'
+import { tenantKey } from '#contracts/ids'
 import type { ProgressEvent } from '#contracts/run-event'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 
@@ -38,7 +39,7 @@ export class WaitingDelegations implements Delegations {
     return this.wait(of, call)
   }
   take(tenantId: string, sessionId: string): readonly WaitingCall[] {
-    const waiting = [...(this.#sessions.get(keyOf(tenantId, sessionId))?.values() ?? [])]
+    const waiting = [...(this.#sessions.get(tenantKey(tenantId, sessionId))?.values() ?? [])]
     return waiting.map((one) => {
       clearTimeout(one.late)
       const { what, taken } = one
@@ -48,7 +49,7 @@ export class WaitingDelegations implements Delegations {
     })
   }
   answer(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): boolean {
-    const waiting = this.#sessions.get(keyOf(tenantId, sessionId))?.get(id)
+    const waiting = this.#sessions.get(tenantKey(tenantId, sessionId))?.get(id)
     waiting?.answer(answer)
     return waiting !== undefined
   }
@@ -58,7 +59,7 @@ export class WaitingDelegations implements Delegations {
     what: WaitingCall,
   ): Promise<DelegationAnswer> {
     const { id } = what
-    const key = keyOf(tenantId, sessionId)
+    const key = tenantKey(tenantId, sessionId)
     const session = this.#sessions.get(key) ?? new Map<string, Waiting>()
     this.#sessions.set(key, session)
     return new Promise<DelegationAnswer>((resolve, reject) => {
@@ -85,8 +86,6 @@ export class WaitingDelegations implements Delegations {
     })
   }
 }
-
-const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
 
 /** Gives the call its id, and the child run its own: the same ones when the call is executed again. */
 function delegationOf(

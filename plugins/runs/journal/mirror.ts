@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
+import { tenantKey } from '#contracts/ids'
 import type { LogChunk } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import type { RunSummary, TerminalRunStatus } from '#contracts/runs'
@@ -8,7 +9,7 @@ import type { JournalFolder, RunKey } from './folder.ts'
 /** How often incomplete files are completed from the store: a run that was taken from this process ends elsewhere. */
 const mendMs = 2_000
 
-export const keyOf = ({ tenantId, runId }: RunKey): string => `${tenantId}\n${runId}`
+export const keyOf = ({ tenantId, runId }: RunKey): string => tenantKey(tenantId, runId)
 
 /** The store from which files are made and completed. */
 type Source = Pick<RunStore, 'getSession' | 'findSession' | 'readLog'>
@@ -140,7 +141,7 @@ export class JournalMirror {
     return run && this.#folder.create(await headerOf(this.#truth, claim.tenantId, run))
   }
   #giveUp({ tenantId, runId }: RunKey): void {
-    const key = keyOf({ tenantId, runId })
+    const key = tenantKey(tenantId, runId)
     const file = this.#open.get(key)
     this.#open.delete(key)
     this.#behind.set(key, { tenantId, runId })

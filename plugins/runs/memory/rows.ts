@@ -1,3 +1,4 @@
+import { tenantKey } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, promptInfoOf } from '#contracts/prompt'
 import type { LogChunk } from '#contracts/run-event'
@@ -93,7 +94,6 @@ export function newRun({ tenantId, runId, sessionId, task }: StartRun, queuedAt?
   return { summary, tenantId, epoch: 0, ordinal: 0, input: promptFieldsOf(task), log: [] }
 }
 
-const keyOf = (tenantId: string, id: string): string => `${tenantId}\n${id}`
 const ofTenant = <T extends { readonly tenantId: string }>(all: ReadonlyMap<string, T>, tenantId: string): T[] =>
   [...all.values()].filter((one) => one.tenantId === tenantId)
 
@@ -112,7 +112,7 @@ export class Rows {
   }
 
   run(tenantId: string, runId: string): RunRow | undefined {
-    return this.#runs.get(keyOf(tenantId, runId))
+    return this.#runs.get(tenantKey(tenantId, runId))
   }
   /** Newest last. */
   runs(tenantId: string): RunRow[] {
@@ -125,7 +125,7 @@ export class Rows {
       .sort((a, b) => a.ordinal - b.ordinal)
   }
   session(tenantId: string, sessionId: string): SessionRow | undefined {
-    return this.#sessions.get(keyOf(tenantId, sessionId))
+    return this.#sessions.get(tenantKey(tenantId, sessionId))
   }
   /** How many runs of a tenant wait for their sessions. */
   waitingOf(tenantId: string): number {
@@ -136,16 +136,16 @@ export class Rows {
   }
   /** Adds a run, or makes it the newest. */
   putRun(run: RunRow): void {
-    const key = keyOf(run.tenantId, run.summary.runId)
+    const key = tenantKey(run.tenantId, run.summary.runId)
     this.#runs.delete(key)
     this.#runs.set(key, run)
   }
   deleteRun({ tenantId, summary }: RunRow): void {
-    this.#runs.delete(keyOf(tenantId, summary.runId))
+    this.#runs.delete(tenantKey(tenantId, summary.runId))
   }
   /** Marks a run as finished: from now on it may be dropped. */
   finished({ tenantId, summary }: RunRow): void {
-    this.#finished.add(keyOf(tenantId, summary.runId))
+    this.#finished.add(tenantKey(tenantId, summary.runId))
     for (const oldest of this.#finished) {
       if (this.#finished.size <= this.#limit) return
       this.#finished.delete(oldest)
@@ -154,7 +154,7 @@ export class Rows {
   }
   /** Adds a session, or makes it the one that was used last. */
   putSession(session: SessionRow): void {
-    const key = keyOf(session.tenantId, session.dto.id)
+    const key = tenantKey(session.tenantId, session.dto.id)
     this.#sessions.delete(key)
     this.#sessions.set(key, session)
     if (this.#sessions.size <= this.#limit) return
@@ -163,7 +163,7 @@ export class Rows {
     }
   }
   deleteSession({ tenantId, dto }: SessionRow): void {
-    this.#sessions.delete(keyOf(tenantId, dto.id))
+    this.#sessions.delete(tenantKey(tenantId, dto.id))
   }
 }
 

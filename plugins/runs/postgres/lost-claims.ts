@@ -1,5 +1,6 @@
 import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
+import { tenantKey } from '#contracts/ids'
 import type { EndReason, RunStore } from '#contracts/run-store'
 import type { Instance } from './instance.ts'
 import type { Orphans } from './orphans.ts'
@@ -40,7 +41,7 @@ export function createLostClaims(
   const look = async (tenantId: string, now: number): Promise<void> => {
     const runs = await read<{ id: string }>(db, tenantId, listOwn({ tenant: tenantId, owner: instance.id }))
     for (const { id } of runs) {
-      const key = `${tenantId}\n${id}`
+      const key = tenantKey(tenantId, id)
       const since = seen.get(key) ?? now
       if (executes?.(tenantId, id) !== false) seen.delete(key)
       else if (now - since < waitMs) seen.set(key, since)
