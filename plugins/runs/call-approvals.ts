@@ -5,9 +5,9 @@ import { endUserOf } from '#contracts/apps'
 import { type Approvals, hasApprovals, needsApproval, rejection } from '#contracts/approvals'
 import type { ApprovalCall, DelegationAnswer } from '#contracts/delegation'
 import { maxReplayBytes, type Replay } from '#contracts/replay'
-import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
+import type { RunStore } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
-import type { Task } from '#contracts/runs'
+import type { OrderedRun } from './ending.ts'
 import { readReplay } from './replay.ts'
 
 /** Milliseconds between two looks at a call that waits while its run cannot be left: at first because its events are on their way. */
@@ -23,11 +23,6 @@ export interface CallApprovalsDeps {
 
 type Call = ApprovalCall['approval']
 
-interface Of {
-  readonly claim: Claim
-  readonly task: Task
-  readonly session: DurableSession
-}
 /** What has to be known of the run to leave it. */
 interface Leaving {
   readonly log: { readonly lastSeq: number }
@@ -40,21 +35,21 @@ interface Leaving {
 /** The calls of one run that wait for people. */
 export class CallApprovals {
   readonly #deps: CallApprovalsDeps
-  readonly #of: Of
+  readonly #order: OrderedRun
   readonly #run: Leaving
   readonly #waiting = new Map<string, Call>()
   /** The last event when it was looked whether the run can be left. */
   #looked = 0
 
-  constructor(deps: CallApprovalsDeps, { claim, task, session }: Of, run: Leaving) {
+  constructor(deps: CallApprovalsDeps, order: OrderedRun, run: Leaving) {
     this.#deps = deps
-    this.#of = { claim, task, session }
+    this.#order = order
     this.#run = run
   }
 
   /** What was decided of the run's calls, for whoever executes it next. */
   async decided(): Promise<Pick<ExecuteRun, 'decided'>> {
-    const { claim, session } = this.#of
+    const { claim, session } = this.#order
     if (!this.#deps.approvals || !hasApprovals(session.profile)) return {}
     return { decided: await this.#deps.approvals.decided(claim.tenantId, claim.runId) }
   }
@@ -65,7 +60,7 @@ export class CallApprovals {
    */
   async answer({ approval }: ApprovalCall, over: AbortSignal): Promise<DelegationAnswer> {
     const { approvals } = this.#deps
-    const { claim, task, session } = this.#of
+    const { claim, task, session } = this.#order
     const { profile } = session
     const { key, tool } = approval
     // What a runner says is about a call that its own copy of the profile has wait.
@@ -98,7 +93,7 @@ export class CallApprovals {
    */
   async #leave(approvals: Approvals): Promise<void> {
     const { log } = this.#run
-    const { claim } = this.#of
+    const { claim } = this.#order
     if (log.lastSeq === this.#looked) return
     this.#looked = log.lastSeq
     if (!(await this.#run.flush())) return

@@ -13,14 +13,16 @@ import {
   delegationStage,
   type WaitingCall,
 } from '#contracts/delegation'
+import { tenantKey } from '#contracts/ids'
 import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
 import type { ObjectWrites } from '#contracts/object-writes'
 import type { Profile } from '#contracts/profiles'
-import type { Claim, DurableSession } from '#contracts/run-store'
+import type { Claim } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
 import type { CallApprovals } from './call-approvals.ts'
+import type { OrderedRun } from './ending.ts'
 import type { Funds } from './funds.ts'
 import type { RunUsage } from './usage.ts'
 
@@ -55,14 +57,14 @@ export class DelegationTrees {
     return this.#limits?.of(tenantId) ?? defaultLimits
   }
   enter(tenantId: string, root: string): Tree {
-    const key = `${tenantId}\n${root}`
+    const key = tenantKey(tenantId, root)
     const tree = this.#trees.get(key) ?? { runs: 0, open: 0, users: 0 }
     this.#trees.set(key, tree)
     tree.users++
     return tree
   }
   leave(tenantId: string, root: string): void {
-    const key = `${tenantId}\n${root}`
+    const key = tenantKey(tenantId, root)
     const tree = this.#trees.get(key)
     if (tree && --tree.users === 0) this.#trees.delete(key)
   }
@@ -87,49 +89,38 @@ export interface DelegationsDeps {
   readonly log: FastifyBaseLogger
 }
 
+/** What calls of a run need of it. */
+interface DelegatingRun {
+  readonly usage: RunUsage
+  readonly funds: Pick<Funds, 'share'> | undefined
+  readonly approvals: Pick<CallApprovals, 'answer'>
+  /** Called when the children have cost more than was left. */
+  onExceeded(): void
+}
+
 /** What the tool calls of one run have a conductor do: child runs, which end with it, and calls of apps and of tools. */
 export class Delegations {
   readonly #deps: DelegationsDeps
+  readonly #run: DelegatingRun
   readonly #claim: Claim
+  readonly #profile: Profile
   readonly #depth: number
   /** The run at the top of its tree. */
   readonly #root: string
   readonly #tree: Tree
-  /** Profiles it may delegate to; any unless given. */
-  readonly #delegates: readonly string[] | undefined
-  /** Its profile with its toolkits, and for whom it is. */
-  readonly #profile: Profile
-  readonly #toolkits: readonly string[]
   readonly #endUserId: string | undefined
-  readonly #usage: RunUsage
-  readonly #funds: Pick<Funds, 'share'> | undefined
-  readonly #approvals: Pick<CallApprovals, 'answer'>
-  readonly #onExceeded: () => void
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
 
-  /** `onExceeded` is called when the children have cost more than was left. */
-  constructor(
-    deps: DelegationsDeps,
-    { claim, task, session }: { readonly claim: Claim; readonly task: Task; readonly session: DurableSession },
-    usage: RunUsage,
-    funds: Pick<Funds, 'share'> | undefined,
-    approvals: Pick<CallApprovals, 'answer'>,
-    onExceeded: () => void,
-  ) {
+  constructor(deps: DelegationsDeps, { claim, task, session }: OrderedRun, run: DelegatingRun) {
     this.#deps = deps
+    this.#run = run
     this.#claim = claim
+    this.#profile = session.profile
     this.#depth = task.parent?.depth ?? 0
     this.#root = task.parent?.rootId ?? task.parent?.runId ?? claim.runId
     this.#tree = deps.trees.enter(claim.tenantId, this.#root)
-    this.#delegates = session.profile.delegates
-    this.#profile = session.profile
-    this.#toolkits = session.profile.apps ?? []
     this.#endUserId = endUserOf(task.metadata)
-    this.#usage = usage
-    this.#funds = funds
-    this.#approvals = approvals
-    this.#onExceeded = onExceeded
   }
 
   /** Called when an event of the run's runner says that a tool waits. */
@@ -154,7 +145,7 @@ export class Delegations {
   async #serve(delegation: WaitingCall, link: RunnerLink): Promise<void> {
     const { tenantId, sessionId } = this.#claim
     const answer = await this.#answerOf(delegation)
-    if (this.#usage.exceeded) this.#onExceeded()
+    if (this.#run.usage.exceeded) this.#run.onExceeded()
     if (this.#over.signal.aborted) return
     await link
       .answerDelegation(tenantId, sessionId, delegation.id, answer)
@@ -162,7 +153,7 @@ export class Delegations {
       .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
   }
   #answerOf(waiting: WaitingCall): Promise<DelegationAnswer> {
-    if ('approval' in waiting) return this.#approvals.answer(waiting, this.#over.signal)
+    if ('approval' in waiting) return this.#run.approvals.answer(waiting, this.#over.signal)
     if ('app' in waiting) return this.#called(waiting)
     return 'tool' in waiting ? this.#executed(waiting) : this.#done(waiting)
   }
@@ -182,7 +173,7 @@ export class Delegations {
   }
   async #called({ app }: AppCall): Promise<DelegationAnswer> {
     const { apps } = this.#deps
-    if (!apps || !this.#toolkits.includes(app.toolkit))
+    if (!apps || !this.#profile.apps?.includes(app.toolkit))
       return { ok: false, content: 'This agent does not have the app.' }
     if (app.again) return { ok: false, content: doubtful }
     return apps.call(this.#claim.tenantId, app, this.#endUserId, this.#over.signal)
@@ -193,7 +184,7 @@ export class Delegations {
   }
   #refusal({ profile }: Delegation): string | undefined {
     const { delegationDepth, delegatedRuns, delegatedAtOnce } = this.#deps.trees.limitsOf(this.#claim.tenantId)
-    const delegates = this.#delegates
+    const { delegates } = this.#profile
     if (this.#depth >= delegationDepth)
       return `This task was delegated itself too often: it cannot be delegated further (limit delegationDepth, ${delegationDepth}).`
     if (this.#tree.runs >= delegatedRuns)
@@ -203,14 +194,14 @@ export class Delegations {
     if (delegates && !delegates.includes(profile)) {
       return `This agent may not delegate to '${profile}'; it may to: ${delegates.join(', ') || 'nobody'}.`
     }
-    return this.#usage.left === 0 ? 'The budget of this run is used up.' : undefined
+    return this.#run.usage.left === 0 ? 'The budget of this run is used up.' : undefined
   }
   async #answerTo(delegation: Delegation): Promise<DelegationAnswer> {
     this.#tree.runs++
     this.#tree.open++
     try {
       const { status, result, error, costCents } = await this.#runOf(delegation)
-      this.#usage.delegated(costCents)
+      this.#run.usage.delegated(costCents)
       const cost = costCents === undefined ? {} : { costCents }
       if (status === 'ok') return { ok: true, content: result ?? '', status, ...cost }
       const why = isTerminal(status) ? (error?.message ?? `It ended as ${status}.`) : 'It was left.'
@@ -228,17 +219,17 @@ export class Delegations {
     const { children } = this.#deps
     const { tenantId, runId } = this.#claim
     const { signal } = this.#over
-    const { left } = this.#usage
+    const { left } = this.#run.usage
     const parent = {
       runId,
       rootId: this.#root,
       depth: this.#depth + 1,
       ...(left === undefined ? {} : { budgetCents: left }),
     }
-    this.#funds?.share()
+    this.#run.funds?.share()
     // A repeated call joins the run that the first one has started.
     const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
-    const spent = { parentSpentCents: this.#usage.ownCents }
+    const spent = { parentSpentCents: this.#run.usage.ownCents }
     await children.start(tenantId, { id, profile, prompt, parent, ...spent, ...metadata })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     signal.addEventListener('abort', leave, { once: true })

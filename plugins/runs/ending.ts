@@ -132,6 +132,9 @@ export interface RunOrder {
   }
 }
 
+/** What the calls of a run have to know of it. */
+export type OrderedRun = Pick<RunOrder, 'claim' | 'task' | 'session'>
+
 /** How long a run goes on at its runner without a conductor: longer than it takes to find out that one has died. */
 const keepMs = 30_000
 

@@ -77,7 +77,6 @@ export class Run {
   readonly #stream: RunnerStream
   readonly #recorder: Recorder
   readonly #usage: RunUsage
-  /** Undefined: runs need no money. */
   readonly #funds: Funds | undefined
   /** Undefined until a call waits for people. */
   #approvals: CallApprovals | undefined
@@ -156,7 +155,6 @@ export class Run {
     if (this.#isDecided || !this.#to('left')) return
     this.#abort.abort(this.#policy.resumes ? leaving : undefined)
     this.#leave()
-    this.#decided.resolve(endingOf('interrupted'))
   }
   /** Leaves the run to whichever conductor takes it, with everything stored. False: it ends here. */
   async handOver(): Promise<boolean> {
@@ -171,7 +169,6 @@ export class Run {
       })
     }
     this.#leave()
-    this.#decided.resolve(endingOf('interrupted'))
     return true
   }
 
@@ -183,7 +180,6 @@ export class Run {
     if (!this.#to('left')) return
     this.#abort.abort('parked')
     this.#leave()
-    this.#decided.resolve(endingOf('interrupted'))
   }
 
   /** True when the ending is known, or is not this process's to decide: no reason changes it any more. */
@@ -199,6 +195,7 @@ export class Run {
   #leave(): 'left' {
     this.#to('left')
     this.log.detach()
+    this.#decided.resolve(endingOf('interrupted'))
     return 'left'
   }
 
@@ -341,8 +338,11 @@ export class Run {
     }))
   }
   #children(): Delegations {
-    const calls = this.#waitingCalls()
-    const exceeded = (): void => this.stop(endingOf('budget_exceeded'))
-    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#usage, this.#funds, calls, exceeded))
+    return (this.#delegations ??= new Delegations(this.#deps, this.#order, {
+      usage: this.#usage,
+      funds: this.#funds,
+      approvals: this.#waitingCalls(),
+      onExceeded: () => this.stop(endingOf('budget_exceeded')),
+    }))
   }
 }

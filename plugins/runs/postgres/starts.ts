@@ -3,6 +3,7 @@ import { type Database, sqlState, type Statement, violatedConstraint } from '#co
 import type { Profile } from '#contracts/profiles'
 import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
 import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
+import { attachmentBytesOf } from '../limits.ts'
 import { type Charges, type Holding, holding, holdValues } from './charges.ts'
 import { handedOver } from './ends.ts'
 import type { Instance } from './instance.ts'
@@ -229,7 +230,7 @@ function taken(error: unknown): StartedRow[] | 'busy' {
 
 async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   const { tenantId, runId, task, create } = run
-  const bytes = (task.attachments ?? []).reduce((sum, { data }) => sum + (data?.length ?? 0), task.prompt.length)
+  const bytes = attachmentBytesOf(task) + task.prompt.length
   const order = task.chat?.conversationId ?? run.sessionId
   // A refused start is tried again when its reason may be gone: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
