@@ -295,6 +295,8 @@ export interface Fleet {
   all(): readonly RunnerLink[]
   /** How each of `all()` is, in the same order. */
   describe(): readonly FleetMember[]
+  /** What the runners say that are not away, in the order of `all()`. One that fails, or says nothing within `ms`, is left out. */
+  askAll<T>(ask: (link: RunnerLink, signal: AbortSignal) => Promise<T>, ms: number): Promise<T[]>
   /**
    * Called each time a runner becomes live with an empty memory: the first time, and when its process is another one than
    * before. Returns how to stop being called.

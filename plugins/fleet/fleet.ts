@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto'
+import { once } from 'node:events'
 import { unavailable } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
 import { fleetErrors } from '#contracts/run-errors'
@@ -81,6 +82,19 @@ export class RunnerFleet implements Fleet {
   }
   readonly all = (): readonly RunnerLink[] => this.members().map((member) => member.link)
   readonly describe = (): readonly FleetMember[] => this.members().map((member) => member.describe())
+  readonly askAll: Fleet['askAll'] = async (ask, ms) => {
+    const present = this.members().filter(({ state }) => state !== 'unreachable')
+    const signal = AbortSignal.timeout(ms)
+    // A link need not observe its signal.
+    const late = once(signal, 'abort').then(() => Promise.reject(signal.reason as Error))
+    late.catch(() => {})
+    const answers = await Promise.allSettled(present.map(({ link }) => Promise.race([ask(link, signal), late])))
+    return answers.flatMap((answer, i) => {
+      if (answer.status === 'fulfilled') return [answer.value]
+      this.options.log.warn({ err: answer.reason, runner: present[i]!.link.hash }, 'a runner did not answer in time')
+      return []
+    })
+  }
   /** Rejects when no runner can be reached. */
   readonly ready = async (): Promise<void> => {
     const members = this.members()

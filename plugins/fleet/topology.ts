@@ -6,6 +6,7 @@ import type { TenantLimits } from '#contracts/limits'
 import { fleetErrors } from '#contracts/run-errors'
 import { type Fleet, type FleetMember, type RunnerLink, RunnerTopology, type RunnerUsage } from '#contracts/runner'
 import { rateLimit, SingleFlight } from '#kit'
+import type { RunnerFleet } from './fleet.ts'
 
 /** A runner that takes longer is shown without its figures: one dead runner must not delay the whole answer. */
 const probeTimeoutMs = 1_500
@@ -26,7 +27,7 @@ interface Probe {
 }
 
 interface ObserverOptions {
-  readonly fleet: Pick<Fleet, 'all' | 'describe'>
+  readonly fleet: Pick<RunnerFleet, 'members'>
   /** How long an observation is shown to whoever asks. */
   readonly freshMs: number
   readonly now?: () => number
@@ -51,17 +52,15 @@ export function createObserver({ fleet, freshMs, now = Date.now }: ObserverOptio
     probes.set(link, fresh)
     return fresh
   }
-  return () => {
-    // Both lists are in registry order and of one instant.
-    const links = fleet.all()
-    return Promise.all(
-      fleet.describe().map(async (member, i): Promise<Observation> => {
+  return () =>
+    Promise.all(
+      fleet.members().map(async (runner): Promise<Observation> => {
+        const member = runner.describe()
         if (member.state === 'unreachable') return { member, healthy: false, latencyMs: null, topology: null }
-        const seen = await latest(links[i]!).done
+        const seen = await latest(runner.link).done
         return { member, healthy: seen.topology !== null, ...seen }
       }),
     )
-  }
 }
 
 const state = (...names: string[]) => Type.Union(names.map((name) => Type.Literal(name)))
@@ -173,24 +172,14 @@ const usageWindowMs = 1_500
  * Tells what a tenant has of the limits that hold on each runner: as much as on the runner where it has most. Those who ask while an
  * answer is on its way share it.
  */
-export function tellUsage(limits: TenantLimits, fleet: Pick<Fleet, 'all' | 'describe'>): void {
-  const asking = new SingleFlight<readonly RunnerUsage[]>()
-  const ask = (tenantId: string) => asking.run(tenantId, () => usageOfAll(fleet, tenantId))
+export function tellUsage(limits: TenantLimits, fleet: Pick<Fleet, 'askAll'>): void {
+  const asking = new SingleFlight<readonly (RunnerUsage | undefined)[]>()
+  const ask = (tenantId: string) =>
+    asking.run(tenantId, () => fleet.askAll((link, signal) => link.usage(tenantId, signal), usageWindowMs))
   for (const limit of ['stateBytes', 'sandboxes', 'workspaceBytes'] as const) {
     limits.uses(limit, async (tenantId) => {
-      const known = (await ask(tenantId)).flatMap((usage) => usage[limit] ?? [])
+      const known = (await ask(tenantId)).flatMap((usage) => usage?.[limit] ?? [])
       return known.length === 0 ? undefined : Math.max(...known)
     })
   }
-}
-
-async function usageOfAll(fleet: Pick<Fleet, 'all' | 'describe'>, tenantId: string): Promise<readonly RunnerUsage[]> {
-  const members = fleet.describe()
-  const signal = AbortSignal.timeout(usageWindowMs)
-  const late = new Promise<undefined>((resolve) => signal.addEventListener('abort', () => resolve(undefined)))
-  const present = fleet.all().filter((_, i) => members[i]!.state !== 'unreachable')
-  const answers = await Promise.all(
-    present.map((link) => Promise.race([link.usage(tenantId, signal).catch(() => undefined), late])),
-  )
-  return answers.flatMap((usage) => usage ?? [])
 }

@@ -62,13 +62,15 @@ export function createLeaseService(store: Pick<RunStore, 'findSession'>, fleet: 
     }
   }
   return {
-    workers: (tenantId: string) => leasesOfAll(fleet, (link, signal) => link.workerLeases(tenantId, signal), log),
+    workers: async (tenantId: string) =>
+      merged(await fleet.askAll((link, signal) => link.workerLeases(tenantId, signal), windowMs)),
     async worker(tenantId: string, sessionId: string): Promise<WorkerLease> {
       const lease = await ask(tenantId, sessionId, (link) => link.workerLease(tenantId, sessionId))
       if (!lease) throw sessionErrors.noSandboxWorker()
       return lease
     },
-    vfs: (tenantId: string) => leasesOfAll(fleet, (link, signal) => link.vfsLeases(tenantId, signal), log),
+    vfs: async (tenantId: string) =>
+      merged(await fleet.askAll((link, signal) => link.vfsLeases(tenantId, signal), windowMs)),
     async vfsOf(tenantId: string, sessionId: string): Promise<VfsLease> {
       const lease = await ask(tenantId, sessionId, (link) => link.vfsLease(tenantId, sessionId))
       if (!lease) throw sessionErrors.noVfsSession()
@@ -79,34 +81,11 @@ export function createLeaseService(store: Pick<RunStore, 'findSession'>, fleet: 
 export type LeaseService = ReturnType<typeof createLeaseService>
 
 /**
- * Asks every runner that is not away, and merges what comes within the window, sorted by session. A session that two
- * runners name, because one of them has an old copy, is shown once: as the runner has it that comes first in the registry.
+ * What the runners name, sorted by session. A session that two runners name, because one of them has an old copy, is shown once: as the
+ * runner has it that comes first in the registry.
  */
-export async function leasesOfAll<T extends { readonly sessionId: string }>(
-  fleet: Pick<Fleet, 'all' | 'describe'>,
-  ask: (link: RunnerLink, signal: AbortSignal) => Promise<readonly T[]>,
-  log: Pick<FastifyBaseLogger, 'warn'>,
-  ms = windowMs,
-): Promise<T[]> {
-  const links = fleet.all()
-  const present = fleet.describe().flatMap((member, i) => (member.state === 'unreachable' ? [] : [links[i]!]))
-  const signal = AbortSignal.timeout(ms)
-  const answers = await Promise.all(
-    present.map((link) =>
-      within(ask(link, signal), signal).catch((err: unknown) => {
-        log.warn({ err, runner: link.hash }, 'a runner did not list its leases')
-        return []
-      }),
-    ),
-  )
+function merged<T extends { readonly sessionId: string }>(answers: readonly (readonly T[])[]): T[] {
   const bySession = new Map<string, T>()
   for (const lease of answers.flat()) if (!bySession.has(lease.sessionId)) bySession.set(lease.sessionId, lease)
   return [...bySession.values()].toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1))
 }
-
-/** Rejects when the signal aborts, whether or not the asked runner's link observes it. */
-const within = <T>(answer: Promise<T>, signal: AbortSignal): Promise<T> =>
-  new Promise((resolve, reject) => {
-    signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true })
-    answer.then(resolve, reject)
-  })

@@ -5,8 +5,9 @@ import { AppError, definePlugin } from '#kernel'
 import { testKernel } from '#testing'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
-import type { Fleet, FleetMember, RunnerLink, RunnerTopology } from '#contracts/runner'
+import type { FleetMember, RunnerLink, RunnerTopology } from '#contracts/runner'
 import { type Membership, membershipRoutes } from '../membership.ts'
+import type { RunnerFleet } from '../fleet.ts'
 import { createObserver, topologyRoutes } from '../topology.ts'
 
 const guard: Guard = {
@@ -54,7 +55,9 @@ function fleetOf(members: readonly FleetMember[]) {
     const of = asked.get(hash)!
     return { hash, topology: () => (of.probes++, of.answer()) } as unknown as RunnerLink
   })
-  const fleet = { all: () => links, describe: () => members } as unknown as Fleet
+  const fleet = {
+    members: () => members.map((one, i) => ({ link: links[i], describe: () => one })),
+  } as unknown as RunnerFleet
   return { fleet, asked }
 }
 

@@ -210,6 +210,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
         return runner
       },
       owner: () => runner,
+      askAll: async () => [],
       all: () => [runner],
       describe: () => [],
       onLive: () => () => {},

@@ -1,12 +1,10 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import { pino } from 'pino'
 import { AppError } from '#kernel'
 import { chunkOf } from '#testing'
 import type { Claim, RunStore } from '#contracts/run-store'
 import type { VfsLease, WorkerLease } from '#contracts/leases'
-import type { Fleet, FleetMember, RunnerLink } from '#contracts/runner'
-import { leasesOfAll } from '../service.ts'
+import type { Fleet, RunnerLink } from '#contracts/runner'
 import { stage } from './stage.ts'
 
 /** A stage with one runner, which records the sessions that it is told to forget, and is away for some of them. */
@@ -114,7 +112,6 @@ test('the internal listener lists nothing', async (t) => {
 class Leasing {
   readonly workers = new Map<string, WorkerLease[]>()
   readonly vfs = new Map<string, VfsLease[]>()
-  state: FleetMember['state'] = 'live'
   failing = false
   asked = 0
   readonly hash: string
@@ -142,8 +139,7 @@ class Leasing {
 function fleetOf(runners: readonly Leasing[]): Fleet {
   const links = runners.map((runner) => runner.link())
   return {
-    all: () => links,
-    describe: () => runners.map(({ hash, state }) => ({ hash, state }) as FleetMember),
+    askAll: (ask: (link: RunnerLink) => Promise<unknown>) => Promise.all(links.map(ask)),
     owner: (id: string, runner = id.slice(5, 13)) => links.find(({ hash }) => hash === runner),
   } as unknown as Fleet
 }
@@ -210,17 +206,4 @@ test('one lease comes from the runner that has the session; its failure is 502, 
   a.failing = true
   const failed = await call(`/api/sessions/${id}/worker`)
   assert.deepEqual([failed.statusCode, failed.json<{ error: string }>().error], [502, 'upstream'])
-})
-
-test('a runner that fails, is away or does not answer in time is left out', async () => {
-  const [a, b, c, d] = ['00000001', '00000002', '00000003', '00000004'].map((hash) => new Leasing(hash))
-  a!.workers.set('acme', [worker('s1')])
-  b!.failing = true
-  c!.state = 'unreachable'
-  const fleet = fleetOf([a!, b!, c!, d!])
-  const ask = (link: RunnerLink): Promise<readonly WorkerLease[]> =>
-    // This runner never answers, and ignores its signal.
-    link.hash === d!.hash ? new Promise(() => {}) : link.workerLeases('acme')
-  assert.deepEqual(await leasesOfAll(fleet, ask, pino({ level: 'silent' }), 20), [worker('s1')])
-  assert.equal(c!.asked, 0)
 })
