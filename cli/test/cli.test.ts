@@ -5,7 +5,7 @@ import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import { emptyFolder, run, start } from './spawned.ts'
+import { emptyFolder, type Finished, run, severally, start } from './spawned.ts'
 
 const noStack = (text: string): void => assert.doesNotMatch(text, /^\s+at .+:\d+/m)
 
@@ -30,8 +30,11 @@ test('usage errors exit with 2, say what is wrong on stderr, and leave stdout em
     ['tenant', 'create', 'x', '--name', ''],
     ['chat', 'support'],
   ]
-  for (const { args, result } of await Promise.all(wrong.map(async (args) => ({ args, result: await run(t, args) })))) {
-    assert.equal(result.code, 2, args.join(' '))
+  const results = await severally(t, wrong)
+  // One of them as a user starts it: its code is that of the process.
+  results.push(await run(t, wrong[1]!))
+  for (const [i, result] of results.entries()) {
+    assert.equal(result.code, 2, wrong[i]?.join(' '))
     assert.equal(result.stdout, '')
     assert.notEqual(result.stderr, '')
     noStack(result.stderr)
@@ -39,12 +42,11 @@ test('usage errors exit with 2, say what is wrong on stderr, and leave stdout em
 })
 
 test('--help and --version answer on stdout with 0', async (t) => {
-  const help = await run(t, ['--help'])
+  const [help, version] = (await severally(t, [['--help'], ['--version']])) as [Finished, Finished]
   assert.equal(help.code, 0)
   for (const command of ['dev', 'start', 'chat', 'key', 'tenant', 'migrate', 'check-config', 'plugins', 'postgres']) {
     assert.match(help.stdout, new RegExp(`^  ${command}\\b`, 'm'))
   }
-  const version = await run(t, ['--version'])
   assert.equal(version.code, 0)
   assert.match(version.stdout, /^\d+\.\d+\.\d+\n$/)
 })

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { readFile, writeFile } from 'node:fs/promises'
+import { readdir, readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { kinds } from '../plugins.ts'
-import { emptyFolder, run, start } from './spawned.ts'
+import { emptyFolder, run, severally, start } from './spawned.ts'
 
 for (const kind of Object.keys(kinds)) {
   test(`plugin new ${kind} writes a package of at most 12 files whose tests are green at once`, async (t) => {
@@ -44,20 +44,26 @@ test('plugin new refuses a folder with something in it, a bad name and an unknow
   const taken = await run(t, ['plugin', 'new', 'tool', 'my-tool', '--dir', folder])
   assert.equal(taken.code, 1)
   assert.match(taken.stderr, /is not empty/)
-  for (const args of [
+  const wrong = [
     ['tool', 'My Tool'],
     ['tool', '../up'],
     ['toll', 'my-tool'],
-  ]) {
-    const wrong = await run(t, ['plugin', 'new', ...args, '--dir', join(folder, 'new')])
-    assert.equal(wrong.code, 2, args.join(' '))
-  }
+  ]
+  const news = wrong.map((args) => ['plugin', 'new', ...args, '--dir', join(folder, 'new')])
+  for (const [i, { code }] of (await severally(t, news)).entries()) assert.equal(code, 2, wrong[i]!.join(' '))
+  assert.deepEqual(await readdir(folder), ['mine.txt'])
 })
 
 test('dev --with adds plugins of a stranger: the tool is there, and the capability with its table', async (t) => {
   const [tool, capability] = [join(await emptyFolder(t), 'my-tool'), join(await emptyFolder(t), 'my-notes')]
-  assert.equal((await run(t, ['plugin', 'new', 'tool', 'my-tool', '--dir', tool])).code, 0)
-  assert.equal((await run(t, ['plugin', 'new', 'capability', 'my-notes', '--dir', capability])).code, 0)
+  const made = await severally(t, [
+    ['plugin', 'new', 'tool', 'my-tool', '--dir', tool],
+    ['plugin', 'new', 'capability', 'my-notes', '--dir', capability],
+  ])
+  assert.deepEqual(
+    made.map(({ code }) => code),
+    [0, 0],
+  )
   const data = await emptyFolder(t)
   const dev = start(t, ['dev', '--json', '--port', '0', '--data', data, '--with', tool, capability])
   const { runnerUrl, conductorUrl, apiKey } = JSON.parse(await dev.line()) as Record<string, string>

@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict'
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { mkdtemp, rm } from 'node:fs/promises'
@@ -8,6 +9,7 @@ import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 
 const bin = fileURLToPath(new URL('../agent-orc.js', import.meta.url))
+const several = fileURLToPath(new URL('several.ts', import.meta.url))
 
 export interface Finished {
   readonly code: number | null
@@ -16,9 +18,12 @@ export interface Finished {
 }
 
 /** Starts the command as a user would, with nothing of this process's environment but what finds programs. */
-export function start(t: TestContext, args: readonly string[], env: Record<string, string> = {}) {
+export const start = (t: TestContext, args: readonly string[], env: Record<string, string> = {}) =>
+  startFile(t, bin, args, env)
+
+function startFile(t: TestContext, file: string, args: readonly string[], env: Readonly<Record<string, string>>) {
   const { PATH, HOME } = process.env
-  const child: ChildProcess = spawn(process.execPath, [bin, ...args], {
+  const child: ChildProcess = spawn(process.execPath, [file, ...args], {
     env: { PATH, HOME, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
@@ -54,6 +59,15 @@ export function start(t: TestContext, args: readonly string[], env: Record<strin
 
 export const run = (t: TestContext, args: readonly string[], env: Record<string, string> = {}): Promise<Finished> =>
   start(t, args, env).finished()
+
+/** Command lines one after the other in one process, for what says no more of each than its arguments do. */
+export async function severally(t: TestContext, commands: readonly (readonly string[])[]): Promise<Finished[]> {
+  const { NODE_COMPILE_CACHE = '' } = process.env
+  const args = [JSON.stringify(commands)]
+  const { stdout, stderr } = await startFile(t, several, args, { NODE_COMPILE_CACHE }).finished()
+  assert.equal(stderr, '')
+  return JSON.parse(stdout) as Finished[]
+}
 
 export async function emptyFolder(t: TestContext): Promise<string> {
   const path = await mkdtemp(join(tmpdir(), 'agent-orc-cli-'))
