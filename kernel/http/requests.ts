@@ -1,20 +1,19 @@
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
-import {
-  errorCodes,
-  type FastifyBaseLogger,
-  type FastifyReply,
-  type FastifyRequest,
-  type FastifySchemaCompiler,
-  type preHandlerHookHandler,
+import type {
+  FastifyBaseLogger,
+  FastifyReply,
+  FastifyRequest,
+  FastifySchemaCompiler,
+  preHandlerHookHandler,
 } from 'fastify'
 import fp from 'fastify-plugin'
 import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
-import { type LongString, longBytes, parseAround } from '../kit/long-strings.ts'
+import { bodyOf, type LongString, longBytes, parseAround } from '../kit/bodies.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
 import { handleClientError } from './errors.ts'
@@ -132,43 +131,6 @@ export const jsonBodies = fp(
   },
   { name: 'agent-orc-bodies' },
 )
-
-/** From so many bytes on there is room for a body as long as it said: who promises much and sends little gets little. */
-const trustedBytes = 512 * 1024
-
-/**
- * All bytes of a body, put into their place while they arrive: joining megabytes at the end, as Fastify's own parsers do, takes
- * milliseconds. Rejects with Fastify's errors.
- */
-function bodyOf({ routeOptions, headers }: FastifyRequest, payload: IncomingMessage): Promise<Buffer> {
-  const said = headers['content-length']
-  const most = said === undefined ? routeOptions.bodyLimit : Number(said)
-  if (most > routeOptions.bodyLimit) return Promise.reject(new errorCodes.FST_ERR_CTP_BODY_TOO_LARGE())
-  const { promise, resolve, reject } = Promise.withResolvers<Buffer>()
-  let room = Buffer.alloc(0)
-  let bytes = 0
-  const take = (part: Buffer): void => {
-    const at = bytes
-    bytes += part.length
-    if (bytes > most) {
-      payload.off('data', take)
-      return reject(new errorCodes.FST_ERR_CTP_BODY_TOO_LARGE())
-    }
-    if (bytes > room.length) {
-      const before = room
-      room = Buffer.allocUnsafe(bytes > trustedBytes ? most : Math.max(bytes, 2 * before.length))
-      before.copy(room, 0, 0, at)
-    }
-    part.copy(room, at)
-  }
-  payload.on('data', take)
-  payload.once('end', () => {
-    if (said !== undefined && bytes !== most) reject(new errorCodes.FST_ERR_CTP_INVALID_CONTENT_LENGTH())
-    else resolve(room.subarray(0, bytes))
-  })
-  payload.once('error', (error) => reject(Object.assign(error, { statusCode: 400 })))
-  return promise
-}
 
 export type Validators = FastifySchemaCompiler<unknown>
 

@@ -32,7 +32,7 @@ export class Sweep {
 }
 
 /** Tenants of one read. */
-const atOnce = 500
+const atOnce = 200
 
 const page = (which: string, name: string) => ({
   name: `tenant-ids-${name}`,

@@ -10,7 +10,7 @@ import { invalidField } from '../contracts/http-errors.ts'
 import { access } from '../http/access.ts'
 import { failures } from '../http/answers.ts'
 import type { App } from '../http/app.ts'
-import { takeStreams } from './raw-bodies.ts'
+import { takeStreams } from './bodies.ts'
 
 interface UploadRoute {
   readonly url: string
