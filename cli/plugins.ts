@@ -73,7 +73,7 @@ export function addPlugin(program: Command): void {
     .argument('[args...]', 'for node --test')
     .action(async (args: string[]) => {
       // What this command has compiled already need not be compiled by each of the tests.
-      const env = { NODE_COMPILE_CACHE: join(root, 'node_modules/.cache/agent-orc'), ...process.env }
+      const env = { NODE_COMPILE_CACHE: join(root, 'node_modules/.cache/agent-orc'), ...environment() }
       const child = spawn(process.execPath, ['--test', ...args], { stdio: 'inherit', env })
       const [code] = (await once(child, 'exit')) as [number | null]
       if (code !== 0) throw new CliError('the tests failed')
