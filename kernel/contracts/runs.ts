@@ -13,7 +13,6 @@ export const isTerminal = (status: RunStatus): status is TerminalRunStatus =>
 
 /** What to do with a run whose session is busy, because another run executes there or waits. */
 export const whenBusy = ['reject', 'enqueue', 'interrupt'] as const
-export type WhenBusy = (typeof whenBusy)[number]
 
 export const webhookUrl = Type.String({
   minLength: 1,

@@ -1,4 +1,3 @@
-import type { FastifyBaseLogger } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
@@ -75,7 +74,9 @@ export default definePlugin({
     const stored = presentDatabase(database)
     const keys = stored && createKeyLookup(stored, log)
     if (keys) onStop(() => keys.settled())
-    const bootstrap = bootstrapOf(config, stored, log)
+    const { bootstrapKey: key, bootstrapTenant: tenantId } = config
+    const always = config.bootstrap === 'always'
+    const bootstrap = key === undefined ? undefined : new Bootstrap({ key, tenantId, always, database: stored, log })
     const authenticate = createAuthenticate({
       tokens,
       keys,
@@ -136,17 +137,3 @@ export default definePlugin({
     }
   },
 })
-
-interface BootstrapSettings {
-  readonly bootstrapKey?: string
-  readonly bootstrapTenant: string
-  readonly bootstrap: 'until-owner' | 'always'
-}
-
-function bootstrapOf(
-  { bootstrapKey: key, bootstrapTenant: tenantId, bootstrap }: BootstrapSettings,
-  database: Database | undefined,
-  log: FastifyBaseLogger,
-): Bootstrap | undefined {
-  return key === undefined ? undefined : new Bootstrap({ key, tenantId, always: bootstrap === 'always', database, log })
-}

@@ -8,7 +8,6 @@ import { openHeartbeat } from './heartbeat.ts'
 import { NotificationListener } from './listener.ts'
 import { readPluginMigrations } from './migrations.ts'
 import { divide, openConnections, openPool, Shares } from './pool.ts'
-
 import { createTransactions, lanes } from './transactions.ts'
 
 export default definePlugin({

@@ -63,11 +63,7 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
     // A connection that breaks while lent out is reported to its statement; without a listener it would end the process.
     client.on('error', () => {})
   })
-  pool.on('error', (error: Error & { client?: unknown }) => {
-    // pg attaches its client, with all its settings, which a log would print.
-    delete error.client
-    onError(error)
-  })
+  tellErrors(pool, onError)
   return {
     async lease(work) {
       const { closed } = gate
@@ -92,10 +88,7 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
 /** Connections beside the pool, for a library that has its own SQL. They are opened when they are needed, and closed when idle. */
 export function openConnections(dsn: string, size: number, gate: Gate, onError: (error: Error) => void): Connections {
   const pool = new pg.Pool({ ...limits, connectionString: dsn, application_name: 'agent-orc jobs', max: size })
-  pool.on('error', (error: Error & { client?: unknown }) => {
-    delete error.client
-    onError(error)
-  })
+  tellErrors(pool, onError)
   return {
     async query(text, values) {
       const { closed } = gate
@@ -104,6 +97,14 @@ export function openConnections(dsn: string, size: number, gate: Gate, onError: 
     },
     close: () => pool.end(),
   }
+}
+
+function tellErrors(pool: pg.Pool, onError: (error: Error) => void): void {
+  pool.on('error', (error: Error & { client?: unknown }) => {
+    // pg attaches its client, with all its settings, which a log would print.
+    delete error.client
+    onError(error)
+  })
 }
 
 /** The pool that @fastify/postgres opens on a listener, and ends when that has closed. */
