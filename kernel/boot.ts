@@ -19,7 +19,7 @@ export interface BootOptions {
   /** False: set up and mount everything, open no port (tests use `inject`). */
   readonly listen?: boolean
   readonly log?: FastifyBaseLogger
-  /** Called when a step begins: with the name of each entry before its setup, then `routes`, `start` and `listen`. For progress and timing. */
+  /** Called when a step begins: with the name of each entry before its setup, then `routes`, `preload`, `start` and `listen`. For progress and timing. */
   readonly onStep?: (step: string) => void
   /** Called when a plugin finds out, after the boot, that this role must not go on; stop it then. Unless given, the process ends. */
   readonly onFailure?: (error: BootError) => void
@@ -53,6 +53,7 @@ class Kernel {
   /** What is provided, by the id of the capability. A slot has the map of its entries. */
   readonly #provided = new Map<string, unknown>()
   readonly #mounts: Task[] = []
+  readonly #loads: Task[] = []
   readonly #starts: Task[] = []
   /** The stop functions of a role without listeners. */
   readonly #stops: (() => Promise<void>)[] = []
@@ -82,6 +83,10 @@ class Kernel {
     onStep('routes')
     for (const [plugin, mount] of this.#mounts) await this.#do(`${plugin}: routes`, mount)
     await this.#do('routes', () => this.listeners.ready())
+    if (this.#role.preload) {
+      onStep('preload')
+      for (const [plugin, load] of this.#loads) await this.#do(`${plugin}: preload`, load)
+    }
     onStep('start')
     for (const [plugin, start] of this.#starts) await this.#do(`${plugin}: start`, start)
     onStep('listen')
@@ -148,6 +153,7 @@ class Kernel {
         if (app) this.#mounts.push([name, () => app.register(named as never)])
       },
       beforeClose: (listener, fn) => listeners.beforeClose(listener, fn),
+      loads: (load) => void this.#loads.push([name, load]),
       onStart: (fn) => void this.#starts.push([name, fn]),
       onStop: this.#stopsOfPlugin(),
     }

@@ -48,6 +48,11 @@ export const RoleFile = Settings({
       requests: Type.Boolean({ default: false, description: 'One log line for each answered request.' }),
     }),
   ),
+  preload: Type.Boolean({
+    default: false,
+    description:
+      'Libraries that plugins would load when they are first used are loaded before the role is ready: a start takes longer, and no request waits for them.',
+  }),
   shutdownGrace: Duration('25s', 'How long stopping may take before the process exits anyway.'),
   instead: Type.Optional(Instead),
   plugins: Type.Record(Type.String(), Entry, { description: 'What this role is made of.' }),
@@ -89,7 +94,7 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   }
   // The settings of what could be loaded are wrong or right regardless of the rest: say everything in one go.
   if (problems.length > 0) throw new BootError(shown, [...problems, ...entries.flatMap(configProblems)])
-  const { role: name, log, shutdownGrace, ...checked } = Value.Decode(RoleFile, value)
+  const { role: name, log, preload, shutdownGrace, ...checked } = Value.Decode(RoleFile, value)
   const listeners = Object.entries(checked.listeners).map(([listener, { port, ...settings }]) => {
     const origin = document.where(`/listeners/${escapePointer(listener)}/port`)
     const why = settings.tls && tlsProblem(settings.tls)
@@ -97,7 +102,8 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
     return [listener, { ...settings, port, origin }] as const
   })
   if (problems.length > 0) throw new BootError(shown, problems)
-  return { name, listeners: Object.fromEntries(listeners), plugins: entries, shutdownGrace, ...(log ? { log } : {}) }
+  const settings = { preload, shutdownGrace, ...(log ? { log } : {}) }
+  return { name, listeners: Object.fromEntries(listeners), plugins: entries, ...settings }
 }
 
 function insteadOf(value: unknown, env: Environment): string | undefined {

@@ -55,6 +55,8 @@ export interface RuntimeContext<C> {
   /** Set in a sandbox worker: the way to model servers, which has the keys. */
   readonly egress: ModelEgress | undefined
   readonly log: FastifyBaseLogger
+  /** See `PluginContext`. */
+  loads(load: () => Promise<unknown>): void
   onStop(fn: () => Promise<void>): void
 }
 
@@ -82,6 +84,7 @@ export function defineRuntime<C extends TObject>(spec: {
         models: ctx.deps.models,
         egress: ctx.deps.egress,
         log: ctx.log,
+        loads: (load) => ctx.loads(load),
         onStop: (fn) => ctx.onStop(fn),
       })
       return { runtimes: { [spec.name]: runtime } }

@@ -74,6 +74,8 @@ export interface ToolSpec {
 export interface PlatformTool extends ToolSpec {
   /** Longest a call may take, for tools that are slow by nature; the toolkit's own limit unless given. */
   readonly timeoutMs?: number
+  /** Loads what its first call would: see `loads` of `PluginContext`. */
+  load?(): Promise<unknown>
   /** `input` already satisfies `inputSchema`. */
   execute(input: Readonly<Record<string, unknown>>, context: ToolContext): Promise<ToolResult>
 }

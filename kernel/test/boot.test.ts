@@ -383,3 +383,24 @@ test('a plugin may end its role in good order: whoever booted it is told, or it 
     assert.deepEqual(events, told ? ['end'] : [])
   }
 })
+
+test('what plugins load on demand is loaded before they start, in a role that says so', async () => {
+  const events: string[] = []
+  const lazy = recorder(events, 'lazy', {
+    async setup(ctx) {
+      ctx.loads(async () => void events.push('loaded'))
+      ctx.onStart(async () => void events.push('started'))
+      return {}
+    },
+  })
+  for (const preload of [true, false]) {
+    const running = await boot({ ...role([as(lazy)]), preload }, { log })
+    await running.stop()
+  }
+  assert.deepEqual(events, ['loaded', 'started', 'started'])
+  const broken = definePlugin({
+    name: 'broken',
+    setup: async (ctx) => (ctx.loads(() => Promise.reject(new Error('no such package'))), {}),
+  })
+  assert.deepEqual(await bootProblems({ ...role([as(broken)]), preload: true }), ['broken: preload: no such package'])
+})

@@ -10,9 +10,13 @@ export default definePlugin({
   name: 'jobs',
   requires: { database: Database },
   provides: { jobs: Jobs },
-  async setup({ deps, log, stopping, onStart, onStop }) {
+  async setup({ deps, log, loads, stopping, onStart, onStop }) {
     const queue = new JobQueue(deps.database, log, stopping)
-    if (!deps.database.absent) onStart(async () => queue.start())
+    if (!deps.database.absent) {
+      // The start does not wait for it.
+      loads(() => import('pg-boss'))
+      onStart(async () => queue.start())
+    }
     onStop(() => queue.stop())
     return { jobs: queue }
   },

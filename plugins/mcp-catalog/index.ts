@@ -55,7 +55,7 @@ export default definePlugin({
     accounts: maybe(AppAccounts),
   },
   provides: { servers: McpServers, toolkits: ToolkitProviders },
-  async setup({ config: settings, deps, log, metrics, routes, onStop, stopping }) {
+  async setup({ config: settings, deps, log, metrics, routes, loads, onStop, stopping }) {
     const { servers: listed, allowHosts, toolsFor: keepMs, timeout: timeoutMs = 10_000, callTimeout: callMs } = settings
     const { guard, database, secrets, sealer, limits, trail, kv, accounts } = deps
     const stored = presentDatabase(database)
@@ -108,6 +108,8 @@ export default definePlugin({
     }
     const shared = { database, config, discoveries, connections, limits, keepMs, stopping, metrics: counted }
     const endpoint = new CatalogEndpoint({ ...shared, servers, kv, callMs, dropToken })
+    // The library of the protocol, which discoveries, apps and workflows use as well.
+    loads(() => endpoint.load())
     onStop(() => endpoint.close())
     if (stored) limits?.uses('mcpEntries', (tenantId) => countEntries(stored, tenantId))
     const service = createCatalogService({ database, config, addresses, secrets, limits, accounts })

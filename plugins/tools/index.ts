@@ -47,6 +47,7 @@ export default definePlugin({
       if (tools.has(name)) throw new Error(`a plugin adds a tool '${name}', but there already is one of this name`)
       tools.set(name, tool)
     }
+    for (const tool of tools.values()) if (tool.load) ctx.loads(() => tool.load!())
     const count = (tool: string, outcome: string): void => calls.inc({ tool, outcome })
     return { toolkit: createToolkit(tools, { timeoutMs: config.timeout, delegations, log, count }) }
   },

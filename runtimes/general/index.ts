@@ -16,11 +16,11 @@ export default defineRuntime({
   name: 'general',
   config: GeneralConfig,
   errors: generalErrors,
-  async create({ config, models, log, onStop }): Promise<Runtime> {
+  async create({ config, models, log, loads, onStop }): Promise<Runtime> {
     const history = createHistory()
     const schemas = createOutputSchemas()
     type Connect = Parameters<typeof createTurns>[0]['connect']
-    // The MCP client is half of the code, so it is loaded with the first run that has tools.
+    // The MCP client is half of the code, so it is loaded with the first run that has tools, or before any.
     let connecting: Promise<Connect> | undefined
     let toolConnections: ToolConnections | undefined
     const loadTools = async (): Promise<Connect> => {
@@ -29,6 +29,8 @@ export default defineRuntime({
       const connections = (toolConnections = createToolConnections())
       return (run, signal) => connectTools(connections, run, config.maxToolSchemas, silence, signal)
     }
+    const loaded = (): Promise<Connect> => (connecting ??= loadTools())
+    loads(loaded)
     onStop(async () => toolConnections?.close())
     // Only a restored conversation with large attachments needs it.
     let files: Promise<LinkedFiles> | undefined
@@ -43,7 +45,7 @@ export default defineRuntime({
         files ??= import('#kit/linked-files').then((kit) => new kit.LinkedFiles())
         return (await files).read(run, link, signal)
       },
-      connect: async (run, signal) => (await (connecting ??= loadTools()))(run, signal),
+      connect: async (run, signal) => (await loaded())(run, signal),
     })
     return {
       contract: 'runtime/1',

@@ -23,7 +23,7 @@ export interface RuntimeBOptions {
 }
 
 export async function runtimeB(
-  { config, egress, log, onStop }: Omit<RuntimeContext<RuntimeBConfig>, 'models'>,
+  { config, egress, log, onStop }: Omit<RuntimeContext<RuntimeBConfig>, 'models' | 'loads'>,
   { command, patience = usualPatience }: RuntimeBOptions = {},
 ): Promise<Runtime> {
   const homes = new Homes()

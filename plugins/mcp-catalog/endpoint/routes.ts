@@ -33,14 +33,18 @@ export class CatalogEndpoint {
 
   /** `only`: the one entry that is asked for. */
   async answer(request: FastifyRequest, reply: FastifyReply, caller: Caller, only?: string): Promise<FastifyReply> {
-    const { endpoint, tools } = await (this.#parts ??= this.#load())
+    const { endpoint, tools } = await this.load()
     return endpoint.answer(request, reply, tools.of(caller, only), `${caller.tenantId} ${caller.keyId}`)
   }
 
   /** A call of a tool for somebody else than a client of the endpoint, in the sessions that all calls share. */
   async call(...call: Parameters<Upstreams['call']>): ReturnType<Upstreams['call']> {
-    const { upstreams } = await (this.#parts ??= this.#load())
+    const { upstreams } = await this.load()
     return upstreams.call(...call)
+  }
+  /** With the library of the protocol, once. */
+  load(): Promise<Parts> {
+    return (this.#parts ??= this.#load())
   }
 
   async close(): Promise<void> {

@@ -40,9 +40,10 @@ interface Calculator {
   format(value: number, precision: number): string
 }
 
-/** Arithmetic by the mathjs library, cut down to numbers. The library is loaded at the first call: it takes a while. */
+/** Arithmetic by the mathjs library, cut down to numbers. The library is loaded at the first call, or before any: it takes a while. */
 export function createCalculate(): PlatformTool {
   let loading: Promise<Calculator> | undefined
+  const loaded = (): Promise<Calculator> => (loading ??= load())
   return {
     name: 'calculate',
     description:
@@ -60,10 +61,11 @@ export function createCalculate(): PlatformTool {
       required: ['expression'],
       additionalProperties: false,
     },
+    load: loaded,
     async execute(input) {
       const expression = input['expression'] as string
       if (depthOf(expression) > maxDepth) refuse('The expression nests too deep.')
-      const math = await (loading ??= load())
+      const math = await loaded()
       return { ok: true, content: calculate(math, expression) }
     },
   }

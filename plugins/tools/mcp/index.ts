@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http'
 import { Type } from '@sinclair/typebox'
-import { access, type App, definePlugin, errorTable, failures, maybe, unauthorized } from '#kernel'
+import { access, type App, definePlugin, errorTable, failures, maybe, type PluginContext, unauthorized } from '#kernel'
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { proofsOf } from '#kit'
@@ -24,11 +24,13 @@ export default definePlugin({
     const { sessions, hub } = ctx.deps
     ctx.routes('runner', async (app) => {
       const { demanded } = proofsOf(app)
-      mcpRoutes(app, sessions, 'session', admission(sessions, hub, demanded ? 'tokens' : 'trust'))
+      mcpRoutes(app, sessions, 'session', admission(sessions, hub, demanded ? 'tokens' : 'trust'), ctx.loads)
     })
     // A role without sandbox workers need not have it.
     if (ctx.listeners.includes('workers')) {
-      ctx.routes('workers', async (app) => mcpRoutes(app, sessions, 'worker', admission(sessions, hub, 'sandboxes')))
+      ctx.routes('workers', async (app) =>
+        mcpRoutes(app, sessions, 'worker', admission(sessions, hub, 'sandboxes'), ctx.loads),
+      )
     }
     return {}
   },
@@ -71,7 +73,13 @@ const noToken = (): Error =>
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
  * path.
  */
-function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit): void {
+function mcpRoutes(
+  app: App,
+  sessions: RunnerSessions,
+  who: string,
+  admit: Admit,
+  loads: PluginContext['loads'],
+): void {
   const schema = {
     tags: ['tools'],
     summary: "Speak MCP with a session's tools",
@@ -85,12 +93,13 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
       ...failures(...Object.values(workerTokenErrors), sessionMcpErrors.unknownSession),
     },
   }
-  // The SDK is loaded with the first call of a tool: no runner waits for it to be ready.
   let endpoint: Promise<SessionEndpoint> | undefined
+  const loaded = (): Promise<SessionEndpoint> =>
+    (endpoint ??= import('./server.ts').then(({ SessionEndpoint }) => new SessionEndpoint()))
+  loads(loaded)
   app.post('/runner/sessions/:id/mcp', { ...access(who), schema }, async (request, reply) => {
     const session = await admit(request.headers.authorization, request.params.id)
-    endpoint ??= import('./server.ts').then(({ SessionEndpoint }) => new SessionEndpoint())
-    return (await endpoint).answer(request, reply, sessions, session)
+    return (await loaded()).answer(request, reply, sessions, session)
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
   const refuse = async ({ headers, params }: { headers: IncomingHttpHeaders; params: { id: string } }) => {
