@@ -214,6 +214,8 @@ export const limitKinds = {
 } as const satisfies Readonly<Record<string, LimitKind>>
 
 export type LimitName = keyof typeof limitKinds
+/** Those that bound how many requests there are in a minute. */
+export type RequestLimit = 'readsPerMinute' | 'writesPerMinute' | 'chatsPerMinute'
 export const limitNames = Object.keys(limitKinds) as readonly LimitName[]
 export type Limits = Readonly<Record<LimitName, number>>
 
@@ -285,6 +287,12 @@ export interface TenantLimits {
   ownOf(tenantId: string): OwnLimits
   /** Replaces limits of a tenant; null gives the role file's back. False: there is no such tenant, or no database. */
   change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
+  /**
+   * Resolves when it is the turn of work that costs as much as `weight` requests of a kind, beside the request that asked for it. Rejects
+   * with 429 `limit_reached` where the tenant's own requests wait for as long as may be; with `patient`, which is for work behind
+   * requests, only where there are no turns at all.
+   */
+  turn(tenantId: string, kind: RequestLimit, weight: number, options?: { readonly patient?: boolean }): Promise<void>
   /** The bytes of a file as they come, no faster than the tenant may send and fetch. */
   paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
   /** Keeps `storedBytes`. */

@@ -157,11 +157,14 @@ export class KeptLimits implements TenantLimits {
     end()
   }
   /** Resolves when it is a request's turn. Rejects with an AppError where others wait already, for as long as may be. */
-  async turn(tenantId: string, kind: LimitName, weight: number): Promise<void> {
-    const max = this.of(tenantId)[kind]
-    const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, 60_000 / (max * paceFactor), weight)
-    if (waitMs === undefined) throw overLimit(kind, max, longestTurnMs / 1_000)
-    if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+  async turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
+    for (;;) {
+      const max = this.of(tenantId)[kind]
+      const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, 60_000 / (max * paceFactor), weight)
+      if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, longestTurnMs / 1_000)
+      if (waitMs !== 0) await sleep(waitMs ?? longestTurnMs / 2, undefined, { ref: false })
+      if (waitMs !== undefined) return
+    }
   }
   /** The same for the body of a request that comes at once: what is large waits until the tenant may send as much. */
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {

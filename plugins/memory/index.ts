@@ -79,7 +79,7 @@ export default definePlugin({
     const extensions = new ExtensionSet(database, log, embeddings !== undefined)
     const vectors = embeddings && new VectorList(database, embeddings, log)
     const writer = new Writer({ database, stems, model: rewriter, limits, metrics })
-    const search = new Search({ database, stems, extensions, vectors })
+    const search = new Search({ database, stems, extensions, vectors, limits })
     const bank = new MemoryBank({ database, profiles, writer, search, metrics })
     const has = () => ({ similarWords: extensions.found.trigrams, meaning: vectors?.isOpen ?? false })
     onStop(async () => void (await Promise.all([rewriter?.close(), embeddings?.close()])))

@@ -9,6 +9,8 @@ import type { Writer } from './bank/write.ts'
 const atOnce = 50
 const mostByRules = 1_000
 const mostByModel = 200
+/** A tenant that says much has its turn again in the next pass: the others' comes behind it. */
+const longestMs = 20_000
 /** Characters of a message that are read. */
 const mostSaid = 8_000
 /** What waits longer than this is left out: a tenant that says more than is mined does not fall behind for ever. */
@@ -92,10 +94,11 @@ export async function mine(
   const reads = database.as('reads')
   let most = writer.asksModel(tenantId) ? mostByModel : mostByRules
   const [[from]] = await reads.batch<[{ at: string; run: string }[]]>(tenantId, [{ ...edge, values: [tenantId] }])
+  const until = performance.now() + longestMs
   for (let last = from; last && most > 0 && !signal.aborted;) {
     const [runs] = await reads.batch<[Said[]]>(tenantId, [{ ...said, values: [tenantId, last.at, last.run] }])
     for (const run of runs) {
-      if (signal.aborted) return
+      if (signal.aborted || performance.now() > until) return
       if (run.memory) {
         if (!(await learn(writer, tenantId, run)))
           return log.warn({ tenantId }, 'no room for what people say: limit_exceeded')

@@ -107,4 +107,9 @@ test('what comes at once waits for its turn; the turns of large requests take lo
     return errors.length
   }
   assert.deepEqual([await refused('small', 1), await refused('large', 6)], [0, 2])
+  // What nobody waits for is not refused, unless there are no turns at all.
+  const behind = limits.turn('large', 'writesPerMinute', 1, { patient: true }).then(() => 'done')
+  assert.equal(await behind, 'done')
+  const none = new KeptLimits({ ...defaultLimits, writesPerMinute: 0 }, undefined, undefined, { warn() {} })
+  await assert.rejects(none.turn('acme', 'writesPerMinute', 1, { patient: true }), { code: 'limit_reached' })
 })

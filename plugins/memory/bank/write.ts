@@ -30,6 +30,8 @@ import {
 
 /** Longer texts are analysed with a turn for others in between. */
 const longChars = 8_000
+/** Beside what its request has taken: a memory is compared with those that are like it, and has a row for each term. */
+const turnsOf = ({ terms }: Draft): number => 2 + Math.ceil(terms.terms.length / 50)
 /** Statements of one message that are remembered. */
 const mostTold = 10
 
@@ -96,7 +98,10 @@ export class Writer {
     for (const content of statements.slice(0, mostTold)) {
       const junk = known.some((one) => repeats(comparable(content), one)) ? 'recalled' : junkOf(content)
       if (junk) await this.#refuse(tenantId, junk)
-      else await this.#keep(tenantId, profile, origin, { content: content.slice(0, mostContent), source: 'mined' })
+      else {
+        const made = { content: content.slice(0, mostContent), source: 'mined' } as const
+        await this.#keep(tenantId, profile, origin, made, { patient: true })
+      }
     }
   }
 
@@ -111,8 +116,10 @@ export class Writer {
     profile: string,
     input: CreateMemory,
     made: { readonly content: string; readonly source: Draft['source'] },
+    waits: { readonly patient?: boolean } = {},
   ): Promise<Created> {
     const draft = await this.#draft(tenantId, input, made)
+    await this.#parts.limits?.turn(tenantId, 'writesPerMinute', turnsOf(draft), waits)
     const looked = await this.#look(tenantId, profile, input, draft)
     const outcome = await this.#place(tenantId, draft, looked)
     if ('duplicate' in outcome) return this.#duplicate(tenantId, outcome.duplicate, draft.source)

@@ -1,11 +1,12 @@
 import type { Database } from '#contracts/database'
+import type { TenantLimits } from '#contracts/limits'
 import { columns, happened, isOf, type MemoryRow, toMemory } from '../bank/rows.ts'
 import type { Hit, Memory, Why } from '../schema.ts'
 import { asksForNow, asksForPast } from '../text/dates.ts'
 import type { StemCache } from '../text/stems.ts'
 import { askedTerms, type AskedWord } from '../text/terms.ts'
 import { tokensOf } from '../text/words.ts'
-import { type BankFigures, type Candidate, Candidates, type Filter, idfOf, weigh, type Weighed } from './candidates.ts'
+import { type BankFigures, type Candidate, Candidates, type Filter, idfOf, turnsOf, weigh, type Weighed } from './candidates.ts'
 import type { ExtensionSet } from './extensions.ts'
 import { rank, type Ranked } from './rank.ts'
 import type { VectorList } from './vectors.ts'
@@ -33,6 +34,7 @@ export interface SearchParts {
   readonly extensions: ExtensionSet
   /** Undefined: there is no embedding provider. */
   readonly vectors: VectorList | undefined
+  readonly limits: Pick<TenantLimits, 'turn'> | undefined
 }
 
 /** Answers questions by memories of a profile. */
@@ -65,6 +67,8 @@ export class Search {
 
   async #rank(tenantId: string, { asked, filter, question, bank, records }: Asked): Promise<Ranked[]> {
     const { weighed, total } = weigh(asked, bank, records)
+    // A long question over many memories is a hundred requests that only read: it takes as many turns.
+    await this.#parts.limits?.turn(tenantId, 'readsPerMinute', turnsOf(bank, weighed, filter, question.limit))
     const corrected = await this.#corrected(tenantId, bank, asked, weighed)
     const [found, near] = await Promise.all([
       this.#candidates.find(tenantId, bank, [...weighed, ...corrected], filter, question.limit),

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { overLimit } from '#contracts/limits'
 import { type Answer, stage } from './stage.ts'
 
 test('a memory is created, listed, read and deleted; what is missing or foreign is 404, what cannot be is 400', async (t) => {
@@ -229,6 +230,38 @@ test('limits hold, also against writes at once; what is deleted or has had its t
   assert.equal((await small.save({ processedContent: 'Ann has a short one.' })).stored, true)
   const large = await small.call('POST', '/profiles/helper/memories', { processedContent: 'Ann has a longer one.' })
   assert.equal(large.json().limit, 'memoryBytes')
+})
+
+test('searches and writes take as many turns of their tenant as they cost; where there are none left, 429, and nothing was done', async (t) => {
+  const taken: [kind: string, turns: number][] = []
+  let full = false
+  const { call, save, search, tools } = await stage(t, {
+    async turn(_tenant, kind, turns) {
+      if (full) throw overLimit(kind, 1)
+      taken.push([kind, turns])
+    },
+  })
+  const words = (count: number) => Array.from({ length: count }, (_, i) => `gadget${i}`).join(' ')
+  await save({ processedContent: words(200) })
+  for (let n = 0; n < 40; n++) await save({ processedContent: `${words(30)} of thing ${n}.` })
+  const [long, short] = [taken[0]!, taken[1]!]
+  assert.deepEqual([long[0], short[0]], ['writesPerMinute', 'writesPerMinute'])
+  assert.ok(long[1] > short[1] && short[1] >= 1, `${long[1]} of a long one, ${short[1]} of a short one`)
+  taken.length = 0
+  await search({ q: words(2) })
+  await search({ q: words(30), limit: '200' })
+  assert.deepEqual([taken[0]![0], taken[1]![0]], ['readsPerMinute', 'readsPerMinute'])
+  assert.ok(taken[1]![1] > 5 * taken[0]![1], `${taken[1]![1]} of a long question, ${taken[0]![1]} of a short one`)
+  full = true
+  const asked = await call('GET', `/profiles/helper/memories/search?q=gadget1`)
+  assert.deepEqual([asked.statusCode, asked.json().limit], [429, 'readsPerMinute'])
+  const caller = { tenantId: 'acme', profile: { name: 'helper' }, sessionId: 's', runId: 'r' } as never
+  const told = await tools.get('memory_search')!.execute({ query: 'gadget1', limit: 8, history: false }, caller)
+  assert.ok(!told.ok && /readsPerMinute/.test(String(told.content)))
+  const written = await call('POST', '/profiles/helper/memories', { processedContent: 'Ann has nothing at all.' })
+  assert.deepEqual([written.statusCode, written.json().limit], [429, 'writesPerMinute'])
+  full = false
+  assert.equal((await call('GET', '/profiles/helper/memories?limit=200')).json().length, 41)
 })
 
 test('without a database every route says so, and conversations begin as they are', async (t) => {

@@ -21,6 +21,8 @@ export interface StageOptions {
   readonly dsn?: string
   readonly limits?: Partial<Limits>
   readonly config?: object
+  /** What heavy work waits for. */
+  readonly turn?: TenantLimits['turn']
   /** Profiles that there are, of every tenant. */
   readonly profiles?: readonly string[]
   /** False: the role has no database. */
@@ -75,6 +77,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       }),
       fake(TenantLimits, {
         of: () => ({ ...defaultLimits, ...limits }),
+        turn: options.turn ?? (async () => {}),
         uses: (name: string, count: (tenantId: string) => unknown) => void uses.set(name, count),
       } as unknown as TenantLimits),
       { name: 'memory', plugin: memory, config },

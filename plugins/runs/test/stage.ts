@@ -246,6 +246,7 @@ export function limitsOf(own: Partial<Limits>): TenantLimits {
       },
     },
     guard: nothing,
+    turn: async () => {},
     paced: (_, body) => body,
     uses: nothing,
     usedBy: async () => ({}),
