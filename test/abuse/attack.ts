@@ -35,6 +35,26 @@ export interface Attack {
   /** What it does first, before the victim is measured. */
   prepare?(hostile: Hostile, told: Told): Promise<void>
   run(hostile: Hostile, told: Told, stop: AbortSignal): Promise<void>
+  /** What it is answered when it does what it is for; that it succeeds, or is at a limit, unless given. */
+  readonly meant?: RegExp
   /** What it got, beside how the victim fared. */
   judge?(hostile: Hostile): Promise<readonly Verdict[]>
+}
+
+/** A limit of the tenant has stopped it, with 409 or 429; or it succeeds. */
+const usuallyMeant = /^(2\d\d|409|429|opened)$/
+
+/** How much of an attack was one: it is thin where most of its requests missed what they were to hurt. */
+export function thinness(
+  { meant = usuallyMeant }: Attack,
+  answers: Readonly<Record<string, number>>,
+): { readonly succeeded: number; readonly verdict: Verdict } {
+  const share = (status: RegExp): number => {
+    const count = (fits: (status: string) => boolean): number =>
+      Object.entries(answers).reduce((sum, [one, times]) => sum + (fits(one) ? times : 0), 0)
+    return count((one) => status.test(one)) / Math.max(1, count(() => true))
+  }
+  const hit = share(meant)
+  const text = `it is no thin attack: ${Math.round(100 * hit)} % of its answers are what it meant`
+  return { succeeded: share(/^2\d\d$/), verdict: { text, ok: hit >= 0.5 } }
 }

@@ -161,6 +161,7 @@ export const attacks: readonly Attack[] = [
   // The last one: its address is throttled for a minute, and all are at one.
   {
     name: 'a key that was revoked, 32 at a time',
+    meant: /^(401|429)$/,
     async run(hostile, told, stop) {
       const client = new Client(hostile.conductor, hostile.revoked, told)
       await flood(32, stop, () => client.send('GET', '/api/runs?limit=1'))

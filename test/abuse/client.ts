@@ -9,6 +9,7 @@ export class Client {
   readonly #headers: Record<string, string>
   readonly #told: Told
   readonly #once: boolean
+  #closed = false
 
   /** `once`: each connection serves one request. */
   constructor(origin: string, key: string, told: Told, { once = false }: { readonly once?: boolean } = {}) {
@@ -27,11 +28,14 @@ export class Client {
       this.#told(reply.statusCode)
       return reply.statusCode < 300 ? text : ''
     } catch (error) {
+      // What it was in the midst of when it was stopped says nothing.
+      if (this.#closed) return ''
       this.#told((error as Error).message.slice(0, 40))
       return ''
     }
   }
   close(): Promise<void> {
+    this.#closed = true
     return this.#pool.destroy()
   }
 }

@@ -19,7 +19,7 @@ import { draw, shown } from '../bench/table.ts'
 import { startModel } from '../bench/targets.ts'
 import type { Order, Word } from './attacker.ts'
 import { longestStep, slowness } from '../steps.ts'
-import type { Hostile, Verdict } from './attack.ts'
+import { type Hostile, thinness, type Verdict } from './attack.ts'
 import { attacks } from './attacks.ts'
 import { LoopFigures } from './loop-figures.ts'
 
@@ -91,6 +91,8 @@ interface Seen {
   readonly verdicts: readonly Verdict[]
   readonly lost: number
   readonly answers: Readonly<Record<string, number>>
+  /** Part of them that succeeded. */
+  readonly succeeded: number
 }
 
 const operatorTenant = 'default'
@@ -240,7 +242,9 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
   attacker.send('stop')
   const last = await Promise.race([done, sleep(20_000, { answers: { 'no end': 1 } })])
   await processes.stopOne(attacker)
-  const verdicts = (await attack.judge?.(hostile)) ?? []
+  const answers = 'answers' in last ? last.answers : {}
+  const { succeeded, verdict } = thinness(attack, answers)
+  const verdicts = [verdict, ...((await attack.judge?.(hostile)) ?? [])]
   const lost = await losses(fleet)
   return {
     name,
@@ -250,7 +254,8 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
     mostStepMs: longestStep(slow),
     verdicts,
     lost,
-    answers: 'answers' in last ? last.answers : {},
+    answers,
+    succeeded,
   }
 }
 
@@ -260,7 +265,7 @@ function report(seen: readonly Seen[]): boolean {
       results.flatMap(({ totalMs }) => totalMs),
       0.99,
     )
-  const rows = seen.map(({ name, alone, result, deafMs, stepMs, stepBy, lost, answers }) => [
+  const rows = seen.map(({ name, alone, result, deafMs, stepMs, stepBy, lost, answers, succeeded }) => [
     name,
     alone.map((one) => shown(p99(one), 1)).join(', '),
     shown(p99(result), 1),
@@ -270,6 +275,7 @@ function report(seen: readonly Seen[]): boolean {
     `${shown(stepMs, 0)} ${stepBy}`,
     String(result.errors),
     String(lost),
+    `${shown(100 * succeeded, 0)} %`,
     Object.entries(answers)
       .map(([status, count]) => `${status}: ${count}`)
       .join(', '),
@@ -284,6 +290,7 @@ function report(seen: readonly Seen[]): boolean {
     'step ms, at least',
     'failed chats',
     'lost runs',
+    'succeeded',
     'its answers',
   ]
   process.stdout.write(`\n${draw([head, ...rows])}\n\nA hostile tenant may have ${JSON.stringify(plan)}.\n\n`)

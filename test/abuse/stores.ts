@@ -1,24 +1,70 @@
-import type { Attack } from './attack.ts'
+import type { Attack, Hostile, Told } from './attack.ts'
 import { type Client, clientOf, flood } from './client.ts'
 
 const bytes = { 'content-type': 'application/octet-stream', accept: 'application/octet-stream' }
 const megabytes = (count: number): Buffer => Buffer.alloc(count * 1024 * 1024, 'x')
 
-/** Files of one size below a path, written and read in turns. */
-const files = (name: string, path: string, size: number): Attack => ({
+const kibibytes = (count: number): Buffer => Buffer.alloc(count * 1024, 'word of a line that is no other\n')
+/** So many writes at once, each once. */
+async function each(count: number, write: (n: number) => Promise<unknown>): Promise<void> {
+  let n = 0
+  const lane = async (): Promise<void> => {
+    while (n < count) await write(n++)
+  }
+  await Promise.all(Array.from({ length: 4 }, lane))
+}
+
+/** Stores of files: what is in them, and how they are asked. */
+interface Files {
+  readonly name: string
+  /** Of a file `below/file-n`. */
+  readonly path: string
+  /** Requests that read, of the whole folder. */
+  readonly lists: readonly string[]
+  /** MiB of each file that is written meanwhile. */
+  readonly size: number
+}
+
+/** Files that are there are read, listed and searched, while large ones are written. */
+const files = ({ name, path, lists, size }: Files): Attack => ({
   name,
+  async prepare(hostile, told) {
+    const client = clientOf(hostile, told)
+    // Most of the writes of a minute, of which some are left: few that are long, and many to go through.
+    await each(200, (n) => client.send('PUT', `${path}/below/file-${n}`, kibibytes(n < 12 ? 256 : 2), bytes))
+    await client.close()
+  },
   async run(hostile, told, stop) {
     const client = clientOf(hostile, told)
     // Files that flow slowly would go on for a minute.
     stop.addEventListener('abort', () => void client.close(), { once: true })
     const file = megabytes(size)
     await flood(8, stop, async (n) => {
-      const place = `${path}/file-${n % 4}`
-      if (n % 8 < 4) await client.send('PUT', place, file, bytes)
-      else await client.send('GET', place, undefined, bytes)
+      if (n % 8 === 0) await client.send('PUT', `${path}/file-${n % 4}`, file, bytes)
+      else if (n % 2 === 0) await client.send('GET', lists[(n / 2) % lists.length]!)
+      else await client.send('GET', `${path}/below/file-${n % 12}`, undefined, n % 4 === 1 ? bytes : {})
     })
   },
 })
+
+/** A skill of 400 files in one folder, as forms send it. */
+function folderOf(n: number): { readonly body: Buffer; readonly headers: object } {
+  const name = `skill-${n}`
+  const head = `---\nname: ${name}\ndescription: One of many that are imported.\n---\n`
+  const parts = Array.from({ length: 400 }, (_, i) => {
+    const [file, text] = i === 0 ? ['SKILL.md', `${head}Do ${n}.`] : [`docs/part-${i}.md`, `${n} ${'word '.repeat(200)}`]
+    return `--b\r\nContent-Disposition: form-data; name="files"; filename="${name}/${file}"\r\nContent-Type: text/markdown\r\n\r\n${text}\r\n`
+  })
+  const headers = { 'content-type': 'multipart/form-data; boundary=b' }
+  return { body: Buffer.from(`${parts.join('')}--b--\r\n`), headers }
+}
+
+const toolkits = ['a', 'b', 'c', 'd', 'e']
+async function enterCatalog(hostile: Hostile, told: Told): Promise<void> {
+  const client = clientOf(hostile, told)
+  for (const name of toolkits) await client.send('POST', '/api/mcp/catalog', { name, url: hostile.mcpServer })
+  await client.close()
+}
 
 /** Sentences that have all words of the bank in common, so that each search finds many. */
 const sentence = (n: number): string =>
@@ -38,8 +84,23 @@ const askCatalog = (client: Client, n: number): Promise<string> => {
 
 /** On what a tenant keeps beside its runs. */
 export const attacksOnStores: readonly Attack[] = [
-  files('objects of 8 MiB, 8 at a time', '/api/storage/objects', 8),
-  files('files of 64 MiB on the VirtualFS, 8 at a time', '/api/vfs/files/folder', 64),
+  files({
+    name: 'objects: 200 read and listed, and others of 8 MiB, 8 at a time',
+    path: '/api/storage/objects',
+    lists: ['/api/storage/objects?limit=1000', '/api/storage/objects?prefix=below/&delimiter=/&limit=1000'],
+    size: 8,
+  }),
+  files({
+    name: 'files on the VirtualFS: 200 read, listed and searched, and others of 64 MiB, 8 at a time',
+    path: '/api/vfs/files/folder',
+    lists: [
+      '/api/vfs/list/folder/?recursive=true&limit=1000',
+      '/api/vfs/search?q=nowhere',
+      '/api/vfs/list/folder/below?limit=1000',
+      '/api/vfs/search?q=no+other&in=text&limit=200',
+    ],
+    size: 64,
+  }),
   {
     name: 'memories, written and searched, 16 at a time',
     async run(hostile, told, stop) {
@@ -54,15 +115,37 @@ export const attacksOnStores: readonly Attack[] = [
   },
   {
     name: 'the endpoint of the MCP catalog, 32 at a time',
-    async prepare(hostile, told) {
-      const client = clientOf(hostile, told)
-      for (const name of ['a', 'b', 'c', 'd', 'e'])
-        await client.send('POST', '/api/mcp/catalog', { name, url: hostile.mcpServer })
-      await client.close()
-    },
+    prepare: enterCatalog,
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
       await flood(32, stop, (n) => askCatalog(client, n))
+      await client.close()
+    },
+  },
+  {
+    name: 'apps, listed, asked for their tools and called, 16 at a time',
+    prepare: enterCatalog,
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      await flood(16, stop, (n) => {
+        const toolkit = toolkits[n % toolkits.length]!
+        if (n % 3 === 0) return client.send('GET', '/api/apps?limit=100')
+        if (n % 3 === 1) return client.send('GET', `/api/apps/${toolkit}/tools`)
+        return client.send('POST', `/api/apps/${toolkit}/call`, { name: 'tool_1', arguments: { path: 'x'.repeat(9_000) } })
+      })
+      await client.close()
+    },
+  },
+  {
+    name: 'imports of skills with 400 files, 8 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      await flood(8, stop, async (n) => {
+        const { body, headers } = folderOf(n)
+        const tried = await client.send('POST', '/api/skills/import', body, headers)
+        const { stagingId } = (tried === '' ? {} : JSON.parse(tried)) as { stagingId?: string }
+        if (stagingId !== undefined) await client.send('POST', `/api/skills/import/${stagingId}/commit`)
+      })
       await client.close()
     },
   },

@@ -12,7 +12,7 @@ import { followTls, PeerTls, SingleFlight } from '#kit'
 import { createVfsClient } from '../client.ts'
 import { Shares } from '../shares.ts'
 import { forward, Upstream } from './forward.ts'
-import { proxyRoutes } from './routes.ts'
+import { proxyRoutes, turnsOf } from './routes.ts'
 
 /**
  * The way of API keys to the VirtualFS server: `/api/vfs/*` on a conductor goes there without `/api`, signed for the tenant of the key
@@ -64,8 +64,10 @@ export default definePlugin({
       await app.register(replyFrom, { undici: upstream as never, disableCache: true, disableRequestLogging: true })
       const paced = (request: FastifyRequest, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array> =>
         limits ? limits.paced(guard.callerOf(request).tenantId, body) : body
-      proxyRoutes(app, paced, (request, reply, target) => {
+      proxyRoutes(app, paced, async (request, reply, target) => {
         const { tenantId } = guard.callerOf(request)
+        const turns = turnsOf(target)
+        if (turns > 0) await limits?.turn(tenantId, 'readsPerMinute', turns)
         reply.raw.once('close', shares.take(tenantId))
         reply.raw.once('finish', () => counter.inc({ method: request.method, status: reply.statusCode }))
         return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, paced })

@@ -3,10 +3,10 @@ import { Type } from '@sinclair/typebox'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, failures, notFound } from '#kernel'
 import { limitErrors } from '#contracts/limits'
-import { vfsErrors } from '#contracts/vfs'
+import { mostEntriesAtOnce, vfsErrors } from '#contracts/vfs'
 
 type Paced = (request: FastifyRequest, body: AsyncIterable<Uint8Array>) => AsyncIterable<Uint8Array>
-type PassOn = (request: FastifyRequest, reply: FastifyReply, target: string) => FastifyReply
+type PassOn = (request: FastifyRequest, reply: FastifyReply, target: string) => Promise<FastifyReply>
 
 const about =
   'What [the VirtualFS server](vfs.json) answers to the path without `/api`, for the tenant of the key. `X-VFS-Session` selects the view of a session.'
@@ -76,6 +76,17 @@ export function targetOf(url: string): string | undefined {
 
 /** True for what only this server itself has an answer to. */
 const isOurs = (target: string): boolean => ours.test(decodeURIComponent(target.split('?')[0]!))
+
+/** A search reads up to 64 MiB, a list looks at each file that it shows: as many requests that only read, beside its own. */
+const turnsOfSearch = 60
+const entriesOfTurn = 100
+export function turnsOf(target: string): number {
+  const [path = '', query = ''] = target.split('?')
+  const [, , what] = decodeURIComponent(path).split('/')
+  if (what === 'search') return turnsOfSearch
+  const limit = what === 'list' ? Number(new URLSearchParams(query).get('limit') ?? 0) : 0
+  return limit > 0 ? Math.floor(Math.min(limit, mostEntriesAtOnce) / entriesOfTurn) : 0
+}
 
 /** True for leases, which runners alone open: an admin of a tenant could give itself other limits. */
 const opensSession = (method: string, target: string): boolean =>

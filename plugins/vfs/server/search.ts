@@ -11,6 +11,8 @@ const mostOfFile = 4 * 1024 * 1024
 /** A file with a NUL in its beginning is no text. */
 const beginning = 8 * 1024
 const shownCharacters = 200
+/** What is longer without an end of line is looked at in parts: to join all of it at each chunk would take the square of its length. */
+const longestLine = 64 * 1024
 
 /** Searches trees one after another, within bounds of files, bytes and time. */
 export async function search(trees: ReadonlyMap<string, Tree>, query: VfsSearchQuery): Promise<VfsMatches> {
@@ -56,6 +58,10 @@ async function lineWith(
       const at = lines.findIndex((one) => one.toLowerCase().includes(wanted))
       if (at >= 0) return { line: line + at, text: shown(lines[at]!, wanted) }
       line += lines.length
+      if (rest.length <= longestLine) continue
+      if (rest.toLowerCase().includes(wanted)) return { line, text: shown(rest, wanted) }
+      // What was looked for may begin here.
+      rest = rest.slice(-2 * wanted.length)
     }
     return rest.toLowerCase().includes(wanted) ? { line, text: shown(rest, wanted) } : undefined
   } finally {

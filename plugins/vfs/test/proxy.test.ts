@@ -32,6 +32,7 @@ async function upstreamOf(t: TestContext, handler: RequestListener): Promise<str
 
 /** A conductor with nothing but the proxy, on a port of its own. */
 async function startProxy(t: TestContext, baseUrl: string, signer?: Signer, config: object = {}) {
+  const turns: unknown[][] = []
   const found: { data: ReadonlyMap<string, TenantDataStore> }[] = []
   const uses = new Map<string, (tenantId: string) => unknown>()
   const probe = definePlugin({
@@ -42,6 +43,7 @@ async function startProxy(t: TestContext, baseUrl: string, signer?: Signer, conf
   const limits = {
     of: () => defaultLimits,
     paced: (_: string, body: AsyncIterable<Uint8Array>) => body,
+    turn: async (...asked: unknown[]) => void turns.push(asked),
     uses: (name: string, count: (tenantId: string) => unknown) => void uses.set(name, count),
   } as unknown as TenantLimits
   const kernel = await testKernel(
@@ -62,7 +64,7 @@ async function startProxy(t: TestContext, baseUrl: string, signer?: Signer, conf
     const [answer] = (await once(asked, 'response')) as [IncomingMessage]
     return { status: answer.statusCode, headers: answer.headers, body: await text(answer) }
   }
-  return { url, ask, data: found[0]!.data, uses }
+  return { url, ask, data: found[0]!.data, uses, turns }
 }
 
 test('the prefix is stripped, and nothing that the client proves itself with goes on: the request is signed for the tenant of its key', async (t) => {
@@ -340,4 +342,17 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
   assert.deepEqual([...data.keys()], ['vfs'])
   assert.deepEqual(await data.get('vfs')!.erase('acme'), { deleted: 2, more: false })
   assert.equal(await uses.get('vfsSessions')!('acme'), 0)
+})
+
+test('searches and long lists take as many turns of their tenant as they cost', async (t) => {
+  const base = await upstreamOf(t, (_, answer) => answer.end('{}'))
+  const { ask, turns } = await startProxy(t, base, (await testVfs(t)).signer)
+  const list = '/api/vfs/list/files/'
+  for (const path of ['/api/vfs/files/m/search', list, `${list}?limit=50`, `${list}?limit=x`])
+    assert.equal((await ask('GET', path)).status, 200)
+  assert.deepEqual(turns, [])
+  for (const path of ['/api/vfs/search?q=x', '/api/vfs/%73earch?q=x', `${list}?limit=1000`, `${list}?limit=1e12`])
+    assert.equal((await ask('GET', path)).status, 200)
+  const of = (weight: number) => ['acme', 'readsPerMinute', weight]
+  assert.deepEqual(turns, [of(60), of(60), of(10), of(10)])
 })

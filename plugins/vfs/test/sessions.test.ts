@@ -183,6 +183,8 @@ test('search finds names and lines within its bounds, and no text in what is non
   await put('notes/Marmalade.md', 'first\nsecond')
   await put('notes/b.md', `${'x'.repeat(100_000)}\nThe jar of MARMALADE is empty.\n`)
   await put('image.bin', Buffer.from('\0marmalade'))
+  // Across two chunks, in a line that is longer than what is looked at in one piece.
+  await put('notes/long.md', `one\n${'x'.repeat(131_064)}Pectin${'y'.repeat(70_000)} sugar${'z'.repeat(70_000)}`)
   await put('ü/c', 'nothing')
   const found = await client.search(acme, { q: 'marmalade', mount: 'files' })
   assert.deepEqual(found, {
@@ -192,6 +194,10 @@ test('search finds names and lines within its bounds, and no text in what is non
     ],
     complete: true,
   })
+  for (const q of ['pectin', 'SUGAR']) {
+    const { matches } = await client.search(acme, { q, mount: 'files' })
+    assert.deepEqual([matches[0]?.path, matches[0]?.line], ['notes/long.md', 2], q)
+  }
   assert.equal((await client.search(acme, { q: 'marmalade', in: 'text' })).matches.length, 1)
   assert.equal((await client.search(acme, { q: 'marmalade', path: 'ü', mount: 'files' })).matches.length, 0)
   assert.deepEqual(await client.search(acme, { q: '.', limit: 1, in: 'name', mount: 'files' }), {
