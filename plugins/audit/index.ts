@@ -1,8 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, definePlugin } from '#kernel'
+import { access, type App, definePlugin, maybe } from '#kernel'
 import { AuditedWrites, AuditLog } from '#contracts/audit'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
+import { TenantLimits } from '#contracts/limits'
 import { sendList } from '#kit/lists'
 import { createAuditTrail, listEntries, noSuchTime } from './trail.ts'
 import { AuditQuery, ListedEntry } from './schema.ts'
@@ -10,11 +11,11 @@ import { AuditQuery, ListedEntry } from './schema.ts'
 /** The append-only log of administrative writes: kept for the guard, read by admins. */
 export default definePlugin({
   name: 'audit',
-  requires: { guard: ApiGuard, writes: AuditedWrites, database: Database },
+  requires: { guard: ApiGuard, writes: AuditedWrites, database: Database, limits: maybe(TenantLimits) },
   provides: { trail: AuditLog },
   async setup({ deps, log, routes }) {
     // Without a database there is no log, and no write waits for one.
-    const trail = createAuditTrail(deps.database, log)
+    const trail = createAuditTrail(deps.database, log, deps.limits)
     if (!deps.database.absent) deps.writes.recordOn(trail)
     routes('conductor', async (app) => {
       deps.guard.protect(app)

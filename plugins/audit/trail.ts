@@ -2,6 +2,7 @@ import { invalidField, unavailable } from '#kernel'
 import type { AuditedWrite, AuditEntry, AuditOutcome, AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
+import type { TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import type { ListedEntry } from './schema.ts'
@@ -11,7 +12,15 @@ const maxText = 1_024
 /** PostgreSQL stores no NUL, and an escaped one in a path becomes one in a parameter. */
 const storable = (text: string): string => text.slice(0, maxText).replaceAll('\0', '\uFFFD')
 
-export function createAuditTrail(database: Database, log: { warn(fields: object, message: string): void }): AuditTrail {
+/** An entry with how it ended, beside its texts of no fixed size: two rows with their entries in indexes. */
+const bytesOfEntry = 512
+
+/** Entries count for what their tenant stores; nothing that it may do is refused because of them. */
+export function createAuditTrail(
+  database: Database,
+  log: { warn(fields: object, message: string): void },
+  limits?: Pick<TenantLimits, 'stored'>,
+): AuditTrail {
   return {
     async begin({ target, request, ...write }) {
       const entry = { tenantId: write.tenantId, id: newId('aud') }
@@ -22,6 +31,8 @@ export function createAuditTrail(database: Database, log: { warn(fields: object,
       }).catch((error: unknown) => {
         throw notRecorded(error)
       })
+      const texts = (target?.length ?? 0) + (request?.path.length ?? 0)
+      limits?.stored.add(write.tenantId, bytesOfEntry + Math.min(texts, 2 * maxText))
       return entry
     },
     async end(entry, { status, target, detail }) {

@@ -68,7 +68,9 @@ export function definitionRoutes(app: App, guard: Guard, { database, service, li
       const { tenantId, keyId } = guard.callerOf(request)
       const definition = await service.check(tenantId, request.body)
       const most = limits?.of(tenantId).workflowDefinitions ?? 1_000_000
+      limits?.stored.admit(tenantId)
       const made = await insertDefinition(database, tenantId, definition, { createdBy: keyId, most })
+      limits?.stored.add(tenantId, JSON.stringify(definition).length)
       return reply.code(201).send(made)
     },
   )
@@ -91,7 +93,7 @@ export function definitionRoutes(app: App, guard: Guard, { database, service, li
   )
 }
 
-export function definitionChangeRoutes(app: App, guard: Guard, { database, service }: Deps): void {
+export function definitionChangeRoutes(app: App, guard: Guard, { database, service, limits }: Deps): void {
   const { invalidWorkflow } = workflowErrors
   app.patch(
     '/api/workflows/definitions/:id',
@@ -104,13 +106,21 @@ export function definitionChangeRoutes(app: App, guard: Guard, { database, servi
         description: 'The fields that the body has are replaced, which makes the next version. Runs keep theirs.',
         params: DefinitionParams,
         body: DefinitionChange,
-        response: { 200: DefinitionInfo, ...failures(invalidWorkflow, notFound, ...Object.values(webhookErrors)) },
+        response: {
+          200: DefinitionInfo,
+          ...failures(invalidWorkflow, notFound, limitErrors.limitExceeded, ...Object.values(webhookErrors)),
+        },
       },
     },
     async (request) => {
       const { tenantId, keyId } = guard.callerOf(request)
       const { id } = request.params
-      return replaceDefinition(database, tenantId, id, await service.changed(tenantId, id, request.body), keyId)
+      limits?.stored.admit(tenantId)
+      const definition = await service.changed(tenantId, id, request.body)
+      const made = await replaceDefinition(database, tenantId, id, definition, keyId)
+      // Each version stays for the runs that have it.
+      limits?.stored.add(tenantId, JSON.stringify(definition).length)
+      return made
     },
   )
   app.delete(

@@ -65,7 +65,11 @@ export class Execution {
   async make(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
     const of = { node: attempt.id, attempt: attempt.attempt }
     try {
-      return { ...of, ...(await this.#do(attempt, signal)) } as Outcome
+      // Outputs may be larger than all that was sent: a run that began before its tenant's store was full goes no further.
+      this.#deps.limits?.stored.admit(attempt.tenantId)
+      const done = await this.#do(attempt, signal)
+      this.#deps.limits?.stored.add(attempt.tenantId, bytesOf(done))
+      return { ...of, ...done } as Outcome
     } catch (cause) {
       if (signal.aborted) throw cause
       // Nothing has begun: what a call meets once it has is in its outcome.
@@ -271,6 +275,14 @@ export class Execution {
 }
 
 const keyOf = ({ runId, id, effect }: Attempt): string => `${runId}/${id}/${effect}`
+
+/** A node of a map or loop beside its item. */
+const bytesOfPart = 400
+/** What an outcome stores, nearly: texts are mostly of one byte a character. */
+function bytesOf(done: Done): number {
+  if (done.kind === 'parts') return done.items.reduce((sum, item) => sum + bytesOfPart + item.length, 0)
+  return done.kind === 'over' ? (done.output?.length ?? 0) : 0
+}
 
 const over = (error: Failure): Done => ({ kind: 'over', status: 'error', error })
 function overWith(output: unknown): Done {

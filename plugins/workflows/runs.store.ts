@@ -49,6 +49,9 @@ export interface StoreDeps {
   readonly schemas: OutputSchemas
 }
 
+/** A node beside its texts: its row with its entries in indexes, and its edges. */
+const bytesOfNode = 400
+
 export class WorkflowRunStore {
   readonly #database: Database
   readonly #wakeUps: WakeUps
@@ -121,6 +124,9 @@ export class WorkflowRunStore {
     const status: RunStatus = wanted.start ? 'running' : 'pending'
     // Whoever adds a run holds the lock of its tenant, so that each is counted before the next one is added.
     const lock = { text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))', values: [tenantId] }
+    const [asked, given] = [JSON.stringify(settings), JSON.stringify(wanted.input ?? {})]
+    const specs = nodes.map((node) => JSON.stringify(node))
+    const bytes = specs.reduce((sum, spec) => sum + bytesOfNode + spec.length, asked.length + given.length)
     const statements: Statement[] = [
       ...(most === undefined ? [] : [lock]),
       insertion([
@@ -129,8 +135,8 @@ export class WorkflowRunStore {
         definitionId,
         version,
         name,
-        JSON.stringify(settings),
-        JSON.stringify(wanted.input ?? {}),
+        asked,
+        given,
         runStatuses.indexOf(status),
         nodes.length,
         parent?.depth ?? 0,
@@ -141,7 +147,7 @@ export class WorkflowRunStore {
         wanted.createdBy,
         mayBeKeyed(nodes),
         most,
-        ...columnsOf(nodes),
+        ...columnsOf(nodes, specs),
         (wanted.webhook ?? webhook)?.url,
       ]),
     ]
@@ -150,6 +156,7 @@ export class WorkflowRunStore {
     const made = (rows: readonly object[]): { id: string; status: RunStatus } => {
       // One of the same id is there, unless there was no room.
       if (rows.length === 0 && most !== undefined) throw overLimit('workflowRuns', most)
+      if (rows.length > 0) this.#limits?.stored.add(tenantId, bytes)
       return { id, status }
     }
     return { statements, inserts, made }
@@ -303,13 +310,13 @@ const insertion = (values: readonly unknown[]): Statement => ({
 })
 
 /** The columns of nodes, and of the edges that lead to them. */
-function columnsOf(nodes: readonly WorkflowNode[]): readonly unknown[] {
+function columnsOf(nodes: readonly WorkflowNode[], specs: readonly string[]): readonly unknown[] {
   const edges = edgesOf(nodes)
   const pairs = [...edges].flatMap(([to, before]) => [...before].map((from) => [from, to] as const))
   return [
     nodes.map(({ id }) => id),
     nodes.map(({ type }) => type),
-    nodes.map((node) => JSON.stringify(node)),
+    specs,
     nodes.map(({ id }) => edges.get(id)?.size ?? 0),
     nodes.map(({ priority }) => priority ?? 0),
     nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),

@@ -94,12 +94,7 @@ function rarest(weighed: readonly Weighed[], theirs: number): { readonly first: 
 const turnOf = { postings: 100, weights: 1_000, hits: 20 } as const
 
 /** How many requests that only read a search costs as much as: by the postings that it reads, and the terms that it looks at in each memory found. */
-export function turnsOf(
-  { theirs }: BankFigures,
-  weighed: readonly Weighed[],
-  filter: Filter,
-  limit: number,
-): number {
+export function turnsOf({ theirs }: BankFigures, weighed: readonly Weighed[], filter: Filter, limit: number): number {
   const { postings } = rarest(weighed, theirs)
   const found = Math.min(postings, isFiltered(filter) ? mostFiltered : 2 * wantedOf(limit))
   const { postings: read, weights, hits } = turnOf

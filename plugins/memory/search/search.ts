@@ -6,7 +6,16 @@ import { asksForNow, asksForPast } from '../text/dates.ts'
 import type { StemCache } from '../text/stems.ts'
 import { askedTerms, type AskedWord } from '../text/terms.ts'
 import { tokensOf } from '../text/words.ts'
-import { type BankFigures, type Candidate, Candidates, type Filter, idfOf, turnsOf, weigh, type Weighed } from './candidates.ts'
+import {
+  type BankFigures,
+  type Candidate,
+  Candidates,
+  type Filter,
+  idfOf,
+  turnsOf,
+  weigh,
+  type Weighed,
+} from './candidates.ts'
 import type { ExtensionSet } from './extensions.ts'
 import { rank, type Ranked } from './rank.ts'
 import type { VectorList } from './vectors.ts'

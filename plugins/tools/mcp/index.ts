@@ -73,13 +73,7 @@ const noToken = (): Error =>
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
  * path.
  */
-function mcpRoutes(
-  app: App,
-  sessions: RunnerSessions,
-  who: string,
-  admit: Admit,
-  loads: PluginContext['loads'],
-): void {
+function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit, loads: PluginContext['loads']): void {
   const schema = {
     tags: ['tools'],
     summary: "Speak MCP with a session's tools",

@@ -1,6 +1,8 @@
 /* oxlint-disable unicorn/no-thenable -- nodes of type condition have a field of that name. */
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { overLimit } from '#contracts/limits'
+import { type Attempt, Execution, type ExecutionDeps } from '../execution.ts'
 import { node, stage, startEffects } from './stage.ts'
 
 test('each type of node does what it says', async (t) => {
@@ -225,4 +227,31 @@ test('each type of node does what it says', async (t) => {
     const { body: inner } = await s.call('GET', `/api/workflows/runs/${node(run, 'sub').workflowRunId}`)
     assert.deepEqual([inner.parentRunId, inner.status], [run.id, 3])
   })
+})
+
+test('what nodes put out is stored for their tenant, and a node of one whose store is full does not begin', async () => {
+  const stored: unknown[] = []
+  let full = false
+  const limits = {
+    stored: {
+      add: (...added: unknown[]) => void stored.push(added),
+      admit: () => {
+        if (full) throw overLimit('storedBytes', 1)
+      },
+    },
+  }
+  const execution = new Execution({ limits } as unknown as ExecutionDeps)
+  const attempt = {
+    tenantId: 'acme',
+    id: 'c',
+    attempt: 1,
+    spec: { id: 'c', type: 'condition', if: true },
+    startedMs: 0,
+  }
+  const make = () => execution.make(attempt as unknown as Attempt, new AbortController().signal)
+  const done = { node: 'c', attempt: 1, kind: 'over' }
+  assert.deepEqual(await make(), { ...done, status: 'ok', output: 'true', skips: [] })
+  full = true
+  const { error, ...refused } = (await make()) as { error: { code: string } }
+  assert.deepEqual([refused, error.code, stored], [{ ...done, status: 'error' }, 'limit_exceeded', [['acme', 4]]])
 })
