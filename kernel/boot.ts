@@ -83,10 +83,8 @@ class Kernel {
     onStep('routes')
     for (const [plugin, mount] of this.#mounts) await this.#do(`${plugin}: routes`, mount)
     await this.#do('routes', () => this.listeners.ready())
-    if (this.#role.preload) {
-      onStep('preload')
-      for (const [plugin, load] of this.#loads) await this.#do(`${plugin}: preload`, load)
-    }
+    onStep('preload')
+    for (const [plugin, load] of this.#role.preload ? this.#loads : []) await this.#do(`${plugin}: preload`, load)
     onStep('start')
     for (const [plugin, start] of this.#starts) await this.#do(`${plugin}: start`, start)
     onStep('listen')

@@ -48,11 +48,7 @@ export const RoleFile = Settings({
       requests: Type.Boolean({ default: false, description: 'One log line for each answered request.' }),
     }),
   ),
-  preload: Type.Boolean({
-    default: false,
-    description:
-      'Libraries that plugins would load when they are first used are loaded before the role is ready: a start takes longer, and no request waits for them.',
-  }),
+  preload: Type.Boolean({ default: false, description: 'Load libraries before the role is ready, not at first use.' }),
   shutdownGrace: Duration('25s', 'How long stopping may take before the process exits anyway.'),
   instead: Type.Optional(Instead),
   plugins: Type.Record(Type.String(), Entry, { description: 'What this role is made of.' }),

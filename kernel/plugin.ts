@@ -71,10 +71,7 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   urlOf(listener: string): string
   /** Mounts routes in a private scope of a named listener. A name nobody declared fails the boot; one switched off mounts nothing. */
   routes(listener: string, mount: (app: App) => Promise<void>): void
-  /**
-   * Code that is loaded when it is first needed, which few boots live to see: a library takes the processor for longer than others may
-   * be kept waiting. A role whose file says `preload` runs `load` before the functions of `onStart`. It may be called more than once.
-   */
+  /** Code that waits for its first use; with `preload` in the role file it is loaded before `onStart`. May be called more than once. */
   loads(load: () => Promise<unknown>): void
   /** Runs after every plugin is set up and mounted, before the listeners accept connections. */
   onStart(fn: () => Promise<void>): void
@@ -123,7 +120,7 @@ export interface Role {
   readonly name: string
   readonly listeners: Readonly<Record<string, ListenerConfig>>
   readonly plugins: readonly Entry[]
-  /** Nobody waits for a library once the role is ready: what plugins would load at its first use is loaded before. */
+  /** What plugins would load at its first use is loaded before the role is ready. */
   readonly preload?: boolean
   readonly log?: { readonly level?: string; readonly requests?: boolean }
   /** How long a process gives this role to stop before it exits anyway; milliseconds. */

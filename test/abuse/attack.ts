@@ -52,7 +52,13 @@ export function thinness(
   const share = (status: RegExp): number => {
     const count = (fits: (status: string) => boolean): number =>
       Object.entries(answers).reduce((sum, [one, times]) => sum + (fits(one) ? times : 0), 0)
-    return count((one) => status.test(one)) / Math.max(1, count(() => true))
+    return (
+      count((one) => status.test(one)) /
+      Math.max(
+        1,
+        count(() => true),
+      )
+    )
   }
   const hit = share(meant)
   const text = `it is no thin attack: ${Math.round(100 * hit)} % of its answers are what it meant`

@@ -5,13 +5,13 @@ const bytes = { 'content-type': 'application/octet-stream', accept: 'application
 const megabytes = (count: number): Buffer => Buffer.alloc(count * 1024 * 1024, 'x')
 
 const kibibytes = (count: number): Buffer => Buffer.alloc(count * 1024, 'word of a line that is no other\n')
-/** So many writes at once, each once. */
+/** So many writes, each once: two at a time, so that none is refused because others of their size wait. */
 async function each(count: number, write: (n: number) => Promise<unknown>): Promise<void> {
   let n = 0
   const lane = async (): Promise<void> => {
     while (n < count) await write(n++)
   }
-  await Promise.all(Array.from({ length: 4 }, lane))
+  await Promise.all(Array.from({ length: 2 }, lane))
 }
 
 /** Stores of files: what is in them, and how they are asked. */
@@ -40,7 +40,7 @@ const files = ({ name, path, lists, size }: Files): Attack => ({
     stop.addEventListener('abort', () => void client.close(), { once: true })
     const file = megabytes(size)
     await flood(8, stop, async (n) => {
-      if (n % 8 === 0) await client.send('PUT', `${path}/file-${n % 4}`, file, bytes)
+      if (n % 24 === 0) await client.send('PUT', `${path}/file-${n % 4}`, file, bytes)
       else if (n % 2 === 0) await client.send('GET', lists[(n / 2) % lists.length]!)
       else await client.send('GET', `${path}/below/file-${n % 12}`, undefined, n % 4 === 1 ? bytes : {})
     })
@@ -52,7 +52,8 @@ function folderOf(n: number): { readonly body: Buffer; readonly headers: object 
   const name = `skill-${n}`
   const head = `---\nname: ${name}\ndescription: One of many that are imported.\n---\n`
   const parts = Array.from({ length: 400 }, (_, i) => {
-    const [file, text] = i === 0 ? ['SKILL.md', `${head}Do ${n}.`] : [`docs/part-${i}.md`, `${n} ${'word '.repeat(200)}`]
+    const [file, text] =
+      i === 0 ? ['SKILL.md', `${head}Do ${n}.`] : [`docs/part-${i}.md`, `${n} ${'word '.repeat(200)}`]
     return `--b\r\nContent-Disposition: form-data; name="files"; filename="${name}/${file}"\r\nContent-Type: text/markdown\r\n\r\n${text}\r\n`
   })
   const headers = { 'content-type': 'multipart/form-data; boundary=b' }
@@ -131,7 +132,10 @@ export const attacksOnStores: readonly Attack[] = [
         const toolkit = toolkits[n % toolkits.length]!
         if (n % 3 === 0) return client.send('GET', '/api/apps?limit=100')
         if (n % 3 === 1) return client.send('GET', `/api/apps/${toolkit}/tools`)
-        return client.send('POST', `/api/apps/${toolkit}/call`, { name: 'tool_1', arguments: { path: 'x'.repeat(9_000) } })
+        return client.send('POST', `/api/apps/${toolkit}/call`, {
+          name: 'tool_1',
+          arguments: { path: 'x'.repeat(9_000) },
+        })
       })
       await client.close()
     },
