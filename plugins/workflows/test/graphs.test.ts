@@ -109,7 +109,7 @@ async function tenants(s: Stage): Promise<void> {
   })
   for (;;) {
     const { body } = await umbrella('GET', `/api/workflows/runs/${wide.body.id}`)
-    if (['pending', 'running'].includes(body.status)) {
+    if (body.status < 2) {
       await new Promise((resolve) => setTimeout(resolve, 20))
       continue
     }
