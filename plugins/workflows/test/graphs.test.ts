@@ -101,20 +101,17 @@ async function tenants(s: Stage): Promise<void> {
   const many = await Promise.all([1, 2, 3].map(() => umbrella('POST', '/api/workflows/runs', wait)))
   assert.deepEqual(many.map(({ status }) => status).toSorted(), [202, 429, 429])
   await umbrella('POST', `/api/workflows/runs/${many.find(({ status }) => status === 202)!.body.id}/cancel`)
-  const wide = await umbrella('POST', '/api/workflows/runs', {
-    definition: {
-      name: 'm',
-      nodes: [{ id: 'm', type: 'map', items: [1, 2, 3], node: { type: 'condition', if: true } }],
-    },
-  })
-  for (;;) {
-    const { body } = await umbrella('GET', `/api/workflows/runs/${wide.body.id}`)
-    if (body.status < 2) {
+  const map = { id: 'm', type: 'map', items: [1, 2, 3], node: { type: 'condition', if: true } }
+  // The other conductor hears of the limit within seconds; until then it has room for all parts.
+  for (let code: string | undefined; code === undefined;) {
+    const wide = await umbrella('POST', '/api/workflows/runs', { definition: { name: 'm', nodes: [map] } })
+    let { body } = await umbrella('GET', `/api/workflows/runs/${wide.body.id}`)
+    while (body.status < 2) {
       await new Promise((resolve) => setTimeout(resolve, 20))
-      continue
+      ;({ body } = await umbrella('GET', `/api/workflows/runs/${wide.body.id}`))
     }
-    assert.equal(body.nodes[0].error.code, 'limit_exceeded')
-    break
+    code = body.nodes[0].error?.code
+    assert.ok(code === undefined || code === 'limit_exceeded', code)
   }
   // What runs are given counts at once, and not with the next count of the night: there is no room for the next run.
   await s.call('PATCH', '/api/tenants/umbrella', { limits: { workflowRuns: 10, storedBytes: 200_000 } })
