@@ -146,7 +146,7 @@ plugins:
 `
   const { problems } = await folder(t, { 'role.yaml': text, 'p.mjs': pluginText })
   assert.deepEqual(await problems(), [
-    'listners is not a setting here; known: role, listeners, log, shutdownGrace, instead, plugins (role.yaml:2)',
+    'listners is not a setting here; known: role, listeners, log, preload, shutdownGrace, instead, plugins (role.yaml:2)',
     'listeners.gateway.prot is not a setting here; known: host, port, orFree, hosts, origins, tls (role.yaml:5)',
     'log.colour is not a setting here; known: level, requests (role.yaml:7)',
     'p: config.urll is not a setting here; known: url (role.yaml:11)',
