@@ -1,7 +1,8 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import { errorTable } from './errors.ts'
-import type { ObjectStore } from './object-store.ts'
+import type { TenantTx } from './database.ts'
+import type { ObjectStore, OpenObject } from './object-store.ts'
 
 /** What stands for content that is in the object store instead of a run, its log or its conversation. Its content never changes. */
 export const ObjectLink = Type.Object(
@@ -37,7 +38,7 @@ export const linkErrors = errorTable('linked-objects', {
 /** Objects of each tenant that are none of its keys: nobody lists, reads, replaces or deletes them through its `ObjectStore`. */
 export const ReservedObjects = capability<ObjectStore>('core.reserved-objects')
 
-/** Large contents of runs, in the object store of their tenant for as long as one of the runs is kept that have them. */
+/** Large contents of runs and workflow runs, in the object store of their tenant for as long as one of the runs is kept that have them. */
 export interface LinkedObjects {
   /** What has more bytes is linked; Infinity where there is nowhere to keep it. */
   readonly above: number
@@ -46,6 +47,14 @@ export interface LinkedObjects {
    * such as 409 `limit_exceeded`; then none is linked that was not before.
    */
   keep(tenantId: string, runId: string, contents: readonly Content[]): Promise<ObjectLink[]>
+  /** What a run has of this digest, as it is read; undefined as with `read`. */
+  open(tenantId: string, runId: string, sha256: string): Promise<OpenObject | undefined>
+  /** Lets another run of the tenant have what one has: those of `keys`, or all; with the transaction, if any. Resolves to how many. */
+  lend(
+    tenantId: string,
+    runs: { readonly from: string; readonly to: string; readonly keys?: readonly string[] },
+    tx?: TenantTx,
+  ): Promise<number>
   /** Lets a run have an upload of its tenant. Rejects with `unknown_upload`, also for another tenant's. */
   use(tenantId: string, runId: string, uploadId: string): Promise<ObjectLink>
   /** Undefined: the run has no such content, or it is not what the link says. Rejects when the store is away. */

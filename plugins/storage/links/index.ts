@@ -100,7 +100,7 @@ function downloadRoute(app: App, guard: Guard, store: PostgresLinks | undefined)
       const { tenantId } = guard.callerOf(request)
       const { id, sha256 } = request.params
       const known = store && isClientId(id) && /^[0-9a-f]{64}$/.test(sha256)
-      const found = known ? await store.openOf(tenantId, id, sha256) : undefined
+      const found = known ? await store.open(tenantId, id, sha256) : undefined
       if (!found) throw notFound()
       void reply.header('etag', quoted(found.info.etag))
       return sendFile(request, reply, found)

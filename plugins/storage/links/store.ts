@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto'
 import type { FastifyBaseLogger } from 'fastify'
-import type { Database, Statement } from '#contracts/database'
+import type { Database, Statement, TenantTx } from '#contracts/database'
 import { type Content, linkErrors, type LinkedObjects, type ObjectLink, type Upload } from '#contracts/linked-objects'
 import { objectErrors, type ObjectStore, type OpenObject } from '#contracts/object-store'
 import { newId } from '#contracts/ids'
@@ -45,7 +45,13 @@ const useText = `
   SELECT key, sha256, bytes, content_type FROM object`
 const releaseText = `
   DELETE FROM linked_object_runs WHERE tenant_id = $1 AND run_id = $2
-    AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND id = $2)`
+    AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND id = $2)
+    AND NOT EXISTS (SELECT FROM workflow_runs WHERE tenant_id = $1 AND id = $2)`
+// The objects are there for as long as `from` has them: their rows are locked by the trigger that counts.
+const lendText = `
+  INSERT INTO linked_object_runs (tenant_id, run_id, key)
+  SELECT tenant_id, $3, key FROM linked_object_runs WHERE tenant_id = $1 AND run_id = $2 AND ($4::text[] IS NULL OR key = ANY ($4))
+  ON CONFLICT (tenant_id, run_id, key) DO UPDATE SET added_at = excluded.added_at RETURNING 1`
 const ofRunText = `
   SELECT o.key, o.sha256, o.bytes, o.content_type FROM linked_object_runs l
   JOIN linked_objects o ON o.tenant_id = l.tenant_id AND o.key = l.key
@@ -54,7 +60,8 @@ const ofRunText = `
 const unbegunText = `
   DELETE FROM linked_object_runs l WHERE l.tenant_id = $1
     AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
-    AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)`
+    AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)
+    AND NOT EXISTS (SELECT FROM workflow_runs w WHERE w.tenant_id = $1 AND w.id = l.run_id)`
 const waitingText = `
   SELECT count(*)::int AS waiting FROM (
     SELECT FROM linked_objects WHERE tenant_id = $1 AND uses = 0 AND expires_at > now() LIMIT $2) AS found`
@@ -118,12 +125,21 @@ export class PostgresLinks implements LinkedObjects {
   }
 
   async read(tenantId: string, runId: string, link: ObjectLink): Promise<Buffer | undefined> {
-    const found = await this.openOf(tenantId, runId, link.sha256)
+    const found = await this.open(tenantId, runId, link.sha256)
     if (!found) return undefined
     const bytes = await contentOf(await found.read(), link)
     if (bytes) return bytes
     this.#options.log.warn({ tenantId, key: link.key }, 'a linked object is not what it was')
     return undefined
+  }
+
+  async lend(
+    tenantId: string,
+    { from, to, keys }: { readonly from: string; readonly to: string; readonly keys?: readonly string[] },
+    tx?: TenantTx,
+  ): Promise<number> {
+    const statement = { name: 'linked-lend', text: lendText, values: [tenantId, from, to, keys ?? null] }
+    return (await (tx ? tx.query(statement) : this.#ask(tenantId, statement))).length
   }
 
   async release(tenantId: string, runId: string): Promise<void> {
@@ -155,7 +171,7 @@ export class PostgresLinks implements LinkedObjects {
   }
 
   /** What a run has of this digest; undefined also where the run is another tenant's. */
-  async openOf(tenantId: string, runId: string, sha256: string): Promise<OpenObject | undefined> {
+  async open(tenantId: string, runId: string, sha256: string): Promise<OpenObject | undefined> {
     const values = [tenantId, runId, sha256]
     const [row] = await this.#ask<LinkRow>(tenantId, { name: 'linked-of-run', text: ofRunText, values })
     if (!row) return undefined
@@ -229,5 +245,7 @@ export const noLinks: LinkedObjects = {
   use: unavailable,
   upload: unavailable,
   read: nowhere,
+  open: nowhere,
+  lend: async () => 0,
   release: async () => {},
 }
