@@ -17,10 +17,14 @@ import {
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
 import type { McpSession } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
+import { type Evaluator, textOf } from './evaluator.ts'
+import type { Scope } from './expressions.ts'
+import type { NodeOf } from './node.schema.ts'
 import { type Failure, mostOutput, tooLarge } from './outcome.ts'
+import { small } from './scopes.ts'
 
 /** What came of a call. */
-export type CallResult = { readonly output: unknown } | { readonly error: Failure }
+export type CallResult = { /** As JSON. */ readonly output: string } | { readonly error: Failure }
 
 /** What every call carries. */
 export interface CallContext {
@@ -29,13 +33,16 @@ export interface CallContext {
   readonly key: string
   readonly attempt: number
   readonly signal: AbortSignal
+  /** Asked before much is held. */
+  enter(): Promise<void>
 }
 
 export interface HttpCall {
   readonly url: string
   readonly method: string
   readonly headers: Readonly<Record<string, string>>
-  readonly body: unknown
+  readonly body: string | undefined
+  readonly isJson: boolean
   readonly expect: readonly number[] | undefined
 }
 
@@ -45,6 +52,7 @@ export interface CallsOptions {
   readonly secrets: Secrets | undefined
   /** Hosts of the operator's own, that may be private. */
   readonly allowHosts: readonly OwnHost[]
+  readonly evaluator: Evaluator
 }
 
 /** The calls that nodes make from here: to addresses of the internet, to tools of runners and of MCP servers. */
@@ -62,7 +70,7 @@ export class Calls {
   }
 
   /** One request. Redirects are not followed: what may be asked is judged once. */
-  async http(call: HttpCall, { tenantId, key, attempt, signal }: CallContext): Promise<CallResult> {
+  async http(call: HttpCall, { tenantId, key, attempt, signal, enter }: CallContext): Promise<CallResult> {
     const own = URL.canParse(call.url) && isOwnHost(this.#options.allowHosts, tenantId, new URL(call.url))
     const policy = own
       ? { permits: isNetworkAddress, schemes: ['https', 'http'] }
@@ -74,8 +82,7 @@ export class Calls {
     const given = Object.fromEntries(Object.entries(call.headers).map(([name, value]) => [name.toLowerCase(), value]))
     const named = Object.values(given).some((value) => value.includes('secret://'))
     const headers = named ? ((await this.#options.secrets?.headers(tenantId, given, 'workflows')) ?? given) : given
-    const text = call.body === undefined || typeof call.body === 'string' ? call.body : JSON.stringify(call.body)
-    const type = text === undefined || typeof call.body === 'string' ? {} : { 'content-type': 'application/json' }
+    const type = call.isJson ? { 'content-type': 'application/json' } : {}
     let sent = false
     try {
       sent = true
@@ -83,21 +90,24 @@ export class Calls {
         dispatcher: own ? this.#agents.own : this.#agents.public,
         method: call.method as 'GET',
         headers: { ...type, ...headers, 'idempotency-key': key, 'workflow-attempt': String(attempt) },
-        ...(text === undefined ? {} : { body: text as string }),
+        ...(call.body === undefined ? {} : { body: call.body }),
         signal,
       })
-      const bytes = await readUpTo(answer.body, mostOutput)
+      const bytes = await readUpTo(answer.body, mostOutput, enter)
       if (!bytes) return { error: tooLarge }
       const status = answer.statusCode
-      const body = bodyOf(bytes, String(answer.headers['content-type'] ?? ''))
-      if (call.expect ? call.expect.includes(status) : status < 400) return { output: { status, body } }
+      const text = bytes.toString('utf8')
+      const isJson = /\bjson\b/i.test(String(answer.headers['content-type'] ?? ''))
+      const body = isJson ? await this.#jsonOf(tenantId, text) : JSON.stringify(text)
+      if (call.expect ? call.expect.includes(status) : status < 400)
+        return { output: `{"status":${status},"body":${body}}` }
       const retryable = status >= 500 || status === 429 || status === 408
       return {
         error: {
           code: 'http_status',
           message: `The address answered ${status}.`,
           status,
-          body: short(body),
+          body: body.length <= 2_000 ? (JSON.parse(body) as unknown) : body.slice(0, 2_000),
           retryable,
         },
       }
@@ -128,7 +138,9 @@ export class Calls {
     await link.hydrate(tenantId, sessionId, profileWith(name))
     try {
       const { ok, content } = await link.invokeTool(tenantId, sessionId, { name, input, callId: key }, signal)
-      return ok ? { output: valueOf(content) } : { error: { code: 'tool_failed', message: content.slice(0, 10_000) } }
+      return ok
+        ? { output: await this.#jsonOf(tenantId, content) }
+        : { error: { code: 'tool_failed', message: content.slice(0, 10_000) } }
     } catch (cause) {
       if (signal.aborted || !isAppError(cause)) throw cause
       if (cause.code === 'tool_not_allowed') return final('unknown_tool', `No runner has a tool '${name}'.`)
@@ -161,7 +173,10 @@ export class Calls {
       const content = (answer.content as readonly { type: string; text?: string }[] | undefined) ?? []
       const text = content.map((part) => (part.type === 'text' ? part.text : '')).join('\n')
       if (answer.isError) return { error: { code: 'tool_failed', message: text.slice(0, 10_000) } }
-      return { output: answer.structuredContent ?? valueOf(text) }
+      const { structuredContent } = answer
+      return {
+        output: structuredContent ? JSON.stringify(structuredContent) : await this.#jsonOf(context.tenantId, text),
+      }
     } catch (cause) {
       if (context.signal.aborted) throw cause
       const unknown = session !== undefined && mcp.failureOf(cause, true) !== 'unreached'
@@ -175,6 +190,11 @@ export class Calls {
     } finally {
       void session?.close().catch(() => {})
     }
+  }
+
+  /** What somebody answered: JSON as it is, anything else as a text. */
+  async #jsonOf(tenantId: string, text: string): Promise<string> {
+    return (await this.#options.evaluator.json(tenantId, text)) ?? JSON.stringify(text)
   }
 
   async close(): Promise<void> {
@@ -217,30 +237,45 @@ const profileWith = (tool: string): Profile => {
   }
 }
 
-async function readUpTo(body: AsyncIterable<Buffer>, most: number): Promise<Buffer | undefined> {
+/** Of much more is read when it is its turn: until then it is with whoever sends it. */
+async function readUpTo(
+  body: AsyncIterable<Buffer>,
+  most: number,
+  enter: () => Promise<void>,
+): Promise<Buffer | undefined> {
   const chunks: Buffer[] = []
   let bytes = 0
   for await (const chunk of body) {
     bytes += chunk.length
     if (bytes > most) return undefined
     chunks.push(chunk)
+    if (bytes > small) await enter()
   }
   return Buffer.concat(chunks)
 }
 
-/** JSON as what it is, anything else as text. */
-function bodyOf(bytes: Buffer, type: string): unknown {
-  const text = bytes.toString('utf8')
-  return /\bjson\b/i.test(type) ? valueOf(text) : text
-}
-function valueOf(text: string): unknown {
-  try {
-    return JSON.parse(text) as unknown
-  } catch {
-    return text
+/** The request that a node makes of what its templates see. */
+export async function requestOf(
+  evaluator: Evaluator,
+  tenantId: string,
+  spec: NodeOf<'http'>,
+  scope: Scope,
+): Promise<HttpCall> {
+  const { url, method = 'GET', headers = {}, body, expect } = spec
+  const made = await evaluator.render(tenantId, { url, headers, ...(body === undefined ? {} : { body }) }, scope)
+  const given = Object.entries(JSON.parse(made.headers) as Record<string, unknown>)
+  const isText = made.body?.startsWith('"') ?? false
+  return {
+    url: textOf(made.url),
+    method,
+    headers: Object.fromEntries(
+      given.map(([name, value]) => [
+        name,
+        (typeof value === 'string' ? value : JSON.stringify(value)).replaceAll(/[\r\n\0]/g, ''),
+      ]),
+    ),
+    body: made.body === undefined ? undefined : textOf(made.body),
+    isJson: made.body !== undefined && !isText,
+    expect,
   }
-}
-const short = (body: unknown): unknown => {
-  const text = typeof body === 'string' ? body : JSON.stringify(body)
-  return text.length <= 2_000 ? body : text.slice(0, 2_000)
 }

@@ -9,6 +9,9 @@ import type { Attempt, Execution } from './execution.ts'
 import type { WorkflowMetrics } from './metrics.ts'
 import { leaseMs } from './nodes.store.ts'
 import type { Outcome } from './outcome.ts'
+import type { Outputs, RunKey } from './outputs.ts'
+import type { Conclusion } from './run-output.ts'
+import type { RunSettings } from './schema.ts'
 import { Transition, type TransitionDeps } from './transition.ts'
 
 /** Attempts at nodes of one run that this process makes at once, and of all runs. */
@@ -26,6 +29,9 @@ export interface EngineDeps extends TransitionDeps {
   readonly wakeUps: WakeUps
   readonly execution: Execution
   readonly kv: Kv
+  readonly outputs: Outputs
+  /** What a run gives whose nodes are over. */
+  conclude(key: RunKey, settings: RunSettings): Promise<Conclusion>
   readonly metrics: WorkflowMetrics
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
@@ -55,6 +61,14 @@ interface Step {
   readonly most: number
   /** Somebody was woken for it: something may be due, or left by another process. */
   readonly look: boolean
+}
+
+interface Stepped {
+  readonly attempts: readonly Attempt[]
+  readonly leasedForMs: number | undefined
+  readonly more: boolean
+  /** Its nodes are over, and what it gives is to be made by these. */
+  readonly concludes?: RunSettings
 }
 
 /**
@@ -164,8 +178,13 @@ export class Engine {
         firstMs: 100,
         longestMs: 5_000,
         withinMs: outcomes.length > 0 ? 120_000 : 0,
+        mayPass: (err) => {
+          this.#deps.log.warn({ err, runId }, 'a step of a workflow run failed')
+          return true
+        },
       })
       for (const attempt of stepped.attempts) this.#begin(driver, attempt)
+      if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
       if (driver.outcomes.length > 0) continue
       if (underWay.size === 0) {
         // What there was no room for is done next, by another process if this one stops or has its hands full.
@@ -188,11 +207,10 @@ export class Engine {
     if (this.#drivers.get(key) === driver) this.#drivers.delete(key)
   }
 
-  async #step(
-    { tenantId, runId }: Driver,
-    { outcomes, mine, most, look }: Step,
-  ): Promise<{ attempts: readonly Attempt[]; leasedForMs: number | undefined; more: boolean }> {
+  async #step({ tenantId, runId }: Driver, { outcomes, mine, most, look }: Step): Promise<Stepped> {
+    let held: Transition | undefined
     const stepped = await this.transit(tenantId, runId, async (transition) => {
+      held = transition
       const { run } = transition
       await transition.apply(outcomes)
       if (!transition.open) return nothing
@@ -209,7 +227,13 @@ export class Engine {
       }))
       return { attempts, leasedForMs: transition.leasedForMs, more: claimed.length >= most && run.unfinished > 0 }
     })
-    return stepped ?? nothing
+    return { ...(stepped ?? nothing), ...(held?.concludes ? { concludes: held.run.settings } : {}) }
+  }
+
+  /** Makes what a run gives, and ends it with that. Should this process die meanwhile, whoever is woken next does the same. */
+  async #conclude({ tenantId, runId }: Driver, settings: RunSettings): Promise<void> {
+    const made = await this.#deps.conclude({ tenantId, runId }, settings)
+    await this.transit(tenantId, runId, async (transition) => transition.conclude(made))
   }
 
   #begin(driver: Driver, attempt: Attempt): void {

@@ -18,6 +18,7 @@ export const workflowErrors = errorTable('workflows', {
     message: 'Only a paused run can be repaired: it pauses when a node fails.',
   },
   runOver: { status: 409, message: 'The workflow run is over.' },
+  outputGone: { status: 410, message: 'An output of the workflow run is not in the object store any more.' },
   nodeOver: { status: 409, about: 'The node has a terminal status already, or none that goes with what was asked.' },
 })
 

@@ -2,29 +2,16 @@ import { isAppError } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
 import { endingOnly, type RunDispatch, type Task } from '#contracts/runs'
-import type { Calls, HttpCall } from './calls.ts'
-import {
-  ExpressionError,
-  holds,
-  mentionedIn,
-  patiently,
-  render,
-  renderText,
-  type Scope,
-  textsIn,
-} from './expressions.ts'
+import { type Calls, requestOf } from './calls.ts'
+import { type Evaluator, textOf } from './evaluator.ts'
+import { ExpressionError, type Scope } from './expressions.ts'
+import type { LargeTicket, LargeTurns } from './large-turns.ts'
 import type { NodeOf } from './node.schema.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
-import {
-  type Claimed,
-  type Failure,
-  mostOutput,
-  type Outcome,
-  scopeOfNodes,
-  startedBy,
-  timeoutMsOf,
-  tooLarge,
-} from './outcome.ts'
+import { type Claimed, type Failure, mostOutput, type Outcome, startedBy, timeoutMsOf, tooLarge } from './outcome.ts'
+import { isLinked, type Outputs } from './outputs.ts'
+import { itemOf, type Scopes } from './scopes.ts'
+import { dueIn } from './times.ts'
 import { templated } from './validate.ts'
 
 /** A claimed node, and the run that it belongs to. */
@@ -43,7 +30,6 @@ type Done = Outcome extends infer O ? (O extends Outcome ? Omit<O, 'node' | 'att
 const callSeconds = 60
 /** Workflows inside one another. */
 const mostDepth = 5
-const longestWaitMs = 366 * 86_400_000
 /** What cannot be begun yet, because a limit is reached or no runner is there, is tried again for so long. */
 const patienceMs = 3_600_000
 
@@ -51,7 +37,16 @@ export interface ExecutionDeps {
   readonly store: WorkflowRunStore
   readonly dispatch: RunDispatch
   readonly calls: Calls
+  readonly outputs: Outputs
+  readonly scopes: Scopes
+  readonly evaluator: Evaluator
+  readonly large: LargeTurns
   readonly limits: TenantLimits | undefined
+}
+
+interface Making {
+  readonly signal: AbortSignal
+  readonly large: LargeTicket
 }
 
 /** Makes attempts at nodes: what each type does, and what came of it. */
@@ -64,10 +59,11 @@ export class Execution {
   /** Never rejects, except when `signal` aborted or the database is away: then nobody knows what came of it. */
   async make(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
     const of = { node: attempt.id, attempt: attempt.attempt }
+    const large = this.#deps.large.ticket(attempt.tenantId)
     try {
       // Outputs may be larger than all that was sent: a run that began before its tenant's store was full goes no further.
       this.#deps.limits?.stored.admit(attempt.tenantId)
-      const done = await this.#do(attempt, signal)
+      const done = await this.#kept(attempt, await this.#do(attempt, { signal, large }))
       this.#deps.limits?.stored.add(attempt.tenantId, bytesOf(done))
       return { ...of, ...done } as Outcome
     } catch (cause) {
@@ -80,37 +76,53 @@ export class Execution {
       const error = failureOf(cause)
       if (!error) throw cause
       return { ...of, kind: 'over', status: 'error', error }
+    } finally {
+      large.leave()
     }
   }
 
-  async #do(attempt: Attempt, signal: AbortSignal): Promise<Done> {
+  /** What came of it as it is stored. */
+  async #kept(attempt: Attempt, done: Done): Promise<Done> {
     const { spec } = attempt
-    const scope = await this.#scopeOf(attempt)
+    // Conditions say little, and what is linked was looked at before.
+    if (done.kind !== 'over' || done.status !== 'ok' || done.output === undefined || spec.type === 'condition')
+      return done
+    const kept = await this.#deps.outputs.take(attempt, spec, done.output)
+    if (kept.status === 'ok') return { ...done, output: kept.output }
+    // The parts of a map or loop say the same when they are put together again.
+    const isMade = spec.type === 'map' || spec.type === 'loop'
+    return over(isMade ? { ...kept.error, retryable: false } : kept.error)
+  }
+
+  async #do(attempt: Attempt, { signal, large }: Making): Promise<Done> {
+    const { spec, tenantId } = attempt
+    const { evaluator } = this.#deps
+    const scope = await this.#scopeOf(attempt, large)
     switch (spec.type) {
       case 'agent':
         return this.#agent(attempt, spec, scope)
       case 'tool':
       case 'http':
-        return this.#call(attempt, spec, scope, signal)
+        return this.#call(attempt, spec, scope, { signal, large })
       case 'condition': {
         const { if: condition } = spec
-        const taken = typeof condition === 'boolean' ? condition : await patiently(() => holds(condition, scope))
+        const taken = typeof condition === 'boolean' ? condition : await evaluator.holds(tenantId, condition, scope)
         const skips = (taken ? spec.else : spec.then) ?? []
         const kept = new Set((taken ? spec.then : spec.else) ?? [])
         return { kind: 'over', status: 'ok', output: String(taken), skips: skips.filter((id) => !kept.has(id)) }
       }
       case 'map':
-        return this.#map(attempt, spec, scope)
+        return this.#map(attempt, spec, scope, large)
       case 'loop':
-        return this.#loop(attempt, spec, scope)
+        return this.#loop(attempt, spec, large)
       case 'wait':
         return this.#wait(attempt, spec, scope)
       case 'approval': {
         const id = newId('appr')
         const expiresInMs = spec.expiresIn === undefined ? undefined : spec.expiresIn * 1_000
-        const message = (await patiently(() => renderText(spec.message, scope))).slice(0, 20_000)
         const { onExpiry = 'reject', role = 'member' } = spec
-        const approval = { id, message, expiresInMs, onExpiry, role }
+        const { message: made } = await evaluator.render(tenantId, { message: spec.message }, scope)
+        const approval = { id, message: textOf(made).slice(0, 20_000), expiresInMs, onExpiry, role }
         return {
           kind: 'parked',
           waitsFor: id,
@@ -123,31 +135,36 @@ export class Execution {
     }
   }
 
-  /** What templates of a node see: only what they name is read. */
-  async #scopeOf({ tenantId, runId, spec, part, item }: Attempt): Promise<Scope> {
+  /** What templates of a node see. Of a loop its condition is looked at when there is something to look at. */
+  #scopeOf(attempt: Attempt, large: LargeTicket, more: Scope['values'] = {}, json: Scope['json'] = {}): Promise<Scope> {
+    const { spec, part, item } = attempt
     const fields = spec as unknown as Readonly<Record<string, unknown>>
-    const texts = [...templated[spec.type], 'if', 'until'].flatMap((field) =>
-      [...textsIn(fields[field])].map(({ text }) => text),
+    const texts = templated[spec.type].map((field) => fields[field])
+    const condition = spec.type === 'condition' && typeof spec.if === 'string' ? [spec.if] : []
+    const given = itemOf(item)
+    return this.#deps.scopes.of(
+      attempt,
+      {
+        texts,
+        conditions: Object.keys(json).length > 0 && spec.type === 'loop' ? [spec.until] : condition,
+        values: { ...(part === undefined ? {} : { index: part, iteration: part }), ...more },
+        json: { ...given, ...json },
+      },
+      large,
     )
-    const isUsed = texts.some((text) => text.includes('{{') || text.includes('{%'))
-    const isAsked = spec.type === 'loop' || (spec.type === 'condition' && typeof spec.if === 'string')
-    if (!isUsed && !isAsked) return {}
-    const { run, nodes } = await this.#deps.store.scope(tenantId, runId, texts.flatMap(mentionedIn))
-    const given = item === undefined ? {} : (JSON.parse(item) as { item?: unknown; previous?: unknown })
-    return {
-      input: JSON.parse(run.input) as unknown,
-      run: { id: runId, name: run.name },
-      nodes: scopeOfNodes(nodes),
-      ...(part === undefined ? {} : { index: part, iteration: part }),
-      ...given,
-    }
   }
 
   async #agent(attempt: Attempt, spec: NodeOf<'agent'>, scope: Scope): Promise<Done> {
     const { tenantId, runId, rootId, budgetCents } = attempt
     const id = startedBy(runId, attempt.id, attempt.attempt)
-    const sessionId = spec.sessionId === undefined ? undefined : renderText(spec.sessionId, scope)
-    const prompt = await patiently(() => renderText(spec.prompt, scope))
+    const { prompt: asked, metadata = {}, sessionId: session } = spec
+    const made = await this.#deps.evaluator.render(
+      tenantId,
+      { prompt: asked, metadata, ...(session ? { session } : {}) },
+      scope,
+    )
+    const prompt = textOf(made.prompt)
+    const sessionId = made.session === undefined ? undefined : textOf(made.session)
     const task: Task & { readonly id: string } = {
       id,
       profile: spec.profile,
@@ -155,7 +172,7 @@ export class Execution {
       ...(sessionId === undefined ? {} : { sessionId, whenBusy: 'enqueue' as const }),
       ...(spec.responseFormat ? { responseFormat: spec.responseFormat as NonNullable<Task['responseFormat']> } : {}),
       metadata: {
-        ...(render(spec.metadata ?? {}, scope) as Record<string, unknown>),
+        ...(JSON.parse(made.metadata) as Record<string, unknown>),
         workflowRunId: runId,
         nodeId: attempt.id,
       },
@@ -175,7 +192,12 @@ export class Execution {
     return { kind: 'parked', waitsFor: id, dueInMs: timeoutMsOf(spec) }
   }
 
-  async #call(attempt: Attempt, spec: NodeOf<'tool' | 'http'>, scope: Scope, stop: AbortSignal): Promise<Done> {
+  async #call(
+    attempt: Attempt,
+    spec: NodeOf<'tool' | 'http'>,
+    scope: Scope,
+    { signal: stop, large }: Making,
+  ): Promise<Done> {
     const timeoutMs = (spec.timeoutSeconds ?? callSeconds) * 1_000
     const late = AbortSignal.timeout(timeoutMs)
     const context = {
@@ -183,17 +205,21 @@ export class Execution {
       key: keyOf(attempt),
       attempt: attempt.attempt,
       signal: AbortSignal.any([stop, late]),
+      enter: large.enter,
     }
-    const { calls } = this.#deps
-    const call = await patiently(() =>
-      spec.type === 'tool' ? render(spec.arguments ?? {}, scope) : requestOf(spec, scope),
-    )
+    const { calls, evaluator } = this.#deps
+    const call = spec.type === 'http' && (await requestOf(evaluator, attempt.tenantId, spec, scope))
+    const input =
+      spec.type === 'tool' && (await evaluator.render(attempt.tenantId, { arguments: spec.arguments ?? {} }, scope))
     try {
-      const result = await (spec.type === 'tool'
-        ? calls.tool(spec.tool, call as Record<string, unknown>, context)
-        : calls.http(call as HttpCall, context))
-      if ('error' in result) return over(result.error)
-      return overWith(result.output)
+      const result = await (call
+        ? calls.http(call, context)
+        : calls.tool(
+            (spec as NodeOf<'tool'>).tool,
+            JSON.parse((input || { arguments: '{}' }).arguments) as Record<string, unknown>,
+            context,
+          ))
+      return 'error' in result ? over(result.error) : { kind: 'over', status: 'ok', output: result.output }
     } catch (cause) {
       if (stop.aborted || !late.aborted) throw cause
       return over({
@@ -204,32 +230,45 @@ export class Execution {
     }
   }
 
-  async #map(attempt: Attempt, spec: NodeOf<'map'>, scope: Scope): Promise<Done> {
-    const items = await patiently(() => render(spec.items, scope))
-    if (!Array.isArray(items)) {
+  /** Its parts; or, once these are over, what they came to, where that is large or has to fit a schema. */
+  async #map(attempt: Attempt, spec: NodeOf<'map'>, scope: Scope, large: LargeTicket): Promise<Done> {
+    const { store, outputs, evaluator } = this.#deps
+    const { tenantId, runId } = attempt
+    if (await store.lastPart(tenantId, runId, attempt.id)) {
+      await large.enter()
+      const parts = await store.partOutputs(tenantId, runId, attempt.id, mostOutput)
+      const output = parts && (await outputs.join(attempt, parts))
+      return output === undefined ? over(tooLarge) : { kind: 'over', status: 'ok', output }
+    }
+    const items = await evaluator.list(tenantId, spec.items, scope)
+    if (!items) {
       return over({ code: 'no_array', message: '`items` did not come out as an array.', retryable: false })
     }
     const full = await this.#isFull(attempt, items.length)
     if (full) return over(full)
-    const texts = items.map((item: unknown) => JSON.stringify({ item: item ?? null }))
+    const texts = items.map((item) => `{"item":${item}}`)
     return { kind: 'parts', items: texts, first: 0, atOnce: spec.concurrency ?? items.length }
   }
 
   /** The next part of a loop, unless its condition holds for the last one, or there were as many as may be. */
-  async #loop(attempt: Attempt, spec: NodeOf<'loop'>, scope: Scope): Promise<Done> {
-    const last = await this.#deps.store.lastPart(attempt.tenantId, attempt.runId, attempt.id)
+  async #loop(attempt: Attempt, spec: NodeOf<'loop'>, large: LargeTicket): Promise<Done> {
+    const { store, outputs, evaluator } = this.#deps
+    const { tenantId } = attempt
+    const last = await store.lastPart(tenantId, attempt.runId, attempt.id)
     const next = last === undefined ? 0 : last.part + 1
     const output = last?.output ?? 'null'
     if (last) {
-      const value = JSON.parse(output) as unknown
-      const error = last.error === null ? null : (JSON.parse(last.error) as unknown)
-      const seen = { ...scope, output: value, error, iteration: last.part }
-      const enough = next >= spec.max || (await patiently(() => holds(spec.until, seen)))
-      if (enough) return { kind: 'over', status: 'ok', output }
+      const seen = { output, error: last.error ?? 'null' }
+      const isLast = next >= spec.max
+      const scope = isLast ? undefined : await this.#scopeOf(attempt, large, { iteration: last.part }, seen)
+      const enough = scope === undefined || (await evaluator.holds(tenantId, spec.until, scope))
+      if (enough) return { kind: 'over', status: 'ok', output: await outputs.read(attempt, output) }
     }
     const full = await this.#isFull(attempt, 1)
     if (full) return over(full)
-    return { kind: 'parts', items: [`{"previous":${output}}`], first: next, atOnce: 1 }
+    // A link goes on as one.
+    const item = isLinked(output) ? output : `{"previous":${output}}`
+    return { kind: 'parts', items: [item], first: next, atOnce: 1 }
   }
   async #isFull({ tenantId, runId }: Attempt, more: number): Promise<Failure | undefined> {
     const most = this.#deps.limits?.of(tenantId).workflowNodes ?? 100_000
@@ -241,7 +280,8 @@ export class Execution {
 
   async #wait(attempt: Attempt, spec: NodeOf<'wait'>, scope: Scope): Promise<Done> {
     const { signal } = spec
-    const dueInMs = await patiently(() => dueIn(spec, scope))
+    const { seconds = null, until = null } = spec
+    const dueInMs = dueIn(await this.#deps.evaluator.render(attempt.tenantId, { seconds, until }, scope))
     if (typeof dueInMs === 'object') return over(dueInMs)
     if (dueInMs === 0 && signal === undefined) return { kind: 'over', status: 'ok', output: 'null' }
     return {
@@ -260,7 +300,7 @@ export class Execution {
     await this.#deps.store.create(tenantId, {
       id,
       workflowDefinitionId: spec.workflowDefinitionId,
-      input: await patiently(() => render(spec.input ?? {}, scope)),
+      input: (await this.#deps.evaluator.render(tenantId, { input: spec.input ?? {} }, scope)).input,
       start: true,
       createdBy: runId,
       parent: { runId, rootId, nodeId: attempt.id, depth: depth + 1, budgetCents },
@@ -285,46 +325,6 @@ function bytesOf(done: Done): number {
 }
 
 const over = (error: Failure): Done => ({ kind: 'over', status: 'error', error })
-function overWith(output: unknown): Done {
-  const text = JSON.stringify(output) ?? 'null'
-  return text.length > mostOutput ? over(tooLarge) : { kind: 'over', status: 'ok', output: text }
-}
-
-function requestOf(spec: NodeOf<'http'>, scope: Scope) {
-  return {
-    url: renderText(spec.url, scope),
-    method: spec.method ?? 'GET',
-    headers: Object.fromEntries(
-      Object.entries(spec.headers ?? {}).map(([name, value]) => [
-        name,
-        renderText(value, scope).replaceAll(/[\r\n\0]/g, ''),
-      ]),
-    ),
-    body: spec.body === undefined ? undefined : render(spec.body, scope),
-    expect: spec.expect,
-  }
-}
-
-/** In how many milliseconds a wait ends; undefined: not by itself. */
-function dueIn(spec: NodeOf<'wait'>, scope: Scope): number | Failure | undefined {
-  if (spec.seconds !== undefined) {
-    const seconds = Number(typeof spec.seconds === 'string' ? render(spec.seconds, scope) : spec.seconds)
-    if (!(seconds >= 0 && seconds * 1_000 <= longestWaitMs)) {
-      return {
-        code: 'bad_time',
-        message: '`seconds` did not come out as a number of seconds within a year.',
-        retryable: false,
-      }
-    }
-    return seconds * 1_000
-  }
-  if (spec.until === undefined) return undefined
-  const at = Date.parse(renderText(spec.until, scope))
-  if (!(at - Date.now() <= longestWaitMs)) {
-    return { code: 'bad_time', message: '`until` did not come out as a time within a year.', retryable: false }
-  }
-  return Math.max(0, at - Date.now())
-}
 
 /** What an author or caller can act on. Undefined: something is wrong here, and nobody knows what came of the attempt. */
 function failureOf(cause: unknown): Failure | undefined {

@@ -1,33 +1,20 @@
-import { setImmediate as turn } from 'node:timers/promises'
 import { createContext, Script } from 'node:vm'
 import { Environment } from '@marcbachmann/cel-js'
 import { Liquid } from 'liquidjs'
 
-/** The longest that one template or condition may take, and how much it may make. */
-const mostMs = 50
-const mostChars = 1_000_000
-const longest = 100_000
+// The languages of templates and conditions. What tenants have written is only parsed here; it is evaluated in expression-thread.ts.
 
-/** What templates and conditions see: values of JSON. */
-export type Scope = Readonly<Record<string, unknown>>
+/** How much of a processor all expressions of a node may take together, and how many characters of JSON they may make. */
+const mostMs = 100
+export const mostMade = 10 * 1024 * 1024
+/** What filters of one template may allocate, in characters and items. */
+const mostFiltered = 1_000_000
+/** So many characters a condition may add up at most: the evaluator has no bound of its own. */
+const mostSummed = 64 * 1024 * 1024
+const longest = 100_000
 
 /** A template or condition that went wrong, in words for whoever wrote it. */
 export class ExpressionError extends Error {}
-class TooSlow extends ExpressionError {}
-/** So often something is begun again that took too long: on a busy machine time passes in which nothing was done. */
-const chances = 5
-
-/** Does something with templates or conditions, each of which holds up nobody else for longer than 50 ms. */
-export async function patiently<T>(work: () => T): Promise<T> {
-  for (let chance = 1; ; chance++) {
-    try {
-      return work()
-    } catch (error) {
-      if (!(error instanceof TooSlow) || chance === chances) throw error
-      await turn()
-    }
-  }
-}
 
 const liquid = new Liquid({
   strictVariables: true,
@@ -36,10 +23,22 @@ const liquid = new Liquid({
   // No template leads to another one, and none to a file.
   templates: {},
   parseLimit: longest,
-  renderLimit: mostMs,
-  memoryLimit: mostChars,
+  memoryLimit: mostFiltered,
   outputEscape: (value: unknown) => (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')),
 })
+
+/** Takes what a template writes, also into its variables, up to a bound: a long text must not be made before it is refused. */
+class BoundedText {
+  buffer = ''
+  write(part: unknown): void {
+    this.buffer += String(part)
+    if (this.buffer.length > mostMade) throw new ExpressionError(tooMuch)
+  }
+}
+const tooMuch = 'it makes more than 10 MiB'
+const { renderer } = liquid
+const renderTemplates = renderer.renderTemplates.bind(renderer)
+renderer.renderTemplates = (templates, context, into = new BoundedText()) => renderTemplates(templates, context, into)
 
 const cel = new Environment({
   unlistedVariablesAreDyn: true,
@@ -50,36 +49,41 @@ const cel = new Environment({
 const stoppable = new Script('work()')
 const room = createContext({ work: undefined })
 
+/** On a busy machine time passes in which nothing was done: it is begun again, with more time, until it has had its part of a processor. */
 function bounded<T>(work: () => T): T {
-  try {
-    room['work'] = work
-    return stoppable.runInContext(room, { timeout: mostMs }) as T
-  } catch (cause) {
-    if ((cause as { code?: unknown } | undefined)?.code === 'ERR_SCRIPT_EXECUTION_TIMEOUT') {
-      throw new TooSlow(`it takes longer than ${mostMs} ms`)
+  for (let timeout = mostMs; ; timeout *= 2) {
+    const before = process.threadCpuUsage()
+    try {
+      room['work'] = work
+      return stoppable.runInContext(room, { timeout }) as T
+    } catch (cause) {
+      if ((cause as { code?: unknown } | undefined)?.code !== 'ERR_SCRIPT_EXECUTION_TIMEOUT') {
+        const text = cause instanceof Error ? cause.message : String(cause)
+        throw new ExpressionError(text.split('\n', 1)[0]!.slice(0, 500))
+      }
+      const { user, system } = process.threadCpuUsage(before)
+      if (user + system >= mostMs * 500 || timeout > 30 * mostMs)
+        throw new ExpressionError(`it takes longer than ${mostMs} ms`)
+    } finally {
+      room['work'] = undefined
     }
-    const text = cause instanceof Error ? cause.message : String(cause)
-    throw new ExpressionError(text.split('\n', 1)[0]!.slice(0, 500))
-  } finally {
-    room['work'] = undefined
   }
 }
 
 /** `{{ value }}` alone stands for the value itself, not for its text. */
 const alone = /^\s*\{\{-?((?:(?!\}\}|\{\{)[\s\S])*?)-?\}\}\s*$/
-const isTemplate = (text: string): boolean => text.includes('{{') || text.includes('{%')
+export const isTemplate = (text: string): boolean => text.includes('{{') || text.includes('{%')
 
-/** What is wrong with a template, before it is ever used. */
-export function templateProblem(text: string): string | undefined {
-  if (!isTemplate(text)) return undefined
-  if (text.length > longest) return `a template has at most ${longest} characters`
-  return problemOf(() => void liquid.parse(text))
+/** A template or a condition. */
+export interface Expression {
+  readonly text: string
+  readonly isCondition?: boolean
 }
 
-/** What is wrong with a condition. */
-export function conditionProblem(text: string): string | undefined {
-  if (text.length > longest) return `a condition has at most ${longest} characters`
-  return problemOf(() => void cel.parse(plain(text)))
+/** What is wrong with one, before it is ever used. */
+export function expressionProblem({ text, isCondition = false }: Expression): string | undefined {
+  if (text.length > longest) return `a ${isCondition ? 'condition' : 'template'} has at most ${longest} characters`
+  return problemOf(() => void (isCondition ? cel.parse(plain(text)) : liquid.parse(text)))
 }
 
 // What is only parsed is bounded by its length.
@@ -114,45 +118,156 @@ function references(text: string): string[][] {
   if (!text.includes('nodes')) return []
   return [...text.matchAll(reference)].map(([, plainId, , quoted]) => {
     if (quoted !== undefined) return [quoted]
-    const parts = plainId!.split('-')
+    // An id has 64 characters at most.
+    const parts = plainId!.slice(0, 64).split('-')
     return parts.map((_, i) => parts.slice(0, parts.length - i).join('-'))
   })
 }
 
-/** A value with its templates filled in. Throws ExpressionError. */
-export function render(value: unknown, scope: Scope): unknown {
-  if (typeof value === 'string') {
-    if (!isTemplate(value)) return value
-    const only = alone.exec(value)?.[1]
-    const made = bounded(() =>
-      only === undefined ? liquid.parseAndRenderSync(value, scope) : liquid.evalValueSync(only, scope),
-    )
-    // A value of the room's own realm, or one that is no JSON, is none that could be kept.
-    return made === undefined ? null : made
+/** What templates and conditions see. JSON of tenants comes as text, which is parsed in the thread. */
+export interface Scope {
+  /** Values by their names, as JSON. */
+  readonly json: Readonly<Record<string, string>>
+  readonly values?: Readonly<Record<string, unknown>>
+  readonly nodes: readonly {
+    readonly id: string
+    readonly status: string
+    readonly output: string | null
+    readonly error: string | null
+  }[]
+}
+
+export type Question = Evaluation | { readonly json: string } | { readonly check: readonly Expression[] }
+interface Evaluation {
+  readonly scope: Scope
+  /** Values whose texts are templates. */
+  readonly templates?: Readonly<Record<string, unknown>>
+  /** The one of them that has to be an array: it is answered by its items. */
+  readonly list?: string
+  readonly condition?: string
+}
+
+export interface Answer {
+  /** What is wrong, in words for whoever wrote it. */
+  readonly problem?: string
+  /** What came of each of the templates, as JSON. */
+  readonly made?: Readonly<Record<string, string>>
+  /** The items of the list, as JSON; absent where it is none. */
+  readonly items?: readonly string[]
+  readonly holds?: boolean
+  /** What is wrong with each of what was to be checked. */
+  readonly problems?: readonly (string | undefined)[]
+  /** The text as JSON is written; absent where it is none. */
+  readonly json?: string
+}
+
+/** Evaluates what tenants wrote: for a thread of its own, which it may hold up for a while. */
+export function answerTo(question: Question): Answer {
+  if ('json' in question) return jsonOf(question.json)
+  if ('check' in question) return { problems: question.check.map(expressionProblem) }
+  const { scope, templates, list, condition } = question
+  try {
+    const seen = seenOf(scope)
+    return bounded(() => {
+      if (condition !== undefined) return { holds: holds(condition, seen, charsOf(scope)) }
+      const maker = new Maker(seen)
+      if (list === undefined) {
+        return {
+          made: Object.fromEntries(Object.entries(templates!).map(([name, value]) => [name, maker.json(value)])),
+        }
+      }
+      const given = templates![list]
+      if (Array.isArray(given)) return { items: given.map((item) => maker.json(item)) }
+      const value = maker.value(given)
+      return Array.isArray(value) ? { items: value.map((item: unknown) => maker.written(item)) } : {}
+    })
+  } catch (error) {
+    if (error instanceof ExpressionError) return { problem: error.message }
+    throw error
   }
-  if (Array.isArray(value)) return value.map((one) => render(one, scope))
-  if (typeof value !== 'object' || value === null) return value
-  return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, render(one, scope)]))
 }
 
-/** The text of a template. */
-export function renderText(template: string, scope: Scope): string {
-  const made = render(template, scope)
-  return typeof made === 'string' ? made : JSON.stringify(made)
+function jsonOf(text: string): Answer {
+  try {
+    return { json: JSON.stringify(JSON.parse(text)) }
+  } catch {
+    return {}
+  }
 }
 
-/** Whether a condition holds. Throws ExpressionError, also when it is neither true nor false. */
-export function holds(condition: string, scope: Scope): boolean {
-  const made = bounded(() => cel.parse(plain(condition))(withIntegers(scope)))
+type Seen = Record<string, unknown>
+const parsed = (json: string | null): unknown => (json === null ? null : JSON.parse(json))
+const seenOf = ({ json, values, nodes }: Scope): Seen => ({
+  ...values,
+  ...Object.fromEntries(Object.entries(json).map(([name, text]) => [name, parsed(text)])),
+  nodes: Object.fromEntries(
+    nodes.map(({ id, status, output, error }) => [id, { status, output: parsed(output), error: parsed(error) }]),
+  ),
+})
+const charsOf = ({ json, nodes }: Scope): number =>
+  Object.values(json).reduce((sum, text) => sum + text.length, 0) +
+  nodes.reduce((sum, { output }) => sum + (output?.length ?? 0), 0)
+
+/** Fills templates in, and writes what they make as JSON, all together up to a bound. */
+class Maker {
+  readonly #seen: Seen
+  #left = mostMade
+  constructor(seen: Seen) {
+    this.#seen = seen
+  }
+
+  value(template: unknown): unknown {
+    if (typeof template !== 'string' || !isTemplate(template)) return template
+    const only = alone.exec(template)?.[1]
+    if (only === undefined) return liquid.parseAndRenderSync(template, this.#seen) as unknown
+    return liquid.evalValueSync(only, this.#seen) as unknown
+  }
+  json(value: unknown): string {
+    if (Array.isArray(value)) return `[${value.map((one) => this.json(one)).join(',')}]`
+    if (typeof value !== 'object' || value === null) return this.written(this.value(value))
+    return `{${Object.entries(value)
+      .map(([key, one]) => `${JSON.stringify(key)}:${this.json(one)}`)
+      .join(',')}}`
+  }
+  /** What is no JSON is none that could be kept. */
+  written(value: unknown): string {
+    const text = JSON.stringify(value) ?? 'null'
+    this.#left -= text.length
+    if (this.#left < 0) throw new ExpressionError(tooMuch)
+    return text
+  }
+}
+
+/** Throws ExpressionError when the condition is neither true nor false. */
+function holds(condition: string, seen: Seen, chars: number): boolean {
+  const text = plain(condition)
+  if (text.split('+').length * chars > mostSummed) throw new ExpressionError('it adds up too much')
+  const made: unknown = cel.parse(text)(withIntegers(seen) as Seen)
   if (typeof made !== 'boolean') throw new ExpressionError('the condition is neither true nor false')
   return made
 }
 
 /** Braces of templates are left out of a condition: `{{ input.x }} > 3` is what people write. */
-const plain = (text: string): string => text.replaceAll(/\{\{-?\s*([\s\S]*?)\s*-?\}\}/g, '($1)')
+function plain(text: string): string {
+  let made = ''
+  // By hand: a regular expression would begin anew at every brace.
+  for (let at = 0; ;) {
+    const from = text.indexOf('{{', at)
+    const to = from < 0 ? -1 : text.indexOf('}}', from + 2)
+    if (to < 0) return made + text.slice(at)
+    made += `${text.slice(at, from)}(${text
+      .slice(from + 2, to)
+      .replace(/^-/, '')
+      .replace(/-$/, '')})`
+    at = to + 2
+  }
+}
 
-/** Numbers of JSON that are whole are integers of CEL, so that `input.count + 1` is a sum. */
-const withIntegers = (scope: Scope): Record<string, unknown> =>
-  JSON.parse(JSON.stringify(scope), (_, value: unknown) =>
-    typeof value === 'number' && Number.isSafeInteger(value) ? BigInt(value) : value,
-  ) as Record<string, unknown>
+/** Numbers of JSON that are whole are integers of CEL, so that `input.count + 1` is a sum. In their places. */
+function withIntegers(value: unknown): unknown {
+  if (typeof value === 'number') return Number.isSafeInteger(value) ? BigInt(value) : value
+  if (typeof value !== 'object' || value === null) return value
+  const parts = value as Record<string, unknown>
+  for (const key of Object.keys(parts)) parts[key] = withIntegers(parts[key])
+  return parts
+}

@@ -1,12 +1,15 @@
+import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { approvalErrors, Approvals } from '#contracts/approvals'
 import { ApiGuard } from '#contracts/auth'
 import { Billing, billingErrors, presentBilling } from '#contracts/billing'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
-import { Jobs } from '#contracts/jobs'
+import { Jobs, type WakeUps } from '#contracts/jobs'
 import { Kv } from '#contracts/kv'
+import { LinkedObjects, linkErrors } from '#contracts/linked-objects'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
+import { objectErrors } from '#contracts/object-store'
 import { Profiles } from '#contracts/profiles'
 import { RunStore } from '#contracts/run-store'
 import { Fleet } from '#contracts/runner'
@@ -20,16 +23,22 @@ import { definitionChangeRoutes, definitionRoutes } from './definitions.routes.t
 import { countDefinitions } from './definitions.store.ts'
 import { Engine } from './engine.ts'
 import { workflowErrors } from './errors.ts'
+import { Evaluator } from './evaluator.ts'
 import { Execution } from './execution.ts'
+import { LargeTurns } from './large-turns.ts'
 import { createLookups } from './lookups.ts'
 import { createWorkflowMetrics } from './metrics.ts'
+import { Outputs } from './outputs.ts'
+import { conclude } from './run-output.ts'
 import { repairRoutes, runReadRoutes, runStreamRoute, runWriteRoutes, tellRoutes } from './runs.routes.ts'
 import { WorkflowRunStore } from './runs.store.ts'
 import { scheduleRoutes, scheduleTimeRoutes } from './schedules.routes.ts'
 import { Schedules } from './schedules.ts'
 import { WorkflowService } from './service.ts'
+import { Scopes } from './scopes.ts'
 import { sweep } from './sweep.ts'
 import { RunViews } from './views.store.ts'
+import { Woken } from './woken.ts'
 
 /**
  * Workflows: graphs of agents, tools, conditions, waits and approvals, whose state is in tables of their own; schedules of them; and
@@ -43,7 +52,17 @@ export default definePlugin({
         'name: `api.internal:8080=acme|globex, .corp.example:443=*`.',
     ),
   }),
-  errors: [workflowErrors, approvalErrors, billingErrors, databaseErrors, limitErrors, secretErrors, webhookErrors],
+  errors: [
+    workflowErrors,
+    approvalErrors,
+    billingErrors,
+    databaseErrors,
+    limitErrors,
+    linkErrors,
+    objectErrors,
+    secretErrors,
+    webhookErrors,
+  ],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -56,6 +75,7 @@ export default definePlugin({
     fleet: Fleet,
     billing: maybe(Billing),
     limits: maybe(TenantLimits),
+    links: maybe(LinkedObjects),
     mcp: maybe(McpServers),
     secrets: maybe(Secrets),
     webhooks: maybe(Webhooks),
@@ -65,17 +85,27 @@ export default definePlugin({
     const database = presentDatabase(deps.database) ?? deps.database
     const wakeUps = jobs.wakeUps('workflows', async (what) => {
       if (what['scheduleId'] !== undefined) await schedules.fire(what['tenantId']!, what['scheduleId'])
-      else await service.wake(what)
+      else await woken.wake(what)
     })
-    const schemas = createOutputSchemas()
+    // As many as attempts are under way: their outputs wait to be checked, and are not refused.
+    const schemas = createOutputSchemas(Infinity)
+    const evaluator = new Evaluator()
+    const large = new LargeTurns()
     const counted = createWorkflowMetrics(metrics)
-    const lookups = createLookups({ database, profiles, fleet, mcp, schemas })
+    const lookups = createLookups({ database, profiles, fleet, mcp, schemas, evaluator })
     const store = new WorkflowRunStore({ database, wakeUps, limits, billing: presentBilling(deps.billing), schemas })
-    const views = new RunViews(database)
-    const calls = new Calls({ fleet, mcp, secrets, allowHosts: config.allowHosts })
-    const execution = new Execution({ store, dispatch, calls, limits })
-    const engine = new Engine({ schemas, approvals, database, wakeUps, execution, kv, metrics: counted, log, stopping })
-    const service = new WorkflowService({ database, store, engine, wakeUps, dispatch, runs, lookups, webhooks })
+    const outputs = new Outputs({ links: deps.links, schemas, log })
+    const scopes = new Scopes(database, outputs)
+    const views = new RunViews(database, outputs)
+    const calls = new Calls({ fleet, mcp, secrets, allowHosts: config.allowHosts, evaluator })
+    const making = { store, dispatch, calls, outputs, scopes, evaluator, large, limits }
+    const ending = { database, outputs, scopes, evaluator, large }
+    const carrying = { approvals, database, wakeUps, outputs, kv, metrics: counted, log, stopping }
+    const execution = new Execution(making)
+    const engine = new Engine({ ...carrying, execution, conclude: (...run) => conclude(ending, ...run) })
+    const told = { database, store, engine, wakeUps, outputs }
+    const service = new WorkflowService({ ...told, lookups, webhooks })
+    const woken = new Woken({ ...told, dispatch, runs, evaluator }, service)
     const schedules = new Schedules({ database, store, wakeUps, limits, metrics: counted, lookups })
     approvals.onNodes((...decision) => service.resolve(...decision))
     onStop(async () => {
@@ -94,14 +124,7 @@ export default definePlugin({
       onStart(async () => {
         engine.start()
         // The run of an agent has ended, wherever that was.
-        listening.push(
-          await database.listen('workflows', (told) => {
-            const [tenantId = '', agent = ''] = told.split(' ')
-            wakeUps
-              .send([{ tenantId, what: { tenantId, agent }, key: agent }])
-              .catch((err: unknown) => log.warn({ err }, 'a workflow was not woken for the end of a run'))
-          }),
-        )
+        listening.push(await database.listen('workflows', wakeForAgent(wakeUps, log)))
       })
     }
     routes('conductor', async (app) => {
@@ -110,7 +133,7 @@ export default definePlugin({
       definitionRoutes(app, guard, { database, service, limits })
       definitionChangeRoutes(app, guard, { database, service, limits })
       runReadRoutes(app, guard, views)
-      runStreamRoute(app, guard, { views, store, kv })
+      runStreamRoute(app, guard, views, { store, kv })
       runWriteRoutes(app, guard, service)
       repairRoutes(app, guard, service, views)
       tellRoutes(app, guard, service, views)
@@ -120,3 +143,13 @@ export default definePlugin({
     return {}
   },
 })
+
+/** The run of an agent has ended: whoever waits for it is woken. */
+const wakeForAgent =
+  (wakeUps: WakeUps, log: FastifyBaseLogger) =>
+  (told: string): void => {
+    const [tenantId = '', agent = ''] = told.split(' ')
+    wakeUps
+      .send([{ tenantId, what: { tenantId, agent }, key: agent }])
+      .catch((err: unknown) => log.warn({ err }, 'a workflow was not woken for the end of a run'))
+  }

@@ -5,6 +5,7 @@ import { isProfileName, type Profiles } from '#contracts/profiles'
 import type { Fleet } from '#contracts/runner'
 import type { OutputSchemas } from '#kit/schemas'
 import { unknownDefinitions } from './definitions.store.ts'
+import type { Evaluator } from './evaluator.ts'
 import type { Lookups } from './validate.ts'
 
 interface LookupDeps {
@@ -13,11 +14,12 @@ interface LookupDeps {
   readonly fleet: Fleet
   readonly mcp: McpServers | undefined
   readonly schemas: OutputSchemas
+  readonly evaluator: Evaluator
 }
 
 /** What a definition may name in a tenant. */
 export const createLookups =
-  ({ database, profiles, fleet, mcp, schemas }: LookupDeps) =>
+  ({ database, profiles, fleet, mcp, schemas, evaluator }: LookupDeps) =>
   (tenantId: string): Required<Lookups> => ({
     async profiles(names) {
       const unknown: string[] = []
@@ -38,6 +40,7 @@ export const createLookups =
       )
     },
     definitions: (ids) => unknownDefinitions(database, tenantId, ids),
+    expressions: (texts) => evaluator.problems(tenantId, texts),
     async schema(schema) {
       try {
         await schemas(tenantId, schema)

@@ -45,6 +45,11 @@ const common = {
       description: 'How long one attempt may take. Of `tool` and `http` 60 unless given, and at most an hour.',
     }),
   ),
+  outputSchema: Type.Optional(
+    schemaOf(
+      'JSON Schema that the output has to fit; otherwise the attempt has failed with `bad_output`. Of agents, calls, maps, loops and workflows.',
+    ),
+  ),
   continueOnError: Type.Optional(
     Type.Boolean({ description: 'When it fails, those behind it go on and see `nodes.<id>.error`.' }),
   ),

@@ -1,5 +1,6 @@
 import type { TenantTx } from '#contracts/database'
-import { type Failure, type Outcome, unsaid } from './outcome.ts'
+import { type Failure, mostOutput, type Outcome, unsaid } from './outcome.ts'
+import { linkMark } from './outputs.ts'
 import { type InnerNode, type NodeType, partOf, topOf, type WorkflowNode } from './node.schema.ts'
 import { nodeStatuses } from './schema.ts'
 
@@ -274,13 +275,16 @@ export class NodeTable {
     return rows.map(({ id }) => id)
   }
 
-  /** The output of a map: those of its parts, in their order. */
-  async gather(row: Pick<NodeRow, 'id'>): Promise<string> {
+  /** The output of a map: those of its parts, in their order. Undefined: it has more than `most` characters, or one is a link. */
+  async gather(row: Pick<NodeRow, 'id'>, most: number): Promise<string | undefined> {
     const parts = await this.#tx.query<{ output: string | null }>({
-      text: `SELECT output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent = $3 ORDER BY part`,
-      values: [...this.#of, row.id],
+      text: `SELECT output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent = $3
+               AND $4::bigint >= (SELECT coalesce(sum(octet_length(output) + CASE WHEN starts_with(output, '${linkMark}') THEN $4::bigint ELSE 0 END), 0)
+                          FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent = $3)
+             ORDER BY part`,
+      values: [...this.#of, row.id, Math.min(most, mostOutput)],
     })
-    return `[${parts.map((part) => part.output ?? 'null').join(',')}]`
+    return parts.length === 0 ? undefined : `[${parts.map((part) => part.output ?? 'null').join(',')}]`
   }
 
   /** Makes a node ready again. */

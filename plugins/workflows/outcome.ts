@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import type { AskedNode } from '#contracts/approvals'
 import type { NodeOf, WorkflowNode } from './node.schema.ts'
-import { nodeStatuses, type TerminalStatus } from './schema.ts'
+import type { TerminalStatus } from './schema.ts'
 
 /** Why a node or run failed. `unknown`: its effect may have happened, so a repeated call has the same idempotency key. */
 export interface Failure {
@@ -12,7 +12,7 @@ export interface Failure {
   readonly [more: string]: unknown
 }
 
-/** What became of an attempt at a node. JSON of tenants is text, which is parsed only where somebody looks at it. */
+/** What became of an attempt at a node. JSON of tenants is text, which is parsed only where somebody looks at it; large outputs are links. */
 export type Outcome = { readonly node: string; readonly attempt: number } & (
   | {
       readonly kind: 'over'
@@ -91,33 +91,6 @@ export function approvalOutcome(
     status: 'error',
     error: { code: 'rejected', message: `The approval was rejected${said}`, retryable: false, ...about },
   }
-}
-
-/** Nodes as templates see them. */
-export const scopeOfNodes = (
-  rows: readonly { id: string; status: number; output: string | null; error: string | null }[],
-): Record<string, unknown> =>
-  Object.fromEntries(
-    rows.map(({ id, status, output, error }) => [
-      id,
-      {
-        status: nodeStatuses[status],
-        output: output === null ? null : (JSON.parse(output) as unknown),
-        error: error === null ? null : (JSON.parse(error) as unknown),
-      },
-    ]),
-  )
-
-/** The output of an agent: its answer, or what that says as JSON. */
-export function agentOutput(result: string, structured: boolean): string {
-  if (structured) {
-    try {
-      return JSON.stringify(JSON.parse(result))
-    } catch {
-      // The runtime has checked it; whoever reads it sees the text.
-    }
-  }
-  return JSON.stringify(result)
 }
 
 export function agentFailure(run: { status: string; error?: { code: string; message: string } } | undefined): Failure {

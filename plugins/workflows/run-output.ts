@@ -1,58 +1,95 @@
-import type { TenantTx } from '#contracts/database'
-import type { OutputSchemas } from '#kit/schemas'
-import { ExpressionError, mentionedIn, patiently, render, textsIn } from './expressions.ts'
+import type { Database, TenantTx } from '#contracts/database'
+import type { Evaluator } from './evaluator.ts'
+import { ExpressionError } from './expressions.ts'
+import type { LargeTurns } from './large-turns.ts'
 import { skipped } from './nodes.store.ts'
-import { mostOutput, scopeOfNodes } from './outcome.ts'
+import { type Failure, mostOutput } from './outcome.ts'
+import { isLinked, type Outputs, type RunKey, sizeOf } from './outputs.ts'
 import type { RunSettings } from './schema.ts'
+import type { Scopes } from './scopes.ts'
 
-/** What a completed run gives, as JSON. ExpressionError when that cannot be made, or is not what the workflow promises. */
+interface LastOutput {
+  readonly id: string
+  readonly output: string | null
+}
+type Tell = Pick<TenantTx, 'query'>
+
+/** What a run gives whose nodes are over, as it is stored; undefined: that takes more than reading it, and is done by `conclude`, as is what has more than `most` characters. */
 export async function outputOf(
   tx: TenantTx,
   runId: string,
   settings: RunSettings,
-  schemas: OutputSchemas,
-): Promise<string> {
-  const made = await madeOf(tx, runId, settings)
-  const { outputSchema } = settings
-  if (!outputSchema) return made
-  const problem = await (await schemas(tx.tenantId, outputSchema)).problem(JSON.parse(made))
-  if (problem !== undefined) throw new ExpressionError(`it does not fit the outputSchema: ${problem}`)
-  return made
+  most: number,
+): Promise<string | undefined> {
+  if (settings.output !== undefined || settings.outputSchema) return undefined
+  const last = await lastOutputs(tx, { tenantId: tx.tenantId, runId })
+  if (last.length === 1) return last[0]!.output ?? 'null'
+  const isSmall = last.every(({ output }) => output === null || !isLinked(output))
+  const made = isSmall ? objectOf(last.map(({ id, output }) => [id, output ?? 'null'])) : undefined
+  return made !== undefined && made.length <= most ? made : undefined
 }
 
-async function madeOf(tx: TenantTx, runId: string, { output }: RunSettings): Promise<string> {
-  const { tenantId } = tx
-  if (output === undefined) {
-    const last = await lastOutputs(tx, runId)
-    const made =
-      last.length === 1
-        ? (last[0]!.output ?? 'null')
-        : `{${last.map((one) => `${JSON.stringify(one.id)}:${one.output ?? 'null'}`).join(',')}}`
-    if (made.length > mostOutput) throw new ExpressionError('it is larger than 10 MiB')
-    return made
-  }
-  const ids = [...textsIn(output)].flatMap(({ text }) => mentionedIn(text))
-  const rows = await tx.query<{ id: string; status: number; output: string | null; error: string | null }>({
-    text: `SELECT id, status, output, error FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)`,
-    values: [tenantId, runId, ids],
-  })
-  const [{ input }] = (await tx.query<{ input: string }>({
-    text: 'SELECT input FROM workflow_runs WHERE tenant_id = $1 AND id = $2',
-    values: [tenantId, runId],
-  })) as [{ input: string }]
-  const scope = { input: JSON.parse(input) as unknown, nodes: scopeOfNodes(rows) }
-  const made = JSON.stringify(await patiently(() => render(output, scope))) ?? 'null'
-  if (made.length > mostOutput) throw new ExpressionError('it is larger than 10 MiB')
-  return made
+export interface ConclusionDeps {
+  readonly database: Database
+  readonly outputs: Outputs
+  readonly scopes: Scopes
+  readonly evaluator: Evaluator
+  readonly large: LargeTurns
 }
+
+/** How a run ends whose nodes are over. */
+export type Conclusion = { readonly output: string } | { readonly error: Failure }
+
+/** What a run gives whose nodes are over: made while nobody waits for its row, any number of times. Rejects when a store is away. */
+export async function conclude(deps: ConclusionDeps, key: RunKey, settings: RunSettings): Promise<Conclusion> {
+  const large = deps.large.ticket(key.tenantId)
+  try {
+    const made = await madeOf(deps, key, settings, large)
+    if (made.length > mostOutput) throw new ExpressionError('it is larger than 10 MiB')
+    const { outputSchema } = settings
+    const problem = outputSchema && (await deps.outputs.problem(key.tenantId, outputSchema, made))
+    if (problem !== undefined) throw new ExpressionError(`it does not fit the outputSchema: ${problem}`)
+    return { output: await deps.outputs.keep(key, made) }
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error
+    const message = `The output of the workflow could not be made: ${error.message}.`
+    return { error: { code: 'bad_output', message } }
+  } finally {
+    large.leave()
+  }
+}
+
+async function madeOf(
+  { database, outputs, scopes, evaluator }: ConclusionDeps,
+  key: RunKey,
+  { output }: RunSettings,
+  large: ReturnType<LargeTurns['ticket']>,
+): Promise<string> {
+  if (output !== undefined) {
+    const scope = await scopes.of(key, { texts: [output] }, large)
+    return (await evaluator.render(key.tenantId, { output }, scope)).output
+  }
+  await large.enter()
+  const last = await database.tenant(key.tenantId, (tx) => lastOutputs(tx, key))
+  if (last.reduce((sum, one) => sum + sizeOf(one.output ?? ''), 0) > 4 * mostOutput) {
+    throw new ExpressionError('it is larger than 10 MiB')
+  }
+  const read = async ({ output: stored }: LastOutput): Promise<string> =>
+    stored === null ? 'null' : outputs.read(key, stored)
+  if (last.length === 1) return read(last[0]!)
+  const fields: [string, string][] = []
+  for (const one of last) fields.push([one.id, await read(one)])
+  return objectOf(fields)
+}
+const objectOf = (fields: readonly (readonly [string, string])[]): string =>
+  `{${fields.map(([id, json]) => `${JSON.stringify(id)}:${json}`).join(',')}}`
 
 /**
- * Of the nodes behind which nothing was done, in their order. Without a join: before
- * the first ANALYZE its plan took minutes.
+ * Of the nodes behind which nothing was done, in their order. Without a join: before the first ANALYZE its plan took minutes.
  */
-async function lastOutputs(tx: TenantTx, runId: string): Promise<{ id: string; output: string | null }[]> {
-  const of = [tx.tenantId, runId]
-  const nodes = await tx.query<{ id: string; output: string | null }>({
+async function lastOutputs(tx: Tell, { tenantId, runId }: RunKey): Promise<LastOutput[]> {
+  const of = [tenantId, runId]
+  const nodes = await tx.query<LastOutput>({
     name: 'workflow-done-nodes',
     text: `SELECT id, CASE WHEN count(*) OVER () = 1 THEN output END AS output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND status <> ${skipped} ORDER BY position`,
     values: of,
@@ -65,7 +102,7 @@ async function lastOutputs(tx: TenantTx, runId: string): Promise<{ id: string; o
   })
   const done = new Set(nodes.map(({ id }) => id))
   const followed = new Set(edges.filter(({ to_node }) => done.has(to_node)).map(({ from_node }) => from_node))
-  return tx.query<{ id: string; output: string | null }>({
+  return tx.query<LastOutput>({
     name: 'workflow-last-outputs',
     text: `SELECT id, output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3) ORDER BY position LIMIT 1000`,
     values: [...of, [...done].filter((id) => !followed.has(id))],

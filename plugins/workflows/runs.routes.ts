@@ -1,4 +1,6 @@
+import { Readable } from 'node:stream'
 import { Type } from '@sinclair/typebox'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, eventStream, failures, lastEventId, NoContent, notFound, sse, sseFrame } from '#kernel'
 import { approvalErrors } from '#contracts/approvals'
 import { auditedAccess } from '#contracts/audit'
@@ -6,8 +8,10 @@ import type { Guard } from '#contracts/auth'
 import { fundsErrors } from '#contracts/billing'
 import type { Kv } from '#contracts/kv'
 import { limitErrors } from '#contracts/limits'
+import { objectErrors } from '#contracts/object-store'
 import { PageQuery } from '#contracts/paging'
 import { webhookErrors } from '#contracts/webhooks'
+import { sendBody } from '#kit/files'
 import { sendList } from '#kit/lists'
 import { runChannel } from './engine.ts'
 import { workflowErrors } from './errors.ts'
@@ -33,18 +37,8 @@ import type { RunViews } from './views.store.ts'
 const tags = ['workflows']
 const bodyLimit = 8 * 1024 * 1024
 const { wrongApprover } = approvalErrors
-const { invalidWorkflow, invalidInput, notPaused, nodeOver, runOver } = workflowErrors
-const accepted = ({ id, status }: { readonly id: string; readonly status: RunAccepted['status'] }): RunAccepted => ({
-  id,
-  runId: id,
-  status,
-})
-
-interface ReadDeps {
-  readonly views: RunViews
-  readonly store: WorkflowRunStore
-  readonly kv: Kv
-}
+const { invalidWorkflow, invalidInput, notPaused, nodeOver, outputGone, runOver } = workflowErrors
+const accepted = ({ id, status }: Omit<RunAccepted, 'runId'>): RunAccepted => ({ id, runId: id, status })
 
 export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
   app.get(
@@ -85,7 +79,8 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
         response: { 200: RunSnapshot, ...failures(notFound) },
       },
     },
-    async (request) => (await views.snapshot(guard.callerOf(request).tenantId, request.params.id)).run,
+    async (request, reply) =>
+      sendJson(reply, (await views.snapshot(guard.callerOf(request).tenantId, request.params.id)).json),
   )
   app.get(
     '/api/workflows/runs/:id/nodes/:nodeId',
@@ -96,14 +91,44 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
         summary: 'Get a node of a workflow run',
         description: 'With its whole output.',
         params: NodeParams,
-        response: { 200: NodeSnapshot, ...failures(notFound) },
+        response: { 200: NodeSnapshot, ...failures(notFound, outputGone, objectErrors.storageUnavailable) },
       },
     },
-    async (request) => views.node(guard.callerOf(request).tenantId, request.params.id, request.params.nodeId),
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      return streamJson(request, reply, await views.node(tenantId, request.params.id, request.params.nodeId))
+    },
+  )
+  app.get(
+    '/api/workflows/runs/:id/output',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Get the output of a workflow run',
+        description: 'The whole of it, however large: a snapshot has what is small.',
+        params: RunParams,
+        response: { 200: Type.Unknown(), ...failures(notFound, outputGone, objectErrors.storageUnavailable) },
+      },
+    },
+    async (request, reply) =>
+      streamJson(request, reply, await views.output(guard.callerOf(request).tenantId, request.params.id)),
   )
 }
 
-export function runStreamRoute(app: App, guard: Guard, { views, store, kv }: ReadDeps): void {
+/** What is JSON already. */
+const sendJson = (reply: FastifyReply, json: string): FastifyReply =>
+  reply.header('content-type', 'application/json; charset=utf-8').send(Buffer.from(json))
+
+/** JSON as it is read: whoever takes it slowly holds nothing but a connection. */
+function streamJson({ method }: FastifyRequest, reply: FastifyReply, json: AsyncIterable<Uint8Array>): FastifyReply {
+  void reply.header('content-type', 'application/json; charset=utf-8')
+  return method === 'HEAD' ? reply.send() : sendBody(reply, Readable.from(json, { objectMode: false }))
+}
+
+/** Where changes of runs are stored, and told. */
+type Source = { readonly store: WorkflowRunStore; readonly kv: Kv }
+export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: Source): void {
   app.get(
     '/api/workflows/runs/:id/stream',
     {
@@ -126,10 +151,10 @@ export function runStreamRoute(app: App, guard: Guard, { views, store, kv }: Rea
       const { id } = request.params
       const after = lastEventId(request)
       const snapshot = after === 0 ? await views.snapshot(tenantId, id) : undefined
-      if (!snapshot) await store.statusOf(tenantId, id)
+      if (!snapshot) await source.store.statusOf(tenantId, id)
       await sse(request, reply, async function* (signal) {
-        if (snapshot) yield sseFrame('snapshot', JSON.stringify({ workflowRun: snapshot.run }), snapshot.seq)
-        yield* changes(store, kv, { tenantId, runId: id, after: snapshot?.seq ?? after }, signal)
+        if (snapshot) yield sseFrame('snapshot', `{"workflowRun":${snapshot.json}}`, snapshot.seq)
+        yield* changes(source, { tenantId, runId: id, after: snapshot?.seq ?? after }, signal)
       })
       return reply
     },
@@ -140,8 +165,7 @@ export function runStreamRoute(app: App, guard: Guard, { views, store, kv }: Rea
 const lookMs = 5_000
 
 async function* changes(
-  store: WorkflowRunStore,
-  kv: Kv,
+  { store, kv }: Source,
   { tenantId, runId, after }: { readonly tenantId: string; readonly runId: string; readonly after: number },
   signal: AbortSignal,
 ): AsyncGenerator<string> {
@@ -151,8 +175,7 @@ async function* changes(
   signal.addEventListener('abort', told)
   const timer = setInterval(told, lookMs).unref()
   try {
-    let seq = after
-    while (!signal.aborted) {
+    for (let seq = after; !signal.aborted;) {
       const woken = new Promise<void>((resolve) => (wake = resolve))
       // The status first: what it says of an end, the events behind it show.
       const { status, seq: last } = await store.statusOf(tenantId, runId)
@@ -254,10 +277,10 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
         response: { 200: RunSnapshot, ...failures(invalidWorkflow, notFound, notPaused, nodeOver, wrongApprover) },
       },
     },
-    async (request) => {
+    async (request, reply) => {
       const caller = guard.callerOf(request)
       await service.repair(caller, request.params.id, request.body)
-      return (await views.snapshot(caller.tenantId, request.params.id)).run
+      return sendJson(reply, (await views.snapshot(caller.tenantId, request.params.id)).json)
     },
   )
   app.post(
@@ -317,11 +340,11 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
         response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver, wrongApprover) },
       },
     },
-    async (request) => {
+    async (request, reply) => {
       const caller = guard.callerOf(request)
       const { id, nodeId } = request.params
       await service.update(caller, id, nodeId, request.body)
-      return views.node(caller.tenantId, id, nodeId)
+      return streamJson(request, reply, await views.node(caller.tenantId, id, nodeId))
     },
   )
 }

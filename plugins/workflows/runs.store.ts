@@ -18,7 +18,8 @@ export interface NewRun {
   readonly workflowDefinitionId?: string
   /** Instead of a stored one. It was checked. */
   readonly definition?: Definition
-  readonly input: unknown
+  /** As JSON. */
+  readonly input: string
   readonly start: boolean
   readonly createdBy: string
   readonly parent?: {
@@ -39,6 +40,14 @@ interface FoundDefinition {
   readonly id: string | undefined
   readonly version: number | undefined
   readonly definition: Definition
+}
+
+/** A node that waits for something. */
+export interface Waiting {
+  readonly run_id: string
+  readonly id: string
+  readonly attempt: number
+  readonly spec: WorkflowNode
 }
 
 export interface StoreDeps {
@@ -92,7 +101,7 @@ export class WorkflowRunStore {
     if (!found) throw notFound({ message: 'There is no workflow definition of this id.' })
     const { inputSchema } = found.definition
     if (inputSchema) {
-      const problem = await (await this.#schemas(tenantId, inputSchema)).problem(wanted.input)
+      const problem = await (await this.#schemas(tenantId, inputSchema)).problemOf(wanted.input)
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
     const { statements, inserts, made } = await this.#creation(tenantId, wanted, found)
@@ -124,7 +133,7 @@ export class WorkflowRunStore {
     const status: RunStatus = wanted.start ? 'running' : 'pending'
     // Whoever adds a run holds the lock of its tenant, so that each is counted before the next one is added.
     const lock = { text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))', values: [tenantId] }
-    const [asked, given] = [JSON.stringify(settings), JSON.stringify(wanted.input ?? {})]
+    const [asked, given] = [JSON.stringify(settings), wanted.input]
     const specs = nodes.map((node) => JSON.stringify(node))
     const bytes = specs.reduce((sum, spec) => sum + bytesOfNode + spec.length, asked.length + given.length)
     const statements: Statement[] = [
@@ -199,25 +208,6 @@ export class WorkflowRunStore {
     return { ...row, status: runStatuses[row.status]! }
   }
 
-  /** What templates see of a run. */
-  async scope(tenantId: string, runId: string, nodeIds: readonly string[]) {
-    const [[run], nodes] = await this.#database.batch<
-      [{ input: string; name: string }[], { id: string; status: number; output: string | null; error: string | null }[]]
-    >(tenantId, [
-      {
-        name: 'workflow-scope',
-        text: 'SELECT input, name FROM workflow_runs WHERE tenant_id = $1 AND id = $2',
-        values: [tenantId, runId],
-      },
-      {
-        name: 'workflow-scope-nodes',
-        text: 'SELECT id, status, output, error FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)',
-        values: [tenantId, runId, nodeIds],
-      },
-    ])
-    if (!run) throw unknownRun()
-    return { run, nodes }
-  }
   async lastPart(tenantId: string, runId: string, parent: string) {
     const [[row]] = await this.#database.batch<[{ part: number; output: string | null; error: string | null }[]]>(
       tenantId,
@@ -229,6 +219,24 @@ export class WorkflowRunStore {
       ],
     )
     return row
+  }
+  /** The outputs of the parts of a map as they are stored, in their order. Undefined: they have more bytes than `most`. */
+  async partOutputs(
+    tenantId: string,
+    runId: string,
+    parent: string,
+    most: number,
+  ): Promise<(string | null)[] | undefined> {
+    const [rows] = await this.#database.batch<[{ output: string | null; isLarge: boolean }[]]>(tenantId, [
+      {
+        text: `SELECT CASE WHEN total <= $4::int THEN output END AS output, total > $4::int AS "isLarge" FROM (
+                 SELECT output, part, coalesce(sum(octet_length(output)) OVER (), 0) AS total FROM workflow_nodes
+                 WHERE tenant_id = $1 AND run_id = $2 AND parent = $3) p
+               ORDER BY part`,
+        values: [tenantId, runId, parent, 4 * most],
+      },
+    ])
+    return rows[0]?.isLarge ? undefined : rows.map(({ output }) => output)
   }
   async countNodes(tenantId: string, runId: string): Promise<number> {
     const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [
@@ -261,7 +269,7 @@ export class WorkflowRunStore {
     return rows.length > 0
   }
   /** The node that waits for something, while it does. */
-  async waiting(tenantId: string, waitsFor: string) {
+  async waiting(tenantId: string, waitsFor: string): Promise<Waiting | undefined> {
     const [[row]] = await this.#database.batch<[{ run_id: string; id: string; attempt: number; spec: string }[]]>(
       tenantId,
       [

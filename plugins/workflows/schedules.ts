@@ -259,7 +259,7 @@ export class Schedules {
     target: Exclude<Target, { failure: string }>,
   ): Promise<{ id: string; status: RunStatus }> {
     const { input } = JSON.parse(row.document) as ScheduleBody
-    const run = { input: input ?? {}, start: true, createdBy: row.created_by, scheduleId: row.id }
+    const run = { input: JSON.stringify(input ?? {}), start: true, createdBy: row.created_by, scheduleId: row.id }
     return this.#deps.store.createIn(tx, run, { id: target.id, version: target.version, definition: target.definition })
   }
   async #record(

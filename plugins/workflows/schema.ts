@@ -172,9 +172,11 @@ export const RunSnapshot = Type.Object({
   ...runFields,
   input: Type.Unknown(),
   output: Type.Optional(Type.Unknown()),
+  outputTruncated: Type.Optional(
+    Type.Boolean({ description: 'The output is too large for a snapshot; `GET …/output` has it.' }),
+  ),
   nodes: Type.Array(NodeSnapshot),
 })
-export type RunSnapshot = Static<typeof RunSnapshot>
 
 export const Repair = Type.Object(
   {

@@ -1,15 +1,13 @@
-import { invalidField, isAppError, notFound } from '#kernel'
+import { invalidField, notFound } from '#kernel'
 import { approvalErrors, type NodeApproval, type NodeDecision } from '#contracts/approvals'
 import type { Caller } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
-import type { RunDispatch } from '#contracts/runs'
-import type { RunStore } from '#contracts/run-store'
-import { isTerminal } from '#contracts/runs'
-import type { Wake, WakeUps } from '#contracts/jobs'
+import type { WakeUps } from '#contracts/jobs'
 import { webhookErrors, type Webhooks } from '#contracts/webhooks'
 import { findDefinition } from './definitions.store.ts'
 import type { Engine } from './engine.ts'
+import type { Outputs, RunKey } from './outputs.ts'
 import { addDependencies, copyRun, mayDecide, nodeOf, replaceNode, retryNode } from './repairs.store.ts'
 import { invalidWorkflow, workflowErrors } from './errors.ts'
 import { wakeOf, type WorkflowRunStore } from './runs.store.ts'
@@ -21,9 +19,8 @@ import {
   type NodeUpdate,
   type Repair,
   type RunStatus,
-  runStatuses,
 } from './schema.ts'
-import { agentFailure, agentOutput, approvalOutcome, type Failure, type Outcome, startedBy } from './outcome.ts'
+import { approvalOutcome, type Failure, type Outcome } from './outcome.ts'
 import type { Transition } from './transition.ts'
 import { checkedDefinition, type Lookups, nodeProblems, problemsOf } from './validate.ts'
 
@@ -32,16 +29,12 @@ export interface ServiceDeps {
   readonly store: WorkflowRunStore
   readonly engine: Engine
   readonly wakeUps: WakeUps
-  readonly dispatch: RunDispatch
-  readonly runs: RunStore
   readonly webhooks: Webhooks | undefined
+  readonly outputs: Outputs
   lookups(tenantId: string): Lookups
 }
 
-/** A run of an agent that has not ended is looked at again, should nobody tell of its end. */
-const lookAgainMs = 60_000
-
-/** What is asked of workflow runs, and what wakes them. */
+/** What is asked of workflow runs. */
 export class WorkflowService {
   readonly #deps: ServiceDeps
   constructor(deps: ServiceDeps) {
@@ -74,7 +67,7 @@ export class WorkflowService {
     return this.#deps.store.create(tenantId, {
       ...(workflowDefinitionId === undefined ? {} : { workflowDefinitionId }),
       ...(checked ? { definition: checked } : {}),
-      input: input ?? {},
+      input: JSON.stringify(input ?? {}),
       start: autoStart,
       createdBy: keyId,
       ...(webhook ? { webhook } : {}),
@@ -111,6 +104,7 @@ export class WorkflowService {
   async update(caller: Caller, runId: string, nodeId: string, { status, output, error }: NodeUpdate): Promise<void> {
     const failure: Failure | undefined =
       typeof error === 'string' ? { code: 'failed', message: error } : (error as Failure | undefined)
+    const kept = output === undefined ? undefined : await this.#given({ tenantId: caller.tenantId, runId }, output)
     await this.#change(caller.tenantId, runId, async (transition, tx) => {
       if (!transition.open) throw workflowErrors.runOver()
       const node = await nodeOf(tx, runId, nodeId)
@@ -119,7 +113,7 @@ export class WorkflowService {
         throw workflowErrors.nodeOver({ message: 'The node is over already.' })
       }
       await transition.endNodes([nodeId], status, {
-        ...(output === undefined ? {} : { output: JSON.stringify(output) }),
+        ...(kept === undefined ? {} : { output: kept }),
         ...(failure ? { error: failure } : {}),
       })
       transition.notices.wake()
@@ -128,7 +122,7 @@ export class WorkflowService {
 
   /** Gives a signal to the waits for it, or keeps it for the next one. */
   async signal(tenantId: string, runId: string, name: string, payload: unknown): Promise<void> {
-    const text = JSON.stringify(payload ?? null)
+    const text = await this.#given({ tenantId, runId }, payload ?? null)
     await this.#change(tenantId, runId, async (transition, tx) => {
       if (!transition.open && transition.run.status !== 'pending') throw workflowErrors.runOver()
       const waiting = await tx.query<{ id: string; attempt: number }>({
@@ -152,6 +146,14 @@ export class WorkflowService {
         values: [tenantId, runId, name, text],
       })
     })
+  }
+
+  /** What a client gives as an output, as it is stored. */
+  async #given(key: RunKey, value: unknown): Promise<string> {
+    const json = JSON.stringify(value)
+    // Nothing is kept for what is not there.
+    if (json.length > this.#deps.outputs.above) await this.#deps.store.statusOf(key.tenantId, key.runId)
+    return this.#deps.outputs.keep(key, json)
   }
 
   /** Ends the node that an approval is for. 409 `already_resolved` for all but the first. */
@@ -236,94 +238,10 @@ export class WorkflowService {
       if (from.parent !== null)
         throw workflowErrors.nodeOver({ message: 'A run begins again from a node, not from a part of one.' })
       await copyRun(tx, runId, id, fromNodeId, keyId)
+      await this.#deps.outputs.lendAll(tx, runId, id)
       await this.#deps.wakeUps.send([wakeOf(tenantId, id)], tx)
     })
     return { id, status: 'running' }
-  }
-
-  /** What a wake-up asks for. */
-  async wake(what: Wake['what']): Promise<void> {
-    const { tenantId, runId, leave, child, node, agent } = what
-    if (tenantId === undefined) return
-    if (agent !== undefined) return this.#lookAtAgent(tenantId, agent)
-    if (runId === undefined) return
-    if (leave !== undefined) return this.#leave(tenantId, runId, leave, what['type'])
-    if (child !== undefined && node !== undefined) await this.#childOver(tenantId, runId, child)
-    else await this.#deps.engine.drive(tenantId, runId)
-  }
-
-  /** The run of an agent may have ended. */
-  async #lookAtAgent(tenantId: string, agentRunId: string): Promise<void> {
-    const node = await this.#deps.store.waiting(tenantId, agentRunId)
-    if (!node) return
-    const run = await this.#deps.runs.findRun(tenantId, agentRunId)
-    if (run && !isTerminal(run.status)) {
-      if (await this.#deps.store.hasWaited(tenantId, agentRunId)) {
-        await this.#deps.engine.transit(tenantId, node.run_id, ({ waits }) => waits.retime(node.id))
-      }
-      const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
-      return this.#deps.wakeUps.send([again])
-    }
-    const structured = node.spec.type === 'agent' && node.spec.responseFormat !== undefined
-    const of = { node: node.id, attempt: node.attempt, kind: 'over' } as const
-    const cost = run?.costCents === undefined ? {} : { costCents: run.costCents }
-    const outcome: Outcome =
-      run?.status === 'ok'
-        ? { ...of, ...cost, status: 'ok', output: agentOutput(run.result ?? '', structured) }
-        : { ...of, ...cost, status: 'error', error: agentFailure(run) }
-    await this.#settle(tenantId, node.run_id, [outcome])
-  }
-
-  async #childOver(tenantId: string, runId: string, childId: string): Promise<void> {
-    const node = await this.#deps.store.waiting(tenantId, childId)
-    if (!node || node.run_id !== runId) return
-    const child = await this.#deps.store.statusOf(tenantId, childId)
-    if (runStatuses.indexOf(child.status) < 3) return
-    const costCents = await this.#deps.store.cost(tenantId, childId)
-    const of = { node: node.id, attempt: node.attempt, kind: 'over', costCents } as const
-    const why = child.error === null ? undefined : (JSON.parse(child.error) as Failure)
-    const outcome: Outcome =
-      child.status === 'completed'
-        ? { ...of, status: 'ok', output: child.output ?? 'null' }
-        : {
-            ...of,
-            status: 'error',
-            error: {
-              code: `workflow_${child.status}`,
-              message: why?.message ?? `The child workflow ended as ${child.status}.`,
-              workflowRunId: childId,
-            },
-          }
-    await this.#settle(tenantId, runId, [outcome])
-  }
-  async #settle(tenantId: string, runId: string, outcomes: readonly Outcome[]): Promise<void> {
-    await this.#deps.engine.transit(tenantId, runId, (transition) => transition.apply(outcomes))
-    await this.#deps.engine.drive(tenantId, runId)
-  }
-
-  /** Cancels what a node waited for that does not wait any more, or all that a cancelled run did. */
-  async #leave(tenantId: string, runId: string, what: string, type: string | undefined): Promise<void> {
-    if (type !== undefined) return this.#cancelThing(tenantId, what, type)
-    type Row = { id: string; attempt: number; waits_for: string | null; type: string }
-    const [rows] = await this.#deps.database.batch<[Row[]]>(tenantId, [
-      {
-        text: `SELECT id, attempt, waits_for, type FROM workflow_nodes
-               WHERE tenant_id = $1 AND run_id = $2 AND status = 6 AND attempt > 0 AND type IN ('agent', 'workflow')`,
-        values: [tenantId, runId],
-      },
-    ])
-    // One that was not parked yet may have begun all the same.
-    for (const { id, attempt, waits_for, type: one } of rows)
-      await this.#cancelThing(tenantId, waits_for ?? startedBy(runId, id, attempt), one)
-  }
-  async #cancelThing(tenantId: string, id: string, type: string): Promise<void> {
-    try {
-      if (type === 'workflow') await this.cancel(tenantId, id)
-      else await this.#deps.dispatch.cancel(tenantId, id)
-    } catch (error) {
-      // It has never begun.
-      if (!isAppError(error) || error.status !== 404) throw error
-    }
   }
 
   async #change<T>(

@@ -1,5 +1,7 @@
 import { createHash } from 'node:crypto'
 import { Cron } from 'croner'
+import { textOf } from './evaluator.ts'
+import type { Failure } from './outcome.ts'
 import type { Problem } from './errors.ts'
 import type { ScheduleBody } from './schema.ts'
 
@@ -41,4 +43,33 @@ export function jitterOf(id: string, { jitterSeconds = 0 }: ScheduleBody, at: Da
   if (jitterSeconds === 0) return 0
   const drawn = createHash('sha256').update(`${id} ${at.getTime()}`).digest().readUInt32BE(0)
   return (drawn % (jitterSeconds + 1)) * 1_000
+}
+
+const longestWaitMs = 366 * 86_400_000
+
+/** In how many milliseconds a wait ends; undefined: not by itself. */
+export function dueIn({
+  seconds,
+  until,
+}: {
+  readonly seconds: string
+  readonly until: string
+}): number | Failure | undefined {
+  if (seconds !== 'null') {
+    const wanted = Number(textOf(seconds))
+    if (!(wanted >= 0 && wanted * 1_000 <= longestWaitMs)) {
+      return {
+        code: 'bad_time',
+        message: '`seconds` did not come out as a number of seconds within a year.',
+        retryable: false,
+      }
+    }
+    return wanted * 1_000
+  }
+  if (until === 'null') return undefined
+  const at = Date.parse(textOf(until))
+  if (!(at - Date.now() <= longestWaitMs)) {
+    return { code: 'bad_time', message: '`until` did not come out as a time within a year.', retryable: false }
+  }
+  return Math.max(0, at - Date.now())
 }

@@ -1,8 +1,6 @@
 import type { Approvals } from '#contracts/approvals'
 import type { TenantTx } from '#contracts/database'
-import type { OutputSchemas } from '#kit/schemas'
 import { claimedOf, Claims } from './claims.store.ts'
-import { ExpressionError } from './expressions.ts'
 import {
   cancelled,
   type Ended,
@@ -15,26 +13,18 @@ import {
   skipped,
   statusOf,
 } from './nodes.store.ts'
-import {
-  type Claimed,
-  delayMs,
-  type Failure,
-  lostError,
-  mostOutput,
-  type Outcome,
-  tooLarge,
-  unsaid,
-} from './outcome.ts'
+import { type Claimed, delayMs, type Failure, lostError, type Outcome, unsaid } from './outcome.ts'
 import { Notices, starts } from './notices.ts'
 import { holdRun, moveRun, type RunRow } from './run-row.ts'
-import { outputOf } from './run-output.ts'
+import type { Outputs } from './outputs.ts'
+import { type Conclusion, outputOf } from './run-output.ts'
 import { type RunStatus, type TerminalStatus } from './schema.ts'
 import { Waits } from './waits.ts'
 
 /** What a transition needs beside its transaction. */
 export interface TransitionDeps {
-  /** Of outputs of workflows. */
-  readonly schemas: OutputSchemas
+  /** Outputs of more characters than these have in a row are put together outside of it. */
+  readonly outputs: Pick<Outputs, 'above'>
   readonly approvals: Approvals
 }
 
@@ -51,6 +41,8 @@ export class Transition {
   readonly waits: Waits
   /** When somebody has to look at the run again, in milliseconds, where another process executes a part of it. */
   leasedForMs: number | undefined
+  /** All its nodes are over, and what it gives is to be made: by `conclude`, outside of any transaction. */
+  concludes = false
   readonly #tx: TenantTx
   readonly #deps: TransitionDeps
   readonly #nodes: NodeTable
@@ -240,8 +232,7 @@ export class Transition {
   /** Writes down what the run has come to, tells readers, and says who is to be woken. Resolves to whether anything changed. */
   async finish(): Promise<boolean> {
     if (this.open) await this.#settle()
-    const over = !this.open && this.run.status !== 'pending' && this.run.status !== this.#statusBefore
-    if (over) this.notices.over()
+    if (!this.open && this.run.status !== 'pending' && this.run.status !== this.#statusBefore) this.notices.over()
     // Others may wait for a key that was freed.
     for (const key of [...this.#freed].toSorted()) {
       for (const runId of await this.#claims.waiting(key)) this.notices.queue({ runId }, runId)
@@ -266,14 +257,12 @@ export class Transition {
     }
   }
 
-  /** The output of a map: those of its parts, in their order. */
+  /** The output of a map: those of its parts, in their order. What is large, or to be looked at, is an attempt of its own, as with loops. */
   async #gather(row: NodeRow): Promise<void> {
-    const output = await this.#nodes.gather(row)
-    const end =
-      output.length > mostOutput
-        ? { status: failed, output: undefined, error: tooLarge }
-        : { status: ok, output, error: undefined }
-    await this.end([{ row, ...end, costCents: undefined }], [])
+    const isChecked = 'outputSchema' in this.#nodes.spec(row)
+    const output = isChecked ? undefined : await this.#nodes.gather(row, this.#deps.outputs.above)
+    if (output === undefined) return this.#putBack(row, 0)
+    await this.end([{ row, status: ok, output, error: undefined, costCents: undefined }], [])
   }
   async #park(row: NodeRow, parked: Extract<Outcome, { kind: 'parked' }>): Promise<Ended | undefined> {
     const { waitsFor, dueInMs } = parked
@@ -335,13 +324,17 @@ export class Transition {
     }
     run.status = 'running'
     if (run.unfinished > 0) return
-    try {
-      run.output = await outputOf(this.#tx, run.id, run.settings, this.#deps.schemas)
-      run.status = 'completed'
-    } catch (error) {
-      if (!(error instanceof ExpressionError)) throw error
-      run.status = 'failed'
-      run.error = { code: 'bad_output', message: `The output of the workflow could not be made: ${error.message}.` }
-    }
+    run.output = await outputOf(this.#tx, run.id, run.settings, this.#deps.outputs.above)
+    this.concludes = run.output === undefined
+    if (!this.concludes) run.status = 'completed'
+  }
+
+  /** Ends a run whose nodes are over, unless somebody has done so, or has begun one of them again. */
+  conclude(made: Conclusion): void {
+    const { run, open } = this
+    if (!open || run.unfinished > 0 || run.failed > 0) return
+    run.status = 'output' in made ? 'completed' : 'failed'
+    if ('output' in made) run.output = made.output
+    else run.error = made.error
   }
 }

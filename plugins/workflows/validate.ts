@@ -2,7 +2,7 @@ import { setImmediate as turn } from 'node:timers/promises'
 import type { TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import type { Problem } from './errors.ts'
-import { conditionProblem, nodesIn, templateProblem, textsIn } from './expressions.ts'
+import { type Expression, expressionProblem, isTemplate, nodesIn, textsIn } from './expressions.ts'
 import { nodeSchemas, type NodeType, nodeTypes, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type DefinitionBody, type NodeBody } from './schema.ts'
 
@@ -12,6 +12,8 @@ export interface Lookups {
   profiles?(names: readonly string[]): Promise<readonly string[]>
   tools?(names: readonly string[]): Promise<readonly string[]>
   definitions?(ids: readonly string[]): Promise<readonly string[]>
+  /** What is wrong with each of some templates and conditions: where it takes long nobody is held up. */
+  expressions?(texts: readonly Expression[]): Promise<readonly (string | undefined)[]>
   /** Why a JSON Schema is none. */
   schema?(schema: Readonly<Record<string, unknown>>): Promise<string | undefined>
   /** Why a value does not fit one. */
@@ -38,10 +40,9 @@ export async function problemsOf(body: DefinitionBody, lookups: Lookups = {}): P
     checkNode(node, `nodes/${i}`, found)
     if (i % 100 === 99) await turn()
   }
-  checkGraph(body.nodes, known, found)
+  await checkGraph(body.nodes, known, found)
   for (const { path, text } of textsIn(body.output)) {
-    const problem = templateProblem(text)
-    if (problem) found.add(path === '' ? 'output' : `output/${path}`, problem)
+    found.express({ text, path: path === '' ? 'output' : `output/${path}` })
     for (const id of nodesIn(text, (one) => known.has(one))) {
       if (!known.has(id)) found.add('output', `there is no node '${id}'`)
     }
@@ -68,6 +69,17 @@ class Findings {
   readonly definitions = new Map<string, string[]>()
   readonly schemas: { readonly path: string; readonly schema: Readonly<Record<string, unknown>> }[] = []
 
+  readonly #expressions: (Expression & { readonly path: string })[] = []
+
+  express(one: Expression & { readonly path: string }): void {
+    if (one.isCondition || isTemplate(one.text)) this.#expressions.push(one)
+  }
+  async #lookAtExpressions(lookups: Lookups): Promise<void> {
+    const all = this.#expressions
+    const problems = await (lookups.expressions?.(all) ?? all.map(expressionProblem))
+    for (const [i, problem] of problems.entries()) if (problem) this.add(all[i]!.path, problem)
+  }
+
   add(path: string, message: string): void {
     if (this.problems.length < mostProblems) this.problems.push({ path, message })
   }
@@ -75,6 +87,7 @@ class Findings {
     this[where].set(name, [...(this[where].get(name) ?? []), path])
   }
   async lookUpNames(lookups: Lookups): Promise<void> {
+    await this.#lookAtExpressions(lookups)
     for (const [kind, what] of [
       ['profiles', 'profile'],
       ['tools', 'tool'],
@@ -124,8 +137,7 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
   for (const [field, value] of Object.entries(node)) {
     if (!templated[type].includes(field)) continue
     for (const { path: inner, text } of textsIn(value)) {
-      const problem = templateProblem(text)
-      if (problem) found.add([path, field, inner].filter(Boolean).join('/'), problem)
+      found.express({ text, path: [path, field, inner].filter(Boolean).join('/') })
     }
   }
   if (type === 'agent') found.name('profiles', node.profile, `${path}/profile`)
@@ -137,8 +149,9 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
       found.schemas.push({ path: `${path}/responseFormat/schema`, schema: schema as Record<string, unknown> })
     }
   }
-  if (type === 'condition' && typeof node.if === 'string') checkCondition(node.if, `${path}/if`, found)
-  if (type === 'loop') checkCondition(node.until, `${path}/until`, found)
+  if (type === 'condition' && typeof node.if === 'string')
+    found.express({ text: node.if, path: `${path}/if`, isCondition: true })
+  if (type === 'loop') found.express({ text: node.until, path: `${path}/until`, isCondition: true })
   if (type === 'wait' && [node.seconds, node.until, node.signal].every((one) => one === undefined)) {
     found.add(path, 'a wait has `seconds`, `until` or `signal`')
   }
@@ -150,6 +163,11 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
   }
   if (node.timeoutSeconds !== undefined && !['agent', 'tool', 'http', 'workflow'].includes(type)) {
     found.add(`${path}/timeoutSeconds`, `a node of type ${type} has no timeout`)
+  }
+  if (node.outputSchema) {
+    if (['condition', 'wait', 'approval'].includes(type)) {
+      found.add(`${path}/outputSchema`, `a node of type ${type} has no outputSchema`)
+    } else found.schemas.push({ path: `${path}/outputSchema`, schema: node.outputSchema })
   }
   if (node.concurrencyLimit !== undefined && node.concurrencyKey === undefined) {
     found.add(`${path}/concurrencyLimit`, 'it needs a `concurrencyKey`')
@@ -174,11 +192,6 @@ export const templated: Readonly<Record<NodeType, readonly string[]>> = {
   http: ['url', 'headers', 'body'],
 }
 
-function checkCondition(text: string, path: string, found: Findings): void {
-  const problem = conditionProblem(text)
-  if (problem) found.add(path, problem)
-}
-
 /** The dependencies of a node, those that a condition adds by naming it included. */
 export function edgesOf(nodes: readonly NodeBody[]): Map<string, Set<string>> {
   const edges = new Map<string, Set<string>>()
@@ -196,7 +209,7 @@ export function edgesOf(nodes: readonly NodeBody[]): Map<string, Set<string>> {
 const textsOf = (list: unknown): string[] =>
   Array.isArray(list) ? list.filter((one): one is string => typeof one === 'string') : []
 
-function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>, found: Findings): void {
+async function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>, found: Findings): Promise<void> {
   for (const [i, node] of nodes.entries()) {
     for (const field of ['dependsOn', 'then', 'else'] as const) {
       for (const [j, id] of textsOf((node as Readonly<Record<string, unknown>>)[field]).entries()) {
@@ -211,8 +224,9 @@ function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>, foun
     const at = nodes.findIndex(({ id }) => id === cycle[0])
     return found.add(`nodes/${at}/dependsOn`, `the dependencies go round in a circle: ${cycle.join(' -> ')}`)
   }
-  const isBefore = ancestryIn(edges)
+  const { isBefore, isTired } = ancestryIn(edges)
   for (const [i, node] of nodes.entries()) {
+    if (i % 100 === 99 || isTired()) await turn()
     if (typeof node.id !== 'string') continue
     for (const { path, text } of textsIn(node)) {
       for (const id of new Set(nodesIn(text, (one) => known.has(one)))) {
@@ -256,10 +270,14 @@ export function cycleIn(edges: ReadonlyMap<string, ReadonlySet<string>>): string
 /** How many steps all looks for ancestors may take together; beyond it a reference is believed. */
 const mostSteps = 1_000_000
 
+/** After so many steps others have their turn. */
+const stepsAtOnce = 20_000
+
 /** Whether a node comes before another one, in a graph without circles. Most references are to a direct dependency. */
-function ancestryIn(edges: ReadonlyMap<string, ReadonlySet<string>>): (id: string, before: string) => boolean {
+function ancestryIn(edges: ReadonlyMap<string, ReadonlySet<string>>) {
   let steps = 0
-  return (id, before) => {
+  let rested = 0
+  const isBefore = (id: string, before: string): boolean => {
     if (edges.get(id)?.has(before)) return true
     const seen = new Set<string>()
     const open = [...(edges.get(id) ?? [])]
@@ -271,6 +289,12 @@ function ancestryIn(edges: ReadonlyMap<string, ReadonlySet<string>>): (id: strin
     }
     return false
   }
+  const isTired = (): boolean => {
+    if (steps - rested < stepsAtOnce) return false
+    rested = steps
+    return true
+  }
+  return { isBefore, isTired }
 }
 
 async function lookUp(body: DefinitionBody, found: Findings, lookups: Lookups): Promise<void> {

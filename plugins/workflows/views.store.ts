@@ -1,10 +1,12 @@
+import { setImmediate as turn } from 'node:timers/promises'
 import { notFound } from '#kernel'
 import type { Database } from '#contracts/database'
 import { isClientId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import type { Failure } from './outcome.ts'
-import { type NodeSnapshot, type RunListed, type RunSnapshot, type RunStatus, runStatuses } from './schema.ts'
+import { linkMark, type Outputs } from './outputs.ts'
+import { type NodeSnapshot, type RunListed, type RunStatus, runStatuses } from './schema.ts'
 
 interface Row {
   id: string
@@ -44,12 +46,16 @@ const failureOf = (text: string): { code: string; message: string } => JSON.pars
 /** Outputs in snapshots: each may have so many characters, and all together so many. The rest is read by itself. */
 const shownEach = 64 * 1024
 const shownTogether = 4 * 1024 * 1024
+/** Of what is in the object store the row has a link. */
+const inRow = `NOT starts_with(output, '${linkMark}')`
 
 /** Workflow runs as their tenant sees them. */
 export class RunViews {
   readonly #database: Database
-  constructor(database: Database) {
+  readonly #outputs: Outputs
+  constructor(database: Database, outputs: Outputs) {
     this.#database = database
+    this.#outputs = outputs
   }
 
   /** Newest first. */
@@ -84,28 +90,30 @@ export class RunViews {
     return readList({ database: this.#database, tenantId }, list, page, toListed)
   }
 
-  /** The whole run as it is at one moment, with the number of the event that led there. 404 when there is none. */
-  async snapshot(tenantId: string, id: string): Promise<{ readonly seq: number; readonly run: RunSnapshot }> {
+  /** The whole run as it is at one moment, as JSON, with the number of the event that led there. 404 when there is none. */
+  async snapshot(tenantId: string, id: string): Promise<{ readonly seq: number; readonly json: string }> {
     if (!isClientId(id)) throw unknownRun()
     const of = [tenantId, id]
     const [[row], nodes, edges] = await this.#database
       .as('reads')
       .batch<
         [
-          (Row & { input: string; output: string | null; seq: number })[],
+          (Row & { input: string; output: string | null; has_output: boolean; seq: number })[],
           NodeRow[],
           { from_node: string; to_node: string }[],
         ]
       >(tenantId, [
         // Nobody moves the run while its parts are read.
         {
-          text: `SELECT ${listed}, input, CASE WHEN length(output) <= ${shownTogether} THEN output END AS output, seq
-                   FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR SHARE`,
+          text: `SELECT ${listed}, input, CASE WHEN octet_length(output) <= ${shownTogether} AND ${inRow} THEN output END AS output,
+                   output IS NOT NULL AS has_output, seq
+                 FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR SHARE`,
           values: of,
         },
         {
           text: `SELECT id, type, status, parent, attempt, waits_for, due_at, error, started_at, finished_at,
-                     CASE WHEN length(output) <= ${shownEach} AND sum(length(output)) OVER (ORDER BY position, part, id) <= ${shownTogether}
+                     CASE WHEN octet_length(output) <= ${shownEach} AND ${inRow}
+                            AND sum(octet_length(output)) OVER (ORDER BY position, part, id) <= ${shownTogether}
                        THEN output END AS output, output IS NOT NULL AS has_output
                    FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 ORDER BY position, part NULLS FIRST, id`,
           values: of,
@@ -114,20 +122,19 @@ export class RunViews {
       ])
     if (!row) throw unknownRun()
     const before = Map.groupBy(edges, ({ to_node }) => to_node)
-    const { output } = row
-    return {
-      seq: row.seq,
-      run: {
-        ...toListed(row),
-        input: JSON.parse(row.input) as unknown,
-        ...(output === null ? {} : { output: JSON.parse(output) as unknown }),
-        nodes: nodes.map((node) => toNode(node, before.get(node.id)?.map(({ from_node }) => from_node) ?? [])),
-      },
+    const nodesJson: string[] = []
+    for (const [i, node] of nodes.entries()) {
+      const dependsOn = before.get(node.id)?.map(({ from_node }) => from_node) ?? []
+      nodesJson.push(withJson(toNode(node, dependsOn, node.output === null && node.has_output), outputIn(node)))
+      if (i % 1_000 === 999) await turn()
     }
+    const run = { ...toListed(row), ...(row.output === null && row.has_output ? { outputTruncated: true } : {}) }
+    const json = withJson(run, { input: row.input, ...outputIn(row), nodes: `[${nodesJson.join(',')}]` })
+    return { seq: row.seq, json }
   }
 
-  /** One node with its whole output. 404 when there is none. */
-  async node(tenantId: string, runId: string, nodeId: string): Promise<NodeSnapshot> {
+  /** One node with its whole output, as JSON. 404 when there is none, 410 when its output is not there any more. */
+  async node(tenantId: string, runId: string, nodeId: string): Promise<AsyncIterable<Uint8Array>> {
     const [[row], edges] = await this.#database.batch<[NodeRow[], { from_node: string }[]]>(tenantId, [
       {
         text: `SELECT id, type, status, parent, attempt, waits_for, due_at, error, started_at, finished_at, output,
@@ -141,11 +148,41 @@ export class RunViews {
       },
     ])
     if (!row) throw notFound({ message: 'There is no such node, or no such run.' })
-    return toNode(
+    const node = toNode(
       row,
       edges.map(({ from_node }) => from_node),
+      false,
     )
+    if (row.output === null) return around(JSON.stringify(node))
+    const output = await this.#outputs.stream({ tenantId, runId }, row.output)
+    return around(`${JSON.stringify(node).slice(0, -1)},"output":`, output, '}')
   }
+
+  /** The whole output of a run, as JSON. 404 when there is none yet. */
+  async output(tenantId: string, runId: string): Promise<AsyncIterable<Uint8Array>> {
+    const [[row]] = await this.#database.batch<[{ output: string | null }[]]>(tenantId, [
+      { text: 'SELECT output FROM workflow_runs WHERE tenant_id = $1 AND id = $2', values: [tenantId, runId] },
+    ])
+    if (!row) throw unknownRun()
+    if (row.output === null) throw notFound({ message: 'The workflow run has no output: it has not completed.' })
+    return this.#outputs.stream({ tenantId, runId }, row.output)
+  }
+}
+
+/** An object with fields that are JSON already: they may be megabytes, and nobody looks into them. */
+const withJson = (value: object, fields: Readonly<Record<string, string>>): string =>
+  JSON.stringify(value).slice(0, -1) +
+  Object.entries(fields)
+    .map(([name, json]) => `,${JSON.stringify(name)}:${json}`)
+    .join('') +
+  '}'
+const outputIn = ({ output }: { readonly output: string | null }): { output?: string } =>
+  output === null ? {} : { output }
+
+async function* around(head: string, body?: AsyncIterable<Uint8Array>, tail = ''): AsyncGenerator<Uint8Array> {
+  yield Buffer.from(head)
+  if (body) yield* body
+  yield Buffer.from(tail)
 }
 
 export const unknownRun = () => notFound({ message: 'There is no workflow run of this id.' })
@@ -166,7 +203,8 @@ interface NodeRow {
 }
 const waitingFor = { agent: 'agentRunId', workflow: 'workflowRunId', approval: 'approvalId' } as const
 
-function toNode(row: NodeRow, dependsOn: string[]): NodeSnapshot {
+/** Without its output. */
+function toNode(row: NodeRow, dependsOn: string[], outputTruncated: boolean): NodeSnapshot {
   const field = waitingFor[row.type as keyof typeof waitingFor] as string | undefined
   return {
     id: row.id,
@@ -177,11 +215,7 @@ function toNode(row: NodeRow, dependsOn: string[]): NodeSnapshot {
     attempt: row.attempt,
     ...(field === undefined || row.waits_for === null ? {} : { [field]: row.waits_for }),
     ...(row.due_at === null || row.status > 2 ? {} : { dueAt: row.due_at }),
-    ...(row.output === null
-      ? row.has_output
-        ? { outputTruncated: true }
-        : {}
-      : { output: JSON.parse(row.output) as unknown }),
+    ...(outputTruncated ? { outputTruncated } : {}),
     ...(row.error === null ? {} : { error: failureOf(row.error) }),
     ...(row.started_at === null ? {} : { startedAt: row.started_at }),
     ...(row.finished_at === null ? {} : { finishedAt: row.finished_at }),

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { overLimit } from '#contracts/limits'
 import { type Attempt, Execution, type ExecutionDeps } from '../execution.ts'
+import { LargeTurns } from '../large-turns.ts'
 import { node, stage, startEffects } from './stage.ts'
 
 test('each type of node does what it says', async (t) => {
@@ -240,7 +241,7 @@ test('what nodes put out is stored for their tenant, and a node of one whose sto
       },
     },
   }
-  const execution = new Execution({ limits } as unknown as ExecutionDeps)
+  const execution = new Execution({ limits, large: new LargeTurns() } as unknown as ExecutionDeps)
   const attempt = {
     tenantId: 'acme',
     id: 'c',

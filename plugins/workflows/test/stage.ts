@@ -4,7 +4,7 @@ import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
 import { definePlugin, type Running } from '#kernel'
 import { Database } from '#contracts/database'
-import { Jobs } from '#contracts/jobs'
+import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { freshDatabase, testRole } from '#testing'
 
 /** What the tests read of an answer. */
@@ -20,6 +20,8 @@ export interface Stage {
   readonly dsn: string
   readonly kernel: Running
   readonly database: Database
+  /** Sweeps what no run has any more of the tenant `default` out of the object store. */
+  sweepObjects(): Promise<void>
   readonly call: Call
   /** Has this conductor look at a schedule. */
   wake(scheduleId: string): Promise<void>
@@ -38,10 +40,10 @@ export interface Stage {
 
 /** All roles in one process, on a database of its own or that of another stage. */
 export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly dsn?: string } = {}): Promise<Stage> {
-  const parts: { database: Database; jobs: Jobs }[] = []
+  const parts: { database: Database; data: ReadonlyMap<string, TenantDataStore> }[] = []
   const probe = definePlugin({
     name: 'probe',
-    requires: { database: Database, jobs: Jobs },
+    requires: { database: Database, data: TenantData },
     setup: async ({ deps }) => (parts.push(deps), {}),
   })
   const bootstrap = randomBytes(24).toString('hex')
@@ -85,6 +87,7 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
     dsn: where,
     kernel,
     database: parts[0]!.database,
+    sweepObjects: async () => void (await parts[0]!.data.get('linked objects')!.sweep!('default')),
     call,
     async wake(scheduleId) {
       const text = `INSERT INTO pgboss.job (name, data, policy, expire_seconds, deletion_seconds, keep_until, retry_limit, singleton_key, heartbeat_seconds)
@@ -105,6 +108,7 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
     },
     async other(id) {
       const { body } = await call('POST', '/api/tenants', { id, name: id, ownerKey: true })
+      if (body.ownerKey === undefined) throw new Error(`no tenant: ${JSON.stringify(body)}`)
       return callerWith(body.ownerKey.token)
     },
     async member() {

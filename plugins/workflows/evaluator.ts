@@ -1,0 +1,92 @@
+import { AskedThread } from '#kit/asked-thread'
+import {
+  type Answer,
+  answerTo,
+  type Expression,
+  ExpressionError,
+  isTemplate,
+  type Question,
+  type Scope,
+  textsIn,
+} from './expressions.ts'
+
+/**
+ * More than the largest scope and what can be made of it: a thread that one allocation is too large for ends the process, whatever
+ * bounds it has.
+ */
+const resourceLimits = { maxOldGenerationSizeMb: 1_024, maxYoungGenerationSizeMb: 32, stackSizeMb: 4 }
+
+type Made<T> = { readonly [K in keyof T]: string }
+/** What takes no time worth mentioning. */
+const shortChars = 64 * 1024
+
+/**
+ * Evaluates templates and conditions in a thread of this process, one node after the other, tenants in turns: what a tenant has made
+ * slow holds up nobody who asks for anything else. Rejects with ExpressionError.
+ */
+export class Evaluator {
+  readonly #thread = new AskedThread<Question, Answer>({
+    module: new URL('./expression-thread.ts', import.meta.url),
+    name: 'expressions',
+    resourceLimits,
+    // As many as attempts are under way.
+    mostWaiting: Infinity,
+    tooMany: () => new ExpressionError('too many wait'),
+    died: (why) => new ExpressionError(why === 'memory' ? 'it needs too much memory' : 'it takes too long'),
+  })
+
+  /** What came of values whose texts are templates: each as JSON, by its name. */
+  async render<T extends Readonly<Record<string, unknown>>>(
+    tenantId: string,
+    templates: T,
+    scope: Scope,
+  ): Promise<Made<T>> {
+    const entries = Object.entries(templates)
+    // What is no template needs nobody to fill it in.
+    const isPlain = ![...textsIn(templates)].some(({ text }) => isTemplate(text))
+    if (isPlain) {
+      return Object.fromEntries(entries.map(([name, value]) => [name, JSON.stringify(value)])) as Made<T>
+    }
+    return (await this.#ask(tenantId, { scope, templates })).made as Made<T>
+  }
+  /** The items of an array that a template makes, each as JSON; undefined: it makes none. */
+  async list(tenantId: string, items: unknown, scope: Scope): Promise<readonly string[] | undefined> {
+    if (Array.isArray(items) && ![...textsIn(items)].some(({ text }) => isTemplate(text)))
+      return items.map((item) => JSON.stringify(item))
+    return (await this.#ask(tenantId, { scope, templates: { items }, list: 'items' })).items
+  }
+  async holds(tenantId: string, condition: string, scope: Scope): Promise<boolean> {
+    return (await this.#ask(tenantId, { scope, condition })).holds!
+  }
+
+  /** The value that a text is JSON of, written as briefly as can be; undefined: it is none. */
+  async json(tenantId: string, text: string): Promise<string | undefined> {
+    const question = { json: text }
+    return (text.length <= shortChars ? answerTo(question) : await this.#thread.ask(tenantId, question)).json
+  }
+
+  /** What is wrong with each of some templates and conditions. A few at once, so that others have their turns. */
+  async problems(tenantId: string, texts: readonly Expression[]): Promise<(string | undefined)[]> {
+    const found: (string | undefined)[] = []
+    for (let at = 0; at < texts.length;) {
+      let chars = 0
+      const check: Expression[] = []
+      for (let one = texts[at]; one && (check.length === 0 || chars + one.text.length <= shortChars); one = texts[at]) {
+        check.push({ text: one.text, isCondition: one.isCondition ?? false })
+        chars += one.text.length
+        at++
+      }
+      found.push(...(await this.#thread.ask(tenantId, { check })).problems!)
+    }
+    return found
+  }
+
+  async #ask(tenantId: string, question: Question): Promise<Answer> {
+    const answer = await this.#thread.ask(tenantId, question)
+    if (answer.problem !== undefined) throw new ExpressionError(answer.problem)
+    return answer
+  }
+}
+
+/** A made value as the text that it is, or that says it. */
+export const textOf = (json: string): string => (json.startsWith('"') ? (JSON.parse(json) as string) : json)

@@ -1,0 +1,54 @@
+/** Attempts that hold megabytes at once, of one tenant and of all: each holds its scope, what it made of it, and what it was answered. */
+const mostOfTenant = 3
+const mostOfAll = 12
+
+/** Whoever holds much takes turns, so that no tenant can fill the memory of a process: the others wait with what they have in stores and sockets. */
+export class LargeTurns {
+  readonly #held = new Map<string, number>()
+  /** By tenant; whose turn it is stands first. */
+  readonly #waiting = new Map<string, (() => void)[]>()
+  #all = 0
+
+  /** For one attempt, which may never hold much. */
+  ticket(tenantId: string): LargeTicket {
+    let entered: Promise<void> | undefined
+    return {
+      enter: () => (entered ??= this.#enter(tenantId)),
+      leave: () => void entered?.then(() => this.#leave(tenantId)),
+    }
+  }
+
+  #enter(tenantId: string): Promise<void> {
+    return new Promise((resolve) => {
+      const line = this.#waiting.get(tenantId) ?? []
+      line.push(resolve)
+      this.#waiting.set(tenantId, line)
+      this.#next()
+    })
+  }
+  #leave(tenantId: string): void {
+    this.#all--
+    const left = this.#held.get(tenantId)! - 1
+    if (left > 0) this.#held.set(tenantId, left)
+    else this.#held.delete(tenantId)
+    this.#next()
+  }
+  #next(): void {
+    for (const [tenantId, line] of this.#waiting) {
+      if (this.#all >= mostOfAll) return
+      const held = this.#held.get(tenantId) ?? 0
+      if (held >= mostOfTenant) continue
+      this.#all++
+      this.#held.set(tenantId, held + 1)
+      this.#waiting.delete(tenantId)
+      line.shift()!()
+      if (line.length > 0) this.#waiting.set(tenantId, line)
+    }
+  }
+}
+
+export interface LargeTicket {
+  /** Resolves when it is its turn, at once when it has had it. */
+  enter(): Promise<void>
+  leave(): void
+}

@@ -1,0 +1,68 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { Evaluator } from '../evaluator.ts'
+import { expressionProblem, mentionedIn, type Scope } from '../expressions.ts'
+
+const evaluator = new Evaluator()
+const scopeOf = (input: unknown): Scope => ({ json: { input: JSON.stringify(input) }, nodes: [] })
+const slow = '{% for i in (1..900) %}{% for j in (1..900) %}{% for k in (1..900) %}{% endfor %}{% endfor %}{% endfor %}'
+
+test('templates that are slow on purpose hold up nobody but their tenant, and are refused once for their node', async (t) => {
+  const order: string[] = []
+  let turns = 0
+  const counting = setInterval(() => turns++, 0)
+  t.after(() => clearInterval(counting))
+  const hostile = [1, 2, 3].map(() =>
+    evaluator
+      .render('acme', { prompt: Array.from({ length: 1_000 }, () => slow) }, scopeOf({}))
+      .catch((error: Error) => {
+        assert.match(error.message, /longer than 100 ms/)
+        order.push('acme')
+      }),
+  )
+  const honest = evaluator
+    .render('globex', { prompt: 'Hi {{ input.name }}' }, scopeOf({ name: 'x' }))
+    .then(({ prompt }) => {
+      assert.equal(prompt, '"Hi x"')
+      order.push('globex')
+    })
+  await Promise.all([...hostile, honest])
+  assert.deepEqual(order, ['acme', 'globex', 'acme', 'acme'])
+  // This thread had its turns meanwhile.
+  assert.ok(turns > 10)
+})
+
+test('what would make more than 10 MiB is refused before it is made', async () => {
+  const input = { text: 'x'.repeat(1_000_000), list: [1, 2] }
+  const render = (template: unknown) => evaluator.render('acme', { template }, scopeOf(input))
+  const much = /10 MiB|memory/
+  await assert.rejects(render('{% for i in (1..100) %}{{ input.text }}{% endfor %}'), much)
+  await assert.rejects(
+    render('{% capture x %}{% for i in (1..100) %}{{ input.text }}{% endfor %}{% endcapture %}{{ x.size }}'),
+    much,
+  )
+  await assert.rejects(render(Array.from({ length: 20 }, () => '{{ input.text }}')), much)
+  await assert.rejects(
+    evaluator.holds(
+      'acme',
+      `(${Array.from({ length: 100 }, () => 'input.text').join('+')}).contains("y")`,
+      scopeOf(input),
+    ),
+    /too much/,
+  )
+  // The thread is as good as before.
+  assert.deepEqual(await render('{{ input.list }}'), { template: '[1,2]' })
+  assert.equal(
+    await evaluator.holds('acme', 'input.list[0] + 1 == 2 && {"a": {"b": 1}}.a.b == 1', scopeOf(input)),
+    true,
+  )
+})
+
+test('what is only parsed takes a time that grows with its length, however it is written', () => {
+  const many = 50_000
+  assert.match(expressionProblem({ text: `{{${' '.repeat(many)}`, isCondition: true }) ?? '', /./)
+  assert.match(expressionProblem({ text: '{{'.repeat(many), isCondition: true }) ?? '', /./)
+  // An id has 64 characters at most: a longer name is none that could be looked up.
+  const mentioned = mentionedIn(`{{ nodes.${'a-'.repeat(many)} }}`)
+  assert.ok(mentioned.length <= 33 && mentioned.every((id) => id.length <= 64))
+})

@@ -1,0 +1,131 @@
+import { isAppError } from '#kernel'
+import type { Database } from '#contracts/database'
+import type { Wake, WakeUps } from '#contracts/jobs'
+import { isTerminal, type RunDispatch } from '#contracts/runs'
+import type { RunStore } from '#contracts/run-store'
+import type { Engine } from './engine.ts'
+import type { Evaluator } from './evaluator.ts'
+import { agentFailure, type Failure, type Outcome, startedBy } from './outcome.ts'
+import type { Outputs } from './outputs.ts'
+import type { Waiting, WorkflowRunStore } from './runs.store.ts'
+import { runStatuses } from './schema.ts'
+import type { WorkflowService } from './service.ts'
+
+/** A run of an agent that has not ended is looked at again, should nobody tell of its end. */
+const lookAgainMs = 60_000
+
+export interface WokenDeps {
+  readonly database: Database
+  readonly store: WorkflowRunStore
+  readonly engine: Engine
+  readonly wakeUps: WakeUps
+  readonly dispatch: RunDispatch
+  readonly runs: RunStore
+  readonly outputs: Outputs
+  readonly evaluator: Evaluator
+}
+
+/** What wakes workflow runs: agents and children that have ended, times that have come, and what nobody waits for any more. */
+export class Woken {
+  readonly #deps: WokenDeps
+  readonly #service: WorkflowService
+  constructor(deps: WokenDeps, service: WorkflowService) {
+    this.#deps = deps
+    this.#service = service
+  }
+
+  /** What a wake-up asks for. */
+  async wake(what: Wake['what']): Promise<void> {
+    const { tenantId, runId, leave, child, node, agent } = what
+    if (tenantId === undefined) return
+    if (agent !== undefined) return this.#lookAtAgent(tenantId, agent)
+    if (runId === undefined) return
+    if (leave !== undefined) return this.#leave(tenantId, runId, leave, what['type'])
+    if (child !== undefined && node !== undefined) await this.#childOver(tenantId, runId, child)
+    else await this.#deps.engine.drive(tenantId, runId)
+  }
+
+  /** The run of an agent may have ended. */
+  async #lookAtAgent(tenantId: string, agentRunId: string): Promise<void> {
+    const node = await this.#deps.store.waiting(tenantId, agentRunId)
+    if (!node) return
+    const run = await this.#deps.runs.findRun(tenantId, agentRunId)
+    if (run && !isTerminal(run.status)) {
+      if (await this.#deps.store.hasWaited(tenantId, agentRunId)) {
+        await this.#deps.engine.transit(tenantId, node.run_id, ({ waits }) => waits.retime(node.id))
+      }
+      const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
+      return this.#deps.wakeUps.send([again])
+    }
+    const cost = run?.costCents === undefined ? {} : { costCents: run.costCents }
+    const of = { node: node.id, attempt: node.attempt, kind: 'over', ...cost } as const
+    const outcome: Outcome =
+      run?.status === 'ok'
+        ? { ...of, ...(await this.#answerOf(tenantId, node, run.result ?? '')) }
+        : { ...of, status: 'error', error: agentFailure(run) }
+    await this.#settle(tenantId, node.run_id, [outcome])
+  }
+
+  /** The output of an agent: its answer, or what that says as JSON. */
+  async #answerOf(tenantId: string, { run_id: runId, spec }: Waiting, result: string) {
+    const structured = spec.type === 'agent' && spec.responseFormat !== undefined
+    // The runtime has checked it; should it be none after all, whoever reads it sees the text.
+    const json = structured ? await this.#deps.evaluator.json(tenantId, result) : undefined
+    return this.#deps.outputs.take({ tenantId, runId }, spec, json ?? JSON.stringify(result))
+  }
+
+  async #childOver(tenantId: string, runId: string, childId: string): Promise<void> {
+    const node = await this.#deps.store.waiting(tenantId, childId)
+    if (!node || node.run_id !== runId) return
+    const child = await this.#deps.store.statusOf(tenantId, childId)
+    if (runStatuses.indexOf(child.status) < 3) return
+    const costCents = await this.#deps.store.cost(tenantId, childId)
+    const of = { node: node.id, attempt: node.attempt, kind: 'over', costCents } as const
+    const why = child.error === null ? undefined : (JSON.parse(child.error) as Failure)
+    const outcome: Outcome =
+      child.status === 'completed'
+        ? {
+            ...of,
+            ...(await this.#deps.outputs.ofChild({ tenantId, runId }, node.spec, childId, child.output ?? 'null')),
+          }
+        : {
+            ...of,
+            status: 'error',
+            error: {
+              code: `workflow_${child.status}`,
+              message: why?.message ?? `The child workflow ended as ${child.status}.`,
+              workflowRunId: childId,
+            },
+          }
+    await this.#settle(tenantId, runId, [outcome])
+  }
+  async #settle(tenantId: string, runId: string, outcomes: readonly Outcome[]): Promise<void> {
+    await this.#deps.engine.transit(tenantId, runId, (transition) => transition.apply(outcomes))
+    await this.#deps.engine.drive(tenantId, runId)
+  }
+
+  /** Cancels what a node waited for that does not wait any more, or all that a cancelled run did. */
+  async #leave(tenantId: string, runId: string, what: string, type: string | undefined): Promise<void> {
+    if (type !== undefined) return this.#cancelThing(tenantId, what, type)
+    type Row = { id: string; attempt: number; waits_for: string | null; type: string }
+    const [rows] = await this.#deps.database.batch<[Row[]]>(tenantId, [
+      {
+        text: `SELECT id, attempt, waits_for, type FROM workflow_nodes
+               WHERE tenant_id = $1 AND run_id = $2 AND status = 6 AND attempt > 0 AND type IN ('agent', 'workflow')`,
+        values: [tenantId, runId],
+      },
+    ])
+    // One that was not parked yet may have begun all the same.
+    for (const { id, attempt, waits_for, type: one } of rows)
+      await this.#cancelThing(tenantId, waits_for ?? startedBy(runId, id, attempt), one)
+  }
+  async #cancelThing(tenantId: string, id: string, type: string): Promise<void> {
+    try {
+      if (type === 'workflow') await this.#service.cancel(tenantId, id)
+      else await this.#deps.dispatch.cancel(tenantId, id)
+    } catch (error) {
+      // It has never begun.
+      if (!isAppError(error) || error.status !== 404) throw error
+    }
+  }
+}
