@@ -241,7 +241,11 @@ test('what nodes put out is stored for their tenant, and a node of one whose sto
       },
     },
   }
-  const execution = new Execution({ limits, large: new LargeTurns() } as unknown as ExecutionDeps)
+  const execution = new Execution({
+    limits,
+    scopes: { of: async () => ({}) },
+    large: new LargeTurns(),
+  } as unknown as ExecutionDeps)
   const attempt = {
     tenantId: 'acme',
     id: 'c',
