@@ -268,10 +268,11 @@ export class Transition {
     const { waitsFor, dueInMs } = parked
     const output = await this.#nodes.park(row, parked)
     if (output !== undefined) return { row, status: ok, output, error: undefined, costCents: undefined }
-    // What it waits for may be over by now.
-    if (row.type === 'agent') this.notices.queue({ agent: waitsFor! }, waitsFor!)
-    if (row.type === 'workflow')
-      this.notices.queue({ runId: this.run.id, node: row.id, child: waitsFor! }, `${waitsFor}/over`)
+    // What it waits for may be over by now. Under a key of its own: a wake-up of its end that waits just now may be done before this
+    // transaction is, and would find nobody who waits.
+    const key = `${waitsFor}/parked`
+    if (row.type === 'agent') this.notices.queue({ agent: waitsFor! }, key)
+    if (row.type === 'workflow') this.notices.queue({ runId: this.run.id, node: row.id, child: waitsFor! }, key)
     if (dueInMs !== undefined) this.notices.wake(dueInMs, `${this.run.id}/${row.id}/${row.attempt}`)
     return undefined
   }
