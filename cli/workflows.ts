@@ -73,7 +73,7 @@ async function validate(file: string, terminal: Terminal): Promise<void> {
   terminal.print({ file, valid, problems }, () =>
     valid ? `${file}: ${body.nodes.length} nodes, nothing is wrong with them.` : sentences(file, problems),
   )
-  if (!valid) throw new CliError(`${file} has ${problems.length} problems.`)
+  if (!valid) throw new CliError(`${file} has ${problems.length === 1 ? 'a problem' : `${problems.length} problems`}.`)
 }
 
 function show(body: DefinitionBody, terminal: Terminal): void {

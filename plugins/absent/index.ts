@@ -73,6 +73,7 @@ const capabilities: readonly Capability[] = [
       'POST /api/profiles/:name/memories',
       'GET /api/profiles/:name/memories/search',
       'GET /api/profiles/:name/memories/:id',
+      'GET /api/profiles/:name/memories/:id/history',
       'DELETE /api/profiles/:name/memories/:id',
     ],
   },

@@ -12,9 +12,9 @@ import { type Caller, roleAtLeast } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import { overLimit, type TenantLimits } from '#contracts/limits'
-import { tenantIds } from '#kit'
+import { storable, tenantIds } from '#kit'
 import type { ApprovalMetrics } from './metrics.ts'
-import { type Approval, insertCall, insertNode, type Resolve, type Status, storable } from './store.ts'
+import { type Approval, insertCall, insertNode, type Resolve, type Status } from './store.ts'
 
 interface DeskDeps {
   readonly database: Database

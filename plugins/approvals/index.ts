@@ -4,11 +4,11 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import { limitErrors, TenantLimits } from '#contracts/limits'
-import { EndUserData } from '#contracts/retention'
+import { EndUserData, type EndUserStore } from '#contracts/retention'
 import { ApprovalDesk } from './desk.ts'
 import { createApprovalMetrics } from './metrics.ts'
 import { approvalRoutes } from './routes.ts'
-import { createEndUserData } from './end-users.ts'
+import { columns, type Row, toApproval } from './store.ts'
 
 /**
  * What waits for people: calls of tools that a profile names in `requireApproval`, and nodes of workflows. Who asked is left alone until
@@ -34,5 +34,28 @@ export default definePlugin({
       approvalRoutes(app, guard, { database, desk })
     })
     return { approvals: desk, people: stored ? { approval: createEndUserData(stored) } : {} }
+  },
+})
+
+/** Approvals of one look: the arguments of each may be a megabyte. */
+const atOnce = 20
+
+/** What is kept of people here: what agents asked for on their behalf. What still waits goes with its run. */
+const createEndUserData = (database: Database): EndUserStore => ({
+  async *items(tenantId, endUserId) {
+    for (let after = '', rows: Row[]; ; after = rows.at(-1)!.id) {
+      const page = {
+        text: `SELECT ${columns} FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND id > $3 ORDER BY id LIMIT ${atOnce}`,
+        values: [tenantId, endUserId, after],
+      }
+      ;[rows] = await database.as('reads').batch<[Row[]]>(tenantId, [page])
+      if (rows.length === 0) return
+      yield rows.map((row) => ({ ...toApproval(row) }))
+    }
+  },
+  async erase(tenantId, endUserId) {
+    const gone = `DELETE FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND status <> 'waiting' RETURNING 1`
+    const [rows] = await database.batch<[object[]]>(tenantId, [{ text: gone, values: [tenantId, endUserId] }])
+    return rows.length
   },
 })

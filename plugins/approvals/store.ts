@@ -4,6 +4,7 @@ import type { AskedCall, AskedNode } from '#contracts/approvals'
 import { isId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
 import { roles, type TenantRole } from '#contracts/auth'
+import { storable, storableJson } from '#kit'
 import { type ListSql, readList } from '#kit/lists'
 
 export const statuses = ['waiting', 'approved', 'rejected', 'cancelled'] as const
@@ -190,7 +191,7 @@ export async function insertCall(
       storable(key),
       profile.name,
       storable(tool),
-      jsonOf(given),
+      storableJson(given),
       endUserId === undefined ? null : storable(endUserId),
       `The agent '${profile.name}' asks to call '${storable(tool)}'.`,
       profile.approvals?.role ?? 'member',
@@ -212,9 +213,3 @@ export async function insertNode(tx: TenantTx, node: AskedNode): Promise<void> {
     values: [tx.tenantId, workflowRunId, id, nodeId, storable(message), expiresInMs ?? null, onExpiry, role],
   })
 }
-
-/** Text as PostgreSQL takes it. */
-export const storable = (text: string): string => text.toWellFormed().replaceAll('\0', '\uFFFD')
-/** JSON without the escapes that PostgreSQL refuses to read: of NUL, and of halves of surrogate pairs, which only `JSON.stringify` escapes. */
-const jsonOf = (value: unknown): string =>
-  (JSON.stringify(value) ?? 'null').replaceAll(/(?<!\\)((?:\\\\)*)\\u(?:0000|d[89a-f][0-9a-f]{2})/g, '$1\\ufffd')

@@ -1,11 +1,14 @@
 import { Agent, request } from 'undici'
 import { isAppError } from '#kernel'
 import { newSessionId } from '#contracts/ids'
+import { shortestSecret } from '#contracts/egress'
 import type { McpServers } from '#contracts/mcp-servers'
+import type { ModelFetch } from '#contracts/model'
 import type { Profile } from '#contracts/profiles'
 import type { Fleet } from '#contracts/runner'
-import type { Secrets } from '#contracts/secrets'
+import { secretErrors, type Secrets, secretsIn, withSecrets } from '#contracts/secrets'
 import { callIdMeta } from '#contracts/tools'
+import { Mask } from '#kit'
 import {
   guardedLookup,
   isNetworkAddress,
@@ -41,6 +44,8 @@ export interface HttpCall {
   readonly url: string
   readonly method: string
   readonly headers: Readonly<Record<string, string>>
+  /** The secrets to which the headers refer as they were written, before anything was put into them. */
+  readonly secrets: readonly string[]
   readonly body: string | undefined
   readonly isJson: boolean
   readonly expect: readonly number[] | undefined
@@ -79,9 +84,15 @@ export class Calls {
     if (typeof url === 'string') {
       return final('forbidden_address', `The address may not be asked (${url}): it has to be a public one of https.`)
     }
-    const given = Object.fromEntries(Object.entries(call.headers).map(([name, value]) => [name.toLowerCase(), value]))
-    const named = Object.values(given).some((value) => value.includes('secret://'))
-    const headers = named ? ((await this.#options.secrets?.headers(tenantId, given, 'workflows')) ?? given) : given
+    const values = await this.#valuesOf(tenantId, call.secrets)
+    const mask = new Mask(Object.values(values))
+    const headers = Object.fromEntries(
+      Object.entries(call.headers).map(([name, text]) => [
+        name.toLowerCase(),
+        // What only looks like a reference, because an input or an answer was put there, is sent as it is.
+        withSecrets(text, (secret) => values[secret] ?? `secret://${secret}`),
+      ]),
+    )
     const type = call.isJson ? { 'content-type': 'application/json' } : {}
     let sent = false
     try {
@@ -96,7 +107,7 @@ export class Calls {
       const bytes = await readUpTo(answer.body, mostOutput, enter)
       if (!bytes) return { error: tooLarge }
       const status = answer.statusCode
-      const text = bytes.toString('utf8')
+      const text = mask.bytes(bytes).toString('utf8')
       const isJson = /\bjson\b/i.test(String(answer.headers['content-type'] ?? ''))
       const body = isJson ? await this.#jsonOf(tenantId, text) : JSON.stringify(text)
       if (call.expect ? call.expect.includes(status) : status < 400)
@@ -122,6 +133,18 @@ export class Calls {
         },
       }
     }
+  }
+
+  /** The values of these secrets, as far as headers may have them. */
+  async #valuesOf(tenantId: string, names: readonly string[]): Promise<Readonly<Record<string, string>>> {
+    if (names.length === 0 || !this.#options.secrets) return {}
+    const references = Object.fromEntries(names.map((name) => [name, `secret://${name}`]))
+    const values = await this.#options.secrets.headers(tenantId, references, 'workflows')
+    const short = names.find((name) => values[name]!.length < shortestSecret)
+    if (short === undefined) return values
+    throw secretErrors.secretUnfit({
+      message: `The value of secret://${short} has less than ${shortestSecret} characters: an answer that repeats it could not be told from other text.`,
+    })
   }
 
   /** A tool of the platform, in a session of its own on some runner, or of an MCP server: `<server>/<tool>`. */
@@ -159,7 +182,8 @@ export class Calls {
     const { servers, unavailable } = (await this.#options.mcp?.resolve(context.tenantId, [server])) ?? noServers
     const [found] = servers
     if (!found) return final('unknown_tool', unavailable[0]?.message ?? `There is no MCP server '${server}'.`)
-    if (found.tools && !found.tools.some(({ name }) => name === tool)) {
+    const permit = found.tools?.find(({ name }) => name === tool)
+    if (found.tools && !permit) {
       return final('unknown_tool', `The tool '${tool}' of '${server}' was not accepted.`)
     }
     const mcp = await import('#kit/mcp')
@@ -167,7 +191,17 @@ export class Calls {
     const { url, transport, headers } = found
     let session: McpSession | undefined
     try {
-      session = await mcp.openMcp(fetch, { url, transport, headers, maxAnswerBytes: mostOutput }, context.signal)
+      session = await mcp.openMcp(
+        inTurns(fetch, context.enter),
+        { url, transport, headers, maxAnswerBytes: mostOutput },
+        context.signal,
+      )
+      if (permit?.digest !== undefined) {
+        const listed = await mcp.listTools(session, context.signal)
+        if (mcp.permittedTools(listed, [permit]).length === 0) {
+          return final('unknown_tool', `The tool '${tool}' of '${server}' is not as it was accepted.`)
+        }
+      }
       const meta = { [callIdMeta]: context.key, attempt: context.attempt }
       const answer = await session.call({ name: tool, input, meta, signal: context.signal })
       const content = (answer.content as readonly { type: string; text?: string }[] | undefined) ?? []
@@ -254,6 +288,26 @@ async function readUpTo(
   return Buffer.concat(chunks)
 }
 
+/** The same, of which a large answer is read when it is its turn. */
+const inTurns =
+  (fetch: ModelFetch, enter: () => Promise<void>): ModelFetch =>
+  async (input, init) => {
+    const answer = await fetch(input, init)
+    if (!answer.body) return answer
+    let bytes = 0
+    const body = answer.body.pipeThrough(
+      new TransformStream<Uint8Array, Uint8Array>({
+        async transform(chunk, controller) {
+          bytes += chunk.length
+          if (bytes > small) await enter()
+          controller.enqueue(chunk)
+        },
+      }),
+    )
+    const { status, statusText, headers } = answer
+    return new Response(body, { status, statusText, headers })
+  }
+
 /** The request that a node makes of what its templates see. */
 export async function requestOf(
   evaluator: Evaluator,
@@ -274,6 +328,7 @@ export async function requestOf(
         (typeof value === 'string' ? value : JSON.stringify(value)).replaceAll(/[\r\n\0]/g, ''),
       ]),
     ),
+    secrets: Object.values(headers).flatMap(secretsIn),
     body: made.body === undefined ? undefined : textOf(made.body),
     isJson: made.body !== undefined && !isText,
     expect,

@@ -214,6 +214,7 @@ export class Engine {
       const { run } = transition
       await transition.apply(outcomes)
       if (!transition.open) return nothing
+      if (run.gone) return (await transition.endRun('cancelled'), nothing)
       if (look) await transition.takeDue(this.#owner, mine)
       // A failure of this very step holds the run up, too.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
@@ -270,7 +271,7 @@ export class Engine {
             name: 'workflow-renew',
             text: `UPDATE workflow_nodes n SET lease_until = clock_timestamp() + interval '${leaseMs} milliseconds'
                    FROM unnest($2::text[], $3::text[]) AS r (run_id, id)
-                   WHERE n.tenant_id = $1 AND n.run_id = r.run_id AND n.id = r.id AND n.lease_owner = $4 AND n.status = 2
+                   WHERE n.tenant_id = $1 AND n.run_id = ANY ($2) AND n.id = ANY ($3) AND n.run_id = r.run_id AND n.id = r.id AND n.lease_owner = $4 AND n.status = 2
                    RETURNING n.run_id, n.id`,
             values: [tenantId, renewed.map(([runId]) => runId), renewed.map(([, id]) => id), this.#owner],
           },

@@ -8,7 +8,16 @@ import { ExpressionError, type Scope } from './expressions.ts'
 import type { LargeTicket, LargeTurns } from './large-turns.ts'
 import type { NodeOf } from './node.schema.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
-import { type Claimed, type Failure, mostOutput, type Outcome, startedBy, timeoutMsOf, tooLarge } from './outcome.ts'
+import {
+  bytesOf,
+  type Claimed,
+  type Failure,
+  mostOutput,
+  type Outcome,
+  startedBy,
+  timeoutMsOf,
+  tooLarge,
+} from './outcome.ts'
 import { isLinked, type Outputs } from './outputs.ts'
 import { itemOf, type Scopes } from './scopes.ts'
 import { dueIn } from './times.ts'
@@ -315,14 +324,6 @@ export class Execution {
 }
 
 const keyOf = ({ runId, id, effect }: Attempt): string => `${runId}/${id}/${effect}`
-
-/** A node of a map or loop beside its item. */
-const bytesOfPart = 400
-/** What an outcome stores, nearly: texts are mostly of one byte a character. */
-function bytesOf(done: Done): number {
-  if (done.kind === 'parts') return done.items.reduce((sum, item) => sum + bytesOfPart + item.length, 0)
-  return done.kind === 'over' ? (done.output?.length ?? 0) : 0
-}
 
 const over = (error: Failure): Done => ({ kind: 'over', status: 'error', error })
 

@@ -28,6 +28,7 @@ import { Execution } from './execution.ts'
 import { LargeTurns } from './large-turns.ts'
 import { createLookups } from './lookups.ts'
 import { createWorkflowMetrics } from './metrics.ts'
+import { mostOutput } from './outcome.ts'
 import { Outputs } from './outputs.ts'
 import { conclude } from './run-output.ts'
 import { repairRoutes, runReadRoutes, runStreamRoute, runWriteRoutes, tellRoutes } from './runs.routes.ts'
@@ -88,7 +89,7 @@ export default definePlugin({
       else await woken.wake(what)
     })
     // As many as attempts are under way: their outputs wait to be checked, and are not refused.
-    const schemas = createOutputSchemas(Infinity)
+    const schemas = createOutputSchemas({ mostWaiting: Infinity, maxValueChars: mostOutput })
     const evaluator = new Evaluator()
     const large = new LargeTurns()
     const counted = createWorkflowMetrics(metrics)
@@ -103,7 +104,7 @@ export default definePlugin({
     const carrying = { approvals, database, wakeUps, outputs, kv, metrics: counted, log, stopping }
     const execution = new Execution(making)
     const engine = new Engine({ ...carrying, execution, conclude: (...run) => conclude(ending, ...run) })
-    const told = { database, store, engine, wakeUps, outputs }
+    const told = { database, store, engine, wakeUps, outputs, limits }
     const service = new WorkflowService({ ...told, lookups, webhooks })
     const woken = new Woken({ ...told, dispatch, runs, evaluator }, service)
     const schedules = new Schedules({ database, store, wakeUps, limits, metrics: counted, lookups })

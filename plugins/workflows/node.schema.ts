@@ -42,7 +42,8 @@ const common = {
     Type.Number({
       exclusiveMinimum: 0,
       maximum: mostSeconds,
-      description: 'How long one attempt may take. Of `tool` and `http` 60 unless given, and at most an hour.',
+      description:
+        'How long one attempt may take. Of `tool` and `http` 60 unless given, and at most an hour. Of `workflow` all the time until the child is over, also that in which it waits, is paused or asks people; an `agent` has its time without that in which its run asks people.',
     }),
   ),
   outputSchema: Type.Optional(

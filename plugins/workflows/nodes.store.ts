@@ -92,6 +92,7 @@ export class NodeTable {
     return this.#specs.get(id) ?? partOf(this.#specs.get(topOf(id))!, id)
   }
 
+  /** As everywhere here the ids are said twice: a join alone reads the whole run for each step until the tables are analyzed. */
   async write(ended: readonly Ended[]): Promise<void> {
     await this.#tx.query({
       name: 'workflow-end-nodes',
@@ -100,7 +101,7 @@ export class NodeTable {
                effect = CASE WHEN u.unknown THEN n.effect ELSE 0 END
              FROM unnest($3::text[], $4::smallint[], $5::text[], $6::text[], $7::float8[], $8::boolean[])
                AS u (id, status, output, error, cost, unknown)
-             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = u.id`,
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY ($3) AND n.id = u.id`,
       values: [
         ...this.#of,
         ended.map(({ row }) => row.id),
@@ -128,16 +129,16 @@ export class NodeTable {
                UPDATE workflow_nodes n SET status = ${ok}, output = u.output, error = NULL, cost_cents = n.cost_cents + u.cost, reserved_cents = 0,
                  finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL, due_at = NULL, effect = 0
                FROM unnest($3::text[], $4::int[], $5::text[], $6::float8[]) AS u (id, attempt, output, cost)
-               WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = u.id AND n.status = ${running} AND n.attempt = u.attempt
+               WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY ($3) AND n.id = u.id AND n.status = ${running} AND n.attempt = u.attempt
                RETURNING n.id, n.type, n.parent, n.attempt, n.concurrency_key
              ), less AS (
-               SELECT e.to_node, count(*)::int AS n FROM over o
-               JOIN workflow_edges e ON e.tenant_id = $1 AND e.run_id = $2 AND e.from_node = o.id
-               WHERE o.parent IS NULL GROUP BY 1
+               SELECT to_node, count(*)::int AS n FROM workflow_edges
+               WHERE tenant_id = $1 AND run_id = $2 AND from_node = ANY (ARRAY(SELECT id FROM over WHERE parent IS NULL)) GROUP BY 1
              ), moved AS (
                UPDATE workflow_nodes n SET waits = n.waits - less.n, alive = n.alive + less.n,
                  status = CASE WHEN n.waits > less.n THEN ${pending} ELSE ${ready} END
-               FROM less WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = less.to_node AND n.status = ${pending}
+               FROM less WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY (ARRAY(SELECT to_node FROM less)) AND n.id = less.to_node
+                 AND n.status = ${pending}
                RETURNING n.id, n.status, n.attempt
              )
              SELECT true AS over, id, type, parent, attempt, concurrency_key, ${ok} AS status FROM over
@@ -158,18 +159,17 @@ export class NodeTable {
     const rows = await this.#tx.query<Moved>({
       name: 'workflow-pass',
       text: `WITH less AS (
-               SELECT e.to_node, count(*)::int AS n, (count(*) FILTER (WHERE o.alive))::int AS alive
-               FROM unnest($3::text[], $4::boolean[]) AS o (id, alive)
-               JOIN workflow_edges e ON e.tenant_id = $1 AND e.run_id = $2 AND e.from_node = o.id
-               GROUP BY 1
+               SELECT to_node, count(*)::int AS n, (count(*) FILTER (WHERE from_node = ANY ($4)))::int AS alive
+               FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2 AND from_node = ANY ($3) GROUP BY 1
              )
              UPDATE workflow_nodes n SET waits = n.waits - less.n, alive = n.alive + less.alive,
                status = CASE WHEN n.waits > less.n THEN ${pending} WHEN n.alive + less.alive > 0 THEN ${ready} ELSE ${skipped} END,
                finished_at = CASE WHEN n.waits <= less.n AND n.alive + less.alive = 0 THEN clock_timestamp() END
              FROM less
-             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = less.to_node AND n.status = ${pending}
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY (ARRAY(SELECT to_node FROM less)) AND n.id = less.to_node
+               AND n.status = ${pending}
              RETURNING n.id, n.status, n.attempt`,
-      values: [...this.#of, over.map(({ id }) => id), over.map(({ alive }) => alive)],
+      values: [...this.#of, over.map(({ id }) => id), over.filter(({ alive }) => alive).map(({ id }) => id)],
     })
     return rows.filter(({ status }) => status !== pending)
   }

@@ -13,7 +13,9 @@ export interface Failure {
 }
 
 /** What became of an attempt at a node. JSON of tenants is text, which is parsed only where somebody looks at it; large outputs are links. */
-export type Outcome = { readonly node: string; readonly attempt: number } & (
+export type Outcome = { readonly node: string; readonly attempt: number } & Come
+/** The same without saying of which attempt. */
+type Come =
   | {
       readonly kind: 'over'
       readonly status: TerminalStatus
@@ -31,9 +33,16 @@ export type Outcome = { readonly node: string; readonly attempt: number } & (
   | { readonly kind: 'later'; readonly inMs: number }
   /** Whoever executed it left it, and nobody knows what came of it. */
   | { readonly kind: 'lost' }
-)
 
 type NewApproval = Omit<AskedNode, 'workflowRunId' | 'nodeId'>
+
+/** A node of a map or loop beside its item. */
+const bytesOfPart = 400
+/** What an outcome stores, nearly: texts are mostly of one byte a character. */
+export function bytesOf(outcome: Come): number {
+  if (outcome.kind === 'parts') return outcome.items.reduce((sum, item) => sum + bytesOfPart + item.length, 0)
+  return outcome.kind === 'over' ? (outcome.output?.length ?? 0) : 0
+}
 
 /** An attempt that a process has taken on. */
 export interface Claimed {

@@ -64,7 +64,13 @@ export class Outputs {
     schema: Readonly<Record<string, unknown>>,
     json: string,
   ): Promise<string | undefined> {
-    return (await this.#deps.schemas(tenantId, schema)).problemOf(json)
+    try {
+      return await (await this.#deps.schemas(tenantId, schema)).problemOf(json)
+    } catch (error) {
+      // Whoever waits for it would wait for ever: that the checking took too much is what is wrong with it.
+      if (!isAppError(error) || error.status !== 400) throw error
+      return error.sentence ?? error.code
+    }
   }
 
   /** What is stored in the row. Where the store does not take it, that is the output itself: its call was made, and is not made again. */

@@ -3,7 +3,7 @@ import { approvalErrors } from '#contracts/approvals'
 import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
 import type { TenantTx } from '#contracts/database'
 import { invalidWorkflow } from './errors.ts'
-import { partOf, roleOf, type WorkflowNode } from './node.schema.ts'
+import { type NodeOf, partOf, roleOf, type WorkflowNode } from './node.schema.ts'
 import { mayBeKeyed } from './runs.store.ts'
 import type { NodeBody } from './schema.ts'
 import { cycleIn, edgesOf } from './validate.ts'
@@ -118,7 +118,40 @@ export async function addDependencies(
   })
 }
 
-/** Copies a run, with what came of its nodes except `from` and all that depend on it. */
+/** A node that is run again, and all that depend on it, except what a condition has skipped that is not asked again. */
+async function nodesAgain(tx: TenantTx, runId: string, from: string): Promise<string[]> {
+  const of = [tx.tenantId, runId]
+  const edges = await tx.query<{ from_node: string; to_node: string }>({
+    text: 'SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2',
+    values: of,
+  })
+  const conditions = await tx.query<{ id: string; output: string | null; spec: string }>({
+    text: `SELECT id, output, spec FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND type = 'condition' AND status = 3`,
+    values: of,
+  })
+  const behind = Map.groupBy(edges, ({ from_node }) => from_node)
+  const skippedBy = conditions.map(({ id, output, spec }) => {
+    const { then: yes = [], else: no = [] } = JSON.parse(spec) as NodeOf<'condition'>
+    const [taken, left] = output === 'true' ? [yes, no] : [no, yes]
+    return { id, skips: new Set(left).difference(new Set(taken)) }
+  })
+  const reached = (skipped: ReadonlySet<string>): Set<string> => {
+    const again = new Set([from])
+    // Grows while it is walked.
+    for (const id of again)
+      for (const { to_node } of behind.get(id) ?? []) if (!skipped.has(to_node)) again.add(to_node)
+    return again
+  }
+  let again = reached(new Set())
+  for (;;) {
+    const kept = skippedBy.filter(({ id }) => !again.has(id))
+    const fewer = reached(new Set(kept.flatMap(({ skips }) => [...skips])))
+    if (fewer.size === again.size) return [...again]
+    again = fewer
+  }
+}
+
+/** Copies a run, with what came of its nodes except `from` and all that are run again after it. */
 export async function copyRun(tx: TenantTx, runId: string, id: string, from: string, createdBy: string): Promise<void> {
   const of = [tx.tenantId, runId, id]
   await tx.query({
@@ -134,12 +167,9 @@ export async function copyRun(tx: TenantTx, runId: string, id: string, from: str
     values: of,
   })
   await tx.query({
-    text: `WITH RECURSIVE again AS (
-             SELECT $4::text AS id
-             UNION SELECT e.to_node FROM workflow_edges e JOIN again a ON e.from_node = a.id WHERE e.tenant_id = $1 AND e.run_id = $2
-           ), kept AS (
+    text: `WITH kept AS (
              SELECT n.id FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.parent IS NULL
-               AND (n.status IN (3, 5) OR n.status = 4 AND n.spec::json->>'continueOnError' = 'true') AND n.id NOT IN (SELECT id FROM again)
+               AND (n.status IN (3, 5) OR n.status = 4 AND n.spec::json->>'continueOnError' = 'true') AND n.id <> ALL ($4::text[])
            )
            INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, parent, part, item, status, waits, alive, attempt, priority,
              concurrency_key, output, error, started_at, finished_at)
@@ -156,7 +186,7 @@ export async function copyRun(tx: TenantTx, runId: string, id: string, from: str
              WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.to_node = n.id
            ) w
            WHERE n.tenant_id = $1 AND n.run_id = $2 AND (n.parent IS NULL OR k.id IS NOT NULL)`,
-    values: [...of, from],
+    values: [...of, await nodesAgain(tx, runId, from)],
   })
   await tx.query({
     text: `UPDATE workflow_runs SET unfinished = (SELECT count(*) FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = $3

@@ -13,6 +13,8 @@ export interface RunRow {
   readonly rootRun: string
   readonly scheduleId: string | undefined
   readonly keyed: boolean
+  /** Its tenant was deleted. */
+  readonly gone: boolean
   status: RunStatus
   unfinished: number
   failed: number
@@ -32,13 +34,15 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
     seq: number
     depth: number
     keyed: boolean
+    gone: boolean
     parent_run: string | null
     parent_node: string | null
     root_run: string | null
     schedule_id: string | null
   }>({
     name: 'workflow-hold',
-    text: `SELECT name, settings, status, unfinished, failed, seq, depth, keyed, parent_run, parent_node, root_run, schedule_id
+    text: `SELECT name, settings, status, unfinished, failed, seq, depth, keyed, parent_run, parent_node, root_run, schedule_id,
+               EXISTS (SELECT FROM tenants WHERE id = $1 AND deleted_at IS NOT NULL) AS gone
              FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE`,
     values: [tx.tenantId, runId],
   })
@@ -49,6 +53,7 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
     settings: JSON.parse(row.settings) as RunSettings,
     depth: row.depth,
     keyed: row.keyed,
+    gone: row.gone,
     parentRun: row.parent_run ?? undefined,
     parentNode: row.parent_node ?? undefined,
     rootRun: row.root_run ?? runId,

@@ -37,6 +37,7 @@ import type { RunViews } from './views.store.ts'
 const tags = ['workflows']
 const bodyLimit = 8 * 1024 * 1024
 const { wrongApprover } = approvalErrors
+const { limitReached, limitExceeded } = limitErrors
 const { invalidWorkflow, invalidInput, notPaused, nodeOver, outputGone, runOver } = workflowErrors
 const accepted = ({ id, status }: Omit<RunAccepted, 'runId'>): RunAccepted => ({ id, runId: id, status })
 
@@ -196,7 +197,6 @@ async function* changes(
 }
 
 export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService): void {
-  const { limitReached, limitExceeded } = limitErrors
   app.post(
     '/api/workflows/runs',
     {
@@ -293,7 +293,7 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
         description: 'As a new run: what depends on the node is done anew, and what came of all others is kept.',
         params: RunParams,
         body: Rerun,
-        response: { 202: RunAccepted, ...failures(notFound, nodeOver, ...fundsErrors) },
+        response: { 202: RunAccepted, ...failures(notFound, nodeOver, wrongApprover, ...fundsErrors) },
       },
     },
     async (request, reply) => {
@@ -314,7 +314,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
         description: 'For the waits of that name. One that nobody waits for yet is kept for the next wait.',
         params: SignalParams,
         body: Signal,
-        response: { 204: NoContent, ...failures(notFound, runOver, nodeOver) },
+        response: { 204: NoContent, ...failures(notFound, runOver, nodeOver, limitExceeded) },
       },
       preValidation: async (request) => void (request.body ??= {}),
     },
@@ -337,7 +337,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
         description: 'Ends a node that is not over, or that failed and holds its run up.',
         params: NodeParams,
         body: NodeUpdate,
-        response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver, wrongApprover) },
+        response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver, wrongApprover, limitExceeded) },
       },
     },
     async (request, reply) => {

@@ -104,6 +104,9 @@ export class WorkflowRunStore {
       const problem = await (await this.#schemas(tenantId, inputSchema)).problemOf(wanted.input)
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
+    // Whom a full tenant is refused leaves no wake-up behind, of which it would have thousands before its own work is looked at.
+    const most = wanted.parent ? undefined : this.#limits?.of(tenantId).workflowRuns
+    if (most !== undefined && (await this.countOpen(tenantId)) >= most) throw overLimit('workflowRuns', most)
     const { statements, inserts, made } = await this.#creation(tenantId, wanted, found)
     return made((await this.#database.batch<object[][]>(tenantId, statements))[inserts]!)
   }
@@ -111,12 +114,13 @@ export class WorkflowRunStore {
   /** The same inside a transaction, of a definition that was found, with an input that fits. */
   async createIn(tx: TenantTx, wanted: NewRun, found: FoundDefinition): Promise<{ id: string; status: RunStatus }> {
     const creation = await this.#creation(tx.tenantId, wanted, found)
-    let rows: object[] = []
+    let made: { id: string; status: RunStatus } | undefined
     for (const [i, statement] of creation.statements.entries()) {
-      const said = await tx.query(statement)
-      if (i === creation.inserts) rows = said
+      const rows = await tx.query(statement)
+      // What is refused here is woken by nobody: the transaction may go on without it.
+      if (i === creation.inserts) made = creation.made(rows)
     }
-    return creation.made(rows)
+    return made!
   }
 
   /** The statements that create a run, of which one says whether it was inserted, and what that means. */

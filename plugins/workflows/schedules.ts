@@ -7,19 +7,18 @@ import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import { workflowErrors } from './errors.ts'
+import { type Became, Firings, keptFirings, listFirings } from './firings.store.ts'
 import type { WorkflowMetrics } from './metrics.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
 import type { Firing, RunStatus, Schedule, ScheduleBody } from './schema.ts'
 import { checkSchedule, type Target, targetOf } from './targets.ts'
-import { isoOf, jitterOf, nextOf, timesOf } from './times.ts'
+import { isoOf, jitterOf, lastTimesOf, nextOf, timesOf } from './times.ts'
 import type { Lookups } from './validate.ts'
 
 /** A time that is older than this when it is looked at was missed: no server was there for it. */
 const missedAfterMs = 60_000
 /** So many missed times are made up for. */
 const mostCaughtUp = 100
-/** So many firings of a schedule are kept. */
-const keptFirings = 1_000
 
 export interface SchedulesDeps {
   readonly database: Database
@@ -94,37 +93,16 @@ export class Schedules {
       nextTimes: timesOf(schedule, new Date(Date.parse(nextAt) - 1), 5).map(isoOf),
     } as Schedule
   }
-  firings(tenantId: string, id: string, page: Page): Promise<Listing<Firing>> {
-    const list: ListSql = {
-      columns: 'at, kind, outcome, run_id, message',
-      from: 'workflow_firings',
-      where: 'tenant_id = $1 AND schedule_id = $2',
-      values: [tenantId, id],
-      order: { at: 'timestamptz', kind: 'text' },
-      newestFirst: true,
-      atOnce: 200,
-    }
-    type FiringRow = {
-      at: string
-      kind: Firing['kind']
-      outcome: Firing['outcome']
-      run_id: string | null
-      message: string | null
-    }
-    return this.#row(tenantId, id).then(() =>
-      readList({ database: this.#deps.database, tenantId }, list, page, (row: FiringRow) => ({
-        at: row.at,
-        kind: row.kind,
-        outcome: row.outcome,
-        ...(row.run_id === null ? {} : { runId: row.run_id }),
-        ...(row.message === null ? {} : { message: row.message }),
-      })),
-    )
+  async firings(tenantId: string, id: string, page: Page): Promise<Listing<Firing>> {
+    await this.#row(tenantId, id)
+    return listFirings(this.#deps.database, tenantId, id, page)
   }
 
+  /** Nothing starts by itself any more: nor does what waits for its turn. */
   pause(tenantId: string, id: string): Promise<Schedule> {
     return this.#change(tenantId, id, async (tx, row) => {
       if (row.status === 'paused') return row
+      await new Firings(tx, id).unqueue({ outcome: 'skipped', message: 'The schedule was paused.' })
       return this.#put(tx, id, 'paused', undefined)
     })
   }
@@ -152,11 +130,12 @@ export class Schedules {
     if ('failure' in target) throw workflowErrors.invalidSchedule({ message: target.failure })
     await this.#deps.store.admit(tenantId)
     return this.#deps.database.tenant(tenantId, async (tx) => {
+      // It may have been deleted meanwhile.
+      if (!(await this.#hold(tx, id))) throw unknownSchedule()
       const started = await this.#start(tx, row, target)
-      await tx.query({
-        text: `INSERT INTO workflow_firings (tenant_id, schedule_id, at, kind, outcome, run_id) VALUES ($1, $2, clock_timestamp(), 'manual', 'started', $3)`,
-        values: [tenantId, id, started.id],
-      })
+      const firings = new Firings(tx, id)
+      await firings.recordManual(started.id)
+      await firings.trim()
       this.#deps.metrics.fired('started')
       return started
     })
@@ -190,7 +169,10 @@ export class Schedules {
   async #fireDue(tx: TenantTx, row: Row, now: Date, target: Target): Promise<void> {
     const body = JSON.parse(row.document) as ScheduleBody
     const first = new Date(row.next_at!)
-    const come = timesOf(body, new Date(first.getTime() - 1), mostCaughtUp + 1_000, now)
+    const begin = new Date(first.getTime() - 1)
+    const some = timesOf(body, begin, keptFirings, now)
+    // Behind a long stop the last ones, which are all that the history has room for.
+    const come = some.length < keptFirings ? some : lastTimesOf(body, begin, keptFirings, now)
     // In their order: one that its jitter holds back holds back those behind it.
     const early = come.findIndex((at) => at.getTime() + jitterOf(row.id, body, at) > now.getTime())
     const due = early < 0 ? come : come.slice(0, early)
@@ -200,50 +182,39 @@ export class Schedules {
     const caughtUp =
       { none: [], one: missed.slice(-1), all: missed.slice(-mostCaughtUp) }[body.catchUp as 'none' | 'one' | 'all'] ??
       []
-    const made = new Set(caughtUp)
-    for (const at of due) {
-      if (missed.includes(at) && !made.has(at)) await this.#record(tx, row.id, at, 'missed')
-      else await this.#fireAt(tx, row, body, at, target)
-    }
+    const firings = new Firings(tx, row.id)
+    const passed = new Set(missed).difference(new Set(caughtUp))
+    await firings.recordMissed([...passed])
+    for (const _ of passed) this.#deps.metrics.fired('missed')
+    for (const at of due) if (!passed.has(at)) await this.#fireAt(tx, row, body, at, target)
     const next = nextOf(body, last)
     await this.#put(tx, row.id, 'active', next)
     await this.#wakeAt(tx, row.id, body, next, now)
-    await tx.query({
-      text: `DELETE FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 AND at < (
-               SELECT at FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 ORDER BY at DESC OFFSET ${keptFirings} LIMIT 1)`,
-      values: [tx.tenantId, row.id],
-    })
+    await firings.trim()
   }
   async #fireAt(tx: TenantTx, row: Row, { overlap = 'skip' }: ScheduleBody, at: Date, target: Target): Promise<void> {
-    if ('failure' in target) return this.#record(tx, row.id, at, 'failed', { message: target.failure })
-    if (overlap !== 'allow' && (await this.#isBusy(tx, row.id))) {
-      const waits = overlap === 'queue' && !(await this.#queued(tx, row.id))
-      return this.#record(tx, row.id, at, waits ? 'queued' : 'skipped')
-    }
+    const firings = new Firings(tx, row.id)
+    const isHeldUp = !('failure' in target) && overlap !== 'allow' && (await this.#isBusy(tx, row.id))
+    const waits = isHeldUp && overlap === 'queue' && (await firings.queued()) === undefined
+    const became = isHeldUp ? { outcome: waits ? 'queued' : 'skipped' } : await this.#begin(tx, row, target)
+    await firings.record(at, became as Became)
+    this.#deps.metrics.fired(became.outcome)
+  }
+  async #startQueued(tx: TenantTx, row: Row, target: Target): Promise<void> {
+    const firings = new Firings(tx, row.id)
+    if ((await firings.queued()) === undefined || 'failure' in target || (await this.#isBusy(tx, row.id))) return
+    await firings.unqueue(await this.#begin(tx, row, target))
+  }
+  async #begin(tx: TenantTx, row: Row, target: Target): Promise<Became> {
+    if ('failure' in target) return { outcome: 'failed', message: target.failure }
     try {
       const { id } = await this.#start(tx, row, target)
-      await this.#record(tx, row.id, at, 'started', { runId: id })
+      return { outcome: 'started', runId: id }
     } catch (error) {
       // A limit of the tenant: the time is on record, and the next one comes.
       if (!isAppError(error) || error.status >= 500) throw error
-      await this.#record(tx, row.id, at, 'failed', { message: error.sentence ?? error.code })
+      return { outcome: 'failed', message: error.sentence ?? error.code }
     }
-  }
-  async #startQueued(tx: TenantTx, row: Row, target: Target): Promise<void> {
-    const queued = await this.#queued(tx, row.id)
-    if (!queued || 'failure' in target || (await this.#isBusy(tx, row.id))) return
-    const { id } = await this.#start(tx, row, target)
-    await tx.query({
-      text: `UPDATE workflow_firings SET outcome = 'started', run_id = $4 WHERE tenant_id = $1 AND schedule_id = $2 AND at = $3 AND kind = 'cron'`,
-      values: [tx.tenantId, row.id, queued, id],
-    })
-  }
-  async #queued(tx: TenantTx, id: string): Promise<string | undefined> {
-    const [row] = await tx.query<{ at: string }>({
-      text: `SELECT at FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 AND outcome = 'queued' ORDER BY at LIMIT 1`,
-      values: [tx.tenantId, id],
-    })
-    return row?.at
   }
   // A paused run waits for somebody, and holds nothing up.
   async #isBusy(tx: TenantTx, id: string): Promise<boolean> {
@@ -261,20 +232,6 @@ export class Schedules {
     const { input } = JSON.parse(row.document) as ScheduleBody
     const run = { input: JSON.stringify(input ?? {}), start: true, createdBy: row.created_by, scheduleId: row.id }
     return this.#deps.store.createIn(tx, run, { id: target.id, version: target.version, definition: target.definition })
-  }
-  async #record(
-    tx: TenantTx,
-    id: string,
-    at: Date,
-    outcome: Firing['outcome'],
-    { runId, message }: { runId?: string; message?: string } = {},
-  ): Promise<void> {
-    await tx.query({
-      text: `INSERT INTO workflow_firings (tenant_id, schedule_id, at, kind, outcome, run_id, message)
-             VALUES ($1, $2, $3, 'cron', $4, $5, $6) ON CONFLICT DO NOTHING`,
-      values: [tx.tenantId, id, at, outcome, runId ?? null, message ?? null],
-    })
-    this.#deps.metrics.fired(outcome)
   }
 
   async #row(tenantId: string, id: string): Promise<Row> {

@@ -1,10 +1,12 @@
-import { invalidField, notFound } from '#kernel'
+import { forbidden, invalidField, notFound } from '#kernel'
 import { approvalErrors, type NodeApproval, type NodeDecision } from '#contracts/approvals'
-import type { Caller } from '#contracts/auth'
+import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { WakeUps } from '#contracts/jobs'
+import type { TenantLimits } from '#contracts/limits'
 import { webhookErrors, type Webhooks } from '#contracts/webhooks'
+import { mayPass } from './bypass.store.ts'
 import { findDefinition } from './definitions.store.ts'
 import type { Engine } from './engine.ts'
 import type { Outputs, RunKey } from './outputs.ts'
@@ -22,7 +24,7 @@ import {
 } from './schema.ts'
 import { approvalOutcome, type Failure, type Outcome } from './outcome.ts'
 import type { Transition } from './transition.ts'
-import { checkedDefinition, type Lookups, nodeProblems, problemsOf } from './validate.ts'
+import { checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
 
 export interface ServiceDeps {
   readonly database: Database
@@ -31,6 +33,7 @@ export interface ServiceDeps {
   readonly wakeUps: WakeUps
   readonly webhooks: Webhooks | undefined
   readonly outputs: Outputs
+  readonly limits: TenantLimits | undefined
   lookups(tenantId: string): Lookups
 }
 
@@ -56,13 +59,14 @@ export class WorkflowService {
   }
 
   async create(
-    { tenantId, keyId }: Caller,
+    { tenantId, keyId, role }: Caller,
     { workflowDefinitionId, definition, input, autoStart = true, webhook }: CreateRun,
   ) {
     if ((workflowDefinitionId === undefined) === (definition === undefined)) {
       throw invalidField('body', 'needs `workflowDefinitionId` or `definition`, and not both')
     }
     const checked = definition && (await this.check(tenantId, definition, 'definition'))
+    if (definition) mayWrite(role, definition.nodes)
     this.#checkWebhook(tenantId, webhook)
     return this.#deps.store.create(tenantId, {
       ...(workflowDefinitionId === undefined ? {} : { workflowDefinitionId }),
@@ -112,6 +116,8 @@ export class WorkflowService {
       if (node.status === 4 ? status === 'error' || !node.blocks : node.status > 2) {
         throw workflowErrors.nodeOver({ message: 'The node is over already.' })
       }
+      const passing = status === 'ok' || status === 'error' ? 'end' : 'skip'
+      await mayPass(tx, caller, { runId, nodeId, passing })
       await transition.endNodes([nodeId], status, {
         ...(kept === undefined ? {} : { output: kept }),
         ...(failure ? { error: failure } : {}),
@@ -151,9 +157,15 @@ export class WorkflowService {
   /** What a client gives as an output, as it is stored. */
   async #given(key: RunKey, value: unknown): Promise<string> {
     const json = JSON.stringify(value)
-    // Nothing is kept for what is not there.
-    if (json.length > this.#deps.outputs.above) await this.#deps.store.statusOf(key.tenantId, key.runId)
-    return this.#deps.outputs.keep(key, json)
+    if (json.length > this.#deps.outputs.above) {
+      // A full tenant may still say what takes no room worth mentioning.
+      this.#deps.limits?.stored.admit(key.tenantId)
+      // Nothing is kept for what is not there.
+      await this.#deps.store.statusOf(key.tenantId, key.runId)
+    }
+    const kept = await this.#deps.outputs.keep(key, json)
+    this.#deps.limits?.stored.add(key.tenantId, kept.length)
+    return kept
   }
 
   /** Ends the node that an approval is for. 409 `already_resolved` for all but the first. */
@@ -186,6 +198,7 @@ export class WorkflowService {
     if (node) {
       const problems = await nodeProblems({ ...node, id: node.id ?? nodeId }, this.#deps.lookups(tenantId))
       if (problems.length > 0) throw invalidWorkflow(problems)
+      mayWrite(caller.role, [node as NodeBody])
     }
     await this.#change(tenantId, runId, async (transition, tx) => {
       if (transition.run.status !== 'paused') throw workflowErrors.notPaused()
@@ -199,6 +212,7 @@ export class WorkflowService {
         transition.run.failed--
       } else if (action === 'replace_node') {
         mayDecide(caller, found)
+        await mayPass(tx, caller, { runId, nodeId: nodeId!, passing: 'replace' })
         if (found.status > 1 && !found.blocks)
           throw workflowErrors.nodeOver({ message: 'The node runs, or is over already.' })
         await replaceNode(tx, runId, nodeId!, { ...node!, id: nodeId } as NodeBody)
@@ -219,11 +233,8 @@ export class WorkflowService {
   }
 
   /** A new run of the same nodes: those before `fromNodeId`, and beside it, keep what came of them. */
-  async rerun(
-    { tenantId, keyId }: Caller,
-    runId: string,
-    fromNodeId: string,
-  ): Promise<{ id: string; status: RunStatus }> {
+  async rerun(caller: Caller, runId: string, fromNodeId: string): Promise<{ id: string; status: RunStatus }> {
+    const { tenantId, keyId } = caller
     const id = newId('wfrun')
     await this.#deps.store.admit(tenantId)
     await this.#deps.database.tenant(tenantId, async (tx) => {
@@ -237,6 +248,7 @@ export class WorkflowService {
       const from = await nodeOf(tx, runId, fromNodeId)
       if (from.parent !== null)
         throw workflowErrors.nodeOver({ message: 'A run begins again from a node, not from a part of one.' })
+      await mayPass(tx, caller, { runId, nodeId: fromNodeId, passing: 'rerun' })
       await copyRun(tx, runId, id, fromNodeId, keyId)
       await this.#deps.outputs.lendAll(tx, runId, id)
       await this.#deps.wakeUps.send([wakeOf(tenantId, id)], tx)
@@ -262,4 +274,12 @@ export class WorkflowService {
     if (!found) throw notFound({ message: 'There is no workflow definition of this id.' })
     return this.check(tenantId, { ...(found.definition as unknown as DefinitionBody), ...change })
   }
+}
+
+/** Members run what admins have written; what they write themselves sends no secret of the tenant anywhere. */
+function mayWrite(role: TenantRole, nodes: readonly NodeBody[]): void {
+  if (!roleAtLeast(role, 'admin') && nodes.some(sendsSecrets))
+    throw forbidden({
+      message: 'Only admins may write nodes that send secrets: run a stored definition that has them.',
+    })
 }

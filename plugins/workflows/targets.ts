@@ -22,8 +22,12 @@ export async function targetOf(
   { workflowDefinitionId, profile, prompt, name, input }: ScheduleBody,
 ): Promise<Target> {
   if (profile !== undefined) {
+    if ((await lookups(tenantId).profiles?.([profile]))?.length)
+      return { failure: 'The profile of the schedule is not there any more.' }
     const nodes = [{ id: 'agent', type: 'agent' as const, profile, prompt: prompt! }]
-    return { definition: { name: name ?? `Schedule of ${profile}`, nodes } as Definition }
+    // A column holds no NUL, unlike what a client wrote.
+    const runName = name?.replaceAll('\u0000', '\uFFFD') ?? `Schedule of ${profile}`
+    return { definition: { name: runName, nodes } as Definition }
   }
   const found = await findDefinition(database, tenantId, workflowDefinitionId ?? '')
   if (!found) return { failure: 'The workflow definition of the schedule is not there any more.' }

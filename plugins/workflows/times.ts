@@ -36,6 +36,18 @@ export function timesOf(
     times.push(at)
   return times
 }
+/** The last of the times behind `after` and up to `until`, at most so many: those before them are not counted through. */
+export function lastTimesOf(
+  body: Pick<ScheduleBody, 'cron' | 'timezone'>,
+  after: Date,
+  most: number,
+  until: Date,
+): Date[] {
+  // Croner looks for those before a second.
+  const end = new Date(Math.floor(until.getTime() / 1_000) * 1_000 + 1_000)
+  const times = cronOf(body).previousRuns(most, end)
+  return times.filter((at) => at > after).toReversed()
+}
 export const isoOf = (at: Date): string => at.toISOString()
 
 /** How much later a time is: drawn from its name, so that all processes say the same. */

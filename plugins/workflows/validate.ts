@@ -1,9 +1,10 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import type { TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import { secretsIn } from '#contracts/secrets'
 import type { Problem } from './errors.ts'
 import { type Expression, expressionProblem, isTemplate, nodesIn, textsIn } from './expressions.ts'
-import { nodeSchemas, type NodeType, nodeTypes, type WorkflowNode } from './node.schema.ts'
+import { type NodeOf, nodeSchemas, type NodeType, nodeTypes, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type DefinitionBody, type NodeBody } from './schema.ts'
 
 /** What only the server knows. Absent lookups are not made: `agent-orc workflow validate` has no server. */
@@ -140,6 +141,9 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
       found.express({ text, path: [path, field, inner].filter(Boolean).join('/') })
     }
   }
+  if (type === 'http') checkSecrets(node, path, found)
+  if (type === 'map' && typeof node.items === 'string' && !isTemplate(node.items))
+    found.add(`${path}/items`, `a text is no array: a template makes one, such as {{ ${node.items.slice(0, 100)} }}`)
   if (type === 'agent') found.name('profiles', node.profile, `${path}/profile`)
   if (type === 'tool') found.name('tools', node.tool, `${path}/tool`)
   if (type === 'workflow') found.name('definitions', node.workflowDefinitionId, `${path}/workflowDefinitionId`)
@@ -177,6 +181,30 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
     else checkNode(node.node as NodeBody, `${path}/node`, found, depth + 1)
     if (node.node && 'dependsOn' in node.node) found.add(`${path}/node/dependsOn`, 'a part depends on nothing')
   }
+}
+
+/** Who writes a node says which secrets go where: neither may come from an input or from what an agent says. */
+function checkSecrets({ url, headers = {} }: NodeOf<'http'>, path: string, found: Findings): void {
+  const referring = Object.entries(headers).filter(([, text]) => text.includes('secret://'))
+  for (const [name, text] of referring) {
+    try {
+      secretsIn(text)
+    } catch {
+      found.add(
+        `${path}/headers/${name}`,
+        'a reference is secret:// and the name of a secret, which no template can make',
+      )
+    }
+  }
+  if (referring.length > 0 && !/^https?:\/\/[^\s/?#{}@\\]+([/?#]|$)/i.test(url))
+    found.add(`${path}/url`, 'an address that is sent a secret has its host written out: templates may stand behind it')
+}
+/** Whether a node, or a part of it, sends secrets somewhere. */
+export function sendsSecrets(body: NodeBody): boolean {
+  const { headers, node } = body as { readonly headers?: object; readonly node?: NodeBody }
+  return (
+    Object.values(headers ?? {}).some((text) => String(text).includes('secret://')) || (!!node && sendsSecrets(node))
+  )
 }
 
 /** The fields in which texts are templates. */

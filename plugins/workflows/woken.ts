@@ -1,11 +1,12 @@
 import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
+import type { TenantLimits } from '#contracts/limits'
 import { isTerminal, type RunDispatch } from '#contracts/runs'
 import type { RunStore } from '#contracts/run-store'
 import type { Engine } from './engine.ts'
 import type { Evaluator } from './evaluator.ts'
-import { agentFailure, type Failure, type Outcome, startedBy } from './outcome.ts'
+import { agentFailure, bytesOf, type Failure, type Outcome, startedBy } from './outcome.ts'
 import type { Outputs } from './outputs.ts'
 import type { Waiting, WorkflowRunStore } from './runs.store.ts'
 import { runStatuses } from './schema.ts'
@@ -23,6 +24,7 @@ export interface WokenDeps {
   readonly runs: RunStore
   readonly outputs: Outputs
   readonly evaluator: Evaluator
+  readonly limits: TenantLimits | undefined
 }
 
 /** What wakes workflow runs: agents and children that have ended, times that have come, and what nobody waits for any more. */
@@ -57,13 +59,16 @@ export class Woken {
       const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
       return this.#deps.wakeUps.send([again])
     }
-    const cost = run?.costCents === undefined ? {} : { costCents: run.costCents }
-    const of = { node: node.id, attempt: node.attempt, kind: 'over', ...cost } as const
+    // With that of the runs to which the agent has delegated.
+    const delegated = await this.#deps.runs.delegatedCents(tenantId, agentRunId)
+    const own = run?.costCents ?? run?.usage?.knownCostCents ?? 0
+    const costCents = delegated.values().reduce((sum, cents) => sum + cents, own)
+    const of = { node: node.id, attempt: node.attempt, kind: 'over', costCents } as const
     const outcome: Outcome =
       run?.status === 'ok'
         ? { ...of, ...(await this.#answerOf(tenantId, node, run.result ?? '')) }
         : { ...of, status: 'error', error: agentFailure(run) }
-    await this.#settle(tenantId, node.run_id, [outcome])
+    await this.#settle(tenantId, node.run_id, outcome)
   }
 
   /** The output of an agent: its answer, or what that says as JSON. */
@@ -97,10 +102,11 @@ export class Woken {
               workflowRunId: childId,
             },
           }
-    await this.#settle(tenantId, runId, [outcome])
+    await this.#settle(tenantId, runId, outcome)
   }
-  async #settle(tenantId: string, runId: string, outcomes: readonly Outcome[]): Promise<void> {
-    await this.#deps.engine.transit(tenantId, runId, (transition) => transition.apply(outcomes))
+  async #settle(tenantId: string, runId: string, outcome: Outcome): Promise<void> {
+    await this.#deps.engine.transit(tenantId, runId, (transition) => transition.apply([outcome]))
+    this.#deps.limits?.stored.add(tenantId, bytesOf(outcome))
     await this.#deps.engine.drive(tenantId, runId)
   }
 

@@ -23,6 +23,7 @@ test('without its plugin a capability answers with nothing, or says what is miss
     ['/api/secrets', 'secrets'],
     ['/api/storage/objects/a/b', 'storage'],
     ['/api/profiles/writer/memories/search?q=x', 'memory'],
+    ['/api/profiles/writer/memories/mem_1/history', 'memory'],
     ['/api/billing/wallet', 'billing'],
     ['/api/workflows/runs/wfrun_1', 'workflows'],
   ]) {

@@ -24,12 +24,12 @@ test('nodes of workflows that wait for people', async (t) => {
   const waiting = (query: string): Promise<Body> =>
     s.until(async () => (await s.call('GET', `/api/approvals?status=waiting&${query}`)).body[0])
   /** What receivers are told of an approval, in its order. */
-  const told = async (approval: string): Promise<string[]> => {
-    const text = `SELECT body::json ->> 'type' AS type FROM webhook_deliveries
+  const told = async (approval: string): Promise<Body[]> => {
+    const text = `SELECT body::json ->> 'type' AS type, body::json -> 'data' ->> 'role' AS role FROM webhook_deliveries
                   WHERE body::json -> 'data' ->> 'id' = $1 AND url = $2 ORDER BY body::json ->> 'timestamp'`
     const about = { text, values: [approval, webhook.url] }
-    const [rows] = await s.database.batch<[{ type: string }[]]>('default', [about])
-    return rows.map(({ type }) => type)
+    const [rows] = await s.database.batch<[Body[]]>('default', [about])
+    return rows
   }
   const decide = (id: string, decision: string, call = s.call) =>
     call('POST', `/api/approvals/${id}/resolve`, { decision })
@@ -58,8 +58,8 @@ test('nodes of workflows that wait for people', async (t) => {
     })
     for (const one of open) assert.equal((await decide(one.id, 'approve')).status, 200)
     assert.equal((await rests(id)).status, 3)
-    for (const one of open)
-      assert.deepEqual(await told(one.id), ['approval.waiting', 'approval.resolved'], JSON.stringify(one))
+    const expected = ['approval.waiting', 'approval.resolved'].map((type) => ({ type, role: 'member' }))
+    for (const one of open) assert.deepEqual(await told(one.id), expected, JSON.stringify(one))
     const refused = await s.call('POST', '/api/workflows/runs', { definition, webhook: { url: 'http://10.0.0.1/' } })
     assert.deepEqual([refused.status, refused.body.error], [400, 'invalid_webhook'])
   })
@@ -97,6 +97,55 @@ test('nodes of workflows that wait for people', async (t) => {
     assert.equal((await end('each.0', admin)).status, 200)
     assert.equal((await decide((await waiting(`workflowRunId=${id}`)).id, 'approve')).status, 200)
     assert.equal((await rests(id)).status, 3)
+  })
+  await t.test('nobody goes around an approval of a role that they do not have', async () => {
+    const admin = await s.as('admin')
+    const ask = { id: 'ask', type: 'approval', message: 'Sure?', role: 'admin' }
+    const { body: child } = await s.call('POST', '/api/workflows/definitions', { name: 'asks', nodes: [ask] })
+    const once = { type: 'wait', seconds: 0 }
+    const id = await start([
+      { ...once, id: 'before', signal: 'go', seconds: 3_600 },
+      { ...ask, dependsOn: ['before'] },
+      { id: 'other', type: 'wait', signal: 'other' },
+      { ...once, id: 'behind', dependsOn: ['ask', 'other'] },
+      { id: 'sub', type: 'workflow', workflowDefinitionId: child.id },
+      { ...once, id: 'after', dependsOn: ['sub'] },
+      { ...once, id: 'last', dependsOn: ['behind', 'after'] },
+    ])
+    const end = (node: string, status: string, call = member) =>
+      call('PATCH', `/api/workflows/runs/${id}/nodes/${node}`, { status })
+    const refused = async (answer: Promise<Body>, name: string): Promise<void> => {
+      const { status, body } = await answer
+      assert.deepEqual([status, body.error], [403, 'wrong_approver'])
+      assert.match(body.message, new RegExp(`The approval '${name}' is for keys of the role admin`))
+    }
+    const inChild = await s.until(async () =>
+      (await s.call('GET', '/api/approvals?status=waiting')).body.find(
+        ({ message, workflowRunId }: Body) => message === 'Sure?' && workflowRunId !== id,
+      ),
+    )
+    // Behind it, behind the child that asks, that child, and what the approval would be skipped with.
+    await refused(end('last', 'ok'), 'ask')
+    await refused(end('behind', 'skipped'), 'ask')
+    await refused(end('sub', 'ok'), 'sub')
+    await refused(end('after', 'ok'), 'sub')
+    await refused(end('before', 'cancelled'), 'ask')
+    assert.equal((await end('before', 'ok')).status, 200)
+    assert.equal((await end('other', 'error')).status, 200)
+    assert.equal((await rests(id)).status, 2)
+    const repair = (action: object) => member('POST', `/api/workflows/runs/${id}/repair`, action)
+    await refused(repair({ action: 'replace_node', nodeId: 'behind', node: once }), 'ask')
+    assert.equal((await repair({ action: 'replace_node', nodeId: 'other', node: once })).status, 200)
+    for (const { id: approval } of [inChild, await waiting(`workflowRunId=${id}`)])
+      assert.equal((await decide(approval, 'approve', admin)).status, 200)
+    assert.equal((await rests(id)).status, 3)
+    // What was approved once is not done again with that, unless it is asked anew.
+    const rerun = (fromNodeId: string, call = member) => call('POST', `/api/workflows/runs/${id}/rerun`, { fromNodeId })
+    await refused(rerun('last'), 'ask')
+    assert.equal((await rests((await rerun('last', admin)).body.id)).status, 3)
+    const anew = (await rerun('ask')).body.id
+    assert.equal((await decide((await waiting(`workflowRunId=${anew}`)).id, 'approve', admin)).status, 200)
+    assert.equal((await rests(anew)).status, 3)
   })
   await t.test('a tenant has as many open as it may; a node beyond that fails, and is asked again', async () => {
     await s.call('PATCH', '/api/tenants/default', { limits: { openApprovals: 2 } })

@@ -206,6 +206,7 @@ async function definitions(s: Stage): Promise<void> {
       { id: 'e', type: 'workflow', workflowDefinitionId: 'wfdef_none' },
       { id: 'f', type: 'wait' },
       { id: 'g', type: 'approval', message: 'x', role: 'king' },
+      { id: 'h', type: 'map', items: 'input.list', node: { type: 'wait', seconds: 1 } },
     ],
   })
   assert.deepEqual([status, body.error], [400, 'invalid_workflow'])
@@ -223,6 +224,7 @@ async function definitions(s: Stage): Promise<void> {
     'nodes/5/workflowDefinitionId',
     'nodes/6',
     'nodes/7/role',
+    'nodes/8/items',
   ])
   assert.match(JSON.stringify(body.issues), /must be one of member, admin, owner/)
   assert.match(JSON.stringify(body.issues), /c -> b -> c|b -> c -> b/)

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import fc from 'fast-check'
+import { answerOf, randomGraphs } from './model.ts'
 import { type Body, type Effect, type Effects, node, type Stage, stage, startEffects } from './stage.ts'
 
 interface Frame {
@@ -18,15 +18,16 @@ const framesOf = (text: string): Frame[] =>
     })
 
 test('graphs and their readers, on two conductors', async (t) => {
-  const http = await startEffects(t, answerOf)
+  const http = await startEffects(t, answers)
   const s = await stage(t)
   const other = await stage(t, { dsn: s.dsn })
   await t.test('a stream is one snapshot and every change behind it, and goes on at another conductor', () =>
     streams(s, other),
   )
   await t.test('another tenant sees nothing, members run and do not define, and limits are kept', () => tenants(s))
+  await t.test('runs of a tenant that was deleted end, and do nothing more', () => deleted(s, http))
   await t.test('a large graph, and a wide map', () => largeGraphs(s))
-  await t.test('random graphs with failures, repairs and cancels end as a small model says', () =>
+  await t.test('random graphs with failures, decisions, repairs, cancels and reruns end as a small model says', () =>
     randomGraphs(s, other, http),
   )
 })
@@ -100,6 +101,18 @@ async function tenants(s: Stage): Promise<void> {
   const wait = { definition }
   const many = await Promise.all([1, 2, 3].map(() => umbrella('POST', '/api/workflows/runs', wait)))
   assert.deepEqual(many.map(({ status }) => status).toSorted(), [202, 429, 429])
+  // One that is refused leaves nothing to do behind.
+  const woken = async (): Promise<Set<string>> => {
+    const text = `SELECT data->>'runId' AS id FROM pgboss.job WHERE name = 'workflows' AND data->>'tenantId' = 'umbrella'`
+    const [rows] = await s.database.systemBatch<[{ id: string }[]]>([{ text }])
+    return new Set(rows.map(({ id }) => id))
+  }
+  const before = await woken()
+  assert.equal((await umbrella('POST', '/api/workflows/runs', wait)).status, 429)
+  assert.deepEqual(
+    [...(await woken())].filter((id) => !before.has(id)),
+    [],
+  )
   await umbrella('POST', `/api/workflows/runs/${many.find(({ status }) => status === 202)!.body.id}/cancel`)
   const map = { id: 'm', type: 'map', items: [1, 2, 3], node: { type: 'condition', if: true } }
   // The other conductor hears of the limit within seconds; until then it has room for all parts.
@@ -123,6 +136,25 @@ async function tenants(s: Stage): Promise<void> {
   assert.deepEqual([refused.status, refused.body.limit], [409, 'storedBytes'])
   const defined = await umbrella('POST', '/api/workflows/definitions', { name: 'd', nodes })
   assert.deepEqual([defined.status, defined.body.limit], [409, 'storedBytes'])
+}
+
+async function deleted(s: Stage, http: Effects): Promise<void> {
+  const doomed = await s.other('doomed')
+  const nodes = [
+    { id: 'a', type: 'http', url: `${http.url}/held` },
+    { id: 'b', type: 'http', url: `${http.url}/after`, dependsOn: ['a'] },
+  ]
+  const { body: run } = await doomed('POST', '/api/workflows/runs', { definition: { name: 'd', nodes } })
+  const release = await held.promise
+  assert.equal((await s.call('DELETE', '/api/tenants/doomed')).status, 204)
+  release()
+  const text = 'SELECT status FROM workflow_runs WHERE tenant_id = $1 AND id = $2'
+  for (let status = 1; status < 3;) {
+    ;[{ status }] = await s.database.tenant('doomed', (tx) => tx.query<Body>({ text, values: ['doomed', run.id] }))
+    assert.ok(status < 3 || status === 5, `${status}`)
+    await new Promise((resolve) => setTimeout(resolve, 20))
+  }
+  assert.ok(!http.effects.some(({ path }) => path === '/after'))
 }
 
 async function largeGraphs(s: Stage): Promise<void> {
@@ -150,90 +182,9 @@ async function largeGraphs(s: Stage): Promise<void> {
   assert.equal(node(wide, 'm').output.length, size / 2)
 }
 
-interface Plan {
-  /** Indices of earlier nodes. */
-  readonly after: readonly number[]
-  readonly fails: number
-  readonly retries: number
-  readonly goesOn: boolean
-}
-const plans = fc
-  .array(
-    fc.record({
-      after: fc.array(fc.nat(9), { maxLength: 3 }),
-      fails: fc.oneof({ weight: 3, arbitrary: fc.constant(0) }, { weight: 1, arbitrary: fc.nat(4) }),
-      retries: fc.nat(2),
-      goesOn: fc.boolean(),
-    }),
-    { minLength: 1, maxLength: 9 },
-  )
-  .map((nodes): Plan[] => nodes.map((plan, i) => ({ ...plan, after: [...new Set(plan.after)].filter((j) => j < i) })))
-
-/** What a graph has to come to, whatever order its nodes run in: each node's status, and how often it was called. */
-function model(nodes: readonly Plan[]): { status: number; calls: number }[] {
-  return nodes.map(({ fails, retries, goesOn }) => {
-    if (!goesOn) return { status: 3, calls: fails + 1 }
-    const failed = fails > retries
-    return { status: failed ? 4 : 3, calls: failed ? retries + 1 : fails + 1 }
-  })
-}
-
-/** How often each path still fails. */
-const left = new Map<string, number>()
-const answerOf = ({ path }: Effect) => {
-  const fails = left.get(path) ?? 0
-  left.set(path, fails - 1)
-  return fails > 0 ? { status: 500 } : {}
-}
-
-async function randomGraphs(one: Stage, two: Stage, http: Effects): Promise<void> {
-  let graph = 0
-  const property = fc.asyncProperty(plans, fc.option(fc.nat(3)), async (nodes, cancelAfter) => {
-    const name = `g${++graph}`
-    nodes.forEach(({ fails }, i) => left.set(`/${name}/${i}`, fails))
-    const id = await (graph % 2 ? one : two).run(
-      nodes.map(({ after, retries, goesOn }, i) => ({
-        id: `n${i}`,
-        type: 'http',
-        url: `${http.url}/${name}/${i}`,
-        dependsOn: after.map((j) => `n${j}`),
-        retry: { max: retries, delaySeconds: 0 },
-        continueOnError: goesOn,
-      })),
-    )
-    const callsOf = (i: number) => http.effects.filter(({ path }) => path === `/${name}/${i}`)
-    for (let repairs = 0; ; repairs++) {
-      const run = await two.rests(id)
-      if (run.status !== 2) {
-        assert.equal(run.status, 3)
-        break
-      }
-      // What is finished is kept while the others go on.
-      const failed = run.nodes.find((each: Body) => each.status === 4 && !nodes[Number(each.id.slice(1))]!.goesOn)
-      assert.ok(failed, 'a paused run has a failed node')
-      if (repairs === cancelAfter) {
-        await one.call('POST', `/api/workflows/runs/${id}/cancel`)
-        const { nodes: after, status } = await one.rests(id)
-        assert.equal(status, 5)
-        for (const each of after) assert.ok(each.status > 2, `${each.id} is ${each.status}`)
-        return
-      }
-      await one.call('POST', `/api/workflows/runs/${id}/repair`, { action: 'retry_node', nodeId: failed.id })
-    }
-    const run = await one.rests(id)
-    for (const [i, { status, calls }] of model(nodes).entries()) {
-      assert.equal(node(run, `n${i}`).status, status, `n${i}`)
-      const made = callsOf(i)
-      assert.equal(made.length, calls, `calls of n${i}`)
-      assert.equal(new Set(made.map(({ attempt }) => attempt)).size, calls, 'no attempt was made twice')
-    }
-    // Nothing began before all that it depends on was over.
-    const first = (i: number): number => http.effects.findIndex(({ path }) => path === `/${name}/${i}`)
-    const last = (i: number): number => http.effects.findLastIndex(({ path }) => path === `/${name}/${i}`)
-    nodes.forEach(({ after }, i) => after.forEach((j) => assert.ok(last(j) < first(i), `n${i} after n${j}`)))
-  })
-  // More of them: AGENT_ORC_GRAPHS=500 npm test -- plugins/workflows/test/graphs.test.ts
-  const many = process.env['AGENT_ORC_GRAPHS']
-  const random = many === undefined ? { numRuns: 20, seed: 17 } : { numRuns: Number(many) }
-  await fc.assert(property, { ...random, endOnFailure: true })
+/** Resolves, when the call of a node that is not answered yet is there, to what answers it. */
+const held = Promise.withResolvers<() => void>()
+const answers = async (effect: Effect) => {
+  if (effect.path === '/held') await new Promise<void>((release) => held.resolve(release))
+  return answerOf(effect)
 }

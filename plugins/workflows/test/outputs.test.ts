@@ -120,12 +120,16 @@ async function promised(s: Stage, url: string): Promise<void> {
         outputSchema: { maxItems: 0 },
         continueOnError: true,
       },
+      { id: 'long', type: 'http', url: `${url}/large`, outputSchema: { properties: { status: { const: 200 } } } },
+      { id: 'wrong', type: 'http', url: `${url}/large`, outputSchema, continueOnError: true },
       { id: 'fits', type: 'map', items: [1], node: { type: 'condition', if: true }, outputSchema: { maxItems: 1 } },
     ]),
   )
   assert.equal(run.status, 3)
   assert.deepEqual([node(run, 'a').error.code, node(run, 'a').attempt], ['bad_output', 2])
   assert.match(node(run, 'a').error.message, /\/status must be equal to constant/)
+  // Megabytes are looked at to their end, too.
+  assert.deepEqual([node(run, 'long').status, node(run, 'wrong').error], [3, node(run, 'a').error])
   assert.deepEqual([node(run, 'm').error.code, node(run, 'fits').output], ['bad_output', [true]])
   const wrong = await s.call('POST', '/api/workflows/definitions', {
     name: 'wrong',

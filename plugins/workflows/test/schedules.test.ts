@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { timesOf } from '../times.ts'
+import { lastTimesOf, timesOf } from '../times.ts'
 import { type Body, stage } from './stage.ts'
 
 test('schedules fire once a time on any number of conductors, and follow their policies', async (t) => {
@@ -34,6 +34,17 @@ test('schedules fire once a time on any number of conductors, and follow their p
       }),
     )
     await Promise.all([s.wake(id), other.wake(id), s.wake(id), other.wake(id)])
+  }
+  /** The same with every minute of three weeks. */
+  const weeksAgo = async (id: string): Promise<void> => {
+    await s.database.tenant('default', (tx) =>
+      tx.query({
+        text: `UPDATE workflow_schedules SET next_at = date_trunc('minute', now()) - interval '21 days',
+                 document = jsonb_set(document::jsonb, '{cron}', '"* * * * *"')::text WHERE tenant_id = $1 AND id = $2`,
+        values: ['default', id],
+      }),
+    )
+    await Promise.all([s.wake(id), other.wake(id)])
   }
   const history = async (id: string): Promise<Body[]> =>
     (await s.call('GET', `/api/workflows/schedules/${id}/history`)).body
@@ -79,6 +90,21 @@ test('schedules fire once a time on any number of conductors, and follow their p
       )
     }
   })
+  await t.test('after a stop of weeks one is one, and the history has the last thousand', async () => {
+    const id = await create({ workflowDefinitionId: quick.id, catchUp: 'one', overlap: 'allow' })
+    await weeksAgo(id)
+    await until(id, (all) => all.length > 0)
+    const counted = await s.database.tenant('default', (tx) =>
+      tx.query<{ outcome: string; count: number }>({
+        text: `SELECT outcome, count(*)::int AS count FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 GROUP BY 1`,
+        values: ['default', id],
+      }),
+    )
+    const { started = 0, missed = 0 } = Object.fromEntries(counted.map(({ outcome, count }) => [outcome, count]))
+    // This minute, and the one that was missed last.
+    assert.ok(started === 1 || started === 2, JSON.stringify(counted))
+    assert.equal(started + missed, 1_000)
+  })
   await t.test('overlap: skip, queue, allow', async () => {
     for (const [overlap, outcome] of [
       ['skip', 'skipped'],
@@ -94,9 +120,33 @@ test('schedules fire once a time on any number of conductors, and follow their p
       if (overlap === 'queue') await until(id, (all) => outcomes(all).every((one) => one === 'started'))
     }
   })
+  await t.test(
+    'what waits for its turn when its schedule is paused, or its target is deleted, does not start',
+    async () => {
+      const id = await create({ workflowDefinitionId: slow.id, overlap: 'queue' })
+      const { body: first } = await s.call('POST', `/api/workflows/schedules/${id}/run`)
+      await due(id, 0)
+      await until(id, (all) => outcomes(all).includes('queued'))
+      await s.call('POST', `/api/workflows/schedules/${id}/pause`)
+      assert.deepEqual(outcomes(await history(id)).toSorted(), ['skipped', 'started'])
+      await s.call('POST', `/api/workflows/runs/${first.id}/signals/end`)
+      await s.call('POST', '/api/profiles', { name: 'gone', model: 'builtin/demo' })
+      const of = await create({ profile: 'gone', prompt: 'Hello' })
+      assert.equal((await s.call('DELETE', '/api/profiles/gone')).status, 204)
+      await due(of, 0)
+      assert.deepEqual(outcomes(await until(of, (all) => all.length > 0)), ['failed'])
+      assert.equal((await s.call('POST', `/api/workflows/schedules/${of}/run`)).body.error, 'invalid_schedule')
+    },
+  )
   await t.test('a profile alone, pause, resume, and what is refused', async () => {
     await s.call('POST', '/api/profiles', { name: 'echo', model: 'builtin/demo' })
-    const id = await create({ profile: 'echo', prompt: 'Hello', cron: '0 9 * * *', timezone: 'Europe/Berlin' })
+    const id = await create({
+      name: 'a\0b',
+      profile: 'echo',
+      prompt: 'Hello',
+      cron: '0 9 * * *',
+      timezone: 'Europe/Berlin',
+    })
     const { body: run } = await s.call('POST', `/api/workflows/schedules/${id}/run`)
     assert.equal((await s.rests(run.id)).status, 3)
     assert.equal((await s.call('POST', `/api/workflows/schedules/${id}/pause`)).body.status, 'paused')
@@ -128,4 +178,17 @@ test('daylight saving: a time that a night does not have comes at the end of its
     '2026-10-25T00:30:00.000Z',
     '2026-10-26T01:30:00.000Z',
   ])
+})
+
+test('a long stop: the last times are told from all behind it, through both changes of the clocks', () => {
+  const every = { cron: '*/15 * * * *', timezone: 'Europe/Berlin' }
+  for (const [after, until] of [
+    ['2026-03-28T12:00:00Z', '2026-03-29T12:00:00.500Z'],
+    ['2026-10-24T12:00:00Z', '2026-10-25T12:00:00.500Z'],
+  ] as const) {
+    const all = timesOf(every, new Date(after), 1_000, new Date(until))
+    assert.equal(all.length, 96)
+    assert.deepEqual(lastTimesOf(every, new Date(after), 50, new Date(until)), all.slice(-50))
+    assert.deepEqual(lastTimesOf(every, all.at(-3)!, 50, new Date(until)), all.slice(-2))
+  }
 })

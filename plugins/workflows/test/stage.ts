@@ -54,6 +54,8 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
     AGENT_ORC_BOOTSTRAP_KEY: bootstrap,
     AGENT_ORC_BOOTSTRAP: 'always',
     AGENT_ORC_ADMIN_TENANT: 'default',
+    AGENT_ORC_MASTER_KEY: masterKey,
+    AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
     // Whatever port a test listens on.
     AGENT_ORC_WORKFLOW_ALLOW_HOSTS: [...ports].map((port) => `127.0.0.1:${port}=*`).join(','),
   }
@@ -132,6 +134,7 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
 export const node = (run: Body, id: string): Body => run.nodes.find((one: Body) => one.id === id)
 
 const ports = new Set<number>()
+const masterKey = randomBytes(32).toString('base64')
 
 export interface Effect {
   readonly path: string

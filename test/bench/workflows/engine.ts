@@ -1,13 +1,14 @@
-/** What a workflow is made of: `chain` nodes behind one another, or `wide` beside one another behind one node. */
+/** What a workflow is made of: `chain` nodes behind one another, and behind the last of them `wide` chains of `deep` nodes. */
 export interface Shape {
   readonly name: string
   readonly chain: number
   readonly wide: number
+  readonly deep: number
   /** So many one after the other, for the latency, and at once, for the throughput. */
   readonly single: number
   readonly together: number
 }
-export const nodesOf = ({ chain, wide }: Shape): number => chain + wide
+export const nodesOf = ({ chain, wide, deep }: Shape): number => chain + wide * deep
 
 /** An engine on a PostgreSQL of its own. */
 export interface Engine {

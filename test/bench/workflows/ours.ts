@@ -55,7 +55,7 @@ export async function startOurs(processes: Processes): Promise<Engine> {
   }
 }
 
-function nodesFor({ chain, wide }: Shape): object[] {
+function nodesFor({ chain, wide, deep }: Shape): object[] {
   const node = (id: string, before?: string) => ({
     id,
     type: 'condition',
@@ -64,6 +64,8 @@ function nodesFor({ chain, wide }: Shape): object[] {
   })
   return [
     ...Array.from({ length: chain }, (_, i) => node(`n${i}`, i === 0 ? undefined : `n${i - 1}`)),
-    ...Array.from({ length: wide }, (_, i) => node(`w${i}`, `n${chain - 1}`)),
+    ...Array.from({ length: wide * deep }, (_, i) =>
+      node(`w${i}`, i >= wide ? `w${i - wide}` : chain > 0 ? `n${chain - 1}` : undefined),
+    ),
   ]
 }

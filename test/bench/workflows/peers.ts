@@ -94,20 +94,22 @@ export async function startBoss(processes: Processes): Promise<Engine> {
     readonly step: number
     readonly chain: number
     readonly wide: number
+    readonly deep: number
   }
+  const fanOut = (node: Node): Promise<unknown> =>
+    boss.insert(
+      'nodes',
+      Array.from({ length: node.wide }, () => ({ data: node })),
+    )
   const polling = { pollingIntervalSeconds: 5, notifyPollingIntervalSeconds: 5 }
   const taking = { localConcurrency: 4, batchSize: 10, burstWhenBatchFull: true, perJobResults: true } as const
   await boss.work<Node>('nodes', { ...taking, ...polling }, (jobs) =>
     Promise.all(
       jobs.map(async ({ id, data }) => {
         const next = { ...data, step: data.step + 1 }
-        if (next.step < data.chain) await boss.send('nodes', next)
-        else if (next.step === data.chain && data.wide > 0) {
-          await boss.insert(
-            'nodes',
-            Array.from({ length: data.wide }, () => ({ data: next })),
-          )
-        }
+        const { chain, wide, deep } = data
+        if (next.step === chain && wide > 0) await fanOut(next)
+        else if (next.step < chain + (wide > 0 ? deep : 0)) await boss.send('nodes', next)
         countdown.one(data.run)
         return { id, status: 'completed' as const }
       }),
@@ -116,7 +118,9 @@ export async function startBoss(processes: Processes): Promise<Engine> {
   const begin = async (shape: Shape): Promise<{ over: Promise<number> }> => {
     const run = randomUUID()
     const over = countdown.begin(run, nodesOf(shape))
-    await boss.send('nodes', { run, step: 0, chain: shape.chain, wide: shape.wide })
+    const { chain, wide, deep } = shape
+    const first = { run, step: 0, chain, wide, deep }
+    await (chain > 0 ? boss.send('nodes', first) : fanOut(first))
     return { over }
   }
   return behindHttp('pg-boss', begin, () => boss.stop({ graceful: false }))

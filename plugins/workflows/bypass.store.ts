@@ -1,0 +1,98 @@
+import { approvalErrors } from '#contracts/approvals'
+import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
+import type { TenantTx } from '#contracts/database'
+import { failed, ok, running, skipped } from './nodes.store.ts'
+import { roleOf, type WorkflowNode } from './node.schema.ts'
+
+/** What somebody does to a node, as far as it could stand in for a decision of theirs that they may not make. */
+export type Passing = 'end' | 'skip' | 'replace' | 'rerun'
+
+interface Asking {
+  /** The node of the run itself in which it is: itself, or a child workflow that is under way. */
+  readonly top: string
+  readonly status: number
+  readonly spec: WorkflowNode
+}
+
+/**
+ * Rejects with 403 `wrong_approver` when what is done to a node goes around an approval of a role that the caller does not have:
+ * what is ended lets go on what is behind it; what is skipped may have an approval behind it skipped; what is put in the place of a node is not
+ * what was approved; and a rerun would do again what was approved once.
+ */
+export async function mayPass(
+  tx: TenantTx,
+  { role }: Caller,
+  run: { readonly runId: string; readonly nodeId: string; readonly passing: Passing },
+): Promise<void> {
+  const { runId, nodeId, passing } = run
+  const counts = passing === 'end' || passing === 'skip' ? isOpen : passing === 'rerun' ? isDecided : () => true
+  const above = (await askingIn(tx, runId)).filter((one) => counts(one) && !roleAtLeast(role, roleOf(one.spec)))
+  if (above.length === 0) return
+  const edges = await tx.query<{ from_node: string; to_node: string }>({
+    text: 'SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2',
+    values: [tx.tenantId, runId],
+  })
+  const near = reached(
+    nodeId.split('.', 1)[0]!,
+    Map.groupBy(edges, ({ to_node }) => to_node),
+    'from_node',
+  )
+  // A rerun from the approval itself asks anew.
+  if (passing === 'rerun') near.delete(nodeId)
+  if (passing === 'skip') {
+    for (const id of reached(
+      nodeId,
+      Map.groupBy(edges, ({ from_node }) => from_node),
+      'to_node',
+    ))
+      near.add(id)
+  }
+  const found = above.find(({ top }) => near.has(top))
+  if (found) throw refusal(found.top, roleOf(found.spec), passing)
+}
+
+/** Nobody has decided it yet, or it was rejected and holds its run up. */
+const isOpen = ({ status, spec }: Asking): boolean => status < ok || (status === failed && !spec.continueOnError)
+/** What came of it is kept. */
+const isDecided = (one: Asking): boolean => !isOpen(one) && one.status !== skipped
+
+/** The approvals of a run, those of its children under way included. */
+async function askingIn(tx: TenantTx, runId: string): Promise<Asking[]> {
+  const rows = await tx.query<{ top: string; status: number; spec: string }>({
+    text: `WITH RECURSIVE held AS (
+             SELECT split_part(id, '.', 1) AS top, type, status, spec, waits_for FROM workflow_nodes
+             WHERE tenant_id = $1 AND run_id = $2
+               AND (parent IS NULL AND type IN ('approval', 'map', 'loop') OR type = 'workflow' AND status = ${running})
+             UNION ALL
+             SELECT h.top, n.type, n.status, n.spec, n.waits_for FROM held h JOIN workflow_nodes n ON n.tenant_id = $1 AND n.run_id = h.waits_for
+             WHERE h.type = 'workflow'
+               AND (n.parent IS NULL AND n.type IN ('approval', 'map', 'loop') OR n.type = 'workflow' AND n.status = ${running})
+           )
+           SELECT top, status, spec FROM held WHERE type <> 'workflow' AND spec LIKE '%"approval"%'`,
+    values: [tx.tenantId, runId],
+  })
+  return rows.map(({ spec, ...row }) => ({ ...row, spec: JSON.parse(spec) as WorkflowNode }))
+}
+
+/** A node, and all that lies in one direction of it. */
+function reached<K extends string>(
+  from: string,
+  edges: ReadonlyMap<string, readonly Readonly<Record<K, string>>[]>,
+  next: K,
+): Set<string> {
+  const found = new Set([from])
+  for (const id of found) for (const edge of edges.get(id) ?? []) found.add(edge[next])
+  return found
+}
+
+function refusal(approval: string, role: TenantRole, passing: Passing) {
+  const told = {
+    end: 'This node would go around it',
+    skip: 'Skipping this node would go around it',
+    replace: 'What is behind it is not replaced without them',
+    rerun: `A rerun would do again what was approved once: begin it from '${approval}', so that it is asked anew`,
+  }[passing]
+  return approvalErrors.wrongApprover({
+    message: `The approval '${approval}' is for keys of the role ${role}, or above. ${told}.`,
+  })
+}
