@@ -1,5 +1,6 @@
 // `npm run chaos`: two of each role on real stores, under load, while processes are killed, frozen and cut off. In the end
-// everything on record and everything that clients saw must keep the promises. See docs/reliability.md.
+// everything on record and everything that clients saw must keep the promises. Then the same of workflows and schedules, on conductors of
+// their own. See docs/reliability.md.
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -19,18 +20,19 @@ import { judge, table } from './report.ts'
 import { names, schedule } from './schedule.ts'
 import { startServers } from './servers.ts'
 import { countOpen, readStored } from './stored.ts'
+import { type Proof, proveWorkflows, stopAll } from './workflows/proof.ts'
 
 const progressMs = 10_000
 /** How long the service is watched while it recovers; longer than it promises to need, so that more can be measured. */
 const watchMs = 60_000
+/** How long workflows and schedules take at most. */
+const workflowMinutes = 3
 
 async function main(options: Options): Promise<boolean> {
   const folder = await mkdtemp(join(tmpdir(), 'agent-orc-chaos-'))
   const logs = join(folder, 'logs')
   const stops: (() => Promise<unknown>)[] = []
-  const stop = async (): Promise<void> => {
-    for (const fn of stops.splice(0).toReversed()) await fn()
-  }
+  const stop = (): Promise<void> => stopAll(stops)
   process.once('SIGINT', () => void stop().then(() => process.exit(130)))
   try {
     say(`seed ${options.seed}, ${options.minutes} min, logs in ${logs}`)
@@ -83,6 +85,8 @@ async function main(options: Options): Promise<boolean> {
     await deciding.stop()
 
     const stored = await readStored(servers.dsn)
+    await stop()
+    const workflows = await inShort(options, logs, stops)
     const verdict = judge({
       options,
       stored,
@@ -93,16 +97,23 @@ async function main(options: Options): Promise<boolean> {
       faults,
       begun: load.begun,
       refused: load.refused,
+      workflows,
     })
     process.stdout.write(options.json ? `${JSON.stringify(verdict)}\n` : `\n${table(verdict)}\n`)
     if (!verdict.passed)
       say(`FAILED. Again: npm run chaos -- --seed ${options.seed} --minutes ${options.minutes}\nLogs: ${logs}`)
-    await stop()
     if (verdict.passed) await rm(folder, { recursive: true, force: true })
     return verdict.passed
   } finally {
     await stop()
   }
+}
+
+/** Workflows and schedules, when everything else has been stopped: for a third as long. */
+async function inShort({ minutes, seed }: Options, folder: string, stops: (() => Promise<unknown>)[]): Promise<Proof> {
+  const their = Math.min(minutes / 3, workflowMinutes)
+  say(`workflows and schedules, ${their.toFixed(1)} min`)
+  return proveWorkflows({ minutes: their, seed, folder, stops })
 }
 
 /** Resolves to true when every process is ready, to false when one is not in time. */

@@ -3,6 +3,7 @@ import type { Options } from './options.ts'
 import type { Orphan } from './orphans.ts'
 import type { Scheduled } from './schedule.ts'
 import type { Stored } from './stored.ts'
+import type { Proof } from './workflows/proof.ts'
 
 /** The aims of a chaos run. */
 const aims = { okShare: 0.9, healMs: 15_000, orphanP99Ms: 15_000 }
@@ -19,6 +20,7 @@ export interface Findings {
   readonly faults: readonly Scheduled[]
   readonly begun: number
   readonly refused: number
+  readonly workflows: Proof
 }
 
 export interface Verdict {
@@ -42,6 +44,8 @@ export interface Verdict {
   readonly approvals: number
   readonly begun: number
   readonly refused: number
+  /** Of workflows and schedules, as they are shown. */
+  readonly workflows: Readonly<Record<string, string>>
   readonly problems: readonly string[]
 }
 
@@ -58,7 +62,7 @@ export function judge(findings: Findings): Verdict {
   const okShare = wanted.length === 0 ? 0 : ok / wanted.length
   const orphanP99Ms = Math.round(quantile(orphanMs, 0.99))
   const healMs = findings.healMs === undefined ? undefined : Math.round(findings.healMs)
-  const problems = [...findings.problems]
+  const problems = [...findings.problems, ...findings.workflows.problems]
   if (okShare <= aims.okShare) problems.push(`only ${percent(okShare)} of the chats and runs ended well`)
   if (healMs === undefined || healMs > aims.healMs)
     problems.push(`not whole again ${aims.healMs} ms after the last fault`)
@@ -84,6 +88,7 @@ export function judge(findings: Findings): Verdict {
     begun,
     refused,
     approvals: stored.approvals.length,
+    workflows: findings.workflows.figures,
     problems,
   }
 }
@@ -108,6 +113,7 @@ export function table(verdict: Verdict): string {
     ],
     ['calls that waited for people', String(verdict.approvals)],
     ['whole again after the last fault', verdict.healMs === undefined ? 'never' : `${verdict.healMs} ms`],
+    ...Object.entries(verdict.workflows),
     ['broken promises', String(verdict.problems.length)],
   ]
   return layOut(rows, verdict.problems)

@@ -178,12 +178,14 @@ test('the verdict fails when too little succeeded, healing took too long, or orp
     faults: [],
     begun: 1,
     refused: 0,
+    workflows: { figures: {}, problems: [] },
   }
   assert.equal(judge(findings).passed, true)
   assert.equal(judge({ ...findings, healMs: 15_001 }).passed, false)
   assert.equal(judge({ ...findings, healMs: undefined }).passed, false)
   assert.equal(judge({ ...findings, orphans: [{ id: 'run_1', ms: 15_001 }] }).passed, false)
   assert.equal(judge({ ...findings, problems: ['something'] }).passed, false)
+  assert.equal(judge({ ...findings, workflows: { figures: {}, problems: ['something'] } }).passed, false)
   const failed = { ...whole, publicRuns: [{ ...whole.publicRuns[0]!, status: 'error', errorCode: 'unreachable' }] }
   assert.equal(judge({ ...findings, stored: failed }).passed, false)
   const cancelled = {

@@ -12,6 +12,9 @@ import type { Random } from '../random.ts'
 const root = fileURLToPath(new URL('../../..', import.meta.url))
 const lowestPort = 15_000
 const numbers = [0, 1, 2] as const
+/** Beyond this a step of a process, or a request to any of them, has failed, and the run says so instead of waiting. */
+const bootMs = 120_000
+const askMs = 180_000
 
 export interface Conductors {
   /** Asks one conductor after the other until one answers below 500. */
@@ -60,7 +63,8 @@ class Processes implements Conductors {
     const ready = Promise.withResolvers<void>()
     child.once('exit', (code) => ready.reject(new Error(`conductor ${number} ended at its start (${code})`)))
     createInterface({ input: child.stdout }).once('line', () => ready.resolve())
-    await ready.promise
+    const late = setTimeout(() => ready.reject(new Error(`conductor ${number} is not ready in time`)), bootMs)
+    await ready.promise.finally(() => clearTimeout(late))
   }
   async kill(number: number): Promise<void> {
     const child = this.#children.get(number)!
@@ -72,7 +76,8 @@ class Processes implements Conductors {
   }
 
   async ask(method: string, path: string, body?: unknown) {
-    for (let waitMs = 100; ; waitMs = Math.min(waitMs * 2, 3_000)) {
+    const until = performance.now() + askMs
+    for (let waitMs = 100; performance.now() < until; waitMs = Math.min(waitMs * 2, 3_000)) {
       const url = `http://127.0.0.1:${this.#port + (this.#next++ % numbers.length)}${path}`
       try {
         const answer = await fetch(url, {
@@ -89,6 +94,7 @@ class Processes implements Conductors {
       }
       await sleep(waitMs)
     }
+    throw new Error(`no conductor answers ${method} ${path}`)
   }
 
   async stop(): Promise<void> {
@@ -111,33 +117,40 @@ export async function startConductors(dsn: string, folder: string, effectsUrl: s
 /** Time on average between two faults. */
 const meanGapMs = 5_000
 
-/** Kills, freezes and cuts off conductors for so long, each at its own pace. Resolves to how many faults there were. */
+/** Kills, freezes and cuts off conductors for so long, each at its own pace. Resolves to how many faults there were of each kind. */
 export async function injectFaults(
   conductors: Processes,
   random: Random,
   forMs: number,
   tell: (text: string) => void,
-): Promise<number> {
+): Promise<Readonly<Record<string, number>>> {
   const until = performance.now() + forMs
-  let faults = 0
+  const faults: Record<string, number> = {}
   await Promise.all(
     numbers.map(async (number) => {
       for (;;) {
         await sleep(random.between(0.3, 1.7) * meanGapMs * numbers.length)
         if (performance.now() > until) return
-        faults++
-        await one(conductors, number, random, tell)
+        await one(conductors, number, random, (name, ms) => {
+          faults[name] = (faults[name] ?? 0) + 1
+          tell(`${name} conductor ${number} for ${(ms / 1_000).toFixed(1)} s`)
+        })
       }
     }),
   )
   return faults
 }
 
-async function one(conductors: Processes, number: number, random: Random, tell: (text: string) => void): Promise<void> {
+async function one(
+  conductors: Processes,
+  number: number,
+  random: Random,
+  tell: (name: string, ms: number) => void,
+): Promise<void> {
   const what = random.next()
   const way = conductors.ways[number]!
   const during = async (name: string, ms: number): Promise<void> => {
-    tell(`${name} conductor ${number} for ${(ms / 1_000).toFixed(1)} s`)
+    tell(name, ms)
     await sleep(ms)
   }
   if (what < 0.4) {

@@ -5,6 +5,8 @@ import type { Conductors } from './conductors.ts'
 
 /** Between two workflows that clients begin. */
 const gapMs = 250
+/** So many are under way or paused at most: a slow machine has fewer of them, and not more and more that nobody can finish. */
+const mostOpen = 100
 
 /** A graph of up to 12 nodes: calls, branches, fan-outs, loops, waits and approvals, of which people decide some. */
 function graph(random: Random, url: string): object[] {
@@ -27,12 +29,13 @@ function graph(random: Random, url: string): object[] {
 }
 
 /** Clients that begin workflows, cancel some, and repair those that pause. */
-export function startLoad(conductors: Conductors, url: string, random: Random) {
+export function startLoad(conductors: Conductors, url: string, random: Random, countOpen: () => Promise<number>) {
   const over = new AbortController()
   const work: Promise<unknown>[] = []
   /** What people were told to have decided. */
   const told: Decision[] = []
   let begun = 0
+  let asking = 0
   const begin = async (nodes: object[], cancels: boolean): Promise<void> => {
     const { body } = await conductors.ask('POST', '/api/workflows/runs', { definition: { name: 'chaos', nodes } })
     if (!cancels) return
@@ -41,8 +44,11 @@ export function startLoad(conductors: Conductors, url: string, random: Random) {
   }
   const clients = (async () => {
     while (!over.signal.aborted) {
-      begun++
-      work.push(begin(graph(random, url), random.chance(0.1)))
+      if (asking < mostOpen && (await countOpen()) < mostOpen) {
+        begun++
+        asking++
+        work.push(begin(graph(random, url), random.chance(0.1)).finally(() => asking--))
+      }
       await sleep(random.between(0.3, 1.7) * gapMs)
     }
   })()
