@@ -132,15 +132,18 @@ export type BillingEvent =
     }
   | { readonly kind: 'expired'; readonly tenantId: string; readonly checkoutId: string }
   /** `cents`: all that was refunded of the payment so far. */
-  | { readonly kind: 'refunded'; readonly tenantId: string; readonly cents: number; readonly reference: string }
+  | (PartOfPayment & { readonly kind: 'refunded' })
   /** A payment is disputed, and its money is gone; `won`: it has come back. Each may be said first. */
-  | {
-      readonly kind: 'disputed'
-      readonly tenantId: string
-      readonly cents: number
-      readonly reference: string
-      readonly won: boolean
-    }
+  | (PartOfPayment & { readonly kind: 'disputed'; readonly won: boolean })
+
+/** Some of what was paid for a checkout. With taxes or a rebate `of`, all that was paid, is not the credit that was bought. */
+interface PartOfPayment {
+  readonly tenantId: string
+  readonly checkoutId: string
+  readonly cents: number
+  readonly of: number
+  readonly reference: string
+}
 
 /** Takes payments. */
 export interface BillingProvider {

@@ -263,6 +263,8 @@ export interface RunStore {
   findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>
   /** Lists runs, newest first. A run that begins while a long list is read goes to its front, where the reader is past. */
   listRuns(tenantId: string, filter: RunFilter): Promise<Listing<RunPreview>>
+  /** What the runs have cost that a run has delegated, in cents by their ids: each with all that it has led to, and once it has ended. */
+  delegatedCents(tenantId: string, runId: string): Promise<ReadonlyMap<string, number>>
   /** Stored chunks that contain events after `afterSeq`, oldest first, at most about 1 MiB; `status` as of the same instant. */
   readLog(
     tenantId: string,

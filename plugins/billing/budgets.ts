@@ -24,6 +24,8 @@ const cents = (column: string): string => `(${column} / ${microcentsPerCent}.0):
  * and that nothing else is spent yet.
  */
 const spent = `(u.running + CASE WHEN b.per = 'run' OR u.period = billing_period(b.per) THEN u.spent ELSE 0 END)`
+/** The count of a budget per run goes with the run, but for a workflow, whose end nothing tells: it is shown until the day after its last run. */
+const shown = `(b.per <> 'run' OR u.held > 0 OR u.period >= billing_period('day') - 1)`
 const percent = `least(floor(100.0 * ${spent} / greatest(b.cap, 1)), 2147483647)::int`
 const subjectOf = ({ scope, subject }: Budget): string => (scope === 'tenant' ? '' : (subject ?? '*'))
 
@@ -37,7 +39,7 @@ const list = (tenantId: string): Statement[] => [
     text: `SELECT b.id, u.* FROM billing_budgets b CROSS JOIN LATERAL (
              SELECT u.subject, u.run_id AS "runId", ${cents(spent)} AS "spentCents", ${cents('(u.held - u.running)')} AS "heldCents",
                ${percent} AS percent
-             FROM billing_budget_uses u WHERE u.tenant_id = $1 AND u.budget_id = b.id AND (${spent} > 0 OR u.held > 0)
+             FROM billing_budget_uses u WHERE u.tenant_id = $1 AND u.budget_id = b.id AND ${shown} AND (${spent} > 0 OR u.held > 0)
              ORDER BY ${spent} + u.held DESC, u.subject LIMIT 20
            ) u WHERE b.tenant_id = $1`,
     values: [tenantId],
@@ -62,8 +64,8 @@ const put = (tenantId: string, budget: Budget): Statement => ({
 })
 // What is told of a mark is told again when the cap was raised above it, and then reached anew.
 const untell = (tenantId: string): Statement => ({
-  text: `UPDATE billing_budget_uses u SET told = CASE WHEN u.spent * 5 >= b.cap * 4 THEN 80 ELSE 0 END FROM billing_budgets b
-         WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND u.told > 0 AND u.spent < b.cap`,
+  text: `UPDATE billing_budget_uses u SET told = CASE WHEN ${spent} * 5 >= b.cap * 4 THEN 80 ELSE 0 END FROM billing_budgets b
+         WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND u.told > 0 AND ${spent} < b.cap`,
   values: [tenantId],
 })
 
@@ -133,7 +135,7 @@ export class Budgets {
       text: `SELECT b.id AS "budgetId", b.scope, u.subject, b.per, ${percent} AS percent, ${cents(spent)} AS "spentCents",
                ${cents('b.cap')} AS "capCents"
              FROM billing_budget_uses u JOIN billing_budgets b ON b.tenant_id = $1 AND b.id = u.budget_id
-             WHERE u.tenant_id = $1 AND ${spent} * 5 >= b.cap * 4 AND ${spent} > 0 ORDER BY 5 DESC, 1, 3 LIMIT 100`,
+             WHERE u.tenant_id = $1 AND ${shown} AND ${spent} * 5 >= b.cap * 4 AND ${spent} > 0 ORDER BY 5 DESC, 1, 3 LIMIT 100`,
       values: [tenantId],
     }
     const [rows] = await this.#database.as('reads').batch<[BudgetAlert[]]>(tenantId, [find])

@@ -127,7 +127,7 @@ export default definePlugin({
     })
     const audited = new Gauge({
       name: 'billing_discrepancies',
-      help: 'What does not fit together in the ledgers, as of the last nightly look. Anything but 0 is a bug.',
+      help: 'What does not fit together in the ledgers, or could not be looked at, as of the last hourly look. Anything but 0 is a bug.',
       registers: [metrics],
     })
     jobs?.every('billing', '7 * * * *', (signal) => upkeep({ database, prices, signal, log, audited }))

@@ -111,7 +111,7 @@ export class Ledger {
     const [[row]] = await this.#database.batch<[{ written: boolean }[]]>(tenantId, [debitOf(tenantId, debit)])
     return row!.written
   }
-  /** Takes back what is missing to `total` of what was refunded of one payment: deliveries may come in any order. */
+  /** Takes back what is missing to `total` microcents of what one payment has bought: deliveries may come in any order. */
   async refund(tenantId: string, total: number, payment: string): Promise<void> {
     await this.#database.tenant(tenantId, async (tx: TenantTx) => {
       await tx.query(register(tenantId))
@@ -121,7 +121,7 @@ export class Ledger {
                WHERE tenant_id = $1 AND kind = 'refund' AND account = 'credit' AND starts_with(reference, $2)`,
         values: [tenantId, `${payment}:`],
       })
-      const cents = total - row!.sum / microcentsPerCent
+      const cents = (total - row!.sum) / microcentsPerCent
       if (cents > 0) await tx.query(debitOf(tenantId, { cents, kind: 'refund', reference: `${payment}:${total}` }))
     })
   }

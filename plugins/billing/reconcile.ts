@@ -1,4 +1,4 @@
-import type { Database, Statement } from '#contracts/database'
+import type { Database } from '#contracts/database'
 
 /** What does not fit together. Amounts in microcents. */
 export interface Discrepancy {
@@ -11,16 +11,16 @@ export interface Discrepancy {
 
 /** The most that is told of each check. */
 const most = 50
+/** After so many nothing more is looked for. */
+const mostInAll = 1_000
 
 // Of a run with calls whose price is not known the cost of the others.
 const charged = `coalesce(r.usage ->> 'costCents', r.usage ->> 'knownCostCents')::numeric`
 
 const metered = 'coalesce(m.cost_microcents, m.known_microcents)'
 
-const checks: Readonly<Record<string, string>> = {
-  'every transfer adds up to 0': `
-    SELECT kind || ' ' || reference AS subject, 0 AS expected, sum(amount) AS found FROM ledger_entries
-    WHERE tenant_id = $1 GROUP BY kind, reference HAVING sum(amount) <> 0 OR count(*) <> 2`,
+/** Of everything, at one time: runs that end meanwhile are in all of them or in none. */
+const sums: Readonly<Record<string, string>> = {
   'the balance is the sum of the ledger': `
     SELECT 'balance' AS subject, s.sum AS expected, coalesce(a.balance, 0) AS found
     FROM (SELECT coalesce(sum(amount), 0) AS sum FROM ledger_entries WHERE tenant_id = $1 AND account = 'credit') s
@@ -43,32 +43,71 @@ const checks: Readonly<Record<string, string>> = {
       FROM billing_holds, jsonb_array_elements(budgets) b WHERE tenant_id = $1 GROUP BY 1, 2, 3
     ) h ON h.id = u.budget_id AND h.subject = u.subject AND h.run = u.run_id
     WHERE u.tenant_id = $1 AND (u.held <> coalesce(h.sum, 0) OR u.running <> coalesce(h.spent, 0))`,
+}
+
+const within = 'e.created_at >= $2::timestamptz AND e.created_at < $3::timestamptz'
+/**
+ * Of single transfers and runs, from $2 to $3. What one is compared with may have been written beyond that, and is
+ * looked up one by one: without statistics, joins read all of it for each.
+ */
+const singles: Readonly<Record<string, string>> = {
+  'every transfer adds up to 0': `
+    SELECT e.kind || ' ' || e.reference AS subject, 0 AS expected, e.amount + coalesce(o.amount, 0) AS found FROM ledger_entries e
+    CROSS JOIN LATERAL (
+      SELECT sum(amount) AS amount, count(*) AS n FROM ledger_entries
+      WHERE tenant_id = $1 AND kind = e.kind AND reference = e.reference AND id <> e.id
+    ) o WHERE e.tenant_id = $1 AND ${within} AND (o.n <> 1 OR o.amount <> -e.amount)`,
   // Runs that ended before the tenant had an account were charged to nobody. What retention has deleted is compared with nothing, and
   // so are meters that say nothing, from before they said what is known of such a cost.
   'every run that was metered is charged what its meter says': `
     SELECT m.run_id AS subject, coalesce(${metered}, 0) AS expected, coalesce(-e.amount, 0) AS found
-    FROM run_meters m JOIN billing_accounts a ON a.tenant_id = $1 AND m.recorded_at >= a.registered_at
-    LEFT JOIN ledger_entries e ON e.tenant_id = $1 AND e.kind = 'model' AND e.reference = m.run_id AND e.account = 'credit'
+    FROM run_meters m JOIN billing_accounts a ON a.tenant_id = $1 AND m.recorded_at >= greatest(a.registered_at, $2::timestamptz) AND m.recorded_at < $3::timestamptz
+    LEFT JOIN LATERAL (
+      SELECT amount, unpriced FROM ledger_entries
+      WHERE tenant_id = $1 AND kind = 'model' AND reference = m.run_id AND account = 'credit' LIMIT 1
+    ) e ON true
     WHERE m.tenant_id = $1 AND (coalesce(-e.amount, 0) <> coalesce(${metered}, -e.amount, 0)
       OR (m.cost_microcents IS NULL) <> coalesce(e.unpriced, false))`,
   'every charge has a run that says the same': `
     SELECT e.reference AS subject, -e.amount AS expected, round(${charged} * 1000000) AS found
-    FROM ledger_entries e JOIN runs r ON r.tenant_id = $1 AND r.id = e.reference
-    WHERE e.tenant_id = $1 AND e.kind = 'model' AND e.account = 'credit'
+    FROM ledger_entries e
+    CROSS JOIN LATERAL (SELECT usage FROM runs WHERE tenant_id = $1 AND id = e.reference LIMIT 1) r
+    WHERE e.tenant_id = $1 AND ${within} AND e.kind = 'model' AND e.account = 'credit'
       AND coalesce(round(${charged} * 1000000), 0) <> -e.amount`,
 }
 
-// One statement: runs that end meanwhile are in all checks or in none.
-const all = Object.entries(checks)
-  .map(([name, text]) => `(SELECT '${name}' AS check_name, c.* FROM (${text} LIMIT ${most}) c)`)
-  .join(' UNION ALL ')
-const checksOf = (tenantId: string): Statement => ({
-  text: `SELECT check_name AS "check", subject, expected::float8 AS expected, found::float8 AS found FROM (${all}) wrong`,
-  values: [tenantId],
-})
+const told = (checks: Readonly<Record<string, string>>): string => {
+  const all = Object.entries(checks).map(
+    ([name, text]) => `(SELECT '${name}' AS check_name, c.* FROM (${text} LIMIT ${most}) c)`,
+  )
+  return `SELECT check_name AS "check", subject, expected::float8 AS expected, found::float8 AS found FROM (${all.join(' UNION ALL ')}) wrong`
+}
+const ofSums = told(sums)
+const ofSingles = told(singles)
+const oldest = `
+  SELECT floor(1000 * extract(epoch FROM least(registered_at, (SELECT min(created_at) FROM ledger_entries WHERE tenant_id = $1))))::float8 AS ms
+  FROM billing_accounts WHERE tenant_id = $1`
 
-/** Proves that the ledger of a tenant, the meters and the runs say the same to the microcent. Resolves to what does not fit. */
-export async function reconcile(database: Database, tenantId: string): Promise<Discrepancy[]> {
-  const [found] = await database.as('reads').batch<[Discrepancy[]]>(tenantId, [checksOf(tenantId)])
-  return found
+const day = 24 * 3_600_000
+
+/**
+ * Proves that the ledger of a tenant, the meters and the runs say the same to the microcent. Resolves to what does not fit. A day at a
+ * time, so that no statement takes long however much there is. `since`: single runs and transfers from then on; sums are always of all.
+ */
+export async function reconcile(database: Database, tenantId: string, since?: Date): Promise<Discrepancy[]> {
+  const reads = database.as('reads')
+  const [found, [first]] = await reads.batch<[Discrepancy[], { ms: number }[]]>(tenantId, [
+    { text: ofSums, values: [tenantId] },
+    { text: oldest, values: [tenantId] },
+  ])
+  if (!first) return found
+  const wrong = [...found]
+  for (let from = Math.max(first.ms, since?.getTime() ?? 0); wrong.length < mostInAll; from += day) {
+    const isLast = from + day > Date.now()
+    const values = [tenantId, new Date(from), isLast ? 'infinity' : new Date(from + day)]
+    const [some] = await reads.batch<[Discrepancy[]]>(tenantId, [{ text: ofSingles, values }])
+    wrong.push(...some)
+    if (isLast) break
+  }
+  return wrong
 }

@@ -30,30 +30,35 @@ const chargeStorage = (tenantId: string, perGibDay: number, prices: string): Sta
   values: [tenantId, perGibDay, prices],
 })
 
+/** How far back single runs are looked at each hour: a day on which nobody looked is made up for. All of them the command looks at. */
+const lookedAtMs = 2 * 24 * 3_600_000
+
 interface Upkeep {
   readonly database: Database
   readonly prices: Prices | undefined
   readonly signal: AbortSignal
   readonly log: FastifyBaseLogger
-  /** How much does not fit together. */
+  /** How much does not fit together, or could not be looked at. */
   readonly audited: Gauge
 }
 
-/** What has to be done for every tenant now and then; each step may be done again. */
+/** What has to be done for every tenant now and then; each step may be done again. What fails for one is told, and keeps no other from it. */
 export async function upkeep({ database, prices, signal, log, audited }: Upkeep): Promise<void> {
   const perGibDay = prices?.services.storedGibDay ?? 0
+  const storage = (id: string): Statement[] => (perGibDay > 0 ? [chargeStorage(id, perGibDay, prices!.version)] : [])
   let found = 0
   for await (const id of tenantIds(database.as('reads'), 'active')) {
     if (signal.aborted) return
-    await database.batch(id, [
-      expire(id),
-      releaseAbandoned(id),
-      forgetUses(id),
-      ...(perGibDay > 0 ? [chargeStorage(id, perGibDay, prices!.version)] : []),
-    ])
-    const wrong = await reconcile(database, id)
-    found += wrong.length
-    for (const one of wrong) log.error({ tenantId: id, ...one }, 'the ledger does not add up')
+    try {
+      await database.batch(id, [expire(id), releaseAbandoned(id), forgetUses(id), ...storage(id)])
+      const wrong = await reconcile(database, id, new Date(Date.now() - lookedAtMs))
+      found += wrong.length
+      for (const one of wrong) log.error({ tenantId: id, ...one }, 'the ledger does not add up')
+    } catch (err) {
+      if (signal.aborted) return
+      found++
+      log.error({ err, tenantId: id }, 'the ledger could not be looked after')
+    }
   }
   audited.set(found)
 }

@@ -3,7 +3,7 @@ import type { Caller } from '#contracts/auth'
 import { billingErrors, type BillingEvent, type BillingProvider } from '#contracts/billing'
 import { newId } from '#contracts/ids'
 import { microcentsPerCent } from '#contracts/prices'
-import type { Ledger } from './ledger.ts'
+import { type Ledger, microcents } from './ledger.ts'
 import type { CheckoutView, CorrectionBody, GrantBody, Pack, WalletView } from './schema.ts'
 
 interface WalletDeps {
@@ -141,10 +141,13 @@ export class Wallet {
     const { ledger } = this.#deps
     const { tenantId } = event
     if (!(await ledger.knows(tenantId))) return false
-    if (event.kind === 'disputed')
-      return ledger.dispute(tenantId, event.cents, `${provider}:${event.reference}`, event.won)
+    if (event.kind === 'disputed') {
+      const cents = (await this.#bought(event)) / microcentsPerCent
+      return ledger.dispute(tenantId, cents, `${provider}:${event.reference}`, event.won)
+    }
     if (event.kind === 'expired') await ledger.expireCheckout(tenantId, event.checkoutId)
-    else if (event.kind === 'refunded') await ledger.refund(tenantId, event.cents, `${provider}:${event.reference}`)
+    else if (event.kind === 'refunded')
+      await ledger.refund(tenantId, await this.#bought(event), `${provider}:${event.reference}`)
     else {
       const paid = { cents: event.cents, reference: `${provider}:${event.reference}` }
       return ledger.paid(tenantId, event.checkoutId, paid)
@@ -152,6 +155,11 @@ export class Wallet {
     return true
   }
 
+  /** The microcents of credit that a part of a payment has bought: as large a part of the pack, whatever taxes and rebates were. */
+  async #bought({ tenantId, checkoutId, cents, of }: Extract<BillingEvent, { readonly of: number }>): Promise<number> {
+    const pack = (await this.#deps.ledger.checkout(tenantId, checkoutId))?.cents ?? of
+    return of > 0 ? microcents((pack * cents) / of) : 0
+  }
   #provider(): BillingProvider {
     const { provider } = this.#deps
     if (!provider) throw billingErrors.billingNotConfigured()

@@ -1,8 +1,9 @@
 import { createHash } from 'node:crypto'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
-import { microcentsPerCent, ModelPrice, Prices } from '#contracts/prices'
-import { createPrices, createTable, openPublicTable } from './tables.ts'
+import { microcentsPerCent, ModelPrice, Prices, costOf } from '#contracts/prices'
+import { readFile } from 'node:fs/promises'
+import type { ModelPrice as PublicPrice, PriceCalculation } from '@pydantic/genai-prices'
 
 const models = Type.Record(Type.String(), ModelPrice, {
   default: {},
@@ -57,3 +58,170 @@ export default definePlugin({
     return { prices: createPrices({ now: createTable(config.models), before, below, services, version }) }
   },
 })
+
+type PriceTable = Pick<Prices, 'priceOf'>
+
+interface Tables extends Pick<Prices, 'services' | 'version'> {
+  readonly now: PriceTable
+  /** Those that held before, the oldest first; `until` in milliseconds. */
+  readonly before: readonly { readonly until: number; readonly table: PriceTable }[]
+  readonly below: PublicTable | undefined
+}
+
+/** What calls cost: by the line of the role file for their time, and where there is none by the public table. */
+function createPrices({ now, before, below, services, version }: Tables): Prices {
+  const tableAt = (at: Date | undefined): PriceTable =>
+    (at && before.find(({ until }) => at.getTime() < until)?.table) ?? now
+  return {
+    version,
+    services,
+    priceOf: (model) => now.priceOf(model) ?? below?.priceOf(model),
+    costCents(usage, at) {
+      const price = tableAt(at).priceOf(usage.model)
+      return price ? costOf(price, usage) : below?.costCents(usage, at)
+    },
+  }
+}
+
+interface Line {
+  readonly provider: string
+  /** The pattern without its `*`. */
+  readonly name: string
+  /** The same behind the provider. */
+  readonly bare: string
+  readonly open: boolean
+  readonly price: ModelPrice
+}
+
+/** A table of the role file: names of models, with a `*` at the end for any rest. */
+function createTable(models: Readonly<Record<string, ModelPrice>>): PriceTable {
+  const lines = Object.entries(models)
+    .map(([pattern, price]): Line => {
+      const open = pattern.endsWith('*')
+      const name = open ? pattern.slice(0, -1) : pattern
+      if (name.includes('*'))
+        throw new Error(`the price of '${pattern}': a * stands at the end of a name, for any rest`)
+      const slash = name.indexOf('/')
+      return { provider: name.slice(0, Math.max(slash, 0)), name, bare: name.slice(slash + 1), open, price }
+    })
+    // The longest first, and of two equally long ones the exact one.
+    .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
+  return { priceOf: (model) => priceOf(lines, model) }
+}
+
+function priceOf(lines: readonly Line[], model: string): ModelPrice | undefined {
+  const whole = lines.find(({ name, open }) => (open ? model.startsWith(name) : model === name))
+  return whole ? whole.price : priceOfBare(lines, model)
+}
+
+/**
+ * Runtimes of others may name the model without its provider. Each provider's best line is taken, and they must agree:
+ * which provider served the call is not known. `provider/*` says nothing about a model.
+ */
+function priceOfBare(lines: readonly Line[], model: string): ModelPrice | undefined {
+  const found = new Map<string, ModelPrice>()
+  for (const { provider, bare, open, price } of lines) {
+    if (bare === '' || found.has(provider)) continue
+    if (open ? model.startsWith(bare) : model === bare) found.set(provider, price)
+  }
+  const [first, ...others] = found.values()
+  return first && others.every((other) => same(first, other)) ? first : undefined
+}
+
+const same = (a: ModelPrice, b: ModelPrice): boolean =>
+  a.inputCentsPerMillion === b.inputCentsPerMillion &&
+  a.outputCentsPerMillion === b.outputCentsPerMillion &&
+  a.cachedInputCentsPerMillion === b.cachedInputCentsPerMillion
+
+/** The public prices of model providers. They have dates, so a call costs what it cost when it was made. */
+interface PublicTable extends Pick<Prices, 'priceOf' | 'costCents'> {
+  readonly version: string
+}
+
+const microcentsPerDollar = 100 * microcentsPerCent
+/** Names of providers here that are others there. */
+const providerNames: Readonly<Record<string, string>> = {
+  gemini: 'google',
+  bedrock: 'aws',
+  vertex: 'google',
+  xai: 'x-ai',
+}
+/** Finding a model takes most of a millisecond, so prices are kept: of so many models, for so long. */
+const mostKnown = 500
+const keepMs = 3_600_000
+
+interface Known {
+  /** Undefined: there is none. */
+  readonly price: ModelPrice | undefined
+  /** It is the same for every call; where it is not, each one is looked up. */
+  readonly flat: boolean
+  readonly at: number
+}
+
+/** Opens the table of the package; it is loaded only where it is used. */
+async function openPublicTable(): Promise<PublicTable> {
+  const { calcPrice } = await import('@pydantic/genai-prices')
+  const manifest = new URL('../package.json', import.meta.resolve('@pydantic/genai-prices'))
+  const { version } = JSON.parse(await readFile(manifest, 'utf8')) as { version: string }
+  const known = new Map<string, Known>()
+
+  const calculate = (counted: Parameters<typeof calcPrice>[0], model: string, at?: Date): PriceCalculation | null => {
+    const slash = model.indexOf('/')
+    // Without its provider a name may mean a model of anybody, at any price.
+    if (slash <= 0) return null
+    const provider = model.slice(0, slash)
+    const options = { providerId: providerNames[provider] ?? provider, ...(at ? { timestamp: at } : {}) }
+    return calcPrice(counted, model.slice(slash + 1), options)
+  }
+  const look = (model: string): Known => {
+    const before = known.get(model)
+    if (before && Date.now() < before.at + keepMs) return before
+    const found = calculate({ input_tokens: 1 }, model)
+    const fresh = {
+      price: found ? flatPrice(found.model_price) : undefined,
+      flat: !found || isFlat(found.model_price),
+      at: Date.now(),
+    }
+    known.delete(model)
+    // The oldest goes: names come from profiles, and may be anything.
+    if (known.size >= mostKnown) known.delete(known.keys().next().value!)
+    known.set(model, fresh)
+    return fresh
+  }
+  return {
+    version: `genai-prices-${version}`,
+    priceOf: (model) => look(model).price,
+    costCents(usage, at) {
+      const { price, flat } = look(usage.model)
+      const isNow = !at || at.getTime() > Date.now() - keepMs
+      if (flat && isNow) return price && costOf(price, usage)
+      const { model, inputTokens, outputTokens, cachedTokens = 0 } = usage
+      if (inputTokens === 0 && outputTokens === 0) return undefined
+      const counted = {
+        input_tokens: inputTokens,
+        output_tokens: outputTokens,
+        ...(cachedTokens > 0 ? { cache_read_tokens: Math.min(cachedTokens, inputTokens) } : {}),
+      }
+      const found = calculate(counted, model, at)
+      return found ? Math.round(found.total_price * microcentsPerDollar) / microcentsPerCent : undefined
+    },
+  }
+}
+
+const fields = ['input_mtok', 'output_mtok', 'cache_read_mtok'] as const
+const isFlat = (price: PublicPrice): boolean => fields.every((field) => typeof (price[field] ?? 0) === 'number')
+/** In dollars for a million tokens there, in cents here; of a price in tiers the lowest one. */
+const centsOf = (price: PublicPrice[(typeof fields)[number]]): number | undefined => {
+  const dollars = typeof price === 'object' && price !== null ? price.base : price
+  return typeof dollars === 'number' ? dollars * 100 : undefined
+}
+
+function flatPrice(price: PublicPrice): ModelPrice | undefined {
+  const [input, output, cached] = fields.map((field) => centsOf(price[field]))
+  if (input === undefined) return undefined
+  return {
+    inputCentsPerMillion: input,
+    outputCentsPerMillion: output ?? 0,
+    ...(cached === undefined ? {} : { cachedInputCentsPerMillion: cached }),
+  }
+}

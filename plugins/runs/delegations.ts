@@ -20,7 +20,7 @@ import type { Profile } from '#contracts/profiles'
 import type { Claim } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
-import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
+import { isTerminal, type ParentRun, type RunSummary, type Task } from '#contracts/runs'
 import type { CallApprovals } from './call-approvals.ts'
 import type { OrderedRun } from './ending.ts'
 import type { Funds } from './funds.ts'
@@ -37,8 +37,8 @@ interface Tree {
   /** Runs that were delegated in it, and those of them that have not ended. */
   runs: number
   open: number
-  /** Runs here that delegate in it. */
-  users: number
+  /** Runs here that delegate in it, by their ids: told what a run that they have delegated has cost by now. */
+  readonly told: Map<string, (runId: string, cents: number) => void>
 }
 
 /**
@@ -56,22 +56,27 @@ export class DelegationTrees {
   limitsOf(tenantId: string): Limits {
     return this.#limits?.of(tenantId) ?? defaultLimits
   }
-  enter(tenantId: string, root: string): Tree {
+  enter({ tenantId, runId }: Claim, root: string, told: (runId: string, cents: number) => void): Tree {
     const key = tenantKey(tenantId, root)
-    const tree = this.#trees.get(key) ?? { runs: 0, open: 0, users: 0 }
+    const tree = this.#trees.get(key) ?? { runs: 0, open: 0, told: new Map() }
     this.#trees.set(key, tree)
-    tree.users++
+    tree.told.set(runId, told)
     return tree
   }
-  leave(tenantId: string, root: string): void {
+  leave({ tenantId, runId }: Claim, root: string): void {
     const key = tenantKey(tenantId, root)
     const tree = this.#trees.get(key)
-    if (tree && --tree.users === 0) this.#trees.delete(key)
+    if (tree?.told.delete(runId) && tree.told.size === 0) this.#trees.delete(key)
+  }
+  /** Tells the run that delegated this one, while it executes here, what this one costs: so that those which run at once do not pass its limit together. */
+  tellerOf({ tenantId, runId }: Claim, parent: ParentRun | undefined): ((cents: number) => void) | undefined {
+    const key = parent && tenantKey(tenantId, parent.rootId ?? parent.runId)
+    return parent && ((cents) => this.#trees.get(key!)?.told.get(parent.runId)?.(runId, cents))
   }
 }
 
 /** Starts and ends the runs that another one delegates to. */
-export interface ChildRuns {
+interface ChildRuns {
   start(tenantId: string, task: Task): Promise<unknown>
   follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk>
   find(tenantId: string, runId: string): Promise<RunSummary>
@@ -119,7 +124,7 @@ export class Delegations {
     this.#profile = session.profile
     this.#depth = task.parent?.depth ?? 0
     this.#root = task.parent?.rootId ?? task.parent?.runId ?? claim.runId
-    this.#tree = deps.trees.enter(claim.tenantId, this.#root)
+    this.#tree = deps.trees.enter(claim, this.#root, (runId, cents) => this.#cost(runId, cents))
     this.#endUserId = endUserOf(task.metadata)
   }
 
@@ -131,7 +136,7 @@ export class Delegations {
   /** Called when the run is over: cancels the children that are still under way. */
   close(): void {
     this.#over.abort('the run is over')
-    this.#deps.trees.leave(this.#claim.tenantId, this.#root)
+    this.#deps.trees.leave(this.#claim, this.#root)
   }
 
   async #take(link: RunnerLink): Promise<void> {
@@ -145,7 +150,6 @@ export class Delegations {
   async #serve(delegation: WaitingCall, link: RunnerLink): Promise<void> {
     const { tenantId, sessionId } = this.#claim
     const answer = await this.#answerOf(delegation)
-    if (this.#run.usage.exceeded) this.#run.onExceeded()
     if (this.#over.signal.aborted) return
     await link
       .answerDelegation(tenantId, sessionId, delegation.id, answer)
@@ -200,8 +204,8 @@ export class Delegations {
     this.#tree.runs++
     this.#tree.open++
     try {
-      const { status, result, error, costCents } = await this.#runOf(delegation)
-      this.#run.usage.delegated(costCents)
+      const { status, result, error, costCents, usage } = await this.#runOf(delegation)
+      this.#cost(delegation.runId, costCents ?? usage?.knownCostCents)
       const cost = costCents === undefined ? {} : { costCents }
       if (status === 'ok') return { ok: true, content: result ?? '', status, ...cost }
       const why = isTerminal(status) ? (error?.message ?? `It ended as ${status}.`) : 'It was left.'
@@ -226,10 +230,9 @@ export class Delegations {
       depth: this.#depth + 1,
       ...(left === undefined ? {} : { budgetCents: left }),
     }
-    this.#run.funds?.share()
     // A repeated call joins the run that the first one has started.
     const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
-    const spent = { parentSpentCents: this.#run.usage.ownCents }
+    const spent = { parentSpentCents: this.#run.funds?.share() ?? 0 }
     await children.start(tenantId, { id, profile, prompt, parent, ...spent, ...metadata })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     signal.addEventListener('abort', leave, { once: true })
@@ -240,6 +243,10 @@ export class Delegations {
     } finally {
       signal.removeEventListener('abort', leave)
     }
+  }
+  #cost(runId: string, cents: number | undefined): void {
+    this.#run.usage.delegated(runId, cents)
+    if (this.#run.usage.exceeded) this.#run.onExceeded()
   }
   #warn(err: unknown, message: string): void {
     this.#deps.log.warn({ err, runId: this.#claim.runId }, message)

@@ -183,7 +183,7 @@ async function openStore({ config, deps, log, onStart, onStop }: StoreOptions): 
   const mirror = new (await import('./journal/mirror.ts')).JournalMirror(store, folder, log)
   onStart(async () => mirror.start())
   onStop(() => mirror.stop())
-  const erased = new (await import('./journal/erased.ts')).ErasedFiles(database, folder, log)
+  const erased = new (await import('./journal/folder.ts')).ErasedFiles(database, folder, log)
   onStart(async () => erased.start())
   onStop(() => erased.stop())
   return mirror.store

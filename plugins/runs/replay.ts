@@ -25,7 +25,7 @@ interface ReplayDeps {
 
 /**
  * Reads the log of a run, trying until it succeeds, and returns what is finished. Undefined: the reading was given up. `usage` is
- * updated with what the log says about it.
+ * updated with what the log says about it, and what the runs have cost to which it has delegated.
  */
 export async function readReplay(
   deps: ReplayDeps,
@@ -38,7 +38,10 @@ export async function readReplay(
     for (;;) {
       givingUp.throwIfAborted()
       const page = await store.readLog(tenantId, runId, reader.lastSeq)
-      if (!page || page.chunks.length === 0) return reader
+      if (!page || page.chunks.length === 0) {
+        if (usage) for (const cost of await store.delegatedCents(tenantId, runId)) usage.delegated(...cost)
+        return reader
+      }
       for (const chunk of page.chunks) reader.read(chunk)
     }
   }
@@ -106,7 +109,7 @@ function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun)
 type Parsed = Record<string, unknown>
 
 /** Reads from the stored log of a run what the next attempt has to know. */
-export class ReplayReader {
+class ReplayReader {
   lastSeq = 0
   /** The approximate size of the replay. */
   bytes = 0

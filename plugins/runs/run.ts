@@ -99,14 +99,15 @@ export class Run {
     this.#deps = deps
     this.#order = order
     this.#policy = policyOf(session.profile, deps.onCrash)
-    this.#timesOutAt = Date.now() + this.#policy.timeoutMs - (order.orphan?.elapsedMs ?? 0)
+    const beganAt = Date.now() - (order.orphan?.elapsedMs ?? 0)
+    this.#timesOutAt = beganAt + this.#policy.timeoutMs
     this.deadline = this.#timesOutAt + deps.deadlineGraceMs
     this.#stream = new RunnerStream(deps, order, this.#abort.signal)
     this.#recorder = new Recorder(deps, claim, this.log, () => this.leave())
-    this.#usage = new RunUsage(deps.prices, [session.profile.limits.maxCostCents, task.parent?.budgetCents])
-    const { billing, log } = deps
-    this.#funds =
-      billing && new Funds({ billing, log }, claim, order.held, (why) => this.stop(endingOf('budget_exceeded', why)))
+    const limits = [session.profile.limits.maxCostCents, task.parent?.budgetCents]
+    this.#usage = new RunUsage(deps.prices, limits, deps.trees.tellerOf(claim, task.parent))
+    const spending = { usage: this.#usage, beganAt, onExceeded: this.#exceeded }
+    this.#funds = deps.billing && new Funds({ ...deps, billing: deps.billing }, order, spending)
     this.dispatched = this.#taken.promise
     this.done = this.#drive()
       .catch((err: unknown) => {
@@ -146,6 +147,7 @@ export class Run {
     const late = setTimeout(() => this.abandon(), this.#deps.windDownMs)
     void this.#decided.promise.then(() => clearTimeout(late))
   }
+  readonly #exceeded = (why?: string): void => this.stop(endingOf('budget_exceeded', why))
   /** Stops waiting for the runner of a stopped run. */
   abandon(): void {
     if (this.#stopped) this.#decided.resolve(this.#stopped)
@@ -289,8 +291,8 @@ export class Run {
           if (read.ending.status === 'ok' || !isLost(read.ending.code)) this.#decided.resolve(read.ending)
           return read.ending
         }
-        if (this.#usage.exceeded) this.stop(endingOf('budget_exceeded'))
-        const asked = this.#funds?.look(this.#usage.ownCents, this.#usage.unpriced)
+        if (this.#usage.exceeded) this.#exceeded()
+        const asked = this.#funds?.look()
         if (wait) await wait
         if (asked) await asked
       }
@@ -342,7 +344,7 @@ export class Run {
       usage: this.#usage,
       funds: this.#funds,
       approvals: this.#waitingCalls(),
-      onExceeded: () => this.stop(endingOf('budget_exceeded')),
+      onExceeded: this.#exceeded,
     }))
   }
 }

@@ -21,7 +21,7 @@ import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
 
 /** The runner certainly did nothing: another one may be asked. */
-export const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
+const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
 
 /** What certainly began nothing, and is not asked again. A runner says first when a tenant would have more than it may. */
 const begunNothing: readonly string[] = ['hydration_failed', 'no_runner', limitErrors.limitReached.row.code]

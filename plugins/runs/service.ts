@@ -17,7 +17,7 @@ import { type Executor, Run, type RunDeps } from './run.ts'
 import { StateSaver } from './state-saver.ts'
 import { Submission, type SubmissionDeps } from './submission.ts'
 
-export interface RunServiceDeps
+interface RunServiceDeps
   extends Omit<RunDeps, 'children' | 'announce' | 'givingUp' | 'flushes' | 'limits' | 'trees'>, SubmissionDeps {
   readonly kv: Kv
   readonly drainMs: number

@@ -19,7 +19,7 @@ import { type RunOrder, within } from './ending.ts'
 import { attachmentBytesOf } from './limits.ts'
 import type { Executor, Run } from './run.ts'
 import { placementOf } from './runner-stream.ts'
-import { Turns } from './turns.ts'
+import { FairQueue } from './fair-queue.ts'
 
 const unknownSession = () => runErrors.notFound({ message: 'No such session, or it was shut down.' })
 
@@ -65,7 +65,7 @@ export class Submission {
   readonly #executor: Executor
   readonly #cancellation: Cancellation
   readonly #schemas = createOutputSchemas()
-  readonly #turns = new Turns((...session) => this.#lookAt(...session))
+  readonly #lines = new FairQueue((...session) => this.#lookAt(...session))
   /** Sessions whose next run has no slot, by tenant. The sweep names them again, so that few need to be remembered. */
   readonly #held = new Map<string, Set<string>>()
 
@@ -104,7 +104,7 @@ export class Submission {
    * Starts the first run in a session's line if the session is free, and frees the session for an interrupt. Called whenever that
    * may be possible, by every conductor; the store lets one of them do it.
    */
-  readonly advance = (tenantId: string, sessionId: string): void => this.#turns.add(tenantId, sessionId)
+  readonly advance = (tenantId: string, sessionId: string): void => this.#lines.add(tenantId, sessionId)
 
   /** Called when a tenant may have a slot for a run that waits for one. */
   goOn(tenantId: string): void {

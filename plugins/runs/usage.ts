@@ -33,6 +33,7 @@ const sum = (before = 0, call = 0): number => Math.min(before + call, mostTokens
  */
 export class RunUsage {
   toolCalls = 0
+  modelCalls = 0
   /** The conversation handle that was reported last. */
   runtimeSessionId: string | undefined
   readonly #prices: Pick<Prices, 'costCents'> | undefined
@@ -41,14 +42,21 @@ export class RunUsage {
   /** The cost of the calls whose price is known in whole millionths of a cent, so that many small costs add up exactly. */
   #known = 0
   #unpriced: string | undefined
-  /** The cost of delegated runs; one whose price is not known counts as nothing. */
-  #delegated = 0
+  /** The cost of each delegated run with all that it has led to, in millionths of a cent; one without a price counts as nothing. */
+  readonly #delegated = new Map<string, number>()
+  readonly #tell: ((cents: number) => void) | undefined
   #acceptedAt = Infinity
   #sandboxIsKnown = false
   #sandbox: SandboxUse | undefined
 
-  constructor(prices: Pick<Prices, 'costCents'> | undefined, limits: readonly (number | undefined)[] = []) {
+  /** `tell` is called with what it has cost by now, with what it has led to, in cents. */
+  constructor(
+    prices: Pick<Prices, 'costCents'> | undefined,
+    limits: readonly (number | undefined)[] = [],
+    tell?: (cents: number) => void,
+  ) {
     this.#prices = prices
+    this.#tell = tell
     const given = limits.filter((limit) => limit !== undefined)
     this.#limit = given.length === 0 ? undefined : Math.min(...given)
   }
@@ -78,11 +86,15 @@ export class RunUsage {
     return this.#unpriced
   }
   get #spent(): number {
-    return this.#delegated + this.ownCents
+    const delegated = this.#delegated.values().reduce((sum, cost) => sum + cost, 0)
+    return (delegated + this.#known) / microcentsPerCent
   }
-  /** Adds the cost of a run that it delegated to. */
-  delegated(costCents = 0): void {
-    this.#delegated += costCents
+  /** Takes note of what a run that it delegated to has cost by now, with all that it has led to. Told twice, or late, it counts once. */
+  delegated(runId: string, costCents = 0): void {
+    const cost = Math.round(costCents * microcentsPerCent)
+    if (cost <= (this.#delegated.get(runId) ?? 0)) return
+    this.#delegated.set(runId, cost)
+    this.#tell?.(this.#spent)
   }
   /** True when deltas from `seq` on cannot change the usage, so that they need not be read. */
   isPastSandbox(seq: number): boolean {
@@ -101,6 +113,7 @@ export class RunUsage {
 
   /** Calls are priced one by one, so that a run of two models costs what both cost. A runtime that reports a cost is believed. */
   #add(event: Readonly<Record<string, unknown>>): void {
+    this.modelCalls++
     const before = this.#calls
     const call: Usage = {
       inputTokens: whole(event['inputTokens'], mostTokens),
@@ -111,6 +124,7 @@ export class RunUsage {
     const cost = cents(event['costCents']) ?? this.#prices?.costCents(call, timeOf(event['at']))
     if (cost === undefined) this.#unpriced = call.model
     else this.#known = Math.min(this.#known + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
+    if (cost) this.#tell?.(this.#spent)
     const cachedTokens = sum(before?.cachedTokens, call.cachedTokens)
     this.#calls = {
       inputTokens: sum(before?.inputTokens, call.inputTokens),

@@ -117,8 +117,7 @@ function stripeProvider(
       if (!isDispute(event)) return eventOf(event)
       const { charge } = event.data.object
       // A dispute does not say whose payment it is. While Stripe cannot be asked it sends the event again.
-      const { metadata } = typeof charge === 'string' ? await asked(client.charges.retrieve(charge)) : charge
-      return disputeOf(event, metadata)
+      return disputeOf(event, typeof charge === 'string' ? await asked(client.charges.retrieve(charge)) : charge)
     },
     async verify() {
       try {
@@ -155,9 +154,9 @@ function eventOf(event: Stripe.Event): BillingEvent | undefined {
       return ids && { kind: 'expired', ...ids }
     }
     case 'charge.refunded': {
-      const { id, amount_refunded: cents, metadata } = event.data.object
+      const { id, amount_refunded: cents, amount: of, metadata } = event.data.object
       const ids = idsOf(metadata)
-      return ids && { kind: 'refunded', tenantId: ids.tenantId, cents, reference: id }
+      return ids && { kind: 'refunded', ...ids, cents, of, reference: id }
     }
     default:
       return undefined
@@ -167,14 +166,14 @@ function eventOf(event: Stripe.Event): BillingEvent | undefined {
 type DisputeEvent = Extract<Stripe.Event, { data: { object: Stripe.Dispute } }>
 const isDispute = (event: Stripe.Event): event is DisputeEvent => event.type.startsWith('charge.dispute.')
 
-/** What an event of a dispute says; `metadata` is of the disputed charge. An inquiry has moved no money yet. */
-function disputeOf({ type, data }: DisputeEvent, metadata: Stripe.Metadata | null): BillingEvent | undefined {
+/** What an event of a dispute of this charge says. An inquiry has moved no money yet. */
+function disputeOf({ type, data }: DisputeEvent, { metadata, amount: of }: Stripe.Charge): BillingEvent | undefined {
   const { id, amount: cents, status } = data.object
   const ids = idsOf(metadata)
   const won = status === 'won' || type === 'charge.dispute.funds_reinstated'
   const early = status.startsWith('warning_') || status === 'prevented'
   const moved = won || type === 'charge.dispute.funds_withdrawn' || !early
-  return ids && moved && cents > 0 ? { kind: 'disputed', tenantId: ids.tenantId, cents, reference: id, won } : undefined
+  return ids && moved && cents > 0 ? { kind: 'disputed', ...ids, cents, of, reference: id, won } : undefined
 }
 
 /** A session may be complete before its money has come: then another event follows. */

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import type { Budget } from '../../plugins/billing/schema.ts'
 import { reconcile } from '../../plugins/billing/reconcile.ts'
 import { ask, begin, cents, finish, stage } from './stage.ts'
 
@@ -42,36 +43,16 @@ test('every scope has its cap, parallel runs and delegated ones do not pass it t
 })
 
 test('a budget of each person, key or session counts each by itself; one per run counts a run with those that it delegates', async (t) => {
-  const { open, grant, budget, budgets, billing, database } = await stage(t)
+  const { open, grant, budget, budgets, billing, database, published } = await stage(t)
   const store = await open()
   await grant(100)
   await budget(
     { scope: 'end_user', per: 'day', capCents: 1 },
     { scope: 'key', subject: 'key_1', per: 'day', capCents: 1 },
     { scope: 'tenant', per: 'run', capCents: 3 },
+    { scope: 'session', per: 'month', capCents: 50 },
   )
-  let chats = 0
-  const chat = (endUserId: string, keyId: string) => {
-    const n = ++chats
-    return {
-      chat: {
-        publicRunId: `prun_${n}`,
-        conversationId: `conv_${n}`,
-        publishedId: 'pub_1',
-        continued: false,
-        endUserId,
-        keyId,
-      },
-    }
-  }
-  const agent = {
-    text: `INSERT INTO published_agents (tenant_id, id, profile_name, slug, rate_limit_rpm, sync_max_duration_seconds, expose_tool_events)
-           VALUES ('acme', 'pub_1', 'writer', 'writer', 1, 1, false)`,
-  }
-  const written = {
-    text: `INSERT INTO profiles (tenant_id, name, id, document) VALUES ('acme', 'writer', 'prof_1', '{}')`,
-  }
-  await database.batch('acme', [written, agent])
+  const chat = await published()
   const ann = await begin(store, chat('ann', 'key_2'))
   assert.equal((await ask(store, chat('bob', 'key_1'))).kind, 'started')
   for (const [who, key, scope] of [
@@ -86,7 +67,13 @@ test('a budget of each person, key or session counts each by itself; one per run
   // A run of the API says who it is for, and what is delegated counts for the person and the key of its parent.
   const api = await ask(store, { metadata: { end_user_id: 'ann' } })
   assert.ok(api.kind === 'unfunded')
-  await finish(store, await begin(store, { parent: { runId: ann.runId, depth: 1 } }), { costCents: 0.75 })
+  const below = await begin(store, { parent: { runId: ann.runId, depth: 1 } })
+  await finish(store, await begin(store, { parent: { runId: below.runId, rootId: ann.runId, depth: 2 } }), {
+    knownCostCents: 0.5,
+  })
+  await finish(store, below, { costCents: 0.25 })
+  const delegated = await store.delegatedCents('acme', ann.runId)
+  assert.deepEqual([...delegated], [[below.runId, 0.75]], 'each with all that it has led to')
   await finish(store, ann, { costCents: 0 })
   const [person] = (await budgets()).filter(({ scope }) => scope === 'end_user')
   assert.deepEqual(person!.uses.find(({ subject }) => subject === 'ann')!.spentCents, 0.75)
@@ -98,6 +85,10 @@ test('a budget of each person, key or session counts each by itself; one per run
   const why = await billing.extend('acme', root.runId, cents(1.5))
   assert.ok(typeof why !== 'number', 'the child has spent two of three')
   assert.equal((why.detail['budget'] as { per: string }).per, 'run')
+  // The session of the root counts what its run has delegated, and the session of the child does not count by itself.
+  const [session] = (await budgets()).filter(({ scope }) => scope === 'session')
+  const usedOf = (id: string) => session!.uses.find(({ subject }) => subject === id)?.spentCents
+  assert.deepEqual([usedOf(root.sessionId), usedOf(child.sessionId)], [2, undefined])
   await finish(store, root, { costCents: 1 })
   const perRun = (await budgets()).find(({ per }) => per === 'run')!
   assert.equal(
@@ -138,8 +129,13 @@ test('80 and 100 percent are told once each, by webhook and in the usage; anothe
   assert.deepEqual(await told(), [80, 100])
   assert.equal(await billing.extend('acme', claim.runId, cents(6)), cents(7))
   assert.deepEqual(await told(), [80, 100, 80], 'of the raised cap')
+  const raised: Budget = { scope: 'tenant', per: 'day', capCents: 20, webhookUrl }
+  await budget(raised)
+  assert.equal(await billing.extend('acme', claim.runId, cents(6.0001)), cents(7.0001))
+  assert.deepEqual(await told(), [80, 100, 80], 'of a cap that was put again as it was nothing is told twice')
+  assert.equal(await billing.extend('acme', claim.runId, cents(6)), cents(7.0001))
   const [running] = (await budgets())[0]!.uses
-  assert.deepEqual([running!.spentCents, running!.heldCents, running!.percent], [16.1, 1, 80])
+  assert.deepEqual([running!.spentCents, running!.heldCents, running!.percent], [16.1, 1.0001, 80])
   assert.equal((await billing.alerts('acme'))[0]!.spentCents, 16.1)
   assert.deepEqual(await reconcile(database, 'acme'), [])
   await finish(store, claim, { costCents: 7 })
@@ -148,4 +144,28 @@ test('80 and 100 percent are told once each, by webhook and in the usage; anothe
   await database.batch('acme', [yesterday])
   assert.deepEqual(await billing.alerts('acme'), [])
   assert.equal((await ask(store)).kind, 'started')
+})
+
+test('the agents of a workflow have one budget per run, which is shown until the day after the last of them', async (t) => {
+  const { open, grant, budget, budgets, billing, database } = await stage(t)
+  const store = await open()
+  await grant(100)
+  await budget({ scope: 'tenant', per: 'run', capCents: 3 })
+  // Nothing is held for the workflow itself.
+  const parent = { runId: 'wfr_1', rootId: 'wfr_1', depth: 1 }
+  await finish(store, await begin(store, { parent }), { costCents: 2.5 })
+  const next = await begin(store, { parent })
+  assert.equal(await billing.extend('acme', next.runId, cents(0.5)), cents(0.5), 'what the first one left')
+  const why = await billing.extend('acme', next.runId, cents(0.6))
+  assert.ok(typeof why !== 'number')
+  assert.deepEqual([why.code, (why.detail['budget'] as { per: string }).per], ['budget_exceeded', 'run'])
+  await finish(store, next, { costCents: 0.6 })
+  assert.equal((await ask(store, { parent })).kind, 'unfunded')
+  assert.equal((await ask(store)).kind, 'started', 'another run has a budget of its own')
+  const [alert] = await billing.alerts('acme')
+  assert.deepEqual([alert!.per, alert!.percent], ['run', 103])
+  await database.batch('acme', [{ text: 'UPDATE billing_budget_uses SET period = period - 2' }])
+  assert.deepEqual(await billing.alerts('acme'), [])
+  assert.ok((await budgets())[0]!.uses.every(({ runId }) => runId !== 'wfr_1'))
+  assert.deepEqual(await reconcile(database, 'acme'), [])
 })

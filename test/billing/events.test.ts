@@ -10,8 +10,10 @@ const cents = fc.integer({ min: 1, max: 5_000 })
 /** What has happened to one payment, as its provider knows it. */
 const payment = fc.record({
   cents,
+  /** How many times as much was paid, with taxes, or what part of it, with a rebate. */
+  gross: fc.constantFrom(1, 2, 0.5),
   ending: fc.constantFrom('paid', 'expired', 'expired, then paid'),
-  /** What was refunded each time. */
+  /** What was refunded each time, as credit. */
   refunds: fc.array(cents, { maxLength: 3 }),
   disputes: fc.array(fc.record({ cents, won: fc.boolean() }), { maxLength: 2 }),
 })
@@ -25,19 +27,21 @@ type Payment = typeof payment extends fc.Arbitrary<infer T> ? T : never
 
 const tenantId = 'acme'
 
-function eventsOf({ cents: paid, ending, refunds, disputes }: Payment, checkoutId: string): BillingEvent[] {
+function eventsOf({ cents: paid, gross, ending, refunds, disputes }: Payment, checkoutId: string): BillingEvent[] {
   let refunded = 0
+  const part = { tenantId, checkoutId, of: paid * gross }
   return [
     ...(ending === 'paid' ? [] : [{ kind: 'expired', tenantId, checkoutId } as const]),
     ...(ending === 'expired'
       ? []
       : [{ kind: 'paid', tenantId, checkoutId, cents: paid, reference: checkoutId } as const]),
-    ...refunds.map((part) => {
-      refunded += part
-      return { kind: 'refunded', tenantId, cents: refunded, reference: `ch_${checkoutId}` } as const
+    ...refunds.map((more) => {
+      refunded += more
+      return { ...part, kind: 'refunded', cents: refunded * gross, reference: `ch_${checkoutId}` } as const
     }),
     ...disputes.flatMap((dispute, i) => {
-      const told = { kind: 'disputed', tenantId, cents: dispute.cents, reference: `dp_${i}_${checkoutId}` } as const
+      const reference = `dp_${i}_${checkoutId}`
+      const told = { ...part, kind: 'disputed', cents: dispute.cents * gross, reference } as const
       return dispute.won
         ? [
             { ...told, won: false },

@@ -20,6 +20,8 @@ const step = fc.record({
     'unpriced',
     'discard',
     'cancel',
+    'park',
+    'decide',
     'kill',
     'grant',
     'take',
@@ -36,6 +38,7 @@ test('after any history with kills ledger, meters and runs say the same to the m
   let store = await open()
   let seq = 2
   const openRuns = new Map<string, Claim>()
+  const parked: string[] = []
 
   const walk = async ({ what, which, amount }: { what: string; which: number; amount: number }): Promise<void> => {
     const claims = [...openRuns.values()]
@@ -49,6 +52,14 @@ test('after any history with kills ledger, meters and runs say the same to the m
     if (what === 'take') {
       const debit = { cents: costCents, kind: 'correction', reference: unique('c') } as const
       return void (amount > 0 && (await ledger.debit('acme', debit)))
+    }
+    if (what === 'decide') {
+      const runId = parked.pop()
+      if (runId === undefined) return
+      if (amount % 2)
+        return void (await survivor.endParked('acme', runId, 'cancelled', { code: 'cancelled', message: 'x' }))
+      const orphan = await store.resume('acme', runId)
+      return void (orphan && openRuns.set(runId, orphan.claim))
     }
     if (!claim) return
     if (what === 'delegate') {
@@ -69,6 +80,7 @@ test('after any history with kills ledger, meters and runs say the same to the m
       return openRuns.clear()
     }
     openRuns.delete(claim.runId)
+    if (what === 'park' && (await store.park(claim, async () => {}))) parked.push(claim.runId)
     if (what === 'finish') await finish(store, claim, { costCents, toolCalls: which })
     if (what === 'unpriced')
       await finish(store, claim, { knownCostCents: amount % 4 ? costCents : undefined, toolCalls: which })
@@ -113,6 +125,14 @@ test('after any history with kills ledger, meters and runs say the same to the m
       assert.deepEqual(await reconcile(database, 'acme'), [])
     }
   }
+  // Half of a transfer, of days ago: whoever looks at everything sees it.
+  const half = `INSERT INTO ledger_entries (tenant_id, account, amount, kind, reference, created_at)
+    VALUES ('acme', 'grants', 5, 'grant', 'half', now() - interval '70 hours')`
+  await database.batch('acme', [{ text: half }])
+  assert.deepEqual(await reconcile(database, 'acme', new Date(Date.now() - 48 * 3_600_000)), [])
+  assert.deepEqual(await reconcile(database, 'acme'), [
+    { check: 'every transfer adds up to 0', subject: 'grant half', expected: 0, found: 5 },
+  ])
   const more = { text: `UPDATE billing_accounts SET balance = balance + ${cents(1)}` }
   await database.batch('acme', [more])
   const checks = new Set((await reconcile(database, 'acme')).map(({ check }) => check))

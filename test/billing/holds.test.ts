@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { reconcile } from '../../plugins/billing/reconcile.ts'
-import { ask, begin, cents, finish, stage, unique } from './stage.ts'
+import { ask, begin, cents, chunk, finish, stage, unique } from './stage.ts'
 
 const codeOf = async (outcome: ReturnType<typeof ask>): Promise<string> => {
   const found = await outcome
@@ -166,4 +166,28 @@ test('credit is spent by priority and then by what expires first; what expires i
   const change = { text: `UPDATE ledger_entries SET amount = 0` }
   await assert.rejects(database.batch('acme', [change]), /never changed/)
   await assert.rejects(database.batch('acme', [{ text: 'DELETE FROM ledger_entries' }]), /never changed/)
+})
+
+test('a run that waits for people holds what it has spent and may spend, of its budgets as well, whoever goes on with it or ends it', async (t) => {
+  const { open, grant, account, billing, budget, budgets, database } = await stage(t)
+  const [store, other] = [await open(), await open()]
+  await grant(3)
+  await budget({ scope: 'tenant', per: 'day', capCents: 3 })
+  const [goesOn, ends] = [await begin(store), await begin(store)]
+  await store.append(ends, chunk(ends, 2, { type: 'usage', inputTokens: 1, outputTokens: 0, model: 'm' }))
+  await billing.extend('acme', goesOn.runId, cents(0.5))
+  for (const claim of [goesOn, ends]) assert.ok(await store.park(claim, async () => {}))
+  assert.deepEqual(await account(), { balance: 3, held: 2.5 })
+  assert.equal(await finish(store, ends, { costCents: 1 }), false, "it is nobody's")
+  const orphan = await other.resume('acme', goesOn.runId)
+  assert.equal(await billing.extend('acme', goesOn.runId, cents(1)), cents(2), 'the other process has more held for it')
+  assert.ok(await finish(other, orphan!.claim, { costCents: 1.2 }))
+  assert.ok(await other.endParked('acme', ends.runId, 'cancelled', { code: 'cancelled', message: 'x' }))
+  assert.deepEqual(await account(), { balance: 0.8, held: 0 })
+  const [{ uses } = assert.fail()] = await budgets()
+  assert.deepEqual(
+    uses.map(({ spentCents, heldCents }) => [spentCents, heldCents]),
+    [[2.2, 0]],
+  )
+  assert.deepEqual(await reconcile(database, 'acme'), [])
 })

@@ -67,19 +67,23 @@ test('the calls of a run that another process ends are charged as far as its log
   await balances(s, 10, cents(2))
 })
 
-test('seconds of a sandbox are those awake, without those in which its run waited for people; without a sandbox there are none', async (t) => {
+test('seconds of a sandbox are those awake, of a chat as of a run, without those in which its run waited for people; without a sandbox there are none', async (t) => {
   const s = await stage(t)
   await s.grant(10)
   const rate = 333.3
   const store = await s.open({ prices: priced('p1', { sandboxSecond: rate }) })
+  const chat = await s.published()
   let spent = 0
-  for (const [sandbox, waitedMs] of [
-    [undefined, 0],
-    [{ idleSeconds: 20, runSeconds: 7 }, 0],
-    [{ idleSeconds: 0, runSeconds: 5_000 }, 0],
-    [{ idleSeconds: 3, runSeconds: 5_000 }, 600_000],
+  for (const [sandbox, waitedMs, task] of [
+    [undefined, 0, {}],
+    [undefined, 0, chat('ann', 'key')],
+    [{ idleSeconds: 20, runSeconds: 7 }, 0, {}],
+    [{ idleSeconds: 20, runSeconds: 7 }, 0, chat('ann', 'key')],
+    [{ idleSeconds: 0, runSeconds: 5_000 }, 0, {}],
+    [{ idleSeconds: 3, runSeconds: 5_000 }, 600_000, chat('bob', 'key')],
   ] as const) {
-    const claim = await begin(store)
+    const claim = await begin(store, task)
+    assert.equal(claim.publicRunId, task.chat?.publicRunId)
     const before = {
       text: `UPDATE runs SET started_at = started_at - interval '1000 seconds', waited_ms = $2 WHERE id = $1`,
       values: [claim.runId, waitedMs],

@@ -78,6 +78,17 @@ export async function stage(t: TestContext, { reserve = 0, priced }: Options = {
       const found = await ledger.account(tenantId)
       return found && { balance: found.balance / microcentsPerCent, held: found.held / microcentsPerCent }
     },
+    /** Publishes the profile `writer`. What it returns makes a task one that answers a chat with it. */
+    async published() {
+      const written = `INSERT INTO profiles (tenant_id, name, id, document) VALUES ('acme', 'writer', 'prof_1', '{}')`
+      const agent = `INSERT INTO published_agents (tenant_id, id, profile_name, slug, rate_limit_rpm, sync_max_duration_seconds, expose_tool_events)
+        VALUES ('acme', 'pub_1', 'writer', 'writer', 1, 1, false)`
+      await database.batch('acme', [{ text: written }, { text: agent }])
+      return (endUserId: string, keyId: string): Partial<Task> => {
+        const [publicRunId, conversationId] = [unique('prun'), unique('conv')]
+        return { chat: { publicRunId, conversationId, publishedId: 'pub_1', continued: false, endUserId, keyId } }
+      }
+    },
     budget: async (...all: Budget[]) => budgets.replace('acme', all),
     budgets: () => budgets.list('acme'),
   }

@@ -5,7 +5,7 @@ import { Gauge, Registry } from 'prom-client'
 import { upkeep } from '../../plugins/billing/upkeep.ts'
 import { begin, cents, prices, stage } from './stage.ts'
 
-test('storage is charged once a day, what expired is written off, and a hold without a run is released and told', async (t) => {
+test('storage is charged once a day, and every day; what expired is written off, and a hold without a run is released and told', async (t) => {
   const { open, grant, account, ledger, database } = await stage(t)
   const store = await open()
   await grant(10)
@@ -25,9 +25,10 @@ test('storage is charged once a day, what expired is written off, and a hold wit
   const audited = new Gauge({ name: 'audited', help: 'x', registers: [new Registry()] })
   const told: string[] = []
   const log = pino({ level: 'error' }, { write: (line: string) => void told.push(line) })
-  const services = { ...prices.services, storedGibDay: cents(0.5) }
-  const pass = () =>
-    upkeep({ database, prices: { ...prices, services }, signal: new AbortController().signal, log, audited })
+  const pass = (storedGibDay = cents(0.5)) => {
+    const services = { ...prices.services, storedGibDay }
+    return upkeep({ database, prices: { ...prices, services }, signal: new AbortController().signal, log, audited })
+  }
   await pass()
   await pass()
   assert.deepEqual(await account(), { balance: 8.5, held: 1 })
@@ -37,10 +38,33 @@ test('storage is charged once a day, what expired is written off, and a hold wit
     [[-1.5, 'test']],
   )
   assert.deepEqual([told, (await audited.get()).values[0]!.value], [[], 0])
+  // Yesterday was charged yesterday, and that is no reason not to charge today.
+  const yesterday = new Date(Date.now() - 86_400_000).toISOString().slice(0, 10)
+  await database.batch('globex', [
+    { text: `INSERT INTO tenant_storage (tenant_id, bytes) VALUES ('globex', 1073741824)` },
+    { text: `SELECT billing_debit('globex', 700000, 'usage', 'storage', $1, NULL, 'then')`, values: [yesterday] },
+  ])
+  await pass()
+  const days = (await ledger.entries('globex', { account: 'credit', kind: 'storage' })).items
+  assert.deepEqual(
+    days.map(({ reference, amountCents, prices: version }) => [reference, amountCents, version]),
+    [
+      [new Date().toISOString().slice(0, 10), -0.5, 'test'],
+      [yesterday, -0.7, 'then'],
+    ],
+  )
+  const wrong = async () => (await audited.get()).values[0]!.value
   await database.batch('acme', [{ text: 'UPDATE billing_accounts SET balance = balance - 1' }])
   await pass()
-  assert.ok(told.length > 0)
-  assert.ok((await audited.get()).values[0]!.value > 0)
+  assert.equal(await wrong(), 2)
+  assert.match(told.join(), /"tenantId":"acme".*does not add up/)
+  // A tenant whose turn fails keeps nobody else from theirs, and is told of.
+  await database.batch('acme', [{ text: 'UPDATE tenant_storage SET bytes = 9223372036854775807' }])
+  await database.batch('globex', [{ text: 'UPDATE billing_accounts SET balance = balance - 1' }])
+  told.length = 0
+  await pass(cents(2_000))
+  assert.match(told[0]!, /bigint out of range.*"tenantId":"acme"/)
+  assert.ok(told.length > 1 && told.slice(1).every((line) => line.includes('"tenantId":"globex"')))
   await store.discard(claim)
 })
 

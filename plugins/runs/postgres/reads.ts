@@ -37,6 +37,17 @@ const runList = {
   atOnce: 64,
 } as const
 
+const delegated = prepared(
+  'run-delegated-cents',
+  `WITH RECURSIVE below AS (
+     SELECT id AS child, id, usage FROM runs WHERE tenant_id = :tenant AND parent ->> 'runId' = :run
+     UNION ALL
+     SELECT b.child, r.id, r.usage FROM below b JOIN runs r ON r.tenant_id = :tenant AND r.parent ->> 'runId' = b.id
+   )
+   SELECT child AS id, sum(coalesce(usage ->> 'costCents', usage ->> 'knownCostCents')::numeric)::float8 AS cents
+   FROM below WHERE usage IS NOT NULL GROUP BY child`,
+)
+
 // By a status: what is not `ok` is marked up to the edge of the roll-ups, and found in the meters and the newest runs behind it. Runs
 // that are `ok` are the many, and found among the others. $2: the status.
 const place = 'tenant_id, id, started_at'
@@ -143,6 +154,10 @@ export function createReads(db: Database) {
       if (status === undefined || status === 'ok' || sessionId !== undefined || parent !== undefined)
         return run(runList, [profile, sessionId, status, from, to, parent])
       return run(listOfStatus(status), [status, profile, from, to])
+    },
+    async delegatedCents(tenantId, runId) {
+      const rows = await db.unit<{ id: string; cents: number }>(tenantId, delegated({ tenant: tenantId, run: runId }))
+      return new Map(rows.map(({ id, cents }) => [id, cents]))
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })

@@ -68,7 +68,7 @@ const result = `CASE WHEN public_run IS NULL OR status <> 'ok' THEN result ELSE 
     SELECT content FROM messages m
     WHERE m.tenant_id = runs.tenant_id AND m.public_run_id = runs.public_run AND m.role = 'assistant'
   )) END`
-export const runColumns = `${columnsOfRun}, prompt, metadata, input_info AS "inputInfo", error_code AS "errorCode",
+const runColumns = `${columnsOfRun}, prompt, metadata, input_info AS "inputInfo", error_code AS "errorCode",
   error_message AS "errorMessage", ${result} AS result`
 
 export const runById = prepared('run-by-id', `SELECT ${runColumns} FROM runs WHERE tenant_id = :tenant AND id = :run`)

@@ -290,6 +290,27 @@ test('a fenced process leaves its run as it is; the next one goes on with it, an
   assert.equal(a.runner.exported.length, 0, 'what the first runner has is half a turn')
 })
 
+test('what an orphan has delegated before counts for what it may still cost', async (t) => {
+  const inner = new MemoryRunStore()
+  const before = { delegatedCents: async () => new Map([['child', 6]]) }
+  const { store, adopt } = shared(meddling(inner, before))
+  const profile = retrying({ maxCostCents: 10 })
+  const { runner } = await stage(t, { store, profiles: [profile] })
+  runner.script = async function* (_run, signal) {
+    yield { ...usage, costCents: 4.5 }
+    await untilAborted(signal)
+  }
+  const id = runId()
+  const task = { id, sessionId: 'sess-1', profile: 'writer', prompt: 'x' }
+  const run = { tenantId: 'acme', runId: id, sessionId: 'sess-1' }
+  const started = await inner.start({ ...run, task, create: { profile } })
+  assert.ok(started.kind === 'started')
+  const session = (await inner.findSession('acme', 'sess-1'))!
+  adopt({ claim: started.claim, task, session, attempt: 1, handedOver: false, elapsedMs: 0 })
+  await eventually('it is over', async () => (await inner.findRun('acme', id))!.status !== 'running')
+  assert.equal((await inner.findRun('acme', id))!.error?.code, 'budget_exceeded')
+})
+
 test('an orphan that is cancelled at once ends behind what its log holds, with what it has used', async (t) => {
   const inner = new MemoryRunStore()
   const [one, two] = [shared(inner), shared(inner)]

@@ -154,6 +154,17 @@ test('what a run and its children may cost is one budget', async (t) => {
   assert.deepEqual([child.status, child.error?.code, child.parent?.budgetCents], ['error', 'budget_exceeded', 6])
   assert.deepEqual([run.status, run.error?.code], ['error', 'budget_exceeded'])
 
+  // Of two at once neither passes what it may spend itself, and together they do.
+  const together = await begin(t, { limits }, (runner) => {
+    runner.tasks = ['a', 'b'].map((id) => ({ id, profile: 'other' }))
+    runner.child = async function* (_run, signal) {
+      yield usage(6)
+      await untilAborted(signal)
+    }
+  })
+  const both = await together.ended()
+  assert.deepEqual([both.status, both.error?.code], ['error', 'budget_exceeded'])
+
   const nothingLeft = await begin(t, { limits: { maxCostCents: 4 } }, (runner) => (runner.before = [usage(4)]))
   await nothingLeft.ended()
   assert.match(nothingLeft.runner.answers.get('d')!.content, /budget of this run is used up/)

@@ -4,7 +4,7 @@ import { type Limits, overLimit, TenantLimits } from '#contracts/limits'
 import type { RunSummary } from '#contracts/runs'
 import { fake } from '#testing'
 import { endless, eventually, FakeRunner, limitsOf, result, type Script, stage, type Stage, text } from './stage.ts'
-import { Turns } from '../turns.ts'
+import { FairQueue } from '../fair-queue.ts'
 
 /** A stage whose tenants have these limits. */
 async function limited(t: TestContext, own: Partial<Limits>, script: Script = endless): Promise<Stage> {
@@ -182,7 +182,7 @@ test('attachments that come at once are bounded as those that come one after the
 test('sessions are looked at in turns of their tenants, each again that was named meanwhile', async () => {
   const seen: string[] = []
   const held: (() => void)[] = []
-  const turns = new Turns(async (tenantId, sessionId) => {
+  const turns = new FairQueue(async (tenantId, sessionId) => {
     seen.push(`${tenantId}-${sessionId}`)
     await new Promise<void>((resolve) => held.push(resolve))
   })

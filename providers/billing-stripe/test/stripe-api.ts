@@ -18,7 +18,7 @@ export async function startStripe(t: Pick<TestContext, 'after'>) {
   const answered = new Map<string, Made>()
   const customers: Made[] = []
   const sessions: Made[] = []
-  /** Metadata by charge. */
+  /** What is known of each charge beside its id. */
   const charges = new Map<string, object>()
   let count = 0
   const made = (kind: string, form: URLSearchParams): Made => {
@@ -41,7 +41,7 @@ export async function startStripe(t: Pick<TestContext, 'after'>) {
     if (method === 'GET' && url === '/v1/balance') return { status: 200, body: { object: 'balance', available: [] } }
     const charge = /^\/v1\/charges\/(\w+)$/.exec(url)?.[1]
     if (method === 'GET' && charge && charges.has(charge))
-      return { status: 200, body: { id: charge, metadata: charges.get(charge) } }
+      return { status: 200, body: { id: charge, ...charges.get(charge) } }
     const kind = kinds[url]
     if (method !== 'POST' || kind === undefined) return failed(404, 'invalid_request_error', 'Unrecognized request URL')
     if (headers['content-type'] !== 'application/x-www-form-urlencoded')

@@ -75,8 +75,10 @@ test('a checkout makes a customer once and a payment page; what was paid is cred
   assert.match(String((await owner('POST', '/api/billing/portal')).body['url']), /^https:\/\/billing\.stripe\.test\//)
 
   // Complete before the money has come; then it comes. Both are said often, and the refund of a part before any of them.
+  // With its taxes, as many again, 1000 were paid for 500: what is given back of those takes half as much credit.
+  const charge = { amount: 1_000, metadata: session(0).metadata }
   const refund = (cents: number) =>
-    delivery('charge.refunded', { id: 'ch_1', object: 'charge', amount_refunded: cents, metadata: session(0).metadata })
+    delivery('charge.refunded', { id: 'ch_1', object: 'charge', ...charge, amount_refunded: 2 * cents })
   assert.deepEqual(await deliver(refund(100)), [200, 'taken'])
   assert.equal((await wallet()).balanceCents, -100)
   assert.deepEqual(await deliver(delivery('checkout.session.completed', session(0, { payment_status: 'unpaid' }))), [
@@ -105,10 +107,10 @@ test('a checkout makes a customer once and a payment page; what was paid is cred
     assert.deepEqual(await deliver(other), [200, 'ignored'])
   }
   // A dispute takes its money, and gives it back when it is won: whatever is said of it first.
-  const dispute = (id: string, type: string, status: string, charge = 'ch_1') =>
-    delivery(`charge.dispute.${type}`, { id, object: 'dispute', amount: 150, charge, status })
+  const dispute = (id: string, type: string, status: string, of = 'ch_1') =>
+    delivery(`charge.dispute.${type}`, { id, object: 'dispute', amount: 300, charge: of, status })
   assert.deepEqual(await deliver(dispute('dp_1', 'created', 'needs_response')), [502, 'provider_failed'])
-  stripe.charges.set('ch_1', session(0).metadata).set('ch_of_others', {})
+  stripe.charges.set('ch_1', charge).set('ch_of_others', { amount: 1_000, metadata: {} })
   assert.deepEqual(await deliver(dispute('dp_0', 'created', 'warning_needs_response')), [200, 'ignored'])
   assert.deepEqual(await deliver(dispute('dp_0', 'created', 'needs_response', 'ch_of_others')), [200, 'ignored'])
   for (const [type, status, outcome, balance] of [

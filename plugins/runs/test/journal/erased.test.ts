@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { pino } from 'pino'
-import { ErasedFiles } from '../../journal/erased.ts'
+import { ErasedFiles } from '../../journal/folder.ts'
 import { JournalFolder } from '../../journal/folder.ts'
 import { openStores } from '../postgres/stores.ts'
 

@@ -7,7 +7,7 @@ const together = 16
  * The sessions whose line may move on, in turns: one of each tenant, then the next of each, so that a tenant with thousands of
  * them delays nobody. A session that is named again while it is looked at is looked at once more.
  */
-export class Turns {
+export class FairQueue {
   readonly #look: (tenantId: string, sessionId: string) => Promise<void>
   /** The sessions of each tenant that wait; the tenant whose turn is next comes first. */
   readonly #waiting = new Map<string, Set<string>>()
