@@ -9,14 +9,14 @@ import { CallToolRequestSchema, type CallToolResult, ListToolsRequestSchema } fr
 
 export type Content = CallToolResult['content']
 /** Says that the list has changed: on the call's own stream, or on the one for unasked messages. */
-export type Announce = (where: 'call' | 'stream') => Promise<void>
+type Announce = (where: 'call' | 'stream') => Promise<void>
 export interface ExternalTool {
   readonly description?: string
   /** Properties of its input. */
   readonly input?: Readonly<Record<string, object>>
   readonly run?: (input: Record<string, unknown>, announce: Announce, call: ExternalCall) => Promise<Content | string>
 }
-export interface ExternalCall {
+interface ExternalCall {
   /** Aborts when the client has cancelled the call. */
   readonly signal: AbortSignal
   progress(done: number, total: number): Promise<void>
@@ -40,7 +40,7 @@ export interface ExternalServer {
   before: (request: IncomingMessage, response: ServerResponse, body: string) => boolean
 }
 
-export interface ExternalOptions {
+interface ExternalOptions {
   /** Says that its list may change. */
   readonly listChanged?: boolean
   /** How many tools a page of the list has. */

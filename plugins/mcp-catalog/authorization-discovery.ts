@@ -31,11 +31,31 @@ export interface Client {
 
 const loadAuth = () => import('@modelcontextprotocol/sdk/client/auth.js')
 
+/** For the owner of an account. */
+export async function discover(fetch: Fetch, entry: Entry, oauth: AuthorizationCode): Promise<Discovered> {
+  const { asked, scopes, ...found } = await findServer(fetch, entry, oauth.issuer)
+  const { metadata } = found
+  if (metadata && !metadata.code_challenge_methods_supported?.includes('S256')) {
+    throw refused('does not support PKCE with S256')
+  }
+  const wanted = oauth.scopes ?? asked?.split(' ') ?? scopes ?? []
+  // Without it some servers give no refresh token, and the account would end by itself.
+  const offline = metadata?.scopes_supported?.includes('offline_access') && !oauth.scopes ? ['offline_access'] : []
+  const scope = [...new Set([...wanted, ...offline])].join(' ')
+  return { ...found, scope: scope === '' ? undefined : scope }
+}
+
+interface FoundServer extends Omit<Discovered, 'scope'> {
+  /** The scopes that the server asks for, and those that it knows. */
+  readonly asked: string | undefined
+  readonly scopes: readonly string[] | undefined
+}
+
 /**
  * Finds the authorization server of an entry: by what the server says (RFC 9728), else at its own origin; and that one's metadata (RFC 8414).
  * What a server says is believed of itself alone: a token for another one must not be sent to it.
  */
-export async function discover(fetch: Fetch, { url }: Entry, oauth: AuthorizationCode): Promise<Discovered> {
+export async function findServer(fetch: Fetch, { url }: Pick<Entry, 'url'>, issuer?: string): Promise<FoundServer> {
   const auth = await loadAuth()
   const { checkResourceAllowed, resourceUrlFromServerUrl } =
     await import('@modelcontextprotocol/sdk/shared/auth-utils.js')
@@ -43,10 +63,10 @@ export async function discover(fetch: Fetch, { url }: Entry, oauth: Authorizatio
   const probe = await fetch(url, { method: 'GET', headers: { accept: 'application/json, text/event-stream' } })
   await probe.body?.cancel()
   const { resourceMetadataUrl, scope: asked } = auth.extractWWWAuthenticateParams(probe)
-  const found = oauth.issuer
+  const found = issuer
     ? {
-        authorizationServerUrl: oauth.issuer,
-        authorizationServerMetadata: await auth.discoverAuthorizationServerMetadata(oauth.issuer, { fetchFn: fetch }),
+        authorizationServerUrl: issuer,
+        authorizationServerMetadata: await auth.discoverAuthorizationServerMetadata(issuer, { fetchFn: fetch }),
         resourceMetadata: undefined,
       }
     : await auth.discoverOAuthServerInfo(url, {
@@ -58,18 +78,10 @@ export async function discover(fetch: Fetch, { url }: Entry, oauth: Authorizatio
   if (resourceMetadata && !checkResourceAllowed({ requestedResource: own, configuredResource: resource })) {
     throw refused('is named by a server that speaks for another one')
   }
-  if (metadata) checkMetadata(metadata, serverUrl)
-  const wanted = oauth.scopes ?? asked?.split(' ') ?? resourceMetadata?.scopes_supported ?? []
-  // Without it some servers give no refresh token, and the account would end by itself.
-  const offline = metadata?.scopes_supported?.includes('offline_access') && !oauth.scopes ? ['offline_access'] : []
-  const scope = [...new Set([...wanted, ...offline])].join(' ')
-  return { serverUrl, metadata, resource: resource.href, scope: scope === '' ? undefined : scope }
-}
-
-/** RFC 8414 3.3, and what the protocol demands of PKCE. */
-function checkMetadata(metadata: AuthorizationServerMetadata, serverUrl: string): void {
-  if (withoutSlash(metadata.issuer) !== withoutSlash(serverUrl)) throw refused('says that it is another one')
-  if (!metadata.code_challenge_methods_supported?.includes('S256')) throw refused('does not support PKCE with S256')
+  // RFC 8414 3.3.
+  if (metadata && withoutSlash(metadata.issuer) !== withoutSlash(serverUrl))
+    throw refused('says that it is another one')
+  return { serverUrl, metadata, resource: resource.href, asked, scopes: resourceMetadata?.scopes_supported }
 }
 const withoutSlash = (url: string): string => (URL.canParse(url) ? new URL(url).href : url).replace(/\/$/, '')
 

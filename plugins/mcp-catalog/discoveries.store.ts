@@ -1,4 +1,5 @@
 import type { Database, TenantTx } from '#contracts/database'
+import { storableJson } from '#kit'
 import type { McpTool } from '#kit/mcp'
 import { addressOf, type Entry } from './entry.ts'
 import type { Failure, ServerInfo } from './schema.ts'
@@ -62,7 +63,7 @@ export async function storeFound(
       text: `UPDATE mcp_discoveries SET server = $3::jsonb, tools = $4::jsonb, tool_count = $5, latency_ms = $6,
                listed_at = clock_timestamp(), succeeded_at = clock_timestamp()
              WHERE tenant_id = $1 AND name = $2`,
-      values: [tenantId, entry.name, JSON.stringify(server), JSON.stringify(tools), tools.length, latencyMs],
+      values: [tenantId, entry.name, storableJson(server), storableJson(tools), tools.length, latencyMs],
     })
     return { changes: changesOf(before.tools, tools), grown: sizeOf(tools) - sizeOf(before.tools ?? []) }
   })

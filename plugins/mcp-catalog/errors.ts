@@ -25,7 +25,10 @@ export const catalogErrors = errorTable('mcp-catalog', {
     about: 'The server answered with a status that is no success; `status` is it.',
   },
   mcpProtocol: { status: 502, message: 'The server does not answer as an MCP server.' },
-  mcpTooLarge: { status: 502, message: 'The server has more to say of its tools than is kept: 2 MiB.' },
+  mcpTooLarge: {
+    status: 502,
+    message: 'The server has more to say of its tools than is kept (2 MiB), or nests it too deep.',
+  },
   mcpTokenRefused: {
     status: 502,
     about: 'The authorization server of the entry gave no access token; the sentence says why.',

@@ -1,3 +1,4 @@
+import { findServer } from './authorization-discovery.ts'
 import type { Entry } from './entry.ts'
 import {
   type AuthorizationServerOptions,
@@ -55,27 +56,16 @@ interface Endpoint {
   readonly resource: string
 }
 
-async function endpointOf(fetch: Fetch, { url }: Entry, { tokenUrl }: ClientCredentials): Promise<Endpoint> {
-  const resource = new URL(url)
-  resource.hash = ''
-  if (tokenUrl !== undefined) return { tokenUrl, resource: resource.href }
-  const auth = await import('@modelcontextprotocol/sdk/client/auth.js')
-  // The server itself says best where its metadata is.
-  const probe = await fetch(url, { method: 'GET', headers: { accept: 'application/json, text/event-stream' } })
-  await probe.body?.cancel()
-  const { resourceMetadataUrl } = auth.extractWWWAuthenticateParams(probe)
-  const info = await auth.discoverOAuthServerInfo(url, {
-    fetchFn: fetch,
-    ...(resourceMetadataUrl ? { resourceMetadataUrl } : {}),
-  })
-  const metadata = info.authorizationServerMetadata
+async function endpointOf(fetch: Fetch, entry: Entry, { tokenUrl }: ClientCredentials): Promise<Endpoint> {
+  if (tokenUrl !== undefined) {
+    const resource = new URL(entry.url)
+    resource.hash = ''
+    return { tokenUrl, resource: resource.href }
+  }
+  const { metadata, resource } = await findServer(fetch, entry)
   if (!metadata) throw refused('publishes no metadata; write `tokenUrl` into the entry')
   const methods = metadata.token_endpoint_auth_methods_supported
-  return {
-    tokenUrl: metadata.token_endpoint,
-    ...(methods ? { methods } : {}),
-    resource: info.resourceMetadata?.resource ?? resource.href,
-  }
+  return { tokenUrl: metadata.token_endpoint, ...(methods ? { methods } : {}), resource }
 }
 
 /** RFC 6749 2.3.1: both parts are encoded as in forms before they are joined. */

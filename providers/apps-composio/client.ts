@@ -9,7 +9,7 @@ const defaultUrl = 'https://backend.composio.dev'
 const requestMs = 50_000
 const patienceMs = 8_000
 
-export interface ComposioRequest {
+interface ComposioRequest {
   readonly method: Dispatcher.HttpMethod
   /** Below `/api`, with the version. */
   readonly path: string

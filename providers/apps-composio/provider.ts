@@ -5,7 +5,7 @@ import { isAppError, notFound, type TenantList } from '#kernel'
 import { type ComposioClient, unavailable } from './client.ts'
 
 /** A toolkit that the operator offers. */
-export interface OfferedToolkit {
+interface OfferedToolkit {
   readonly authConfig?: string | undefined
   readonly connection: 'tenant' | 'user'
   readonly description?: string | undefined
@@ -14,7 +14,7 @@ export interface OfferedToolkit {
   readonly tenants: TenantList
 }
 
-export interface ComposioOptions {
+interface ComposioOptions {
   readonly client: ComposioClient
   /** A key, or `secret://<name>`: then each tenant has a project of its own. */
   readonly apiKey: string

@@ -19,7 +19,7 @@ import { invalidRequest } from '../../contracts/http-errors.ts'
 import { ping, stream } from '../../http/streams.ts'
 
 /** Requests that are answered by a server behind the endpoint, in its own words. */
-export const passedMethods = [
+const passedMethods = [
   'resources/list',
   'resources/templates/list',
   'resources/read',
@@ -200,7 +200,8 @@ export class McpEndpoint {
     const server = this.#serverOf(tools, cancel?.signal)
     raw.once('close', () => {
       if (key !== undefined && this.#cancellable.get(key) === cancel) this.#cancellable.delete(key)
-      void server.close()
+      // Behind an answer that went out whole nothing is left to end, and to say so to nobody would cost every call an error.
+      if (!raw.writableFinished) void server.close()
     })
     await server.connect(transport)
     const response = await transport.handleRequest(request, { parsedBody: body })

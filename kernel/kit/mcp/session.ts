@@ -8,8 +8,8 @@ import {
   type Tool,
   type Transport,
 } from '@modelcontextprotocol/client'
-import { createParser } from 'eventsource-parser'
 import type { ModelFetch } from '#contracts/model'
+import { createMcpFetch } from './answers.ts'
 import type { McpEras } from './eras.ts'
 import { connectionClosed, tooLarge } from './failures.ts'
 
@@ -23,7 +23,7 @@ export interface McpAddress {
   readonly headers?: Readonly<Record<string, string>> | undefined
   /** True for our own endpoint: it is stateless, announces nothing, and bounds its answers. */
   readonly own?: boolean
-  /** The largest answer that is read to its end; 16 MiB unless given. */
+  /** The largest answer that is read to its end, and the most that a list has on all its pages; 16 MiB unless given. */
   readonly maxAnswerBytes?: number
   /** Remembers which revision the server speaks; without it each session begins with a question. */
   readonly eras?: McpEras
@@ -47,6 +47,7 @@ export interface McpSession {
   call(call: ServerCall): Promise<CallToolResult>
   /** The server gave out an id for it, and may forget it. */
   readonly remembered: boolean
+  readonly maxAnswerBytes: number
   close(): Promise<void>
 }
 
@@ -110,8 +111,10 @@ async function open(
     signal.removeEventListener('abort', leave)
   }
   if (mode === 'auto') address.eras?.note(address, client)
+  boundDepth(transport)
   return {
     client,
+    maxAnswerBytes: address.maxAnswerBytes ?? usualBytes,
     remembered: 'sessionId' in transport && transport.sessionId !== undefined,
     call({ name, input, meta, signal: ends, definition, progress }) {
       const params = { name, arguments: { ...input }, ...(meta ? { _meta: { ...meta } } : {}) }
@@ -136,7 +139,7 @@ async function open(
 
 function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
   const url = new URL(address.url)
-  const { maxAnswerBytes = 16 * 1024 * 1024 } = address
+  const { maxAnswerBytes = usualBytes } = address
   const init = address.headers ? { requestInit: { headers: { ...address.headers } } } : {}
   if (address.own) return new StreamableHTTPClientTransport(url, { fetch: withoutListening(fetch), ...init })
   const watch = { ...watching(client), maxAnswerBytes }
@@ -144,8 +147,28 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
     return new StreamableHTTPClientTransport(url, { fetch: createMcpFetch(fetch, watch), ...init })
   }
   // Its answers come through the one stream that it listens to.
-  return new SSEClientTransport(url, { fetch: createMcpFetch(fetch, { ...watch, listens: () => true }), ...init })
+  const flooded = { onFlood: () => void client.close().catch(() => {}), listens: () => true, answersThere: true }
+  return new SSEClientTransport(url, { fetch: createMcpFetch(fetch, { ...watch, ...flooded }), ...init })
 }
+
+const usualBytes = 16 * 1024 * 1024
+/** Deeper than anybody means it, and not so deep that writing it again, or keeping it, fails. */
+const maxDepth = 200
+
+/** What nests too deep comes to nobody; an answer of that kind counts as too large. */
+function boundDepth(transport: Pick<Transport, 'onmessage'>): void {
+  const { onmessage } = transport
+  transport.onmessage = (message, ...extra) => {
+    if (!isDeep(message, maxDepth)) return onmessage?.(message, ...extra)
+    if (!('id' in message) || 'method' in message || message.id === undefined) return
+    onmessage?.({ jsonrpc: '2.0', id: message.id, error: { code: connectionClosed, message: tooLarge } }, ...extra)
+  }
+}
+
+const isDeep = (value: unknown, left: number): boolean =>
+  typeof value === 'object' &&
+  value !== null &&
+  (left === 0 || Object.values(value).some((one) => isDeep(one, left - 1)))
 
 const accept = (data: unknown) => ({ valid: true as const, data: data as never, errorMessage: undefined })
 
@@ -160,12 +183,15 @@ function watching(client: Client) {
   const resuming = new Set<string | number>()
   const end = (id: string | number, message = 'the answer was cut'): void =>
     client.transport?.onmessage?.({ jsonrpc: '2.0', id, error: { code: connectionClosed, message } })
-  client.onerror = ({ message }) => {
-    if (!message.startsWith('Maximum reconnection attempts')) return
+  const endResuming = (): void => {
     for (const id of resuming) end(id)
     resuming.clear()
   }
+  client.onerror = ({ message }) => {
+    if (message.startsWith('Maximum reconnection attempts')) endResuming()
+  }
   return {
+    onFlood: endResuming,
     listens: () => client.getServerCapabilities()?.tools?.listChanged === true,
     onCut(id: string | number, resumes: boolean, large: boolean) {
       // It would be as large the next time.
@@ -173,101 +199,5 @@ function watching(client: Client) {
       else if (resumes) resuming.add(id)
       else end(id)
     },
-  }
-}
-
-interface McpFetchOptions {
-  /** Whether the stream for unasked messages of the server is worth a connection. */
-  listens(): boolean
-  /** The answer of this request ended without a word about it. `resumes`: the library asks for the rest. `large`: it was too large. */
-  onCut(id: string | number, resumes: boolean, large: boolean): void
-  /** An answer that is larger is not read to its end. */
-  readonly maxAnswerBytes: number
-}
-
-/**
- * `fetch` for the library's MCP transport. An event stream that ends before the answer was in it leaves its request waiting
- * for ever there: it is watched here. Answers are bounded.
- */
-function createMcpFetch(fetch: ModelFetch, { listens, onCut, maxAnswerBytes }: McpFetchOptions): ModelFetch {
-  return async (input, init) => {
-    const { method, headers, body } = init ?? {}
-    const resumes = method === 'GET' && new Headers(headers).has('last-event-id')
-    if (method === 'GET' && !resumes && !listens()) return new Response(null, { status: 405 })
-    const response = await fetch(input, init)
-    if (!response.body) return response
-    const { status, statusText } = response
-    const id = method === 'POST' && response.ok && isEventStream(response) ? requestIdOf(body) : undefined
-    const watch = id === undefined ? undefined : watchFor(id)
-    const stream = ReadableStream.from(
-      // The stream for unasked messages lives as long as the run: what comes through it is not one answer.
-      read(response.body, method === 'GET' ? Infinity : maxAnswerBytes, watch, (large) => {
-        if (watch && id !== undefined && !watch.answered) onCut(id, watch.resumable, large)
-      }),
-    )
-    return new Response(stream as ReadableStream<Uint8Array>, { status, statusText, headers: response.headers })
-  }
-}
-
-const isEventStream = ({ headers }: Response): boolean =>
-  headers.get('content-type')?.startsWith('text/event-stream') === true
-
-function requestIdOf(body: unknown): string | number | undefined {
-  const { id, method } = JSON.parse(String(body)) as { id?: string | number; method?: string }
-  return method === undefined ? undefined : id
-}
-
-interface Watch {
-  readonly answered: boolean
-  /** The server named an event, behind which it goes on. */
-  readonly resumable: boolean
-  feed(bytes: Uint8Array): void
-}
-
-function watchFor(id: string | number): Watch {
-  const decoder = new TextDecoder()
-  const seen = { answered: false, resumable: false }
-  const parser = createParser({
-    onEvent(event) {
-      if (event.id) seen.resumable = true
-      if (event.data !== '') seen.answered ||= answers(event.data, id)
-    },
-  })
-  return {
-    get answered() {
-      return seen.answered
-    },
-    get resumable() {
-      return seen.resumable
-    },
-    feed: (bytes) => parser.feed(decoder.decode(bytes, { stream: true })),
-  }
-}
-
-function answers(data: string, id: string | number): boolean {
-  try {
-    const message = JSON.parse(data) as Record<string, unknown>
-    return message['id'] === id && ('result' in message || 'error' in message)
-  } catch {
-    return false
-  }
-}
-
-async function* read(
-  body: ReadableStream<Uint8Array>,
-  limit: number,
-  watch: Watch | undefined,
-  onEnd: (large: boolean) => void,
-): AsyncGenerator<Uint8Array> {
-  let bytes = 0
-  try {
-    for await (const chunk of body) {
-      bytes += chunk.length
-      if (bytes > limit) throw new Error(tooLarge)
-      watch?.feed(chunk)
-      yield chunk
-    }
-  } finally {
-    onEnd(bytes > limit)
   }
 }

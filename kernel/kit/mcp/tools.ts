@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import type { Tool } from '@modelcontextprotocol/client'
 import type { McpServer } from '#contracts/mcp-servers'
+import { tooLarge } from './failures.ts'
 import { type McpSession, noTimeout } from './session.ts'
 
 /** What a model may read of a tool, as its server defines it. */
@@ -11,24 +12,39 @@ const maxPages = 50
 /** The most tools of one server: they are in the memory of each run. */
 const maxTools = 2_000
 
-/** Lists the tools of a server. One whose marks of headers are not as the protocol wants them is left out. Rejects with whatever went wrong. */
-export async function listTools({ client }: McpSession, signal: AbortSignal): Promise<McpTool[]> {
-  const tools: McpTool[] = []
+/** What nobody could name, allow or keep: without a character, longer than lists of allowed tools take, or with what is no text. */
+const isName = (name: string): boolean =>
+  name !== '' && name.length <= 200 && !name.includes('\0') && name.isWellFormed()
+
+/**
+ * Lists the tools of a server; of two with one name the first. Left out are those whose name is none, or whose marks of headers are not as the
+ * protocol wants them. Rejects with whatever went wrong, and with `tooLarge` where all pages together are.
+ */
+export async function listTools(
+  { client, maxAnswerBytes }: McpSession,
+  signal: AbortSignal,
+): Promise<readonly McpTool[]> {
+  const tools = new Map<string, McpTool>()
   let cursor: string | undefined
+  let bytes = 0
   const isModern = client.getProtocolEra() === 'modern'
   for (let page = 0; page < maxPages; page++) {
     const params = cursor === undefined ? {} : { cursor }
     const request = { method: 'tools/list' as const, params }
     const listed = await client.request(request, { signal, timeout: noTimeout })
+    bytes += Buffer.byteLength(JSON.stringify(listed.tools))
+    if (bytes > maxAnswerBytes) throw new Error(tooLarge)
     for (const tool of listed.tools) {
+      if (!isName(tool.name) || tools.has(tool.name)) continue
       if (isModern && !hasPlainHeaders(tool.inputSchema)) continue
-      if (tools.length === maxTools) return tools
-      tools.push(tool)
+      if (tools.size === maxTools) return [...tools.values()]
+      tools.set(tool.name, tool)
     }
-    if (listed.nextCursor === undefined) break
+    // A page that leads to itself would be asked for again and again.
+    if (listed.nextCursor === undefined || listed.nextCursor === cursor) break
     cursor = listed.nextCursor
   }
-  return tools
+  return [...tools.values()]
 }
 
 /** The mark of an argument that its server wants in a header as well, and the types that such a one may have. */

@@ -135,10 +135,13 @@ export async function storeFailure(
   })
 }
 
-/** The app does not take this grant: it is due now, whatever was said of it. False: it was replaced meanwhile. */
+/**
+ * The app does not take this grant: it is due now, whatever was said of it. Whoever renews it already goes on with that: its refresh token is good
+ * once. False: it was replaced meanwhile.
+ */
 export async function doubtGrant(database: Database, tenantId: string, id: string, fence: string): Promise<boolean> {
   const doubt = {
-    text: `UPDATE app_connections SET expires_at = now(), due_at = now(), leased_until = NULL
+    text: `UPDATE app_connections SET expires_at = now(), due_at = now()
            WHERE tenant_id = $1 AND id = $2 AND fence = $3::bigint AND state = 'active' RETURNING 1`,
     values: [tenantId, id, fence],
   }

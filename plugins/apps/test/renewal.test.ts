@@ -85,6 +85,28 @@ test('a token that the app takes back before its time is renewed; a server that 
   assert.equal(refreshes(s.issuer.asked), 2)
 })
 
+test('a token that the app refuses while it is being renewed elsewhere is waited for: a refresh token is good once', async (t) => {
+  const s = await stageWithOAuth(t)
+  const other = await stage(t, { dsn: s.dsn })
+  await s.connect({ endUserId: 'ann' })
+  const gate = Promise.withResolvers<void>()
+  s.issuer.gate = gate.promise
+  await s.age(due)
+  assert.equal((await s.read('ann')).status, 200)
+  while (refreshes(s.issuer.asked) === 0) await new Promise((resolve) => setImmediate(resolve))
+  const lease = async () =>
+    (await s.rows('SELECT leased_until::text AS until, expires_at <= now() AS doubted FROM app_connections'))[0]!
+  const { until } = await lease()
+  s.issuer.forget()
+  const refused = s.read('ann', other.call)
+  let now = await lease()
+  while (now['doubted'] !== true) now = await lease()
+  assert.equal(now['until'], until, 'the lease is still that of who renews')
+  gate.resolve()
+  assert.equal((await refused).status, 200)
+  assert.equal(refreshes(s.issuer.asked), 1)
+})
+
 test('whoever was only slow neither brings an old account back nor ends a new one', async (t) => {
   const s = await stageWithOAuth(t)
   const other = await stage(t, { dsn: s.dsn })

@@ -87,6 +87,8 @@ export class Upstreams {
   readonly #options: UpstreamsOptions
   /** Those used last are at the end. */
   readonly #open = new Map<string, Upstream>()
+  /** Calls of one second are of one object. */
+  readonly #keys = new WeakMap<McpServer, string>()
   readonly #calls = new AtOnce()
   #callsOfAll = 0
   #sweep: NodeJS.Timeout | undefined
@@ -201,7 +203,11 @@ export class Upstreams {
   /** Undefined: all that the tenant may have are in use. */
   #take(tenantId: string, server: McpServer): Upstream | undefined {
     const { url, transport, headers, addresses = 'network' } = server
-    const key = hash('sha256', JSON.stringify([tenantId, server.name, url, transport, headers, addresses]))
+    let key = this.#keys.get(server)
+    if (key === undefined) {
+      key = hash('sha256', JSON.stringify([tenantId, server.name, url, transport, headers, addresses]))
+      this.#keys.set(server, key)
+    }
     const found = this.#open.get(key)
     if (found) {
       this.#open.delete(key)
@@ -289,9 +295,7 @@ function outcomeOf(
   }
   if (reason.kind === 'status' && reason.status === 401) return failed('unauthorized', refusesUs(name))
   if (!connected) return failed('away', `The tool '${name}' cannot be called. ${whyUnavailable(error)}`)
-  if (reason.kind === 'too_large') {
-    return failed('refused', `The result of '${name}' is larger than ${maxAnswerBytes / 1024 / 1024} MiB.`)
-  }
+  if (reason.kind === 'too_large') return failed('refused', tooMuch(name))
   if (failure === 'cut' || isTimeout(error)) return failed('away', broke(name))
   // What it says is about the arguments of whoever calls.
   if (error instanceof ProtocolError)
@@ -328,6 +332,8 @@ const failed = (outcome: CallOutcome, text: string): Called => ({
 const textOf = ({ message }: ProtocolError): string => message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)
 const refusesUs = (name: string): string =>
   `The tool '${name}' could not be called. Its server does not take the credentials of the entry.`
+const tooMuch = (name: string): string =>
+  `The result of '${name}' is larger than ${maxAnswerBytes / 1024 / 1024} MiB, nests too deep or has too many messages.`
 const broke = (name: string): string =>
   `The connection broke while the tool '${name}' was called; whether it was executed is not known.`
 const tookTooLong = (name: string, ms: number): string => `'${name}' took longer than ${ms / 1000} s and was stopped.`

@@ -168,9 +168,10 @@ test('a token that the server takes back is replaced when the server is tested; 
 test('without a token endpoint in the entry the server says whom to ask, and that one where and how', async (t) => {
   const s = await withOAuth(t, { tokenUrl: undefined })
   const { origin } = new URL(s.server.url)
+  let says: object = {}
   s.server.before = (request, response) => {
     if (request.url === '/who') {
-      const resource = { resource: s.server.url, authorization_servers: [s.issuer.url] }
+      const resource = { resource: s.server.url, authorization_servers: [s.issuer.url], ...says }
       response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(resource))
       return true
     }
@@ -206,6 +207,18 @@ test('without a token endpoint in the entry the server says whom to ask, and tha
     [undefined, /does not answer as one|publishes no metadata/],
   ] as const) {
     s.issuer.metadata = where === undefined ? {} : { ...s.issuer.metadata, token_endpoint: where }
+    await s.age(`token = NULL, due_at = NULL, failed_at = NULL`)
+    assert.match(String(await s.sent()), why)
+  }
+  // A server is believed of itself alone, and so is whoever gives tokens: this client is the tenant's own.
+  const metadata = { issuer: s.issuer.url, token_endpoint: `${s.issuer.url}/token`, response_types_supported: ['code'] }
+  const page = { ...metadata, authorization_endpoint: `${s.issuer.url}/authorize` }
+  for (const [about, server, why] of [
+    [{ ...page, issuer: 'https://bank.example' }, {}, /says that it is another one/],
+    [page, { resource: 'https://bank.example/mcp' }, /speaks for another one/],
+  ] as const) {
+    s.issuer.metadata = about
+    says = server
     await s.age(`token = NULL, due_at = NULL, failed_at = NULL`)
     assert.match(String(await s.sent()), why)
   }

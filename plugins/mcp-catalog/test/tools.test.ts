@@ -64,6 +64,15 @@ test('each way to fail has its name, and is what the entry shows', async (t) => 
   assert.equal((await call('POST', `${catalog}/nobody/test`)).status, 404)
 })
 
+test('what cannot be kept of a server is replaced: NUL, and halves of characters', async (t) => {
+  const { call } = await stage(t)
+  const server = await startExternalServer(t, { read: { description: 'a\0b\ud800c\\u0000' } })
+  await call('POST', catalog, { name: 'files', url: server.url })
+  assert.equal((await call('POST', `${catalog}/files/test`)).status, 200)
+  const [read] = itemsOf(await call('GET', `${catalog}/files/tools`))
+  assert.equal(read!['description'], 'a\ufffdb\ufffdc\\u0000')
+})
+
 test('a server that says nothing is not waited for', async (t) => {
   const { call } = await stage(t, { settings: { timeout: '100ms' } })
   await call('POST', catalog, { name: 'files', url: await listen(t, () => {}) })

@@ -8,7 +8,7 @@ import { startPostgres } from '#kit/postgres'
 import { startAuthorizationServer } from '#testing'
 import { command, dataDirectory } from '../cluster.ts'
 import { runCommand, say, withProcesses } from '../command.ts'
-import type { Processes } from '../processes.ts'
+import { type Processes, usageOf } from '../processes.ts'
 import { environment } from '../service.ts'
 import { median } from '../statistics.ts'
 import { draw, shown } from '../table.ts'
@@ -104,9 +104,21 @@ async function run(service: Service, profile: string): Promise<void> {
   await service.ask('GET', `/api/runs/${runId}/stream`)
 }
 
-/** Medians of a round for each way to call the tool, round after round. */
-async function measureCalls(service: Service, bareUrl: string, model: CallingModel, rounds: number) {
-  const bare = await connect(bareUrl)
+/** The bare MCP server. */
+interface Bare {
+  readonly pid: number
+  readonly url: string
+}
+
+interface Ways {
+  /** Medians of a round for each way to call the tool, round after round. */
+  readonly taken: Record<string, number[]>
+  /** Milliseconds of the processors for each of them: of the service, of PostgreSQL, of the bare server. */
+  readonly cpu: Record<string, readonly number[]>
+}
+
+async function measureCalls(service: Service, server: Bare, model: CallingModel, rounds: number): Promise<Ways> {
+  const bare = await connect(server.url)
   const catalog = await connect(`${service.base}/mcp/catalog`, service.key)
   const ways: Readonly<Record<string, () => Promise<readonly number[]>>> = {
     bare: () => timed(bare, 'tool_1', calls),
@@ -119,18 +131,27 @@ async function measureCalls(service: Service, bareUrl: string, model: CallingMod
       return waits
     },
   }
-  const found: Record<string, number[]> = {}
+  const taken: Record<string, number[]> = {}
+  const cpu: Record<string, number[]> = {}
+  const usedNow = (): number[] => {
+    const [own, other] = [usageOf([service.pid], [process.pid]), usageOf([server.pid])]
+    return [own?.nodeCpuMs, own?.postgresCpuMs, other?.nodeCpuMs].map((ms) => ms ?? Number.NaN)
+  }
   for (let round = -3; round < rounds; round++) {
     const names = Object.keys(ways)
     // Every round begins with another one.
     for (let i = 0; i < names.length; i++) {
       const name = names[(i + Math.abs(round)) % names.length]!
-      const taken = await ways[name]!()
-      if (round >= 0) (found[name] ??= []).push(median(taken))
+      const before = usedNow()
+      const times = await ways[name]!()
+      if (round < 0) continue
+      const used = usedNow().map((ms, i) => (ms - before[i]!) / times.length / rounds)
+      cpu[name] = used.map((ms, i) => ms + (cpu[name]?.[i] ?? 0))
+      ;(taken[name] ??= []).push(median(times))
     }
   }
   await Promise.all([bare.close(), catalog.close()])
-  return found
+  return { taken, cpu }
 }
 
 async function residentMiB(pid: number): Promise<number> {
@@ -192,7 +213,7 @@ await runCommand(usage, readOptions, ({ rounds }) =>
     const model = await startCallingModel()
     processes.onStop(() => model.close())
     const issuer = await startAuthorizationServer({ after: (stop) => processes.onStop(stop as () => Promise<void>) })
-    const { line } = await processes.node([new URL('server.ts', import.meta.url).pathname, issuer.url])
+    const { line, child } = await processes.node([new URL('server.ts', import.meta.url).pathname, issuer.url])
     const bareUrl = `${String(line['url'])}/mcp`
     const service = await startService(processes, model.url)
     const enter = (n: number) => service.ask('POST', '/api/mcp/catalog', { name: `e${n}`, url: bareUrl })
@@ -205,7 +226,7 @@ await runCommand(usage, readOptions, ({ rounds }) =>
       limits: { maxSteps: 50 },
     })
     say('calls')
-    const taken = await measureCalls(service, bareUrl, model, rounds)
+    const { taken, cpu } = await measureCalls(service, { pid: child.pid!, url: bareUrl }, model, rounds)
     say('one entry')
     const one = await measureSize(service, model, 1)
     const before = await residentMiB(service.pid)
@@ -219,9 +240,12 @@ await runCommand(usage, readOptions, ({ rounds }) =>
     const rows = Object.keys(taken).map((name) => {
       const own = ratios(name)
       const spread = `${shown(Math.min(...own), 2)}-${shown(Math.max(...own), 2)}`
-      return [name, shown(median(taken[name]!), 2), `${shown(median(own), 2)}x`, spread]
+      const used = cpu[name]!.map((ms) => shown(ms, 2))
+      return [name, shown(median(taken[name]!), 2), `${shown(median(own), 2)}x`, spread, ...used]
     })
-    process.stdout.write(`${draw([['one client', 'p50 ms', 'to the bare call', 'in rounds'], ...rows])}\n\n`)
+    const head = ['one client', 'p50 ms', 'to the bare call', 'in rounds']
+    const ofCpu = ['service', 'PostgreSQL', 'bare server'].map((whose) => `CPU ms, ${whose}`)
+    process.stdout.write(`${draw([[...head, ...ofCpu], ...rows])}\n\n`)
     const sizes = Object.keys(one).map((what) => [
       what,
       shown(one[what], 1),
@@ -232,7 +256,7 @@ await runCommand(usage, readOptions, ({ rounds }) =>
     process.stdout.write(`memory of the whole server, MiB: ${shown(before, 0)} before, ${shown(after, 0)} after\n`)
     const ratio = median(ratios('catalog'))
     process.stdout.write(`${ratio <= aim ? 'met    ' : 'NOT MET'} a call through the endpoint at most ${aim}x\n`)
-    process.stdout.write(`${JSON.stringify({ node: process.version, taken, one, many, before, after, ratio })}\n`)
+    process.stdout.write(`${JSON.stringify({ node: process.version, taken, cpu, one, many, before, after, ratio })}\n`)
     if (ratio > aim) process.exitCode = 1
   }),
 )

@@ -1,0 +1,162 @@
+import assert from 'node:assert/strict'
+import { createServer, type ServerResponse } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { json as read } from 'node:stream/consumers'
+import { test, type TestContext } from 'node:test'
+import { failureOf, listTools, type McpAddress, openMcp, reasonOf } from '../mcp/index.ts'
+
+interface Message {
+  readonly id?: number
+  readonly method?: string
+  readonly params?: { readonly cursor?: string }
+}
+
+/** How a server answers a request that is neither `initialize` nor a notification; and those who listen. */
+interface Behaviour {
+  answer?(message: Message, response: ServerResponse): void
+  listen?(response: ServerResponse): void
+}
+
+const asJson = (response: ServerResponse, body: unknown): void =>
+  void response
+    .writeHead(200, { 'content-type': 'application/json' })
+    .end(typeof body === 'string' ? body : JSON.stringify(body))
+const asStream = (response: ServerResponse): ServerResponse =>
+  response.writeHead(200, { 'content-type': 'text/event-stream' })
+
+/** Opens a session with a server of this behaviour. */
+async function sessionWith(t: TestContext, behaviour: Behaviour, more: Partial<McpAddress> = {}) {
+  let listened = 0
+  const http = createServer(async (request, response) => {
+    if (request.method === 'GET') {
+      listened++
+      return behaviour.listen ? behaviour.listen(asStream(response)) : void response.writeHead(405).end()
+    }
+    const message = (await read(request)) as Message
+    const { id, method } = message
+    const said = (result: unknown): void => asJson(response, { jsonrpc: '2.0', id, result })
+    if (method === 'server/discover')
+      return asJson(response, { jsonrpc: '2.0', id, error: { code: -32_601, message: 'no' } })
+    const capabilities = { tools: { listChanged: behaviour.listen !== undefined } }
+    const serverInfo = { name: 'odd', version: '1' }
+    if (method === 'initialize') return said({ protocolVersion: '2025-06-18', capabilities, serverInfo })
+    if (id === undefined) return void response.writeHead(202).end()
+    behaviour.answer?.(message, response)
+  })
+  await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
+  t.after(() => {
+    http.closeAllConnections()
+    http.close()
+  })
+  const { port } = http.address() as AddressInfo
+  const { signal } = new AbortController()
+  const session = await openMcp(fetch, { url: `http://127.0.0.1:${port}/mcp`, ...more }, signal)
+  t.after(() => session.close())
+  return {
+    session,
+    listened: () => listened,
+    list: () => listTools(session, signal),
+    call: () => session.call({ name: 'look', input: {}, signal }),
+  }
+}
+
+const inputSchema = { type: 'object' }
+
+test('a request whose answer is none ends as one whose connection was cut', async (t) => {
+  const answers: [string, Behaviour['answer']][] = [
+    ['of another request', (_, response) => asJson(response, { jsonrpc: '2.0', id: 4711, result: { content: [] } })],
+    ['no message', (_, response) => asJson(response, [])],
+    ['heard', (_, response) => void response.writeHead(202).end()],
+    [
+      'a stream of another request',
+      (_, r) => void asStream(r).end('data: {"jsonrpc":"2.0","id":4711,"result":{}}\n\n'),
+    ],
+  ]
+  for (const [what, answer] of answers) {
+    const { call } = await sessionWith(t, { answer: answer! })
+    await assert.rejects(call(), (error) => failureOf(error, false) === 'cut', what)
+  }
+  // Some servers write the number of a request as text.
+  const text = await sessionWith(t, {
+    answer: ({ id }, response) => asJson(response, { jsonrpc: '2.0', id: String(id), result: { content: [] } }),
+  })
+  assert.deepEqual((await text.call()).content, [])
+})
+
+test('an answer that nests too deep, or has too many messages, is too large', async (t) => {
+  const nested = (depth: number): Behaviour => ({
+    answer: ({ id }, response) =>
+      asJson(
+        response,
+        `{"jsonrpc":"2.0","id":${id},"result":{"content":[],"structuredContent":${'{"a":'.repeat(depth)}{}${'}'.repeat(depth)}}}`,
+      ),
+  })
+  assert.deepEqual((await (await sessionWith(t, nested(100))).call()).content, [])
+  const news = 'data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":0,"progress":1}}\n\n'
+  const many: Behaviour = { answer: (_, response) => void asStream(response).write(news.repeat(6_000)) }
+  for (const behaviour of [nested(10_000), many]) {
+    const { call } = await sessionWith(t, behaviour)
+    await assert.rejects(call(), (error) => reasonOf(error).kind === 'too_large')
+  }
+})
+
+test('what a server says unasked is bounded: one event, and all of a while; then nobody listens any more', async (t) => {
+  const floods = ['data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n', 'x'.repeat(1_000)]
+  for (const [i, text] of floods.entries()) {
+    const left = Promise.withResolvers<void>()
+    const { call, listened } = await sessionWith(t, {
+      answer: ({ id }, response) => asJson(response, { jsonrpc: '2.0', id, result: { content: [] } }),
+      listen(response) {
+        response.on('close', left.resolve)
+        const more = (): void => void (response.destroyed || response.write(text, more))
+        more()
+      },
+    })
+    await left.promise
+    assert.deepEqual((await call()).content, [], 'calls go on')
+    assert.equal(listened(), 1, String(i))
+  }
+})
+
+test('of a list are left out tools that nobody can name and second ones of a name; its pages are one answer', async (t) => {
+  const named = (...names: string[]) => names.map((name) => ({ name, inputSchema }))
+  const pages: Record<string, object> = {
+    first: {
+      tools: named('look', '', 'nul\0', 'half\ud800', 'x'.repeat(201), '__proto__', 'a b'),
+      nextCursor: 'second',
+    },
+    second: { tools: [{ name: 'look', description: 'another', inputSchema }, ...named('more')], nextCursor: 'second' },
+  }
+  let asked = 0
+  const odd = await sessionWith(t, {
+    answer: ({ id, params }, response) =>
+      asJson(response, { jsonrpc: '2.0', id, result: (asked++, pages[params?.cursor ?? 'first']) }),
+  })
+  const listed = await odd.list()
+  assert.deepEqual(
+    listed.map(({ name, description }) => [name, description]),
+    [
+      ['look', undefined],
+      ['__proto__', undefined],
+      ['a b', undefined],
+      ['more', undefined],
+    ],
+  )
+  assert.equal(asked, 2, 'a page that leads to itself is the last one')
+  let page = 0
+  const description = 'd'.repeat(60_000)
+  const fat = await sessionWith(
+    t,
+    {
+      answer: ({ id }, response) =>
+        asJson(response, {
+          jsonrpc: '2.0',
+          id,
+          result: { tools: [{ name: `t${page++}`, description, inputSchema }], nextCursor: String(page) },
+        }),
+    },
+    { maxAnswerBytes: 100_000 },
+  )
+  await assert.rejects(fat.list(), (error) => reasonOf(error).kind === 'too_large')
+  assert.equal(page, 2)
+})
