@@ -2,7 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 
 /** The most memories that are put into a first message. */
-export const mostInjected = 20
+const mostInjected = 20
 
 /** The field `memory` of a profile. Absent: nothing is put into messages or taken from them, and the tools have the scope `user`. */
 export const ProfileMemory = Type.Object(

@@ -5,6 +5,7 @@ import type { MemoryBank } from './bank/bank.ts'
 import { columns, alive, type MemoryRow, toMemory } from './bank/rows.ts'
 import type { Metrics } from './metrics.ts'
 import type { Memory } from './schema.ts'
+import { wordsAlone } from './text/words.ts'
 
 /** What memories may take of a first message. */
 const mostTokens = 2_000
@@ -67,14 +68,15 @@ export class MemoryRecall implements Recall {
     const hits = await this.#parts.bank.ask(tenantId, profile.name, {
       ...whose,
       q: prompt,
-      limit: inject,
+      limit: 2 * inject,
       minScore: leastScore,
       maxTokens: mostTokens,
       now: new Date(),
     })
-    if (hits.length === 0) return ''
-    await this.#keep(tenantId, runId, hits)
-    return blockOf(hits)
+    const told = eachOnce(hits).slice(0, inject)
+    if (told.length === 0) return ''
+    await this.#keep(tenantId, runId, told)
+    return blockOf(told)
   }
   async #keep(tenantId: string, runId: string, memories: readonly Memory[]): Promise<void> {
     const keep = {
@@ -96,6 +98,15 @@ export class MemoryRecall implements Recall {
     const byRun = Map.groupBy(rows, ({ run_id: id }) => id)
     return new Map([...byRun].map(([id, all]) => [id, blockOf(all.map(toMemory))]))
   }
+}
+
+/** What is a person's and nobody's as well, or several persons', is two memories and one fact. */
+function eachOnce<T extends Memory>(memories: readonly T[]): T[] {
+  const told = new Set<string>()
+  return memories.filter(({ processedContent }) => {
+    const said = wordsAlone(processedContent)
+    return !told.has(said) && told.add(said)
+  })
 }
 
 /** The text before a message. What is remembered was written by others, so nothing in it can close the block. */

@@ -11,7 +11,7 @@ import { factOf, isTold } from '../text/facts.ts'
 import { type Junk, junkOf, mostContent, statementsOf, tidied, withoutRecalled } from '../text/statements.ts'
 import type { StemCache } from '../text/stems.ts'
 import { essenceOf, recordTerms, withContext } from '../text/terms.ts'
-import { wordsOf } from '../text/words.ts'
+import { wordsAlone, wordsOf } from '../text/words.ts'
 import { compare } from './compare.ts'
 import { byIndex, type MemoryRow, personOf, toMemory } from './rows.ts'
 import {
@@ -94,9 +94,9 @@ export class Writer {
     if ('junk' in made) return void (await this.#refuse(tenantId, made.junk))
     const byModel = await this.#parts.model?.process(tenantId, withoutRecalled(said))
     const statements = byModel?.split('\n') ?? made.content.split('\n').filter(isTold)
-    const known = recalled.flatMap((text) => text.split('\n')).map(comparable)
+    const known = recalled.flatMap((text) => text.split('\n')).map(wordsAlone)
     for (const content of statements.slice(0, mostTold)) {
-      const junk = known.some((one) => repeats(comparable(content), one)) ? 'recalled' : junkOf(content)
+      const junk = known.some((one) => repeats(wordsAlone(content), one)) ? 'recalled' : junkOf(content)
       if (junk) await this.#refuse(tenantId, junk)
       else {
         const made = { content: content.slice(0, mostContent), source: 'mined' } as const
@@ -256,11 +256,6 @@ export class Writer {
   }
 }
 
-/** Words alone: however they are written. */
-const comparable = (text: string): string =>
-  wordsOf(text)
-    .map((word) => word.text)
-    .join(' ')
 /** It is a part of what was recalled, or that with a few words more. */
 const repeats = (said: string, recalled: string): boolean =>
   ` ${recalled} `.includes(` ${said} `) ||

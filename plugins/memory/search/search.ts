@@ -23,6 +23,8 @@ import type { VectorList } from './vectors.ts'
 /** Hits whose names lead on to others. */
 const leading = 3
 const mostLinks = 6
+/** Memories that they lead to. */
+const mostLinked = 20
 /** Words that are corrected. */
 const mostCorrected = 4
 const shortestCorrected = 4
@@ -131,22 +133,25 @@ export class Search {
     { asked, weighed, filter }: Pick<Asked, 'asked' | 'filter'> & { readonly weighed: readonly Weighed[] },
   ): Promise<Candidate[]> {
     const own = new Set(asked.flatMap(({ terms }) => terms))
-    const leads = first.slice(0, leading).map(({ candidate }) => candidate)
-    const names = new Set(leads.flatMap(({ named }) => named ?? []).filter((name) => !own.has(name)))
-    if (names.size === 0) return []
-    const known = await this.#candidates.figures(tenantId, filter.profile, [...names], filter)
-    const links = [...(known?.records ?? [])]
+    const leads = first.slice(0, leading).map(({ candidate }) => candidate.memory)
+    const named = await this.#candidates.namesOf(tenantId, bank, leads)
+    const links = named
       // A name that stands in one memory leads nowhere, one that stands everywhere leads anywhere.
-      .filter(([, records]) => records > 1 && records < Math.max(20, bank.records / 20))
-      .toSorted(([, a], [, b]) => a - b)
+      .filter(({ term, records }) => !own.has(term) && records > 1 && records < Math.max(20, bank.records / 20))
+      .toSorted((a, b) => a.records - b.records)
       .slice(0, mostLinks)
-      .map(([term, records]): Weighed => ({ term, word: -1, kind: 'name', idf: idfOf(records, bank.records), records }))
+      .map(({ term, records }): Weighed => ({
+        term,
+        word: -1,
+        kind: 'name',
+        idf: idfOf(records, bank.records),
+        records,
+      }))
     if (links.length === 0) return []
     const words = weighed.filter(({ kind }) => kind === 'word')
-    const found = await this.#candidates.find(tenantId, bank, [...links, ...words], filter, leading)
+    const found = await this.#candidates.linked(tenantId, bank, [...links, ...words], filter, mostLinked)
     // Those that led here are no second step.
-    const led = new Set(leads.map(({ memory }) => memory))
-    return found.filter((one) => one.names > 0 && !led.has(one.memory))
+    return found.filter(({ memory }) => !leads.includes(memory))
   }
   async #hits(
     tenantId: string,

@@ -77,7 +77,7 @@ test('questions find what answers them, by words, names, times and spelling, in 
 })
 
 test('whose memories are found is the end user’s and nobody’s, or anybody’s', async (t) => {
-  const { save, search } = await stage(t)
+  const { save, search, recall } = await stage(t)
   await save({ processedContent: 'Ann keeps her passport in the drawer.', endUserId: 'ann', category: 'places' })
   await save({ processedContent: 'Bob keeps his passport in the safe.', endUserId: 'bob' })
   await save({ processedContent: 'A passport is valid for ten years.' })
@@ -89,6 +89,40 @@ test('whose memories are found is the end user’s and nobody’s, or anybody’
   assert.deepEqual(await of({ shared: 'true' }), ['A'])
   assert.deepEqual(await of({ category: 'places' }), ['Ann'])
   assert.deepEqual(await search({ q: 'passport' }, 'globex'), [])
+  // Said of nobody as well it is another memory, and no other fact: a message has it once.
+  await save({ processedContent: 'Ann keeps her passport in the drawer' })
+  const profile = { name: 'helper', memory: { inject: 5 } }
+  const message = {
+    tenantId: 'acme',
+    runId: 'r1',
+    profile,
+    endUserId: 'ann',
+    prompt: 'Where does Ann keep her passport?',
+  }
+  assert.equal((await recall.choose(message)).match(/drawer/g)?.length, 1)
+  assert.equal((await recall.chosen('acme', ['r1'])).get('r1')?.match(/drawer/g)?.length, 1)
+})
+
+test('a filter that lets few of many memories pass hides none of them, by category and by time', async (t) => {
+  const { database, save, search } = await stage(t)
+  await save({ processedContent: 'Grace keeps the pump in hall 900.', category: 'rare', eventAt: '2024-02-03' })
+  // Many that fit the question better, as they are after years.
+  await database.batch('acme', [
+    {
+      text: `INSERT INTO memories (tenant_id, id, bank, profile, person, category, content, source, confidence, language, event_at, digest, terms, weights, length, bytes)
+             SELECT tenant_id, 'mem_' || n, bank, profile, person, 'common', 'The pump of the hall was oiled by Grace.', source, confidence, language,
+               '2026-01-01'::timestamptz + n * interval '1 second', sha256(n::text::bytea), ARRAY['pump', 'hall', 'oil', 'grace'],
+               ARRAY[100, 100, 100, 100]::smallint[], 4, 40
+             FROM memories, generate_series(1, 2500) AS n WHERE tenant_id = 'acme'`,
+    },
+  ])
+  const found = async (filter: Record<string, string>) =>
+    (await search({ q: 'Was the pump of the hall oiled?', ...filter })).map((one) => one.processedContent)
+  const kept = ['Grace keeps the pump in hall 900.']
+  assert.deepEqual(await found({ category: 'rare' }), kept)
+  assert.deepEqual(await found({ from: '2024-01-01', to: '2025-01-01' }), kept)
+  assert.equal((await found({ category: 'common', from: '2026-01-01' })).length, 8)
+  assert.deepEqual(await found({ category: 'common', to: '2025-01-01' }), [])
 })
 
 test('where pg_trgm cannot be created, searches go without it, and say so once', async (t) => {

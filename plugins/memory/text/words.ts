@@ -75,6 +75,12 @@ export function wordsOf(text: string): Word[] {
   return words
 }
 
+/** Its words, however they are written: what is compared. */
+export const wordsAlone = (text: string): string =>
+  wordsOf(text)
+    .map((word) => word.text)
+    .join(' ')
+
 function addIdeographs(token: string, words: Word[]): void {
   // Latin letters and digits beside ideographs are words of their own.
   for (const part of token.match(
