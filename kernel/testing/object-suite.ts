@@ -4,6 +4,7 @@ import { buffer } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
 import {
   isObjectKey,
+  maxKeyBytes,
   type NewObject,
   type ObjectBackend,
   objectErrors,
@@ -58,9 +59,11 @@ export const oddKeys = [
 const whole: ObjectQuery = { prefix: '', after: '', limit: 1_000, folders: false }
 const inUtf8 = (keys: readonly string[]): string[] => [...keys].sort((a, b) => Buffer.from(a).compare(Buffer.from(b)))
 
-export interface ObjectSuiteOptions {
+interface ObjectSuiteOptions {
   /** The server behind the backend is a stand-in for tests that lists in an order of its own: only what it lists is looked at. */
   readonly ownOrder?: boolean
+  /** The longest key, where the store keeps some of the bytes for itself. */
+  readonly keyBytes?: number
 }
 
 type Check = (sentence: string, body: (store: ObjectBackend) => Promise<void>) => void
@@ -69,12 +72,13 @@ type Check = (sentence: string, body: (store: ObjectBackend) => Promise<void>) =
 export function testObjectBackend(
   name: string,
   make: (t: TestContext) => Promise<ObjectBackend>,
-  { ownOrder = false }: ObjectSuiteOptions = {},
+  { ownOrder = false, keyBytes = maxKeyBytes }: ObjectSuiteOptions = {},
 ): void {
   const check: Check = (sentence, body) =>
     void test(`${name}: ${sentence}`, { timeout: 60_000 }, async (t) => body(await make(t)))
   contents(check)
-  keysAndLists(check, (keys) => (ownOrder ? inUtf8(keys) : keys))
+  const keys = oddKeys.filter((key) => Buffer.byteLength(key) < keyBytes)
+  keysAndLists(check, [...keys, 'y'.repeat(keyBytes)], (all) => (ownOrder ? inUtf8(all) : all))
   removals(check)
 }
 
@@ -149,7 +153,7 @@ function contents(check: Check): void {
   })
 }
 
-function keysAndLists(check: Check, inOrder: (keys: string[]) => string[]): void {
+function keysAndLists(check: Check, odd: readonly string[], inOrder: (keys: string[]) => string[]): void {
   check('conditions of writes hold', async (store) => {
     const { info } = await store.put('acme', 'k', newObject('one', { ifNoneMatch: '*' }))
     const refused = { code: 'precondition_failed' }
@@ -164,16 +168,16 @@ function keysAndLists(check: Check, inOrder: (keys: string[]) => string[]): void
     assert.equal(await store.remove('acme', 'k', etag), 3)
   })
   check('odd keys are keys, each of its own, and listed in the order of their UTF-8', async (store) => {
-    for (const key of oddKeys) {
+    for (const key of odd) {
       assert.ok(isObjectKey(key), key)
       await store.put('acme', key, newObject(`content of ${key}`))
     }
-    for (const key of oddKeys) assert.equal(await textOf(store, key), `content of ${key}`)
+    for (const key of odd) assert.equal(await textOf(store, key), `content of ${key}`)
     const { objects, next } = await store.list('acme', whole)
     assert.equal(next, undefined)
-    assert.deepEqual(inOrder(objects.map(({ key }) => key)), inUtf8(oddKeys))
+    assert.deepEqual(inOrder(objects.map(({ key }) => key)), inUtf8(odd))
     for (const { key, sha256 } of objects) assert.equal(sha256, sha256Of(Buffer.from(`content of ${key}`)))
-    for (const key of oddKeys) assert.notEqual(await store.remove('acme', key), undefined, key)
+    for (const key of odd) assert.notEqual(await store.remove('acme', key), undefined, key)
     assert.deepEqual(await store.use('acme'), { bytes: 0, objects: 0 })
   })
   check('a list goes by pages, with a prefix and with folders', async (store) => {

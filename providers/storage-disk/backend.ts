@@ -14,6 +14,7 @@ import {
   type OpenObject,
   type WriteCondition,
 } from '#contracts/object-store'
+import { Turns } from '#kit/turns'
 import { infoOf, openFile, trailerOf } from './files.ts'
 import { namesOf } from './names.ts'
 import { removeEmpty, syncFolder, syncFolders } from './files.ts'
@@ -30,7 +31,7 @@ export class DiskBackend implements ObjectBackend {
   readonly #dir: string
   readonly #listings = new Listings()
   /** Conditions are checked and writes made one after another, key by key. */
-  readonly #turns = new Map<string, Promise<unknown>>()
+  readonly #turns = new Turns()
 
   constructor(dir: string) {
     this.#dir = dir
@@ -156,17 +157,9 @@ export class DiskBackend implements ObjectBackend {
     return join(this.#folderOf(tenantId), ...namesOf(key))
   }
 
-  async #inTurn<T>(tenantId: string, key: string, work: (path: string) => Promise<T>): Promise<T> {
+  #inTurn<T>(tenantId: string, key: string, work: (path: string) => Promise<T>): Promise<T> {
     const path = this.#pathOf(tenantId, key)
-    const before = this.#turns.get(path) ?? Promise.resolve()
-    const mine = before.then(() => work(path))
-    const settled = mine.catch(() => {})
-    this.#turns.set(path, settled)
-    try {
-      return await mine
-    } finally {
-      if (this.#turns.get(path) === settled) this.#turns.delete(path)
-    }
+    return this.#turns.take(path, () => work(path))
   }
 
   /** A folder that is empty for a moment may be removed between its making and the rename. */

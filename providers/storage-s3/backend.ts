@@ -7,6 +7,7 @@ import pLimit from 'p-limit'
 import { isAppError } from '#kernel'
 import {
   lastCharacter,
+  maxKeyBytes,
   mostObjectsAtOnce,
   type NewObject,
   type ObjectBackend,
@@ -16,6 +17,7 @@ import {
   type ObjectQuery,
   type OpenObject,
 } from '#contracts/object-store'
+import { Turns } from '#kit/turns'
 import type { S3Client } from './client.ts'
 
 const sha256Header = 'x-amz-meta-sha256'
@@ -29,6 +31,10 @@ export class S3Backend implements ObjectBackend {
   readonly #client: S3Client
   readonly #rootOf: (tenantId: string) => string
   readonly #temporary: string
+  /** False once the server has said that it knows no conditions of writes. */
+  #knowsConditions = true
+  /** Where the server does not keep conditions, they hold among the requests of this process. */
+  readonly #turns = new Turns()
 
   /** `temporary` is a folder in which uploads wait until they are whole: only then their length and SHA-256 can be signed. */
   constructor(client: S3Client, rootOf: (tenantId: string) => string, temporary: string) {
@@ -38,11 +44,18 @@ export class S3Backend implements ObjectBackend {
   }
 
   async put(tenantId: string, key: string, object: NewObject) {
+    if (!this.#fits(tenantId, key)) {
+      const max = maxKeyBytes - Buffer.byteLength(this.#keyOf(tenantId, ''))
+      throw objectErrors.invalidKey({ message: `A key has at most ${max} bytes of UTF-8 in this bucket.` })
+    }
     const folder = await mkdtemp(join(this.#temporary, 'agent-orc-upload-')).catch(diskFailed)
     try {
       const path = join(folder, 'object')
       await pipeline(Readable.from(object.body), createWriteStream(path, { mode: 0o600 })).catch(diskFailed)
-      return await this.#putFile(tenantId, key, path, object)
+      const put = () => this.#putFile(tenantId, key, path, object)
+      const { ifMatch, ifNoneMatch } = object.when
+      const isBare = ifMatch === undefined && ifNoneMatch === undefined
+      return await (isBare && this.#knowsConditions ? put() : this.#turns.take(this.#keyOf(tenantId, key), put))
     } finally {
       await rm(folder, { recursive: true, force: true })
     }
@@ -54,19 +67,25 @@ export class S3Backend implements ObjectBackend {
     if (!holds) throw objectErrors.preconditionFailed()
     const digest = sha256()
     const { size: bytes } = await stat(path)
-    const { body } = await this.#client.send({
-      method: 'PUT',
-      key: this.#keyOf(tenantId, key),
-      headers: {
-        'content-type': contentType,
-        [sha256Header]: digest,
-        // Servers that know conditions keep this one to the last moment; with others there is one between the question and the write.
-        ...(ifNoneMatch ? { 'if-none-match': '*' } : {}),
-        ...(ifMatch !== undefined ? { 'if-match': before!.tag } : {}),
-      },
-      body: { stream: () => createReadStream(path), bytes, sha256: digest },
-    })
-    await body.dump()
+    const write = (conditions: Readonly<Record<string, string>>) =>
+      this.#client.send({
+        method: 'PUT',
+        key: this.#keyOf(tenantId, key),
+        headers: { 'content-type': contentType, [sha256Header]: digest, ...conditions },
+        body: { stream: () => createReadStream(path), bytes, sha256: digest },
+        expected: Object.keys(conditions).length > 0 ? [501] : [],
+      })
+    // Servers that know conditions keep this one to the last moment; with others another process may write after the question.
+    const conditions = {
+      ...(ifNoneMatch ? { 'if-none-match': '*' } : {}),
+      ...(ifMatch !== undefined ? { 'if-match': before!.tag } : {}),
+    }
+    const answer = await write(this.#knowsConditions ? conditions : {})
+    await answer.body.dump()
+    if (answer.statusCode === 501) {
+      this.#knowsConditions = false
+      await (await write({})).body.dump()
+    }
     const info = { key, bytes, contentType, sha256: digest, updatedAt: new Date().toISOString(), etag: digest }
     return { info, replaced: before?.info.bytes }
   }
@@ -108,10 +127,22 @@ export class S3Backend implements ObjectBackend {
   }
 
   async remove(tenantId: string, key: string, ifMatch?: string): Promise<number | undefined> {
+    if (ifMatch !== undefined) {
+      return this.#turns.take(this.#keyOf(tenantId, key), () => this.#removeIf(tenantId, key, ifMatch))
+    }
     const found = await this.#head(tenantId, key)
     if (!found) return undefined
-    if (ifMatch !== undefined && !isTag(ifMatch, found.info)) throw objectErrors.preconditionFailed()
     await this.#delete(tenantId, key)
+    return found.info.bytes
+  }
+  // Servers that know no conditions of deletion ignore this one, or say so.
+  async #removeIf(tenantId: string, key: string, ifMatch: string): Promise<number | undefined> {
+    const found = await this.#head(tenantId, key)
+    if (!found) return undefined
+    if (!isTag(ifMatch, found.info)) throw objectErrors.preconditionFailed()
+    const status = await this.#delete(tenantId, key, { 'if-match': found.tag })
+    if (status === 412) throw objectErrors.preconditionFailed()
+    if (status === 501) await this.#delete(tenantId, key)
     return found.info.bytes
   }
 
@@ -146,8 +177,13 @@ export class S3Backend implements ObjectBackend {
   #keyOf(tenantId: string, key: string): string {
     return `${this.#rootOf(tenantId)}${key}`
   }
+  /** The root is part of what the server takes for the key. */
+  #fits(tenantId: string, key: string): boolean {
+    return Buffer.byteLength(this.#keyOf(tenantId, key)) <= maxKeyBytes
+  }
 
   async #list(tenantId: string, prefix: string, after: string, limit: number, folders: boolean): Promise<Listed> {
+    if (!this.#fits(tenantId, prefix)) return { objects: [], prefixes: [], truncated: false }
     const root = this.#keyOf(tenantId, '')
     const { body } = await this.#client.send({
       method: 'GET',
@@ -170,6 +206,7 @@ export class S3Backend implements ObjectBackend {
   }
 
   async #head(tenantId: string, key: string): Promise<{ info: ObjectInfo; tag: string } | undefined> {
+    if (!this.#fits(tenantId, key)) return undefined
     const { statusCode, headers, body } = await this.#client.send({
       method: 'HEAD',
       key: this.#keyOf(tenantId, key),
@@ -191,13 +228,16 @@ export class S3Backend implements ObjectBackend {
     return { info, tag }
   }
 
-  async #delete(tenantId: string, key: string): Promise<void> {
-    const { body } = await this.#client.send({
+  /** Answers the status of the server: an object that is gone meanwhile is what was wanted. */
+  async #delete(tenantId: string, key: string, headers: Readonly<Record<string, string>> = {}): Promise<number> {
+    const { statusCode, body } = await this.#client.send({
       method: 'DELETE',
       key: this.#keyOf(tenantId, key),
-      expected: [404],
+      headers,
+      expected: [404, ...(headers['if-match'] === undefined ? [] : [412, 501])],
     })
     await body.dump()
+    return statusCode
   }
 }
 

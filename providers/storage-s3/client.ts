@@ -18,7 +18,7 @@ export interface S3Settings {
   readonly reach?: 'public' | 'network'
 }
 
-export interface S3Request {
+interface S3Request {
   readonly method: 'GET' | 'HEAD' | 'PUT' | 'DELETE'
   /** The key in the bucket; '' for the bucket itself. */
   readonly key: string

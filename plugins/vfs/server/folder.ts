@@ -1,12 +1,13 @@
 import { randomUUID } from 'node:crypto'
 import { constants } from 'node:fs'
 import type { BigIntStats } from 'node:fs'
-import { type FileHandle, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises'
+import { type FileHandle, mkdir, open, opendir, rename, rm, rmdir, unlink } from 'node:fs/promises'
 import { Readable } from 'node:stream'
 import { isAppError } from '#kernel'
 import { type ByteRange, type NewObject, objectErrors, type WriteCondition } from '#contracts/object-store'
 import { asExecutable, isExecutable, isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
 import { contentTypeOf } from '#kit/files'
+import { First } from './first.ts'
 import { belowOf, type FileInfo, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants
@@ -20,11 +21,14 @@ export const incoming = '.agent-orc-incoming'
  */
 export class FolderTree implements Tree {
   readonly #root: string
+  readonly #atOnce: number
   /** Writes and deletions one after another, so that conditions hold. */
   #turn: Promise<unknown> = Promise.resolve()
 
-  constructor(root: string) {
+  /** Of a folder with more than `atOnce` entries the first ones are picked, given out, and the next ones picked in another pass over it. */
+  constructor(root: string, atOnce = 4_096) {
     this.#root = root
+    this.#atOnce = atOnce
   }
 
   /** Clears what a process that died left half written. */
@@ -38,8 +42,18 @@ export class FolderTree implements Tree {
   }
 
   async *walk(folder: string, walk: Walk): AsyncGenerator<VfsEntry> {
-    const at = await told(() => this.#enter(folder === '' ? [] : folder.split('/')))
-    if (at) yield* this.#below(at, folder, walk)
+    let from: string | undefined
+    do {
+      const { entries, more } = await told(() => this.#firstOf(folder, walk, from))
+      for (const entry of entries) {
+        if (entry.kind === 'file') {
+          const info = await this.#infoOf(entry.path)
+          if (info) yield info
+        } else if (walk.recursive) yield* this.walk(entry.path, walk)
+        else if (await this.#hasFiles(entry.path)) yield entry
+      }
+      from = more ? placeOf(entries.at(-1)!) : undefined
+    } while (from !== undefined)
   }
 
   open(path: string): Promise<OpenFile | undefined> {
@@ -100,30 +114,26 @@ export class FolderTree implements Tree {
     )
   }
 
-  async *#below(at: FileHandle, folder: string, walk: Walk): AsyncGenerator<VfsEntry> {
-    const { after, recursive } = walk
-    let found: VfsEntry[]
+  /** The first entries of a folder that the walk has not had, and those behind `from` alone where it is given. */
+  async #firstOf(folder: string, { after, recursive }: Walk, from: string | undefined) {
+    const at = await this.#enter(folder === '' ? [] : folder.split('/'))
+    const first = new First(this.#atOnce)
+    if (!at) return first.taken()
     try {
-      found = await told(async () =>
-        (await readdir(pathOf(at), { withFileTypes: true }))
-          .filter((one) => one.isFile() || one.isDirectory())
-          .map((one): VfsEntry => ({ path: belowOf(folder) + one.name, kind: one.isFile() ? 'file' : 'folder' }))
-          .filter(({ path }) => isVfsPath(path) && !isHidden(path))
-          .sort((a, b) => (isBefore(placeOf(a), placeOf(b)) ? -1 : 1)),
-      )
+      // Each part of the folder is a turn of the event loop.
+      for await (const one of await opendir(pathOf(at), { bufferSize: 512 })) {
+        if (!one.isFile() && !one.isDirectory()) continue
+        const entry: VfsEntry = { path: belowOf(folder) + one.name, kind: one.isFile() ? 'file' : 'folder' }
+        const place = placeOf(entry)
+        const within = recursive && entry.kind === 'folder' && after.startsWith(place)
+        if (!within && !isBefore(after, place)) continue
+        if (from !== undefined && !isBefore(from, place)) continue
+        if (isVfsPath(entry.path) && !isHidden(entry.path)) first.offer(entry)
+      }
     } finally {
       await at.close()
     }
-    for (const entry of found) {
-      const place = placeOf(entry)
-      const isOver = !isBefore(after, place)
-      if (entry.kind === 'file') {
-        const info = isOver ? undefined : await this.#infoOf(entry.path)
-        if (info) yield info
-      } else if (recursive) {
-        if (!isOver || after.startsWith(place)) yield* this.walk(entry.path, walk)
-      } else if (!isOver && (await this.#hasFiles(entry.path))) yield entry
-    }
+    return first.taken()
   }
 
   async #hasFiles(folder: string): Promise<boolean> {

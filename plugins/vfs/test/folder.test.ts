@@ -2,11 +2,13 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { link, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
 import { promisify } from 'node:util'
 import { testVfs } from '#testing'
+import { FolderTree } from '../server/folder.ts'
+import { placeOf } from '../server/tree.ts'
 
 const acme = { tenantId: 'acme' }
 const skip = process.platform === 'linux' ? false : 'folders are mounted on Linux alone'
@@ -62,6 +64,34 @@ test('a folder: what is in it is read and written whole, and folders go with the
   await client.remove(acme, 'docs', 'new/b')
   assert.deepEqual((await readdir(folder)).toSorted(), ['.agent-orc-incoming', 'dir'])
   assert.deepEqual(await readdir(join(folder, '.agent-orc-incoming')), [])
+})
+
+test('a folder with more entries than are held at once is walked whole, from any place', { skip }, async (t) => {
+  const { folder } = await withFolder(t)
+  const files = ['z', 'b-', 'b/1', 'b/2', 'b/c/3', 'é', '\u{1f600}', '\ufb00', 'a', 'dir2/x', 'm1', 'm2', 'm3', 'm4']
+  for (const path of files) {
+    await mkdir(dirname(join(folder, path)), { recursive: true })
+    await writeFile(join(folder, path), path)
+  }
+  for (let i = 0; i < 9; i++) await mkdir(join(folder, `empty${i}`))
+  const walked = async (after: string, recursive: boolean): Promise<string[]> => {
+    const paths: string[] = []
+    for await (const entry of new FolderTree(folder, 2).walk('', { after, recursive, limit: 1 })) {
+      paths.push(placeOf(entry))
+    }
+    return paths
+  }
+  const inOrder = (paths: string[]) => paths.sort((a, b) => Buffer.from(a).compare(Buffer.from(b)))
+  const all = inOrder(['dir/a.md', ...files])
+  const folders = inOrder([...new Set(all.map((path) => path.replace(/\/.*/, '/')))])
+  for (const [recursive, whole] of [
+    [true, all],
+    [false, folders],
+  ] as const) {
+    for (const from of [-1, ...whole.keys()]) {
+      assert.deepEqual(await walked(whole[from] ?? '', recursive), whole.slice(from + 1))
+    }
+  }
 })
 
 test('no link, pipe or step leads out of a folder, or is shown', { skip }, async (t) => {

@@ -1,15 +1,13 @@
 import assert from 'node:assert/strict'
-import { createHash, createHmac, randomUUID } from 'node:crypto'
-import { mkdtemp, readdir, rm } from 'node:fs/promises'
+import { createHash, createHmac } from 'node:crypto'
+import { readdir } from 'node:fs/promises'
 import { createServer, type IncomingMessage } from 'node:http'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { startFauxqs } from 'fauxqs'
 import { newObject, oddKeys, operatedConductor, testObjectBackend } from '#testing'
-import { S3Backend } from '../backend.ts'
+import { readList, type S3Backend } from '../backend.ts'
 import { S3Client } from '../client.ts'
-import { readList } from '../backend.ts'
+import { backendFor, keyBytes } from './support.ts'
 
 const keys = {
   region: 'us-east-1',
@@ -20,12 +18,7 @@ const keys = {
 }
 
 async function backend(t: TestContext, endpoint: string, more: Partial<typeof keys> = {}) {
-  const client = new S3Client({ ...keys, ...more, endpoint })
-  t.after(() => client.close())
-  const dir = await mkdtemp(join(tmpdir(), 'ao-s3-'))
-  t.after(() => rm(dir, { recursive: true, force: true }))
-  const prefix = `some/prefix/${randomUUID()}`
-  return { store: new S3Backend(client, (tenantId) => `${prefix}/${tenantId}/`, dir), dir }
+  return backendFor(t, { ...keys, ...more, endpoint })
 }
 async function bucket(t: TestContext): Promise<S3Backend> {
   const server = await startFauxqs({ port: 0, logger: false })
@@ -34,14 +27,14 @@ async function bucket(t: TestContext): Promise<S3Backend> {
   return (await backend(t, `http://127.0.0.1:${server.port}`)).store
 }
 // This server sorts as a language does, not by bytes as S3.
-testObjectBackend('s3', bucket, { ownOrder: true })
+testObjectBackend('s3', bucket, { ownOrder: true, keyBytes })
 
 // The same against any other one, such as MinIO, Garage, Ceph or AWS: what is written is below a prefix of its own.
 const { S3_TEST_ENDPOINT: elsewhere, S3_TEST_BUCKET = 'objects', S3_TEST_REGION = 'us-east-1' } = process.env
 if (elsewhere !== undefined) {
   const { S3_TEST_ACCESS_KEY_ID: accessKeyId = '', S3_TEST_SECRET_ACCESS_KEY: secretAccessKey = '' } = process.env
   const access = { bucket: S3_TEST_BUCKET, region: S3_TEST_REGION, accessKeyId, secretAccessKey, timeoutMs: 30_000 }
-  testObjectBackend(`s3 at ${elsewhere}`, async (t) => (await backend(t, elsewhere, access)).store)
+  testObjectBackend(`s3 at ${elsewhere}`, async (t) => (await backend(t, elsewhere, access)).store, { keyBytes })
 }
 
 /** A server of S3 that answers as it is told. */
@@ -169,9 +162,10 @@ test('every request is signed as AWS says, whatever the key is', async (t) => {
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   t.after(() => server.close())
   const { store } = await backend(t, `http://127.0.0.1:${(server.address() as { port: number }).port}`)
-  for (const key of oddKeys) await store.put('acme', key, newObject(key))
+  const fitting = oddKeys.filter((key) => Buffer.byteLength(key) <= keyBytes)
+  for (const key of fitting) await store.put('acme', key, newObject(key))
   await store.list('acme', { prefix: "it's (a+b)/*!", after: 'é &=', limit: 3, folders: true })
-  assert.equal(asked.length, 2 * oddKeys.length + 1)
+  assert.equal(asked.length, 2 * fitting.length + 1)
   for (const request of asked) assert.equal(signatureOf(request.headers['authorization']!), expectedSignature(request))
 })
 
