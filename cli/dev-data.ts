@@ -34,7 +34,7 @@ export interface DevAgent {
 }
 
 /** The folder in which `agent-orc dev` keeps everything it writes. */
-export interface DevData {
+interface DevData {
   readonly folder: string
   secrets(): Promise<DevSecrets>
   lastReady(): Promise<ReadyLine | undefined>

@@ -1,6 +1,7 @@
 import { join, resolve } from 'node:path'
 import { type Command, InvalidArgumentError } from 'commander'
 import { BootError, type Entry } from '#kernel'
+import { presentBilling } from '#contracts/billing'
 import { environment, type Environment, loadPlugin, loadRole, root } from '../kernel/config.ts'
 import { type DevAgent, devData, type DevSecrets, type ReadyLine } from './dev-data.ts'
 import { getSigned, runnerKeyVariable, runnerSigner } from './inner-doors.ts'
@@ -198,7 +199,7 @@ async function seed(options: SeedOptions): Promise<Pick<ReadyLine, 'tenant' | 'a
   const kept = last && (await works(`${conductorUrl}/api/profiles?limit=1`, last.apiKey)) ? last.apiKey : undefined
   const apiKey = kept ?? (await mintApiKey(platform))
   const api = client(conductorUrl, apiKey)
-  await fund(api)
+  if (presentBilling(platform.billing)) await fund(api)
   const seeded = await Promise.all(
     agents.map(async (agent): Promise<DevAgent> => {
       const slug = await publish(api, agent)
@@ -213,10 +214,10 @@ async function seed(options: SeedOptions): Promise<Pick<ReadyLine, 'tenant' | 'a
   return { tenant: devTenant, apiKey, agents: seeded }
 }
 
-/** Where there is billing (AGENT_ORC_BILLING), publishing and chats need credit: a new server begins with some. */
+/** Where there is billing, publishing and chats need credit: a new server begins with some. */
 async function fund(api: Client): Promise<void> {
   const wallet = await api('GET', '/api/billing/wallet')
-  if (wallet.status !== 200 || wallet.body['registered'] === true) return
+  if (expectOk(wallet, 'read the wallet')['registered'] === true) return
   const grant = { tenantId: devTenant, cents: 1_000, reason: 'Development', reference: 'development' }
   expectOk(await api('POST', '/api/billing/grants', grant), 'give the tenant credit')
 }

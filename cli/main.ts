@@ -1,5 +1,4 @@
 import { Command, CommanderError } from 'commander'
-import { BootError } from '#kernel'
 import manifest from '../package.json' with { type: 'json' }
 import { CliError } from './terminal.ts'
 
@@ -29,6 +28,9 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
 const named = (name = ''): Promise<Add[]> =>
   Promise.all((Object.hasOwn(commands, name) ? [commands[name]!] : Object.values(commands)).map((load) => load()))
 
+// By its name, because the kernel, of which this would be all that is used, takes longer to load than most commands run.
+const isBootError = (error: unknown): error is Error => error instanceof Error && error.name === 'BootError'
+
 /** Runs a command line and resolves to its exit code: 0 done, 1 failed, 2 used wrongly. */
 export async function main(argv: readonly string[]): Promise<number> {
   // A reader that closes the pipe early is no failure: `agent-orc chat … | head`.
@@ -53,7 +55,7 @@ export async function main(argv: readonly string[]): Promise<number> {
 function exitCodeOf(error: unknown): number {
   // Commander has already printed what was wrong.
   if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : 2
-  if (error instanceof BootError) {
+  if (isBootError(error)) {
     console.error(error.message)
     return 1
   }

@@ -1,6 +1,7 @@
-import { boot, definePlugin, isAppError, type Plugin } from '#kernel'
+import { boot, definePlugin, isAppError, maybe, type Plugin } from '#kernel'
 import type { AuditedWrite } from '#contracts/audit'
 import { Tokens } from '#contracts/auth'
+import { Billing } from '#contracts/billing'
 import { Database } from '#contracts/database'
 import { environment, loadRole } from '../kernel/config.ts'
 import { createAuditTrail } from '../plugins/audit/trail.ts'
@@ -12,6 +13,8 @@ import { CliError } from './terminal.ts'
 export interface Platform {
   readonly database: Database
   readonly tokens: Tokens
+  /** Undefined or `absent`: nobody has to pay. */
+  readonly billing?: Billing | undefined
 }
 
 /** A plugin that hands out what it is given: `lent()` once its role has booted. */
@@ -19,7 +22,7 @@ export function lender(): { readonly plugin: Plugin; lent(): Platform } {
   let parts: Platform | undefined
   const plugin = definePlugin({
     name: 'command',
-    requires: { database: Database, tokens: Tokens },
+    requires: { database: Database, tokens: Tokens, billing: maybe(Billing) },
     async setup({ deps }) {
       parts = deps
       return {}
@@ -33,10 +36,9 @@ export async function withPlatform<T>(
   file: string,
   work: (database: Database, tokens: Tokens) => Promise<T>,
 ): Promise<T> {
-  const role = await loadRole(file, { env: environment() })
+  const role = await loadRole(file, { env: environment(), only: ['database', 'tokens'] })
   const { plugin, lent } = lender()
-  const needed = role.plugins.filter(({ name }) => name === 'database' || name === 'tokens')
-  const insisting = needed.map((entry) =>
+  const insisting = role.plugins.map((entry) =>
     entry.name === 'database' ? { ...entry, config: { ...(entry.config as object), required: true } } : entry,
   )
   const plugins = [...insisting, { name: plugin.name, plugin }]

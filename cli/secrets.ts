@@ -59,8 +59,8 @@ const table = (keys: readonly KeyCount[]): string =>
 
 /** The master keys as the entry `secrets` of a role file has them. */
 async function keyringIn(file: string): Promise<Keyring> {
-  const role = await loadRole(file, { env: environment() })
-  const entry = role.plugins.find(({ plugin }) => plugin.name === 'secrets')
+  const role = await loadRole(file, { env: environment(), only: ['secrets'] })
+  const [entry] = role.plugins
   if (!entry) throw new CliError(`${file} has no entry 'secrets'`)
   const problems = configProblems(entry)
   if (problems.length > 0) throw new BootError(file, problems)

@@ -58,9 +58,10 @@ interface LoadOptions {
   readonly env: Environment
   /** Where the file says `instead`, the other file is loaded; unless given, this one is. */
   readonly instead?: boolean
+  readonly only?: readonly string[]
 }
 
-/** Reads a role file, fills in the environment and imports its plugins. Throws a BootError with every problem found. */
+/** Reads a role file, fills in the environment and imports its plugins, or `only` those of these entries: all take a second. Throws a BootError with every problem found. */
 export async function loadRole(file: string, options: LoadOptions): Promise<Role> {
   const path = resolve(file)
   const shown = relative('', path).startsWith('..') ? path : relative('', path)
@@ -71,14 +72,13 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   if (document.problems.length > 0) throw new BootError(shown, document.problems)
   const other = options.instead ? insteadOf(document.value, options.env) : undefined
   // The other file's own `instead` is not followed: two files could name each other.
-  if (other !== undefined) return loadRole(resolve(dirname(path), other), { env: options.env })
+  if (other !== undefined) return loadRole(resolve(dirname(path), other), { ...options, instead: false })
   const value = Value.Default(RoleFile, Value.Convert(RoleFile, document.value))
   const problems = problemsOf('', RoleFile, value, document.where)
-  const plugins = (value as Partial<Static<typeof RoleFile>>).plugins ?? {}
   const entries: RoleEntry[] = []
-  for (const [name, given] of Object.entries(plugins)) {
+  for (const [name, given] of Object.entries((value as Partial<Static<typeof RoleFile>>).plugins ?? {})) {
     // It was already reported that this is no map.
-    if (typeof given !== 'object' || given === null) continue
+    if (typeof given !== 'object' || given === null || options.only?.includes(name) === false) continue
     const { use, ...config } = given
     const where = (pointer: string): Origin => document.where(`/plugins/${escapePointer(name)}${pointer}`)
     try {

@@ -46,9 +46,11 @@ function startFile(t: TestContext, file: string, args: readonly string[], env: R
       if (done) throw new Error(`ended without another line:\n${stderr}`)
       return value as string
     },
-    /** Resolves once this was said on stderr. */
+    /** Resolves once this was said on stderr, and rejects when the command ends without it. */
     async says(text: string): Promise<void> {
-      while (!stderr.includes(text)) await once(child.stderr!, 'data')
+      const ended = closed.then(() => assert.ok(stderr.includes(text), `ended without saying '${text}':\n${stderr}`))
+      ended.catch(() => {})
+      while (!stderr.includes(text)) await Promise.race([once(child.stderr!, 'data'), ended])
     },
     async finished(): Promise<Finished> {
       const [code] = await closed

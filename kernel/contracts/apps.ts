@@ -5,7 +5,7 @@ import { type AppError, errorTable } from './errors.ts'
 import type { ToolResult, ToolSpec } from './tools.ts'
 
 /** A toolkit's name becomes part of the names of its tools, which model servers accept in these characters. */
-export const toolkitPattern = '^[A-Za-z0-9_-]{1,64}$'
+const toolkitPattern = '^[A-Za-z0-9_-]{1,64}$'
 const toolkitForm = new RegExp(toolkitPattern)
 export const isToolkitName = (text: string): boolean => toolkitForm.test(text)
 

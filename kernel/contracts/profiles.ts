@@ -17,7 +17,7 @@ export const profileName = Type.String({
   description: 'Name of the profile, unique in its tenant.',
 })
 
-export const ProfileLimits = Type.Object(
+const ProfileLimits = Type.Object(
   {
     maxSteps: Type.Optional(
       Type.Integer({ minimum: 1, maximum: 200, description: 'Model calls in one run; 16 unless given.' }),

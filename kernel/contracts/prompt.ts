@@ -47,6 +47,20 @@ export type InlineAttachment = Attachment & { data: string }
 export const inlineOf = (attachments: readonly Attachment[] = []): InlineAttachment[] =>
   attachments.filter((one): one is InlineAttachment => one.data !== undefined)
 
+/** Images that the models of all vendors take. */
+const commonImage = /^image\/(?:png|jpeg|gif|webp)$/
+export const isCommonImage = ({ mediaType }: Attachment): boolean => commonImage.test(mediaType)
+
+/** Forms that every model can read as they are. */
+const readable =
+  /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
+
+/** A file of text as words of the prompt, so that any model can take it; undefined for what is no text. */
+export const attachedText = ({ mediaType, data, name }: InlineAttachment): string | undefined =>
+  readable.test(mediaType)
+    ? `File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`
+    : undefined
+
 export const hasLinks = ({ attachments }: PromptFields): boolean =>
   attachments?.some(({ link }) => link !== undefined) ?? false
 
@@ -126,7 +140,7 @@ export function promptInfoOf({ attachments, responseFormat }: PromptFields): Pro
 }
 
 /** How many bytes base64 stands for. */
-export const bytesOfBase64 = (data: string): number =>
+const bytesOfBase64 = (data: string): number =>
   (data.length * 3) / 4 - (data.endsWith('==') ? 2 : data.endsWith('=') ? 1 : 0)
 
 const infoOf = ({ mediaType, name, data = '', link }: Attachment) => ({

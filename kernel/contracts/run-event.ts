@@ -55,7 +55,7 @@ export const ProgressEvent = open({
     }),
   ),
 })
-export const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
+const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
 /** A chunk of model text; the chunks of a run joined are its text. */
 export const AssistantEvent = open({ type: Type.Literal('assistant'), text: Type.String(), delta: Type.Literal(true) })
 export const ToolCallEvent = open({
@@ -94,7 +94,7 @@ export const UsageEvent = open({
   ),
 })
 /** The final answer. Ends the run as `ok`. */
-export const ResultEvent = open({
+const ResultEvent = open({
   type: Type.Literal('result'),
   text: Type.String(),
   finishReason: Type.String(),

@@ -51,7 +51,7 @@ export const SubTask = Type.Object(
 export type SubTask = Static<typeof SubTask>
 
 /** The run that delegated a task, and the limits that it left for it. */
-export const ParentRun = Type.Object({
+const ParentRun = Type.Object({
   runId: Type.String(),
   rootId: Type.Optional(Type.String({ description: 'The run that the first of these delegations came from.' })),
   depth: Type.Integer({ minimum: 1, description: 'How many delegations led to this run.' }),

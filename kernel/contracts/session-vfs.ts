@@ -3,7 +3,7 @@ import type { Profile } from './profiles.ts'
 import { mountName, type VfsClient, type VfsView } from './vfs.ts'
 
 /** The tools by which agents use the VirtualFS. */
-export const vfsTools: readonly string[] = ['vfs_list', 'vfs_read', 'vfs_search', 'vfs_write']
+const vfsTools: readonly string[] = ['vfs_list', 'vfs_read', 'vfs_search', 'vfs_write']
 
 /** True for a profile whose sessions use the VirtualFS: it says so, or it names one of the tools. */
 export const usesVfs = ({ vfs, tools }: Pick<Profile, 'vfs' | 'tools'>): boolean =>

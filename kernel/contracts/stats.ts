@@ -4,7 +4,7 @@ import { capability } from '../plugin.ts'
 /** A count over some time. The route that serves a figure says what it means. */
 const count = (description?: string) => Type.Integer({ minimum: 0, ...(description ? { description } : {}) })
 
-export const bucketNames = ['1m', '5m', '15m', '1h', '6h', '1d'] as const
+const bucketNames = ['1m', '5m', '15m', '1h', '6h', '1d'] as const
 export type BucketName = (typeof bucketNames)[number]
 const BucketSize = Type.Unsafe<BucketName>({ type: 'string', enum: [...bucketNames] })
 

@@ -219,7 +219,7 @@ export const VfsSession = Type.Object({
 })
 export type VfsSession = Static<typeof VfsSession>
 
-export const vfsOperations = ['read', 'write', 'delete', 'list', 'search'] as const
+const vfsOperations = ['read', 'write', 'delete', 'list', 'search'] as const
 /** One thing that a session did. */
 export const VfsAccess = Type.Object({
   at: Type.String({ format: 'date-time' }),

@@ -21,7 +21,7 @@ const bodyLimit = 1024 * 1024
 /** Fastify waits for ever by default. Streaming answers are not affected: this bounds the arrival of the request. */
 const requestTimeout = 30_000
 
-export interface ListenerOptions {
+interface ListenerOptions {
   readonly log: FastifyBaseLogger
   readonly logRequests: boolean
   /** For its OpenAPI document. */

@@ -41,7 +41,7 @@ const largeChunk = 8 * 1024
 const maxParts = 1_024
 
 /** The answer did not come in time. */
-export class AnswerTimeout extends Error {
+class AnswerTimeout extends Error {
   readonly code = 'LATE'
   constructor(ms: number) {
     super(`there was no answer within ${ms} ms`)

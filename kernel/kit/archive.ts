@@ -14,7 +14,7 @@ export const archiveErrors = errorTable('archive', {
   stateTooLarge: { status: 500, message: "The session's state is larger than a bundle may be." },
 })
 
-export interface ArchiveLimits {
+interface ArchiveLimits {
   /** Bytes of the archive as it travels. */
   readonly packedBytes: number
   /** Bytes of the tar inside it. */
@@ -30,7 +30,7 @@ export const archiveLimits: ArchiveLimits = {
 }
 
 /** A file of a folder, or its first bytes when the rest may be half written. */
-export type PackedFile = string | { readonly name: string; readonly bytes: number }
+type PackedFile = string | { readonly name: string; readonly bytes: number }
 
 /** Files of a folder as a gzip tar. The same files give the same bytes. Rejects when one of them is not a regular file. */
 export async function pack(

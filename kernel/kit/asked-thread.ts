@@ -1,6 +1,6 @@
 import { Worker } from 'node:worker_threads'
 
-export interface ThreadOptions {
+interface ThreadOptions {
   /** The module of the thread: it answers each message with one, in their order. */
   readonly module: URL
   readonly name: string

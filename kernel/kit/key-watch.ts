@@ -10,7 +10,7 @@ export interface Held {
   end(): void
 }
 
-export interface KeyWatchOptions {
+interface KeyWatchOptions {
   /** Everything that is open in this process now. */
   held(): Iterable<Held>
   /** Those of some keys of one tenant that are still valid. */

@@ -9,7 +9,7 @@ import { maxLineBytes } from './lines.ts'
 import { createModelConnections } from './models.ts'
 
 /** Where a run's linked contents are: beside the tools of its session, with the same token. */
-export type LinkedPlace = Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken'>
+type LinkedPlace = Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken'>
 
 /** Reads linked contents from the runner of a run, on connections of its own. */
 export class LinkedFiles {

@@ -38,7 +38,7 @@ export interface ListSql {
 const mostBytes = 1024 * 1024
 
 /** Whose rows are listed: a tenant's, or those of a table that is nobody's. */
-export interface ListOf {
+interface ListOf {
   readonly database: Database
   readonly tenantId: string | undefined
 }
@@ -217,7 +217,7 @@ export function listOf<Kept, T>(
   }
 }
 
-export interface ItemsAnswer<T, Shown> {
+interface ItemsAnswer<T, Shown> {
   /** The schema of an item. */
   readonly item: TSchema
   /** The document around the items, which are the last thing in it; the bare array unless given. */
@@ -226,7 +226,7 @@ export interface ItemsAnswer<T, Shown> {
   readonly shown?: (item: T) => Shown
 }
 
-export interface ListAnswer<T, Shown> extends ItemsAnswer<T, Shown> {
+interface ListAnswer<T, Shown> extends ItemsAnswer<T, Shown> {
   readonly page: Page
   readonly headers?: Readonly<Record<string, string>>
 }

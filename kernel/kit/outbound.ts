@@ -5,7 +5,7 @@ import ipaddr from 'ipaddr.js'
 /** Why a URL that a tenant gave may not be asked. */
 export type Refusal = 'not_a_url' | 'scheme' | 'credentials' | 'address' | 'host'
 
-export interface OutboundPolicy {
+interface OutboundPolicy {
   /** Which addresses may be connected to. */
   readonly permits: (address: string) => boolean
   readonly schemes: readonly string[]

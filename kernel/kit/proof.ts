@@ -19,7 +19,7 @@ import type { Identity, Signature } from './peer-types.ts'
 export type Proof = (request: IncomingMessage) => Promise<string | undefined>
 
 /** What callers of one listener have to show, whatever they ask for. */
-export class Proofs {
+class Proofs {
   /** True where something is demanded; then nobody is let in until it is known what. */
   readonly demanded: boolean
   readonly #all: Proof[] = []

@@ -7,12 +7,13 @@ import type { Question, Verdict } from './schema-thread.ts'
 
 /** The longest schema of an answer. It bounds what compiling costs, and no model follows a schema of that size. */
 const maxSchemaChars = 65_536
-/** The longest value that is checked. A thread that one allocation is too large for ends the process, whatever bounds it has. */
-const maxValueChars = 1_048_576
+const mega = 1_048_576
 /** How many schemas are known by their digest, refused ones as well: asking for one again costs nothing. */
 const maxKnown = 1_000
-/** Enough for a hundred schemas and the longest value; a schema that needs more is refused. */
-const resourceLimits = { maxOldGenerationSizeMb: 128, maxYoungGenerationSizeMb: 8, stackSizeMb: 4 }
+/** Enough for a hundred schemas; a schema that needs more is refused. */
+const schemasMb = 64
+/** For each mebi of JSON as a value: `[{},{}]` takes 22, and its array grows by copies. */
+const mbPerMega = 64
 
 /** What an answer must fit. */
 export interface OutputSchema {
@@ -25,15 +26,23 @@ export interface OutputSchema {
 /** Rejects with AppError 400 `invalid_response_format` for what is no JSON Schema of draft 2020-12 or 07, and 429 `too_many_schemas`. */
 export type OutputSchemas = (tenantId: string, schema: Readonly<Record<string, unknown>>) => Promise<OutputSchema>
 
+export interface SchemaBounds {
+  /** So many questions of a tenant may wait; 16 unless given. */
+  readonly mostWaiting?: number
+  /** The longest value that is checked; a mebi unless given. A thread that one allocation is too large for ends the process, whatever bounds it has. */
+  readonly maxValueChars?: number
+}
+
 /**
  * Compiles and checks in a thread that starts with the first schema: a schema can be made to take seconds, and this thread has
- * requests of everybody to answer. `mostWaiting`: so many questions of a tenant may wait.
+ * requests of everybody to answer.
  */
-export function createOutputSchemas(mostWaiting = 16): OutputSchemas {
+export function createOutputSchemas({ mostWaiting = 16, maxValueChars = mega }: SchemaBounds = {}): OutputSchemas {
+  const maxOldGenerationSizeMb = schemasMb + mbPerMega * Math.ceil(maxValueChars / mega)
   const thread = new AskedThread<Question, Verdict>({
     module: new URL('./schema-thread.ts', import.meta.url),
     name: 'schemas',
-    resourceLimits,
+    resourceLimits: { maxOldGenerationSizeMb, maxYoungGenerationSizeMb: 8, stackSizeMb: 4 },
     mostWaiting,
     tooMany: () => runErrors.tooManySchemas(),
     died: (why) => invalid(why === 'memory' ? 'The schema needs too much memory.' : 'The schema takes too long.'),

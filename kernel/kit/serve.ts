@@ -36,7 +36,7 @@ interface WithHeaders {
 }
 type JsonOf<S> = S extends TSchema ? WithHeaders & { readonly json: Static<S> } : never
 /** What a handler of a route returns. */
-export type AnswerOf<R extends Route> = R['reply'] extends NoReply
+type AnswerOf<R extends Route> = R['reply'] extends NoReply
   ? WithHeaders | void
   : R['reply'] extends BytesReply
     ? WithHeaders & { readonly bytes: Uint8Array; readonly type: string }

@@ -59,7 +59,7 @@ function namedNetwork(entry: string): Network[] {
 }
 
 /** Whether a host, as it stands in a request, is one of those of a setting. */
-export function hostMatcher(settings: readonly string[]): (host: string) => boolean {
+function hostMatcher(settings: readonly string[]): (host: string) => boolean {
   const hosts = entriesOf(settings).map((entry) => (entry.includes('://') ? new URL(entry).hostname : entry))
   const networks = hosts.flatMap((host) => namedNetwork(bare(host)))
   const suffixes = hosts.filter((host) => host.startsWith('.'))

@@ -35,7 +35,7 @@ async function folder(t: TestContext, files: Record<string, string>) {
       return error.problems.map((p) => p.replaceAll(`${path}/`, '').replaceAll(path, ''))
     }
   }
-  return { load, problems }
+  return { file, load, problems }
 }
 
 /** A role with one plugin `p` of any settings, whose config is the given YAML lines. */
@@ -245,6 +245,18 @@ test('text that is not YAML, a key given twice, and an alias are refused with th
     '${A-b} is not of the form ${NAME}, ${NAME|OTHER} or ${NAME:-default} (role.yaml:4)',
   ])
   assert.deepEqual(await problemsOf(''), ['role is required (role.yaml:1)', 'plugins is required (role.yaml:1)'])
+})
+
+test('only what a command needs of a role is loaded', async (t) => {
+  const { file } = await folder(t, {
+    'role.yaml': 'role: test\nplugins:\n  p:\n    use: ./p.mjs\n  broken:\n    use: ./nowhere.mjs\n',
+    'p.mjs': anySettings,
+  })
+  const { plugins } = await loadRole(file, { env: {}, only: ['p'] })
+  assert.deepEqual(
+    plugins.map(({ name }) => name),
+    ['p'],
+  )
 })
 
 test('a file that is not there is one sentence', async () => {

@@ -9,7 +9,7 @@ import { Redis } from 'ioredis'
 import { startPostgres } from '#kit/postgres'
 
 /** A server with a migrated template database, as the test script hands it to every test process. */
-export interface TestServer {
+interface TestServer {
   /** A role that may create databases but is no superuser, in a database that is never cloned. */
   readonly dsn: string
   readonly template: string

@@ -35,7 +35,7 @@ export {
   testOrder,
   until,
 } from './sandbox-launches.ts'
-export { type Poll, startSuiteRunner, type SuiteRunner, type SuiteSession } from './sandbox-runner.ts'
+export { type Poll, startSuiteRunner, type SuiteRunner, type SuiteSession } from './sandbox-launches.ts'
 export { type SandboxPart, type SandboxSuiteOptions, testSandboxProvider } from './sandbox-suite.ts'
 export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startStandInApi } from './stand-ins.ts'
 export { createStandInMachine, type StandInMachine } from './stand-ins.ts'

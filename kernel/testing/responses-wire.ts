@@ -9,13 +9,13 @@ export interface ResponsesRequestBody {
   readonly tools?: readonly ResponsesTool[]
   readonly [more: string]: unknown
 }
-export interface ResponsesItem {
+interface ResponsesItem {
   readonly type: string
   readonly role?: string
   readonly content?: readonly { readonly type: string; readonly text?: string; readonly [more: string]: unknown }[]
   readonly [more: string]: unknown
 }
-export interface ResponsesTool {
+interface ResponsesTool {
   readonly type: string
   readonly name?: string
   readonly tools?: readonly ResponsesTool[]

@@ -6,7 +6,7 @@ import type { TenantLimits } from '#contracts/limits'
 import { type Caller, type Guard, operator, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
 import type { Authenticate } from './authenticate.ts'
 
-export interface GuardOptions {
+interface GuardOptions {
   readonly authenticate: Authenticate
   /** The tenant whose admins operate the installation; undefined: nobody does. */
   readonly adminTenant: string | undefined

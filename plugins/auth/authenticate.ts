@@ -10,7 +10,7 @@ import type { Bootstrap } from './bootstrap.ts'
 export type Authenticate = (request: Pick<FastifyRequest, 'ip' | 'headers'>) => Promise<Caller>
 
 /** A live key, and whether it may be used from where it was. */
-export interface FoundKey extends Caller {
+interface FoundKey extends Caller {
   readonly here: boolean
 }
 
@@ -19,7 +19,7 @@ export interface KeyLookup {
   find(hash: Buffer, address: string): Promise<FoundKey | undefined>
 }
 
-export interface AuthenticateOptions {
+interface AuthenticateOptions {
   readonly tokens: Tokens
   /** Undefined in a role without a database: then only the bootstrap key is a key. */
   readonly keys: KeyLookup | undefined

@@ -5,7 +5,7 @@ import type { Database, Statement } from '#contracts/database'
 /** How often its use is logged at most. */
 const warnEveryMs = 60_000
 
-export interface BootstrapOptions {
+interface BootstrapOptions {
   readonly key: string
   readonly tenantId: string
   /** Whether it goes on working beside the key of an owner. */

@@ -238,7 +238,7 @@ interface FoundRow extends PermissionColumns {
   stale: boolean
 }
 
-export interface StoredKeys extends KeyLookup {
+interface StoredKeys extends KeyLookup {
   /** Those of these keys of a tenant that are still live. */
   alive(tenantId: string, ids: readonly string[]): Promise<string[]>
   /** Resolves when the writes of last use under way are done. */

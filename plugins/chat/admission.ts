@@ -113,7 +113,7 @@ export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply:
   allow(reply, origin)
 }
 
-export interface AdmissionOptions {
+interface AdmissionOptions {
   readonly database: Database
   readonly tokens: Tokens
   readonly log: FastifyBaseLogger

@@ -22,7 +22,7 @@ import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './sc
 import type { GaveUp, SyncWaits } from './sync-waits.ts'
 import { beganNothing, noAnswer, refusal } from './refusal.ts'
 
-export interface ChatParts {
+interface ChatParts {
   readonly database: Database
   readonly dispatch: RunDispatch
   readonly idempotency: Idempotency

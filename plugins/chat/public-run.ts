@@ -13,7 +13,7 @@ import { chatErrors, invalidKey, unreachable } from './errors.ts'
 // A public run as its clients see it: its ids, its row, and its events as SSE frames. The conductor writes the row with the
 // run's start and with its end, in the same commits; the gateway reads it.
 
-export interface RunIds {
+interface RunIds {
   readonly publicRunId: string
   readonly conversationId: string
 }

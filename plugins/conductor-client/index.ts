@@ -1,12 +1,14 @@
 import { Type } from '@sinclair/typebox'
-import { CommaList, definePlugin, Settings } from '#kernel'
+import { CommaList, definePlugin, Settings, isAppError } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { limitErrors } from '#contracts/limits'
-import { RunDispatch } from '#contracts/runs'
+import { RunDispatch, type DispatchTask, type StartedRun } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
-import { followTls, PeerTls } from '#kit'
-import { conductorAddress, conductorErrors, conductorPeers } from './peer.ts'
-import { createRemoteDispatch } from './dispatch.ts'
+import { followTls, PeerTls, type LinesAnswer, type Peer, retry } from '#kit'
+import { conductorAddress, conductorErrors, conductorPeers, ConductorLost, meaningOf, unexpected } from './peer.ts'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
+import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
 
 /** Submits and follows runs of a conductor in another process, over its signed internal listener. */
 export default definePlugin({
@@ -46,3 +48,159 @@ export default definePlugin({
     return { dispatch, checks: { conductor: () => dispatch.ping() } }
   },
 })
+
+/** A dispatch is tried again for this long: a conductor that restarts, and a chat that survives it, are worth a person's wait. */
+const defaultPatienceMs = 10_000
+const dispatchWaits = { firstMs: 100, longestMs: 800 }
+/** How long a question with a short answer may take. */
+const questionMs = 5_000
+
+/** Runs of a conductor in another process, over its signed internal listener. Specification 5.3. */
+export function createRemoteDispatch(
+  conductor: Peer,
+  about: Readonly<Record<string, unknown>>,
+  patienceMs = defaultPatienceMs,
+): RunDispatch {
+  /** Same id in every attempt: after a lost answer the conductor attaches to the run that exists. */
+  const submit = async (
+    tenant: string,
+    body: DispatchTask,
+    after: number,
+    signal: AbortSignal,
+  ): Promise<LinesAnswer> => {
+    const query = after > 0 ? { after } : {}
+    // Once an attempt may have started the run, a later failure is no proof that there is none.
+    let begun = false
+    const attempt = async (): Promise<LinesAnswer> => {
+      try {
+        return await conductor.ask(conductorWire.start, { tenant, body, query, signal })
+      } catch (error) {
+        begun ||= isAppError(error) && !meaningOf(error).retryable
+        throw error
+      }
+    }
+    const passes = (error: unknown): boolean =>
+      error instanceof ConductorLost || (isAppError(error) && meaningOf(error).retryable)
+    // For a caller from memory the gateway tries again itself, after reading the caller anew: a database that is away shows sooner so.
+    const mayPass = (error: unknown): boolean => passes(error) && (begun || body.chat?.admission === undefined)
+    try {
+      return await retry(attempt, { ...dispatchWaits, withinMs: patienceMs, signal, mayPass })
+    } catch (error) {
+      signal.throwIfAborted()
+      if (passes(error)) throw conductorErrors.upstream({ cause: error, retryable: !begun })
+      throw isAppError(error) ? meaningOf(error) : error
+    }
+  }
+
+  const find: RunDispatch['find'] = (tenant, id) =>
+    answered(
+      conductor.ask(conductorWire.find, { tenant, params: { id }, query: { events: false }, timeoutMs: questionMs }),
+    )
+
+  return {
+    about,
+    async start(tenantId, task, afterSeq, signal): Promise<StartedRun> {
+      const first = await submit(tenantId, task, afterSeq, signal)
+      const sessionId = first.headers[sessionIdHeader]
+      if (typeof sessionId !== 'string') throw unexpected({ message: 'The conductor named no session.' })
+      const events = follow(conductor, { tenantId, runId: task.id, afterSeq, signal, first })
+      return { runId: task.id, sessionId, status: 'running', events }
+    },
+    follow: (tenantId, runId, afterSeq, signal) => follow(conductor, { tenantId, runId, afterSeq, signal }),
+    find,
+    async cancel(tenant, id) {
+      // A run that the conductor does not know is not under way.
+      await answered(conductor.ask(conductorWire.cancel, { tenant, params: { id }, timeoutMs: questionMs }))
+    },
+    // It asks for a run that cannot exist: the answer proves the network, the keys and the conductor's database in one request.
+    async ping() {
+      await find('default', 'readiness')
+    },
+  }
+}
+
+/** Turns every failure of a request into what it means to a client of the gateway. */
+const answered = <T>(question: Promise<T>): Promise<T> =>
+  question.catch((cause: unknown) => {
+    throw isAppError(cause) ? meaningOf(cause) : conductorErrors.upstream({ cause })
+  })
+
+/** A conductor that restarts is waited for this long. */
+const giveUpMs = 60_000
+const followPauseMs = { first: 100, longest: 2_000 }
+
+interface FollowOptions {
+  readonly tenantId: string
+  readonly runId: string
+  readonly afterSeq: number
+  readonly signal: AbortSignal
+  /** An answer whose lines are this log already. */
+  readonly first?: LinesAnswer
+  /** Milliseconds without any progress after which it gives up; tests shorten it. */
+  readonly giveUpMs?: number
+}
+
+/** A run's log, each event once and in order, over as many connections as it takes. */
+export async function* follow(conductor: Peer, options: FollowOptions): AsyncGenerator<LogChunk> {
+  const { tenantId: tenant, runId, signal } = options
+  const patience = options.giveUpMs ?? giveUpMs
+  let cursor = options.afterSeq
+  let pause = followPauseMs.first
+  let stuckSince: number | undefined
+  for (let log = options.first; ; log = undefined) {
+    const openedAt = performance.now()
+    let failure: unknown
+    try {
+      const query = { after: cursor }
+      log ??= await conductor.ask(conductorWire.events, { tenant, params: { id: runId }, query, signal })
+      for await (const lines of log.lines) {
+        const chunk = chunkOf(lines, runId, cursor + 1)
+        const over = isOver(lines)
+        cursor += chunk.count
+        stuckSince = undefined
+        pause = followPauseMs.first
+        // The reader of this generator leaves at the terminal event.
+        if (over) log.expectEnd()
+        yield chunk
+        if (over) return
+      }
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isTransient(error)) throw isAppError(error) ? meaningOf(error) : error
+      failure = error
+    }
+    // A stream that lasted, and then ended in order (its conductor is stopping) or was only silent, does not count as a failure.
+    const now = performance.now()
+    const quiet = failure === undefined || (failure instanceof ConductorLost && failure.silent)
+    stuckSince = quiet && now - openedAt > followPauseMs.longest ? undefined : (stuckSince ?? now)
+    if (stuckSince !== undefined && now - stuckSince >= patience) throw conductorErrors.upstream({ cause: failure })
+    await sleep(pause, undefined, { signal })
+    pause = Math.min(pause * 2, followPauseMs.longest)
+  }
+}
+
+const isTransient = (error: unknown): boolean =>
+  error instanceof ConductorLost || error instanceof OutOfOrder || (isAppError(error) && error.retryable)
+
+class OutOfOrder extends Error {}
+
+/**
+ * Lines as a chunk that begins with `firstSeq`; a log that goes on with anything else is asked for again. But the ending is
+ * told to whoever is past it too, under its own number.
+ */
+function chunkOf(lines: Buffer, runId: string, firstSeq: number): LogChunk {
+  let count = 0
+  const end = lines.indexOf(0x0a)
+  for (let at = end; at >= 0; at = lines.indexOf(0x0a, at + 1)) count++
+  const first = end < 0 ? lines : lines.subarray(0, end)
+  if (first.length === 0 || hasStamp(first, runId, firstSeq)) return { firstSeq, count, lines }
+  const seq = Number(parseLine(first)?.['seq'])
+  const isEnding = count === 1 && seq < firstSeq && isTerminalType(peekType(first))
+  if (seq !== firstSeq && !isEnding) throw new OutOfOrder(`expected event ${firstSeq}`)
+  return { firstSeq: seq, count, lines }
+}
+
+function isOver(lines: Buffer): boolean {
+  const end = lines.length - 1
+  return isTerminalType(peekType(lines.subarray(end > 0 ? lines.lastIndexOf(0x0a, end - 1) + 1 : 0, end)))
+}

@@ -34,7 +34,7 @@ export interface Gate {
   readonly closed: (() => Error) | undefined
 }
 
-export interface PoolOptions {
+interface PoolOptions {
   /** Called when an idle connection breaks. */
   readonly onError: (error: Error) => void
   /** While it is closed, no connection is lent. */

@@ -13,7 +13,7 @@ import type { ConnectionPool, LeasedConnection, Shares } from './pool.ts'
 
 type OfWork = Pick<Database, 'batch' | 'systemBatch' | 'tenant' | 'system'>
 
-export interface Transactions extends Pick<Database, 'unit'> {
+interface Transactions extends Pick<Database, 'unit'> {
   of(work: Work): OfWork
 }
 
@@ -161,7 +161,7 @@ export const lanes = 2
 const groupSize = 32
 const groupBytes = 1024 * 1024
 
-export interface Unit {
+interface Unit {
   readonly tenantId: string
   readonly statement: Statement
 }

@@ -1,9 +1,25 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, maybe, Settings, Tenants } from '#kernel'
-import { Egress, egressErrors } from '#contracts/egress'
-import { secretErrors, Secrets } from '#contracts/secrets'
-import { OwnHosts } from '#kit/own-hosts'
-import { createEgress } from './egress.ts'
+import { definePlugin, maybe, Settings, Tenants, type TenantList } from '#kernel'
+import {
+  Egress,
+  egressErrors,
+  connectionHeaders,
+  type EgressEntry,
+  type EgressHost,
+  shortestSecret,
+} from '#contracts/egress'
+import { secretErrors, Secrets, type HeaderMap, secretsIn } from '#contracts/secrets'
+import { OwnHosts, isOwnHost, type OwnHost } from '#kit/own-hosts'
+import { isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
+import {
+  invalidEgress,
+  missingSecret,
+  needsSandbox,
+  notForTenant,
+  tooLong,
+  tooManySecrets,
+  tooShort,
+} from './errors.ts'
 
 /** Which hosts profiles may let their sandboxes reach through the runner, and what is put into the requests. ADR 59. */
 export default definePlugin({
@@ -29,3 +45,157 @@ export default definePlugin({
     return { egress: createEgress({ tenants, hosts: named.filter((host) => host !== ''), ownHosts }, secrets) }
   },
 })
+
+/** Of a profile: all of their values travel with each attempt. */
+const mostSecrets = 50
+/** Of a value in a header; servers take no more. */
+const mostBytes = 16 * 1024
+
+/** What the role file allows. */
+interface Allowed {
+  readonly tenants: TenantList
+  /** Public hosts, `example.com` or `.example.com`; any when empty. */
+  readonly hosts: readonly string[]
+  readonly ownHosts: readonly OwnHost[]
+}
+
+function createEgress({ tenants, hosts, ownHosts }: Allowed, secrets: Secrets | undefined): Egress {
+  /** The host of an entry as runners get it, or why the tenant may not have it. */
+  const judge = (tenantId: string, entry: EgressEntry): EgressHost | Refusal => {
+    const { host: _, ...rest } = entry
+    const place = placeOf(entry)
+    const url = urlOf(place)
+    const own = isOwnHost(ownHosts, tenantId, new URL(url))
+    const bounds = own ? { permits: isNetworkAddress } : { permits: isPublicAddress, hosts }
+    const asked = outboundUrl(url, { ...bounds, schemes: ['https'] })
+    return typeof asked === 'string' ? asked : { ...rest, ...place, own }
+  }
+  return {
+    async check(tenantId, { egress = [], workerMode }) {
+      if (egress.length === 0) return
+      if (workerMode !== 'sandbox') throw needsSandbox()
+      if (!tenants.allows(tenantId)) throw notForTenant()
+      for (const entry of egress) {
+        const judged = judge(tenantId, entry)
+        if (typeof judged === 'string') throw invalidEgress(entry.host, refusals[judged])
+        checkPaths(entry)
+        checkHeaders(entry)
+      }
+      checkNumbers(egress)
+      const wanted = new Map(egress.flatMap(({ host, headers }) => secretsOf(headers).map((name) => [name, host])))
+      if (wanted.size === 0) return
+      if (wanted.size > mostSecrets) throw tooManySecrets(mostSecrets)
+      if (!secrets) throw secretErrors.secretsUnavailable()
+      const [unknown] = await secrets.unknown(tenantId, [...wanted.keys()])
+      if (unknown !== undefined) throw missingSecret(unknown, wanted.get(unknown)!)
+    },
+    async resolve(tenantId, entries) {
+      const allowed = tenants.allows(tenantId) ? entries : []
+      const judged = allowed.map((entry) => judge(tenantId, entry))
+      const found = judged.filter((one): one is EgressHost => typeof one !== 'string')
+      const values = await Promise.all(found.map((host) => valuesOf(secrets, tenantId, host)))
+      return { hosts: found, secrets: Object.fromEntries(values.flatMap((one) => Object.entries(one))) }
+    },
+  }
+}
+
+/** The values that the headers of a host refer to, by name; one that no header may have is refused as for any other header, and so is one that could not be found in an answer. */
+async function valuesOf(secrets: Secrets | undefined, tenantId: string, { host, headers }: EgressHost) {
+  const names = secretsOf(headers)
+  if (names.length === 0) return {}
+  if (!secrets) throw secretErrors.secretsUnavailable()
+  const references = Object.fromEntries(names.map((name) => [name, `secret://${name}`]))
+  const values = await secrets.headers(tenantId, references, `egress/${host}`)
+  const long = names.find((name) => values[name]!.length > mostBytes)
+  if (long !== undefined) throw tooLong(long, mostBytes)
+  const short = names.find((name) => values[name]!.length < shortestSecret)
+  if (short !== undefined) throw tooShort(short, shortestSecret)
+  return values
+}
+
+const refusals: Readonly<Record<Refusal, string>> = {
+  not_a_url: 'is no host name or address',
+  scheme: 'is no host name or address',
+  credentials: 'is no host name or address',
+  address:
+    'is private, or that of the metadata service of a cloud; the operator names hosts of your own network in ownHosts of the plugin egress',
+  host: 'is none of those that this installation lets sandboxes reach; the operator names them in hosts of the plugin egress',
+}
+
+/** A host as it is asked, over TLS in any case. */
+type Place = Pick<EgressHost, 'host' | 'port'>
+
+/** The host and port of an entry. AppError 400 `invalid_egress` for text that would be asked under another name than it has. */
+function placeOf({ host: text }: EgressEntry): Place {
+  const [, host = '', port = '443'] = /^(\[.*\]|[^:]*)(?::(\d+))?$/.exec(text) ?? []
+  const plain = host.toLowerCase().replace(/^\*\./, '')
+  if (Number(port) < 1 || Number(port) > 65_535) throw invalidEgress(text, 'has no port between 1 and 65535')
+  // WHATWG parsing turns 0x7f.1 and 2130706433 into addresses: an entry says what it is.
+  const name = URL.canParse(`https://${plain}`) ? new URL(`https://${plain}`).hostname : undefined
+  if (name !== plain) throw invalidEgress(text, `is no host name or address${name ? `; write ${name}` : ''}`)
+  if (host.startsWith('*.') && !plain.includes('.'))
+    throw invalidEgress(text, 'stands for too much: name two labels behind the star, as in *.example.com')
+  return { host: host.toLowerCase(), port: Number(port) }
+}
+
+/** The address by which a place is judged; for many hosts one of those below the domain, which itself is not meant. */
+const urlOf = ({ host, port }: Place): string => `https://${host.replace(/^\*/, 'any')}:${port}/`
+
+/** What the connection is about, and what the runner itself writes. */
+const notHeaders: ReadonlySet<string> = new Set([
+  ...connectionHeaders,
+  'accept-encoding',
+  'content-length',
+  'expect',
+  'host',
+  'http2-settings',
+])
+const headerName = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
+const headerText = /^[\t\x20-\x7e]*$/
+
+/** AppError 400 `invalid_egress` for headers that cannot be sent, 400 `invalid_ref` for a reference without a name. */
+function checkHeaders({ host, headers = {} }: EgressEntry): void {
+  const names = Object.keys(headers).map((name) => name.toLowerCase())
+  if (host.startsWith('*.') && names.length > 0) {
+    throw invalidEgress(
+      host,
+      "stands for hosts that may be anybody's, so it takes no headers; name each host that gets them",
+    )
+  }
+  for (const [name, text] of Object.entries(headers)) {
+    const plain = name.toLowerCase()
+    if (!headerName.test(name)) throw invalidEgress(host, 'has a header whose name is none')
+    if (notHeaders.has(plain))
+      throw invalidEgress(host, `may not set the header ${plain}, which is about the connection`)
+    if (names.filter((one) => one === plain).length > 1) throw invalidEgress(host, `has the header ${plain} twice`)
+    if (!headerText.test(text)) throw invalidEgress(host, `has a header ${plain} with what headers cannot hold`)
+  }
+  if (secretsOf(headers).length > secretsOfHost)
+    throw invalidEgress(host, `refers to more than ${secretsOfHost} secrets`)
+}
+
+/** Each is looked for in all that the host answers. */
+const secretsOfHost = 8
+
+/** AppError 400 `invalid_egress` when the entries of one host refer to too many secrets together. */
+function checkNumbers(entries: readonly EgressEntry[]): void {
+  for (const together of Map.groupBy(entries, (entry) => urlOf(placeOf(entry))).values()) {
+    const names = new Set(together.flatMap(({ headers }) => secretsOf(headers)))
+    if (names.size > secretsOfHost)
+      throw invalidEgress(together[0]!.host, `refers to more than ${secretsOfHost} secrets`)
+  }
+}
+
+/** The names of the secrets that headers refer to, each once. */
+const secretsOf = (headers: HeaderMap = {}): readonly string[] => [
+  ...new Set(Object.values(headers).flatMap(secretsIn)),
+]
+
+const dots = /(^|\/)\.{1,2}(\/|$)/
+
+/** AppError 400 `invalid_egress` for paths that lead elsewhere than they read. */
+function checkPaths({ host, paths = [] }: EgressEntry): void {
+  const strange = paths.find((path) => dots.test(path) || /%2e|%25|%5c|%00|;/i.test(path) || path.includes('//'))
+  if (strange !== undefined)
+    throw invalidEgress(host, `has the path ${strange}, which servers may read in more than one way`)
+}

@@ -9,7 +9,7 @@ import { checkRunnerUrl } from './remote-runner.ts'
 import { memberState, orNull } from './topology.ts'
 
 /** A runner with what only operators may see of it. */
-export interface RunnerAddress {
+interface RunnerAddress {
   /** Empty for the runner of this process. */
   readonly url: string
   readonly hash: string

@@ -23,7 +23,7 @@ export interface Step {
   readonly during: string | undefined
 }
 
-export interface LoopTold {
+interface LoopTold {
   /** How late a look was, in milliseconds, whyever. */
   looked?(lateMs: number): void
   /** A step is over that kept the loop for 10 ms or more. Told some turns later. */

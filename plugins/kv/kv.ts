@@ -8,7 +8,7 @@ import { type Failover, standIn } from './failover.ts'
 import type { RedisStore } from './redis.ts'
 import type { Channels, Store, Subscriber } from './store.ts'
 
-export interface KvParts {
+interface KvParts {
   readonly channels: Channels
   readonly memory: Store
   readonly postgres?: Store | undefined
@@ -108,7 +108,7 @@ const Notice = Type.Union([
 ])
 type Notice = Static<typeof Notice>
 
-export interface NotificationsOptions {
+interface NotificationsOptions {
   readonly database: Pick<Database, 'listen' | 'systemBatch'>
   readonly channels: Channels
   readonly log: FastifyBaseLogger
@@ -117,7 +117,7 @@ export interface NotificationsOptions {
 }
 
 /** Wake-ups between processes over PostgreSQL. */
-export interface Notifications {
+interface Notifications {
   /** Wakes other processes, if one that listens needs to be woken this way. */
   publish(channels: readonly string[], message: string): void
   /** Called when this process subscribes to a channel. */

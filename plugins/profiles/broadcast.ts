@@ -16,7 +16,7 @@ export interface ChangeLog {
   revisions(): AsyncIterable<BroadcastRevisions>
 }
 
-export interface BroadcastOptions {
+interface BroadcastOptions {
   /** Undefined in a role without runners. */
   readonly fleet: Pick<Fleet, 'all' | 'onLive'> | undefined
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>

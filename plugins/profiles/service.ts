@@ -28,7 +28,7 @@ import { checkSkills } from './skills.ts'
 import { findVersion } from './versions.store.ts'
 
 /** The catalogues in which the names of a profile are looked up. One that this role leaves out knows no name. */
-export interface References {
+interface References {
   readonly skills: Skills | undefined
   readonly mcpServers: McpServers | undefined
   readonly egress: Egress | undefined

@@ -87,7 +87,7 @@ export interface LeftSession {
 }
 
 /** Rows that went, as users call them, and sessions that a runner may still have. */
-export interface Cleared {
+interface Cleared {
   /** How many it took on: fewer than the limit when nothing is left. */
   readonly publicRuns: number
   readonly messages: number

@@ -31,7 +31,8 @@ const count = (tx: TenantTx, table: string, rows: number): Promise<object[]> =>
 
 /** What is executed or waits is cancelled by the deletion of the tenant; until it has ended nothing is erased. */
 const underWay = {
-  text: `SELECT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND finished_at IS NULL) AS busy`,
+  text: `SELECT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND finished_at IS NULL)
+           OR EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND status = 2 AND lease_until > clock_timestamp()) AS busy`,
 }
 /** Only the id stays, since ids are never given twice. */
 const finish = {
@@ -40,7 +41,7 @@ const finish = {
          WHERE id = $1 AND NOT legal_hold RETURNING erased_rows`,
 }
 
-export interface TenantErasureParts {
+interface TenantErasureParts {
   readonly database: Database
   readonly batches: Batches
   /** What plugins keep of tenants outside the database. */

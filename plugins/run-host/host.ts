@@ -238,7 +238,7 @@ export const localLink = (host: RunHost): SidecarLink => ({
 })
 
 /** Where a run that came over the network may be sent. An empty list allows any host. */
-export interface Destinations {
+interface Destinations {
   /** Those of the runners, for the tools of sessions. */
   readonly runnerHosts: readonly string[]
   /** Those of external MCP servers. */

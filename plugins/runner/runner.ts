@@ -19,7 +19,7 @@ const drainTickMs = 25
 const nobodyMs = 10_000
 
 /** What a runner is made of. */
-export interface RunnerParts {
+interface RunnerParts {
   readonly executors: Executors
   /** Tool calls that wait for a run of another profile. */
   readonly waiting: Delegations

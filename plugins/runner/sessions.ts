@@ -245,7 +245,7 @@ interface Share {
  * What each tenant has of the memory of one runner: its sessions, the profiles in them, and their states. Sessions of the same
  * version of a profile share one copy.
  */
-export class TenantShares {
+class TenantShares {
   readonly #shares = new Map<string, Share>()
   /** How many bytes a tenant may have, where that is not the default. */
   readonly #limits = new Map<string, number>()

@@ -14,7 +14,7 @@ import { type Sandbox, stateOf } from './sandbox.ts'
 import type { Substrate, Substrates } from './substrates.ts'
 import { unlessAborted } from './waiting.ts'
 
-export interface LaunchRequest {
+interface LaunchRequest {
   readonly tenantId: string
   /** The session, or the slot of a warm pool that no session has yet. */
   readonly sessionId: string
@@ -37,7 +37,7 @@ export interface Launcher {
   connected(sandbox: Sandbox, signal: AbortSignal): Promise<void>
 }
 
-export interface LauncherOptions {
+interface LauncherOptions {
   readonly hub: Hub
   readonly substrates: Substrates
   readonly reaper: Reaper

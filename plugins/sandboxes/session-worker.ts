@@ -23,7 +23,7 @@ export interface Started {
   readonly startMs: number
 }
 
-export interface SessionWorkerDeps {
+interface SessionWorkerDeps {
   readonly launcher: Launcher
   readonly reaper: Reaper
   readonly pools: WarmPools

@@ -17,7 +17,7 @@ export interface Substrates {
   choose(tenantId: string, provider: string | undefined): Substrate
 }
 
-export interface SubstrateSettings {
+interface SubstrateSettings {
   readonly configured: ReadonlyMap<string, SandboxProvider>
   /** Who may use them. */
   readonly tenants: ReadonlyMap<string, TenantList>

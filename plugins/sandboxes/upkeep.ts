@@ -22,14 +22,14 @@ const addressMs = 20
 /** Between attempts to ask a provider what was left behind. */
 const sweeps = { firstMs: 1_000, longestMs: 60_000 }
 
-export interface IdleLimits {
+interface IdleLimits {
   /** An idle sandbox is put to sleep after this. */
   readonly pauseMs: number
   /** A sandbox that was paused for this long is ended; the next use starts another one with the same conversation. */
   readonly destroyMs: number
 }
 
-export interface UpkeepOptions {
+interface UpkeepOptions {
   readonly table: WorkerTable
   readonly workspaces: Workspaces
   readonly pools: WarmPools

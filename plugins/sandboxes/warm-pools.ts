@@ -18,13 +18,13 @@ const bindMs = 5_000
 /** The start of a worker takes a core for a while: it must not slow down the run that has just taken the former worker. */
 const refillAfterMs = 500
 
-export interface PoolSettings {
+interface PoolSettings {
   readonly tenant: string
   readonly profile: string
   readonly size: number
 }
 
-export interface BindRequest {
+interface BindRequest {
   readonly tenantId: string
   readonly sessionId: string
   readonly profile: Profile
@@ -63,7 +63,7 @@ export interface WarmPools {
   readonly waiting: number
 }
 
-export interface WarmPoolDeps {
+interface WarmPoolDeps {
   readonly launcher: Launcher
   readonly reaper: Reaper
   readonly log: FastifyBaseLogger

@@ -62,7 +62,7 @@ export async function insertTenant(database: Database, id: string, name: string)
   return row && toTenant(row)
 }
 
-export interface TenantChange {
+interface TenantChange {
   readonly name?: string | undefined
   readonly restore: boolean
   readonly legalHold?: boolean | undefined

@@ -25,7 +25,7 @@ interface DelivererOptions {
 }
 
 /** The limit of a tenant on attempts, which all processes count together. */
-export interface DeliveryRate {
+interface DeliveryRate {
   /** How many more it may make now. */
   left(tenantId: string): Promise<number>
   made(tenantId: string, attempts: number): Promise<void>

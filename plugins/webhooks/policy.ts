@@ -24,7 +24,7 @@ export interface Policy {
   close(): Promise<void>
 }
 
-export interface PolicyOptions {
+interface PolicyOptions {
   readonly allowHosts: readonly OwnHost[]
   readonly timeoutMs: number
   readonly resolve?: Resolve

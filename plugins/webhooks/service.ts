@@ -7,7 +7,7 @@ import type { SigningSecrets } from './secrets.ts'
 import { currentState, rotate, type SigningState } from './secrets.store.ts'
 import type { Outbox } from './store.ts'
 
-export interface WebhookServiceDeps {
+interface WebhookServiceDeps {
   readonly database: Database
   readonly outbox: Outbox
   /** Undefined without a key: nothing can be signed. */

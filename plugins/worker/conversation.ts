@@ -21,7 +21,7 @@ export interface Conversation {
   settled(): Promise<void>
 }
 
-export interface ConversationOptions {
+interface ConversationOptions {
   readonly sessionId: string
   readonly link: SidecarLink
   readonly runner: RunnerClient

@@ -1,13 +1,21 @@
 import { join } from 'node:path'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
-import { LocalSidecars } from '#contracts/sidecar'
-import { vfsFolder } from '#contracts/wire/worker'
-import { createDisk } from './disk.ts'
+import { LocalSidecars, type SidecarLink } from '#contracts/sidecar'
+import { vfsFolder, type PollAnswer, pollMs, settleFilesTool, type WorkerCommand } from '#contracts/wire/worker'
+import { createDisk, type Disk } from './disk.ts'
 import { WorkerIdentity } from './identity/identity.ts'
-import { createTools } from './tools/tools.ts'
-import { createWorker } from './worker.ts'
+import { createTools, type Tools } from './tools/tools.ts'
 import { workerErrors } from './errors.ts'
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import type { ToolResult } from '#contracts/tools'
+import { retry } from '#kit'
+import { type Lifetime, persist, waits } from './persist.ts'
+import { createConversation, type Conversation } from './conversation.ts'
+import { createRunnerClient, isRefusal, type RunnerClient } from './runner-client.ts'
+import { createRuns, type Runs } from './runs.ts'
+import { FilesCopy, type FilesCopyOptions } from './vfs/copy.ts'
 
 /** The sidecar of one session, which nobody can call: it polls its runner for work. Specification 4.23, rule 3. */
 export default definePlugin({
@@ -48,3 +56,196 @@ export default definePlugin({
     return {}
   },
 })
+
+interface WorkerOptions {
+  readonly identity: WorkerIdentity
+  /** Executes its runs. */
+  readonly link: SidecarLink
+  readonly tools: Tools
+  readonly disk: Disk | undefined
+  /** Where the files of the VirtualFS are, and what is known of them. */
+  readonly places: Pick<FilesCopyOptions, 'root' | 'memory'>
+  readonly log: FastifyBaseLogger
+  /** A stopping worker lets its run end for this long. */
+  readonly drainMs: number
+  /** Called when the runner told it to end. */
+  onShutdown(): void
+  /** Called when the runner refuses this worker: it must not go on. */
+  onRefused(error: Error): void
+}
+
+interface Worker {
+  start(): void
+  stop(): Promise<void>
+}
+
+/** How long interrupted runs, and what is still to be uploaded, may take when the worker stops. */
+const settleMs = 5_000
+/** A runner that answers nothing at once, against the protocol, is not asked more often than this. */
+const leastPollMs = 100
+/** How long a tool's result is kept for a runner that is away: longer than it takes to restart, shorter than it is waited for. */
+const resultMs = 60_000
+
+/** Asks the runner of one session for work, and does it. */
+function createWorker(options: WorkerOptions): Worker {
+  const { identity, link, disk, places, log } = options
+  const runner = createRunnerClient(identity)
+  const [polling, delivering] = [new AbortController(), new AbortController()]
+  const life = { stopping: polling.signal, over: delivering.signal }
+  const files = new FilesCopy({ ...places, remote: runner.files, log })
+  const runs = createRuns({ link, runner, files, log, life })
+  const calls = createToolCalls({ tools: options.tools, runs, runner, files, log, life })
+  const poll = createPoll(runner, log, polling.signal)
+  const converse = (): Conversation =>
+    createConversation({ sessionId: identity.sessionId, link, runner, disk, log, life })
+  let conversation = converse()
+  let after = 0
+
+  const bind = async ({ sessionId, token }: Extract<WorkerCommand, { kind: 'bind' }>): Promise<void> => {
+    if (sessionId === identity.sessionId) return identity.renew(token)
+    identity.bind(sessionId, token)
+    // The commands of another session are numbered from 1 again.
+    after = 0
+    files.begin()
+    conversation = converse()
+    await conversation.restore()
+  }
+
+  const obey = async (command: WorkerCommand): Promise<void> => {
+    switch (command.kind) {
+      case 'run':
+        return runs.start(command.envelope, conversation)
+      case 'cancel':
+        return runs.cancel(command.runId)
+      case 'export_state':
+        return void conversation.save({ asked: true })
+      case 'tool':
+        return calls.start(command)
+      case 'tool_cancel':
+        return calls.cancel(command.callId)
+      case 'bind':
+        return bind(command)
+      case 'shutdown':
+        polling.abort()
+        return options.onShutdown()
+    }
+  }
+
+  const loop = async (): Promise<void> => {
+    try {
+      await conversation.restore()
+      while (!polling.signal.aborted) {
+        const answer = await poll(after)
+        if (answer?.token !== undefined) identity.renew(answer.token)
+        for (const command of answer?.commands ?? []) {
+          // A command that comes a second time was sent again before the poll that acknowledged it arrived.
+          if (command.id <= after || polling.signal.aborted) continue
+          after = command.id
+          await obey(command)
+          // Commands behind a `bind` were meant for the former session.
+          if (command.kind === 'bind') break
+        }
+      }
+    } catch (error) {
+      if (!polling.signal.aborted) options.onRefused(error as Error)
+    }
+  }
+
+  let looping: Promise<void> = Promise.resolve()
+  return {
+    start() {
+      looping = loop()
+    },
+    async stop() {
+      polling.abort()
+      calls.stop()
+      const late = sleep(options.drainMs + settleMs, undefined, { ref: false })
+      await Promise.race([runs.drain(options.drainMs).then(() => conversation.settled()), late])
+      delivering.abort()
+      await runner.close()
+      await looping
+    },
+  }
+}
+
+/**
+ * One poll for commands behind `after`, as often as it takes. Undefined: there is nothing to do; the next poll may follow. Rejects
+ * when the runner refuses this worker.
+ */
+function createPoll(runner: RunnerClient, log: FastifyBaseLogger, signal: AbortSignal) {
+  let away = false
+  const mayPass = (err: unknown): boolean => {
+    if (isRefusal(err)) return false
+    if (!away) log.warn({ err }, 'the runner is away')
+    return (away = true)
+  }
+  return async (after: number): Promise<PollAnswer | undefined> => {
+    let asked = 0
+    const poll = (): Promise<PollAnswer | undefined> => {
+      asked = performance.now()
+      return runner.poll({ after, wait: pollMs }, signal)
+    }
+    try {
+      const answer = await retry(poll, { ...waits, signal, mayPass })
+      if (away) log.info('the runner is back')
+      away = false
+      const left = leastPollMs - (performance.now() - asked)
+      if (!answer?.commands.length && left > 0) await sleep(left, undefined, { signal }).catch(() => {})
+      return answer
+    } catch (error) {
+      if (signal.aborted) return undefined
+      throw error
+    }
+  }
+}
+
+interface ToolCallsOptions {
+  readonly tools: Tools
+  readonly runs: Pick<Runs, 'egress'>
+  readonly runner: RunnerClient
+  readonly files: FilesCopy
+  readonly log: FastifyBaseLogger
+  readonly life: Lifetime
+}
+
+type Command = Extract<WorkerCommand, { kind: 'tool' }>
+
+/** Calls of the tools on this machine, each answered on its own. */
+function createToolCalls({ tools, runs, runner, files, log, life }: ToolCallsOptions) {
+  const active = new Map<string, AbortController>()
+  /** The files are settled before the call, so that it sees what others wrote, and behind it if it has touched any. */
+  const withFiles = async (
+    { name }: Command,
+    signal: AbortSignal,
+    execute: () => Promise<ToolResult>,
+  ): Promise<ToolResult> => {
+    const before = await files.settle(signal)
+    if (name === settleFilesTool) return { ok: true, content: before }
+    const { ok, content } = await execute()
+    const note = (await files.settleIfTouched(signal)) || before
+    return { ok, content: note === '' ? content : `${content}\n${note}` }
+  }
+  const call = async (command: Command): Promise<void> => {
+    const { callId, name, input, timeoutMs, vfs = false } = command
+    const stop = new AbortController()
+    active.set(callId, stop)
+    try {
+      const { signal } = stop
+      const execute = () => tools.call(name, input, { signal, timeoutMs, egress: runs.egress })
+      const result = vfs ? await withFiles(command, signal, execute) : await execute()
+      if (stop.signal.aborted) return
+      await persist(() => runner.answerTool(callId, result, life.over), life, resultMs)
+    } catch (err) {
+      if (!life.over.aborted) log.warn({ err, callId }, 'the result of a tool was not delivered')
+    } finally {
+      active.delete(callId)
+    }
+  }
+  return {
+    start: (command: Parameters<typeof call>[0]): void => void call(command),
+    cancel: (callId: string): void => active.get(callId)?.abort(),
+    stop(): void {
+      for (const stop of active.values()) stop.abort()
+    },
+  }
+}

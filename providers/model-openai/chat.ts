@@ -8,7 +8,7 @@ import { decodeBase64 } from '#contracts/prompt'
 import { isStrictSchema } from '#contracts/strict-schema'
 import { type AnswerReader, createAnswers } from './answer.ts'
 
-export interface ChatServer {
+interface ChatServer {
   /** Ends before /chat/completions. */
   readonly baseUrl: string
   readonly headers: Readonly<Record<string, string>>

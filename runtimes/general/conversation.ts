@@ -29,7 +29,7 @@ export interface Turn {
 }
 
 /** The run and model that added a turn. */
-export type TurnOrigin = Pick<Turn, 'runId' | 'model'>
+type TurnOrigin = Pick<Turn, 'runId' | 'model'>
 
 /** A turn as a bundle has it. */
 export type RestoredTurn = Pick<Turn, 'messages' | 'runId' | 'model'>

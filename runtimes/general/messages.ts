@@ -5,9 +5,9 @@ import type {
   LanguageModelV4ToolResultPart,
 } from '@ai-sdk/provider'
 import type { ObjectLink } from '#contracts/linked-objects'
-import type { Attachment, PromptFields } from '#contracts/prompt'
+import { attachedText, type Attachment, type PromptFields } from '#contracts/prompt'
 
-export type TextPart = LanguageModelV4TextPart
+type TextPart = LanguageModelV4TextPart
 export type ReasoningPart = LanguageModelV4ReasoningPart
 export type ToolCall = LanguageModelV4ToolCallPart
 export type ToolResult = LanguageModelV4ToolResultPart
@@ -19,7 +19,7 @@ export interface FilePart {
   readonly data: { readonly type: 'data'; readonly data: string }
 }
 /** The same of a conversation that was restored: its content is brought before the next run. */
-export interface LinkedPart extends Pick<FilePart, 'type' | 'mediaType' | 'filename'> {
+interface LinkedPart extends Pick<FilePart, 'type' | 'mediaType' | 'filename'> {
   readonly data: { readonly type: 'link'; readonly link: ObjectLink }
 }
 
@@ -35,17 +35,14 @@ export const userMessage = (text: string, files: readonly (TextPart | FilePart |
   content: [...files, textPart(text)],
 })
 
-/** Forms that every model can read as they are. */
-const readable =
-  /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
-
 /** Attachments as parts of the prompt's message: text as text, so that any model can take it, anything else as a file. */
 const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart | LinkedPart)[] =>
-  attachments.map(({ mediaType, data = '', link, name }) => {
+  attachments.map((attachment) => {
+    const { mediaType, data = '', link, name } = attachment
     const file = { type: 'file' as const, mediaType, ...(name === undefined ? {} : { filename: name }) }
     if (link) return { ...file, data: { type: 'link', link } }
-    if (!readable.test(mediaType)) return { ...file, data: { type: 'data', data } }
-    return textPart(`File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`)
+    const text = attachedText({ ...attachment, data })
+    return text === undefined ? { ...file, data: { type: 'data', data } } : textPart(text)
   })
 
 const isLinked = (part: { readonly type: string; readonly data?: unknown }): part is LinkedPart =>

@@ -109,7 +109,7 @@ function retryAfter(error: unknown): number {
   return seconds > 0 ? Math.min(seconds * 1_000, maxRetryAfterMs) : 0
 }
 
-export interface CallUsage {
+interface CallUsage {
   readonly inputTokens: number
   readonly outputTokens: number
   readonly cachedTokens?: number

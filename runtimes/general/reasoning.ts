@@ -8,7 +8,7 @@ const eventChars = 400
 /** Characters of reasoning that one run shows. */
 const maxShownChars = 40_000
 
-export type ReasoningStreamPart = Extract<
+type ReasoningStreamPart = Extract<
   LanguageModelV4StreamPart,
   { type: 'reasoning-start' | 'reasoning-delta' | 'reasoning-end' }
 >

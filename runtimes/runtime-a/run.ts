@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { OutputSchemas } from '#kit/schemas'
-import { type InlineAttachment, inlineOf } from '#contracts/prompt'
+import { attachedText, type InlineAttachment, inlineOf, isCommonImage } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { Conversations } from './conversations.ts'
@@ -139,26 +139,20 @@ async function next(messages: AsyncIterator<Message>): Promise<Message | undefin
   }
 }
 
-const image = /^image\/(?:png|jpeg|gif|webp)$/
-/** Media types of text that a model can read. */
-const text =
-  /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
-
 /** The prompt with its attachments. Throws AppError `unsupported_attachment` for one that the vendor's models do not take. */
 const promptBlocks = ({ prompt, attachments }: Pick<RunEnvelope, 'prompt' | 'attachments'>): PromptBlock[] => [
   ...inlineOf(attachments).map(blockOf),
   { type: 'text', text: prompt },
 ]
 
-function blockOf({ mediaType, data, name }: InlineAttachment): PromptBlock {
+function blockOf(attachment: InlineAttachment): PromptBlock {
+  const { mediaType, data, name } = attachment
   const source = { type: 'base64' as const, media_type: mediaType, data }
-  if (image.test(mediaType)) return { type: 'image', source }
+  if (isCommonImage(attachment)) return { type: 'image', source }
   if (mediaType === 'application/pdf')
     return { type: 'document', source, ...(name === undefined ? {} : { title: name }) }
-  if (text.test(mediaType)) {
-    const content = Buffer.from(data, 'base64').toString('utf8')
-    return { type: 'text', text: `File ${name ?? 'without a name'} (${mediaType}):\n${content}` }
-  }
+  const text = attachedText(attachment)
+  if (text !== undefined) return { type: 'text', text }
   throw runtimeAErrors.unsupportedAttachment({
     message: `runtime_a takes images (PNG, JPEG, GIF, WebP), PDF and text, not ${mediaType}.`,
   })

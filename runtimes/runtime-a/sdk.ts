@@ -96,7 +96,7 @@ export interface Retry {
 }
 
 /** The conversation was too long for its model: what is older has been summarized. */
-export interface Compacted {
+interface Compacted {
   readonly type: 'system'
   readonly subtype: 'compact_boundary'
 }
@@ -128,7 +128,7 @@ export interface Assistant {
   readonly parent_tool_use_id: string | null
   readonly message: { readonly content: readonly AssistantBlock[] }
 }
-export type AssistantBlock =
+type AssistantBlock =
   | { readonly type: 'tool_use'; readonly id: string; readonly name: string; readonly input: unknown }
   | { readonly type: 'other' }
 
@@ -137,7 +137,7 @@ export interface User {
   readonly parent_tool_use_id: string | null
   readonly message: { readonly content: string | readonly UserBlock[] }
 }
-export type UserBlock =
+type UserBlock =
   | {
       readonly type: 'tool_result'
       readonly tool_use_id: string

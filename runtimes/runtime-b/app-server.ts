@@ -11,7 +11,7 @@ const line = '0.163'
 const how = `run \`npm run runtimes:install runtime_b\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
 /** The program inside the vendor's package, which is not part of the default install. */
-export interface Program {
+interface Program {
   /** Why it cannot be used, as a sentence; looked up again until it is there, so that installing it needs no restart. */
   readonly missing: string | undefined
   /** Throws AppError `runtime_not_installed`. */

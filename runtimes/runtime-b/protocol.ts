@@ -21,7 +21,7 @@ export interface McpToolCall {
   readonly result: { readonly content: readonly unknown[]; readonly structuredContent: unknown } | null
   readonly error: { readonly message: string } | null
 }
-export interface AgentMessage {
+interface AgentMessage {
   readonly type: 'agentMessage'
   readonly id: string
   readonly text: string
@@ -37,7 +37,7 @@ export interface MessageDelta {
   readonly turnId: string
   readonly delta: string
 }
-export interface TokenUsage {
+interface TokenUsage {
   readonly inputTokens: number
   readonly cachedInputTokens: number
   readonly outputTokens: number

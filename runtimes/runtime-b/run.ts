@@ -4,7 +4,14 @@ import type { OutputSchema, OutputSchemas } from '#kit/schemas'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
-import { type Attachment, type InlineAttachment, inlineOf, type ResponseFormat } from '#contracts/prompt'
+import {
+  attachedText,
+  type Attachment,
+  type InlineAttachment,
+  inlineOf,
+  isCommonImage,
+  type ResponseFormat,
+} from '#contracts/prompt'
 import { isStrictSchema } from '#contracts/strict-schema'
 import { type AppServer, startAppServer } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
@@ -100,12 +107,6 @@ function errorEvent(
   return { type: 'error', code, message: sentence, ...(retryable ? { retryable: true } : {}) }
 }
 
-/** Images that vendors' models take; of any other Codex would only tell the model that there was one. */
-const image = /^image\/(?:png|jpeg|gif|webp)$/
-/** Media types of text that every model can read. */
-const text =
-  /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
-
 /** A prompt with its attachments; `more` comes last. Throws AppError `unsupported_attachment`. */
 const inputOf = (
   prompt: string,
@@ -117,12 +118,12 @@ const inputOf = (
   ...(more === undefined ? [] : [textInput(more)]),
 ]
 
-function attached({ mediaType, data, name }: InlineAttachment): UserInput {
-  if (image.test(mediaType)) return { type: 'image', url: `data:${mediaType};base64,${data}` }
-  if (text.test(mediaType)) {
-    const content = Buffer.from(data, 'base64').toString('utf8')
-    return textInput(`File ${name ?? 'without a name'} (${mediaType}):\n${content}`)
-  }
+function attached(attachment: InlineAttachment): UserInput {
+  const { mediaType, data } = attachment
+  // Of any other image Codex would only tell the model that there was one.
+  if (isCommonImage(attachment)) return { type: 'image', url: `data:${mediaType};base64,${data}` }
+  const text = attachedText(attachment)
+  if (text !== undefined) return textInput(text)
   throw runtimeBErrors.unsupportedAttachment({
     message: `runtime_b takes texts and images (PNG, JPEG, GIF, WebP) as attachments, and not ${mediaType}.`,
   })

@@ -106,6 +106,7 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
       VFS_INTERNAL_SIGNING_KEY_CURRENT: vfsKey.toString('base64'),
       AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
       AGENT_ORC_WEBHOOK_ALLOW_HOSTS: `${new URL(echo.url).host}=*`,
+      AGENT_ORC_WORKFLOW_ALLOW_HOSTS: `${new URL(echo.url).host}=*`,
       AGENT_ORC_RUNS_DIR: runsDir,
       LOG_LEVEL: 'trace',
       LOG_REQUESTS: 'true',
@@ -183,6 +184,28 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
   await api('POST', '/api/apps/echoed/call', { name: 'look', arguments: {} })
   await mountOf(cluster, { folder, vfsKey, echo, told })
 
+  // Nodes of a workflow: an address that repeats the secret that it is sent, servers with secrets, a person who is asked meanwhile.
+  const seen = echo.seen.length
+  const http = { type: 'http', url: echo.url, headers: { authorization: 'Bearer secret://echoed' } }
+  const nodes = [
+    { ...http, id: 'expected', expect: [401] },
+    { id: 'looks', type: 'tool', tool: 'token/look', arguments: {} },
+    { id: 'asks', type: 'approval', dependsOn: ['expected'], message: 'Of {{ nodes.expected.output }}', expiresIn: 1 },
+    { ...http, id: 'refused', dependsOn: ['asks', 'looks'] },
+  ]
+  const definition = { name: 'canaries', nodes, onFailure: 'fail', webhook }
+  const begun = await api<{ id: string }>('POST', '/api/workflows/runs', {
+    definition,
+    input: { of: 'secret://token' },
+  })
+  const flow = `workflows/runs/${begun.body.id}`
+  await eventually('the workflow is over', async () => {
+    const { body } = await api<{ status: number }>('GET', `/api/${flow}`)
+    return body.status > 3 && body
+  })
+  assert.equal(echo.seen.length > seen, true)
+  assert.match(told.at(-1)!, /"authorization":"Bearer \*+"/)
+
   // Values that cannot be sent, were changed behind our back, or are gone end their runs, and say which it was.
   const ending = async (): Promise<string | undefined> => {
     const run = await finished(cluster, { profile: 'looker', prompt: 'look' })
@@ -214,6 +237,8 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
     'mcp/catalog',
     'apps',
     'apps/token/tools',
+    flow,
+    'approvals',
     'profiles/looker/memories',
     'storage/objects',
     'webhooks/deliveries',
@@ -227,6 +252,7 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
     await api('GET', `/api/runs/${runId}/events`)
     told.push(await textOf(`${cluster.conductorUrl}/api/runs/${runId}/stream`, { headers }))
   }
+  told.push(await textOf(`${cluster.conductorUrl}/api/${flow}/stream`, { headers }))
   const state = `${cluster.runnerUrl}/runner/sessions/${ran.sessionId}/state`
   told.push(await textOf(state, { headers: { 'x-tenant-id': 'default' } }))
   for (const part of parts) told.push(await textOf(`${cluster.operationsUrl(part)}/metrics`))

@@ -30,47 +30,6 @@ function assertEndsOnce({ events, status }: Run): void {
   assert.equal(events.at(-1)?.type, status === 'ok' ? 'result' : 'error')
 }
 
-test('R3: a holder frozen past its lease loses its session to another conductor, and what it writes when it wakes is refused', async (t) => {
-  const owners = await startOwners(t)
-  if (!owners) return
-  const [a, b] = [await owners.conductor(), await owners.conductor()]
-  assert.equal((await a.api('POST', '/api/profiles', profile)).status, 201)
-  // The frozen conductor's run goes on meanwhile: what the runner sends waits in its socket until it wakes.
-  owners.model.next({ text: Array.from({ length: 60 }, (_, i) => `w${i}`).join(' '), delayMs: 50 })
-  const begun = await a.api<Run>('POST', '/api/runs', { id: 'held', profile: 'writer', prompt: 'go' })
-  assert.equal(begun.status, 202)
-  await eventually('its first events are on record', async () => (await run(b, 'held')).events.length > 2)
-  a.signal('SIGSTOP')
-  const ended = await eventually('the other conductor interrupts it', async () => {
-    const found = await run(b, 'held')
-    return found.status === 'interrupted' ? found : undefined
-  })
-  assertEndsOnce(ended)
-  owners.model.next({ text: 'mine now' })
-  const sessionId = begun.body.sessionId
-  const next = await eventually('the session is free for the other conductor', async () => {
-    const reply = await b.api<Run>('POST', '/api/runs', { id: 'next', sessionId, profile: 'writer', prompt: 'again' })
-    return reply.status === 202 ? reply : undefined
-  })
-  assert.equal(next.body.sessionId, sessionId)
-  a.signal('SIGCONT')
-  await eventually('the new run ends', async () => (await run(b, 'next')).status !== 'running')
-  await eventually('the frozen process knows that it was declared dead', async () =>
-    a.process.output.join('').includes('this process was declared dead'),
-  )
-  // Both conductors say the same, and it is what was on record before the frozen one woke up.
-  for (const conductor of [a, b]) {
-    assert.deepEqual(await run(conductor, 'held'), ended)
-    assertEndsOnce(await run(conductor, 'next'))
-  }
-  owners.model.next({ text: 'back' })
-  assert.equal((await a.api('POST', '/api/runs', { id: 'back', profile: 'writer', prompt: 'hello' })).status, 202)
-  await eventually(
-    'the process that woke up goes on under another id',
-    async () => (await run(a, 'back')).status === 'ok',
-  )
-})
-
 /** Waits until two leases and some sweeps are over, by the clock of the database. */
 async function waitOutLeases(owners: Owners): Promise<void> {
   const client = new pg.Client({ connectionString: owners.dsn })
@@ -79,26 +38,75 @@ async function waitOutLeases(owners: Owners): Promise<void> {
   await client.end()
 }
 
-test('a conductor whose main thread is blocked for longer than its lease keeps its claims: it is slow, not dead', async (t) => {
+test('two conductors: one that is slow keeps its claims, one that is frozen loses them', async (t) => {
   const owners = await startOwners(t)
   if (!owners) return
   const [a, b] = [await owners.conductor(), await owners.conductor()]
   assert.equal((await a.api('POST', '/api/profiles', profile)).status, 201)
-  const words = Array.from({ length: 60 }, (_, i) => `w${i}`).join(' ')
-  owners.model.next({ text: words, delayMs: 20 })
-  assert.equal((await a.api('POST', '/api/runs', { id: 'slow', profile: 'writer', prompt: 'go' })).status, 202)
-  await eventually('its first events are on record', async () => (await run(b, 'slow')).events.length > 2)
-  const release = await a.block()
-  await waitOutLeases(owners)
-  assert.equal((await run(b, 'slow')).status, 'running')
-  await release()
-  const ended = await eventually('it ends', async () => {
-    const found = await run(b, 'slow')
-    return found.status === 'running' ? undefined : found
-  })
-  assert.equal(ended.status, 'ok', a.process.output.join(''))
-  assertEndsOnce(ended)
-  assert.equal(a.process.output.join('').includes('declared dead'), false)
+  await t.test(
+    'a conductor whose main thread is blocked for longer than its lease keeps its claims: it is slow, not dead',
+    async () => {
+      const words = Array.from({ length: 60 }, (_, i) => `w${i}`).join(' ')
+      owners.model.next({ text: words, delayMs: 20 })
+      assert.equal((await a.api('POST', '/api/runs', { id: 'slow', profile: 'writer', prompt: 'go' })).status, 202)
+      await eventually('its first events are on record', async () => (await run(b, 'slow')).events.length > 2)
+      const release = await a.block()
+      await waitOutLeases(owners)
+      assert.equal((await run(b, 'slow')).status, 'running')
+      await release()
+      const ended = await eventually('it ends', async () => {
+        const found = await run(b, 'slow')
+        return found.status === 'running' ? undefined : found
+      })
+      assert.equal(ended.status, 'ok', a.process.output.join(''))
+      assertEndsOnce(ended)
+      assert.equal(a.process.output.join('').includes('declared dead'), false)
+    },
+  )
+  await t.test(
+    'R3: a holder frozen past its lease loses its session to another conductor, and what it writes when it wakes is refused',
+    async () => {
+      // The frozen conductor's run goes on meanwhile: what the runner sends waits in its socket until it wakes.
+      owners.model.next({ text: Array.from({ length: 60 }, (_, i) => `w${i}`).join(' '), delayMs: 50 })
+      const begun = await a.api<Run>('POST', '/api/runs', { id: 'held', profile: 'writer', prompt: 'go' })
+      assert.equal(begun.status, 202)
+      await eventually('its first events are on record', async () => (await run(b, 'held')).events.length > 2)
+      a.signal('SIGSTOP')
+      const ended = await eventually('the other conductor interrupts it', async () => {
+        const found = await run(b, 'held')
+        return found.status === 'interrupted' ? found : undefined
+      })
+      assertEndsOnce(ended)
+      owners.model.next({ text: 'mine now' })
+      const sessionId = begun.body.sessionId
+      const next = await eventually('the session is free for the other conductor', async () => {
+        const reply = await b.api<Run>('POST', '/api/runs', {
+          id: 'next',
+          sessionId,
+          profile: 'writer',
+          prompt: 'again',
+        })
+        return reply.status === 202 ? reply : undefined
+      })
+      assert.equal(next.body.sessionId, sessionId)
+      a.signal('SIGCONT')
+      await eventually('the new run ends', async () => (await run(b, 'next')).status !== 'running')
+      await eventually('the frozen process knows that it was declared dead', async () =>
+        a.process.output.join('').includes('this process was declared dead'),
+      )
+      // Both conductors say the same, and it is what was on record before the frozen one woke up.
+      for (const conductor of [a, b]) {
+        assert.deepEqual(await run(conductor, 'held'), ended)
+        assertEndsOnce(await run(conductor, 'next'))
+      }
+      owners.model.next({ text: 'back' })
+      assert.equal((await a.api('POST', '/api/runs', { id: 'back', profile: 'writer', prompt: 'hello' })).status, 202)
+      await eventually(
+        'the process that woke up goes on under another id',
+        async () => (await run(a, 'back')).status === 'ok',
+      )
+    },
+  )
 })
 
 test('a conductor that hangs is taken for dead after a while, and knows it when it comes back', async (t) => {

@@ -7,7 +7,7 @@ import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { freshDatabase, type ModelServer, redisForTests, startModelServer } from '#testing'
 import { eventually } from '../e2e/cluster.ts'
-import { gone, type Process, type RoleName, spawnRole } from '../e2e/roles.ts'
+import { bootRole, gone, type Process, spawnRole } from '../e2e/roles.ts'
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
 
@@ -42,7 +42,7 @@ interface Times {
   readonly hungAfter?: string
 }
 
-/** One runner and one sidecar, and as many conductors as a test starts: with a lease of 2 s unless `times` say otherwise. */
+/** One runner and one sidecar, and as many conductors as a test starts, each a process: with a lease of 2 s unless `times` say otherwise. */
 export async function startOwners(
   t: TestContext,
   { lease = '2s', hungAfter = '1m' }: Times = {},
@@ -75,25 +75,25 @@ export async function startOwners(
     AGENT_ORC_OPERATIONS_PORT: '0',
   }
   const running: Process[] = []
+  // Nobody kills these, so they need no process.
+  const sidecar = await bootRole('sidecar', shared)
+  const runner = await bootRole('runner', { ...shared, SIDECAR_URL: sidecar.urls['sidecar']! })
   t.after(async () => {
     for (const { child } of running) child.kill('SIGKILL')
     await Promise.all(running.map(({ child }) => gone(child)))
+    await runner.end()
+    await sidecar.end()
     await rm(folder, { recursive: true })
   })
-  const start = async (name: RoleName, env: Record<string, string>, file?: string): Promise<Process> => {
-    const started = await spawnRole(name, { ...shared, ...env }, file)
-    running.push(started)
-    return started
-  }
-  const sidecar = await start('sidecar', {})
-  const runner = await start('runner', { SIDECAR_URL: sidecar.urls['sidecar']! })
   return {
     model,
     dsn,
     async conductor(env = {}) {
       const [began, over] = [join(folder, `${running.length}.began`), join(folder, `${running.length}.over`)]
       const preload = { NODE_OPTIONS: blocking(began, over) }
-      const started = await start('conductor', { RUNNER_URLS: runner.urls['runner']!, ...preload, ...env }, config)
+      const given = { ...shared, RUNNER_URLS: runner.urls['runner']!, ...preload, ...env }
+      const started = await spawnRole('conductor', given, config)
+      running.push(started)
       return conductorOf(started, bootstrapKey, async () => {
         started.child.kill('SIGWINCH')
         await eventually('it is blocked', async () => existsSync(began))

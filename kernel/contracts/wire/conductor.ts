@@ -20,7 +20,7 @@ export const runIdHeader = 'x-run-id'
 export const sessionIdHeader = 'x-session-id'
 
 /** A line of a log, exactly as the runner wrote it. */
-export const EventLine = Type.Object(
+const EventLine = Type.Object(
   {
     type: Type.Union(eventTypes.map((type) => Type.Literal(type))),
     runId: Type.String(),
@@ -41,13 +41,13 @@ export const RunParams = Type.Object({ id: Type.String({ description: 'Id of the
 const after = Type.Optional(
   Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Only events behind this `seq`.' }),
 )
-export const EventsQuery = Type.Object({ after })
+const EventsQuery = Type.Object({ after })
 
 /** A gateway asks for the summary alone, because a log may be long. */
-export const RunDetailQuery = Type.Object({
+const RunDetailQuery = Type.Object({
   events: Type.Optional(Type.Boolean({ default: true, description: 'False leaves the events out.' })),
 })
-export const RunDetail = Type.Composite([
+const RunDetail = Type.Composite([
   RunSummary,
   Type.Object({ events: Type.Optional(Type.Array(Type.Unknown(), { description: 'RunEvents so far, in order.' })) }),
 ])

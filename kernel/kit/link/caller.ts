@@ -179,7 +179,7 @@ export class LinkCaller implements Frames {
   }
 }
 
-export interface LinkTarget {
+interface LinkTarget {
   readonly origin: string
   /** Before `/link`; '' unless the peer lives below a path. */
   readonly prefix: string

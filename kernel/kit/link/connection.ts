@@ -71,7 +71,7 @@ export interface LinkTimes {
   /** Silence after which it is gone. */
   readonly deadMs: number
 }
-export const linkTimes: LinkTimes = { pingMs: 5_000, deadMs: 20_000 }
+const linkTimes: LinkTimes = { pingMs: 5_000, deadMs: 20_000 }
 
 /** What one end does with the frames of its connection. */
 export interface Frames {

@@ -31,7 +31,7 @@ export const newRequestId = (): string => `req_${randomUUID().slice(24)}`
 const nul = '\\u0000'
 
 /** What all links of a listener share. */
-export interface Serving {
+interface Serving {
   readonly options: LinkHostOptions
   readonly routes: LinkRoutes
   readonly admission: Admission

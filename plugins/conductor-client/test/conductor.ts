@@ -6,7 +6,7 @@ import type { TestContext } from 'node:test'
 import { createEventEncoder, type LogChunk, type RuntimeEvent } from '#contracts/run-event'
 import type { RunDispatch } from '#contracts/runs'
 import type { SignedParts, Signer } from '#contracts/signing'
-import { createRemoteDispatch } from '../dispatch.ts'
+import { createRemoteDispatch } from '../index.ts'
 import { conductorPeers } from '../peer.ts'
 
 export interface Seen {

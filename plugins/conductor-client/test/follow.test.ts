@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { follow } from '../dispatch.ts'
+import { follow } from '../index.ts'
 import { conductorPeers } from '../peer.ts'
 import {
   beginLog,

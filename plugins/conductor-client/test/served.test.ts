@@ -9,7 +9,7 @@ import { signedHeaders } from '#contracts/signing'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
 import { acceptLinks, type Admission, serve } from '#kit'
 import { testKernel } from '#testing'
-import { createRemoteDispatch } from '../dispatch.ts'
+import { createRemoteDispatch } from '../index.ts'
 import { conductorPeers } from '../peer.ts'
 import { events, linesFrom, logOf, recordingSigner, say, sessionId, signal, task } from './conductor.ts'
 

@@ -12,7 +12,7 @@ import { sandboxErrors } from '../errors.ts'
 /** Room for a prompt with images and files; model servers take no more either. */
 const maxRequestBytes = 32 * 1024 * 1024
 
-export interface Destination {
+interface Destination {
   readonly dispatcher: Dispatcher
   readonly origin: string
   /** With its query. */

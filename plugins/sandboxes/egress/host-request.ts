@@ -14,7 +14,7 @@ import { authorityOf, type Target } from './target.ts'
 
 const maxAnswerBytes = 64 * 1024 * 1024
 
-export interface HostRequest {
+interface HostRequest {
   readonly run: RunEgress
   readonly target: Target
   readonly admitted: Admitted

@@ -17,7 +17,7 @@ export interface HostCounts {
   asked(place: 'own' | 'public' | 'unlisted', status: number): void
 }
 
-export interface HostRoutesOptions {
+interface HostRoutesOptions {
   readonly runs: EgressRuns
   readonly counts: HostCounts
   readonly log: FastifyBaseLogger

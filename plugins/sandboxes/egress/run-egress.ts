@@ -4,6 +4,7 @@ import { Agent, type Dispatcher } from 'undici'
 import type { EgressAccess, EgressHost, EgressOrder } from '#contracts/egress'
 import { secretsIn, withSecrets } from '#contracts/secrets'
 import { workerPaths } from '#contracts/wire/worker'
+import { Mask } from '#kit'
 import {
   guardedLookup,
   isNetworkAddress,
@@ -13,7 +14,6 @@ import {
   systemResolve,
 } from '#kit/outbound'
 import { sandboxErrors } from '../errors.ts'
-import { Mask } from './mask.ts'
 import { authorityOf, isOn, isWithin, type Target } from './target.ts'
 
 /** How many requests of a run may be under way at once. */
@@ -36,7 +36,7 @@ export interface Admitted {
   readonly place: 'own' | 'public'
 }
 
-export interface EgressSettings {
+interface EgressSettings {
   /** Authorities of hosts beside those of the system, as PEM. */
   readonly ca?: () => string | undefined
   readonly resolve?: Resolve

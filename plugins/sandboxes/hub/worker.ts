@@ -62,7 +62,7 @@ export interface WorkerChannel {
   close(): void
 }
 
-export interface PollRequest {
+interface PollRequest {
   readonly after: number
   readonly tools: boolean
   readonly links: boolean

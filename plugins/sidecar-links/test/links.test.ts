@@ -8,7 +8,7 @@ import { AppError, capability, definePlugin, linesOf } from '#kernel'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { fake, testKernel } from '#testing'
 import sidecarLinks from '../index.ts'
-import { createSidecars } from '../sidecars.ts'
+import { createSidecars } from '../index.ts'
 import { createFakeSidecar, envelope, type FakeSidecar, serve, serveLinked } from './fake-sidecar.ts'
 
 /** Boots the plugin and takes out what it provides. */

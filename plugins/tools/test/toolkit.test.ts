@@ -6,7 +6,7 @@ import { fake, testKernel, testToolContext } from '#testing'
 import { WaitingDelegations } from '../delegation.ts'
 import toolsPlugin from '../index.ts'
 import { mostResultBytes } from '#kit'
-import { createToolkit } from '../toolkit.ts'
+import { createToolkit } from '../index.ts'
 
 const context = (signal = new AbortController().signal): ToolContext => testToolContext({ signal })
 

@@ -16,7 +16,7 @@ export interface Tools {
   call(name: string, input: Readonly<Record<string, unknown>>, limits: CallLimits): Promise<ToolResult>
 }
 
-export interface ToolsSettings {
+interface ToolsSettings {
   /** The agent's folder; made when it is not there. */
   readonly workspace: string
   /** `PATH`, `LANG` and `TMPDIR` of what the tools start. */

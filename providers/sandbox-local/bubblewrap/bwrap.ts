@@ -41,7 +41,7 @@ export interface Bwrap {
   kill(): Promise<void>
 }
 
-export interface BwrapOptions {
+interface BwrapOptions {
   /** The arguments up to the command. */
   readonly args: readonly string[]
   /** A command prefix for the first program. */

@@ -17,7 +17,7 @@ export interface Machine {
   readonly cgroups: Cgroups | undefined
 }
 
-export interface MachineSettings {
+interface MachineSettings {
   readonly cgroup: string | undefined
   /** Further paths that workers may read. */
   readonly read: readonly string[]

@@ -24,22 +24,9 @@ export class Mask {
     return this.#needles.length === 0
   }
   text(text: string): string {
-    return this.empty ? text : this.#hide(Buffer.from(text, 'latin1')).toString('latin1')
+    return this.empty ? text : this.bytes(Buffer.from(text, 'latin1')).toString('latin1')
   }
-  /** Nothing is held back but what may be the beginning of a value. */
-  async *stream(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
-    if (this.empty) return yield* body
-    let held: Buffer = Buffer.alloc(0)
-    for await (const chunk of body) {
-      const bytes = this.#hide(held.length === 0 ? chunk : Buffer.concat([held, chunk]))
-      const known = bytes.length - this.#open(bytes)
-      held = bytes.subarray(known)
-      if (known > 0) yield bytes.subarray(0, known)
-    }
-    if (held.length > 0) yield held
-  }
-
-  #hide(bytes: Buffer): Buffer {
+  bytes(bytes: Buffer): Buffer {
     let hidden = bytes
     for (const needle of this.#needles) {
       for (let at = hidden.indexOf(needle); at >= 0; at = hidden.indexOf(needle, at + needle.length)) {
@@ -49,6 +36,19 @@ export class Mask {
     }
     return hidden
   }
+  /** Nothing is held back but what may be the beginning of a value. */
+  async *stream(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+    if (this.empty) return yield* body
+    let held: Buffer = Buffer.alloc(0)
+    for await (const chunk of body) {
+      const bytes = this.bytes(held.length === 0 ? chunk : Buffer.concat([held, chunk]))
+      const known = bytes.length - this.#open(bytes)
+      held = bytes.subarray(known)
+      if (known > 0) yield bytes.subarray(0, known)
+    }
+    if (held.length > 0) yield held
+  }
+
   /** How many bytes at the end may be the beginning of a value. */
   #open(bytes: Buffer): number {
     for (let at = Math.max(0, bytes.length - this.#longest + 1); at < bytes.length; at++) {
