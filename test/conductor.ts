@@ -3,7 +3,7 @@ import { definePlugin } from '#kernel'
 import { type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type Signer, Signers } from '#contracts/signing'
-import { testRole } from '#testing'
+import { testRole, type TestRoleOptions } from '#testing'
 import { issueKey } from '../plugins/auth/keys.service.ts'
 import type { Method } from './route-table.ts'
 
@@ -14,7 +14,11 @@ export const adminTenant = 'acme'
  * The conductor as an operator runs it: every plugin of the development role, which test/access.test.ts holds to have all of
  * config/conductor.yaml, on a database of its own. No port is opened.
  */
-export async function startConductor(t: TestContext, variables: Record<string, string> = {}) {
+export async function startConductor(
+  t: TestContext,
+  variables: Record<string, string> = {},
+  options?: TestRoleOptions,
+) {
   const parts: { database: Database; tokens: Tokens; signers: ReadonlyMap<string, Signer> }[] = []
   const probe = definePlugin({
     name: 'probe',
@@ -23,7 +27,7 @@ export async function startConductor(t: TestContext, variables: Record<string, s
   })
   // Tests of every route try more wrong keys than anybody may.
   const given = { AGENT_ORC_ADMIN_TENANT: adminTenant, AGENT_ORC_WRONG_KEYS_RPM: '1000000', ...variables }
-  const kernel = await testRole(t, 'dev', [probe], given)
+  const kernel = await testRole(t, 'dev', [probe], given, options)
   const { database, tokens, signers } = parts[0]!
   const app = kernel.listeners['conductor']!
   const internal = kernel.listeners['internal']!

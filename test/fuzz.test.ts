@@ -18,6 +18,9 @@ import { longestStep, slowness } from './steps.ts'
 const runs = Number(process.env['FUZZ_RUNS'] ?? 25)
 const seed = Number(process.env['FUZZ_SEED'] ?? Date.now() % 2 ** 31)
 
+/** No request loads a library: roles for production have it loaded before they are ready. */
+const asInProduction = { preload: true }
+
 interface Sent {
   readonly url: string
   readonly headers: Readonly<Record<string, string>>
@@ -242,10 +245,14 @@ const known = [
 
 test('no request makes a listener of the control plane fail, and every answer is a documented one', async (t) => {
   // Webhook messages go nowhere, and rate limits are out of the way.
-  const conductor = await startConductor(t, {
-    AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
-    AGENT_ORC_RATELIMIT_TOPOLOGY_RPM: '100000',
-  })
+  const conductor = await startConductor(
+    t,
+    {
+      AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
+      AGENT_ORC_RATELIMIT_TOPOLOGY_RPM: '100000',
+    },
+    asInProduction,
+  )
   await conductor.database.systemBatch([
     { text: `INSERT INTO tenants (id, name) VALUES ('acme', 'Acme') ON CONFLICT DO NOTHING` },
   ])
@@ -275,7 +282,7 @@ test('no request makes a listener of the control plane fail, and every answer is
 })
 
 test('no request makes the gateway, a runner or a sidecar fail, and every answer is a documented one', async (t) => {
-  const conductor = await startConductor(t)
+  const conductor = await startConductor(t, {}, asInProduction)
   const { token } = await conductor.issue('default', 'owner')
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer' })
   await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug', rateLimitRpm: 100_000 })

@@ -9,7 +9,7 @@ export {
   testKernel,
   type TestKernel,
 } from './kernel.ts'
-export { testConductor, type TestCaller, type TestConductor, testRole } from './kernel.ts'
+export { testConductor, type TestCaller, type TestConductor, testRole, type TestRoleOptions } from './kernel.ts'
 export { operatedConductor, type TestAnswer, type TestBody, type TestCall } from './operated.ts'
 export { freshDatabase } from './database.ts'
 export { chunkOf } from './run-store-steps.ts'

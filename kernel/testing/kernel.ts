@@ -112,18 +112,25 @@ export async function runStorePlugin(): Promise<Plugin> {
   })
 }
 
+export interface TestRoleOptions {
+  /** By plugin; they come before those of the file. */
+  readonly settings?: Readonly<Record<string, object>>
+  /** Opens the ports, of which the variables have to have free ones then. */
+  readonly listen?: boolean
+  /** As the role file says unless given. */
+  readonly preload?: boolean
+}
+
 /**
  * Boots a role file of ours, with `plugins` in it, on a database of its own. Its variables have the sample values of
- * config/check.env, under `variables`; `settings` of plugins come before those of the file. No port is opened
- * unless `listen` says so; `variables` have to have free ones then.
+ * config/check.env, under `variables`.
  */
 export async function testRole(
   t: Pick<TestContext, 'after'>,
   name: 'conductor' | 'dev',
   plugins: readonly (Plugin | Entry)[],
   variables: Readonly<Record<string, string>> = {},
-  settings: Readonly<Record<string, object>> = {},
-  listen = false,
+  { settings = {}, listen = false, ...asGiven }: TestRoleOptions = {},
 ): Promise<Running> {
   const data = await mkdtemp(join(tmpdir(), 'agent-orc-data-'))
   t.after(() => rm(data, { recursive: true, force: true }))
@@ -146,7 +153,7 @@ export async function testRole(
     ...entry,
     config: { ...(entry.config as object), ...settings[entry.name] },
   }))
-  const kernel = await boot({ ...role, plugins: [...listed, ...added] }, { listen })
+  const kernel = await boot({ ...role, ...asGiven, plugins: [...listed, ...added] }, { listen })
   t.after(() => kernel.stop())
   return kernel
 }

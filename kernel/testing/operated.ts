@@ -53,7 +53,7 @@ export async function operatedConductor<const R extends Refs>(
     AGENT_ORC_ADMIN_TENANT: 'default',
     ...variables,
   }
-  const kernel = await testRole(t, 'conductor', [probe], given, settings)
+  const kernel = await testRole(t, 'conductor', [probe], given, { settings })
   const askingWith =
     (key: string | undefined): TestCall<LightMyRequestResponse> =>
     (method, url, body, headers) =>

@@ -119,7 +119,7 @@ export async function serve(
     AGENT_ORC_WEBHOOK_KEY: Buffer.alloc(32, 7).toString('base64'),
     ...env,
   }
-  const kernel = await testRole(t, 'dev', [probe, tools], variables, {}, true)
+  const kernel = await testRole(t, 'dev', [probe, tools], variables, { listen: true })
   const { database, jobs } = parts[0]!
   const callerWith =
     (token: string): Call =>

@@ -60,7 +60,7 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
     AGENT_ORC_WORKFLOW_ALLOW_HOSTS: [...ports].map((port) => `127.0.0.1:${port}=*`).join(','),
   }
   // Stages on one database tell each other of what moves, as conductors do: a stream would look by itself after seconds only.
-  const kernel = await testRole(t, 'dev', [probe], variables, { kv: { withoutRedis: 'database' } })
+  const kernel = await testRole(t, 'dev', [probe], variables, { settings: { kv: { withoutRedis: 'database' } } })
   const callerWith =
     (token: string): Call =>
     async (method, url, body) => {

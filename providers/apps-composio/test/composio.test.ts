@@ -26,11 +26,13 @@ async function stage(t: TestContext, settings: object = {}) {
       AGENT_ORC_ADMIN_TENANT: 'default',
     },
     {
-      'apps-composio': {
-        apiKey: 'ak_test',
-        baseUrl: composio.url,
-        toolkits: { gmail: { tenants: '*', connection: 'user', description: 'Mail' } },
-        ...settings,
+      settings: {
+        'apps-composio': {
+          apiKey: 'ak_test',
+          baseUrl: composio.url,
+          toolkits: { gmail: { tenants: '*', connection: 'user', description: 'Mail' } },
+          ...settings,
+        },
       },
     },
   )
