@@ -11,7 +11,15 @@ interface Columns {
 interface PreparedStatement {
   readonly text: string
   columns: Columns | undefined
+  uses: number
 }
+
+/**
+ * PostgreSQL keeps the plan of a prepared statement. In tables that are nearly empty and were never analyzed any index is as good as
+ * another, and one by tenant alone may be what is kept: the statement then reads all rows of its tenant until autovacuum comes. So it is
+ * prepared anew after so many uses, when the tables have grown.
+ */
+const preparedAnew = new Set([300, 3_000, 30_000, 300_000])
 
 /** The named statements of one connection. */
 export type Prepared = Map<string, PreparedStatement>
@@ -67,11 +75,11 @@ export class Batch {
     connection.stream.cork()
     for (const step of this.#steps) {
       let known = this.#prepared.get(step.name)
-      if (!known) {
+      if (!known || preparedAnew.has(++known.uses)) {
         if (step.name !== '') {
           // Whether an earlier batch that failed got as far as preparing it is unknown; closing nothing is no error.
           connection.close({ type: 'S', name: step.name }, true)
-          known = { text: step.text, columns: undefined }
+          known = { text: step.text, columns: undefined, uses: known?.uses ?? 0 }
           this.#prepared.set(step.name, known)
           step.prepared = known
         }
