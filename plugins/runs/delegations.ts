@@ -69,9 +69,9 @@ export class DelegationTrees {
     if (tree?.told.delete(runId) && tree.told.size === 0) this.#trees.delete(key)
   }
   /** Tells the run that delegated this one, while it executes here, what this one costs: so that those which run at once do not pass its limit together. */
-  tellerOf({ tenantId, runId }: Claim, parent: ParentRun | undefined): ((cents: number) => void) | undefined {
-    const key = parent && tenantKey(tenantId, parent.rootId ?? parent.runId)
-    return parent && ((cents) => this.#trees.get(key!)?.told.get(parent.runId)?.(runId, cents))
+  tellerOf({ tenantId, runId }: Claim, parent: ParentRun): (cents: number) => void {
+    const key = tenantKey(tenantId, parent.rootId ?? parent.runId)
+    return (cents) => this.#trees.get(key)?.told.get(parent.runId)?.(runId, cents)
   }
 }
 

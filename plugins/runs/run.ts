@@ -105,7 +105,7 @@ export class Run {
     this.#stream = new RunnerStream(deps, order, this.#abort.signal)
     this.#recorder = new Recorder(deps, claim, this.log, () => this.leave())
     const limits = [session.profile.limits.maxCostCents, task.parent?.budgetCents]
-    this.#usage = new RunUsage(deps.prices, limits, deps.trees.tellerOf(claim, task.parent))
+    this.#usage = new RunUsage(deps.prices, limits, task.parent && deps.trees.tellerOf(claim, task.parent))
     const spending = { usage: this.#usage, beganAt, onExceeded: this.#exceeded }
     this.#funds = deps.billing && new Funds({ ...deps, billing: deps.billing }, order, spending)
     this.dispatched = this.#taken.promise

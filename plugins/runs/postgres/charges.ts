@@ -2,6 +2,7 @@ import { endUserOf } from '#contracts/apps'
 import type { Billing } from '#contracts/billing'
 import { microcentsPerCent, type Prices } from '#contracts/prices'
 import type { FinishRun, StartRun } from '#contracts/run-store'
+import { microcents } from './rows.ts'
 
 /** What the statements of runs need to know of money. */
 export interface Charges {
@@ -35,10 +36,6 @@ export const holding: { readonly none: Holding; readonly some: Holding } = {
     told: ', (SELECT held FROM run)::float8 AS held',
   },
 }
-
-/** As the columns of money have it. */
-export const microcents = (cents: number): number =>
-  Math.min(Math.round(cents * microcentsPerCent), Number.MAX_SAFE_INTEGER)
 
 /** The values that `Holding.held` names, beside those of the run. */
 export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 'task' | 'create'>) {

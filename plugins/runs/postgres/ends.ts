@@ -3,8 +3,8 @@ import { publicMessageOf } from '#contracts/endings'
 import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import { Appends } from './appends.ts'
-import { type Charges, microcents, secondsOfRun, settleValues, settling } from './charges.ts'
-import { claimed, prepared, storable, storableOrNull } from './rows.ts'
+import { type Charges, secondsOfRun, settleValues, settling } from './charges.ts'
+import { claimed, microcents, prepared, storable, storableOrNull } from './rows.ts'
 
 // A conflict is our own retry after a lost answer, as of an append.
 const retry = prepared(

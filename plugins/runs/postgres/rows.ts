@@ -1,5 +1,6 @@
 import type { Database, Statement } from '#contracts/database'
 import { type PromptFields, type PromptInfo } from '#contracts/prompt'
+import { microcentsPerCent } from '#contracts/prices'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/run-event'
 import {
@@ -28,6 +29,10 @@ export function prepared(name: string, text: string): (values: Readonly<Record<s
 /** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
 export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')
 export const storableOrNull = (text: string | undefined): string | null => (text === undefined ? null : storable(text))
+
+/** As the columns of money have it. */
+export const microcents = (cents: number): number =>
+  Math.min(Math.round(cents * microcentsPerCent), Number.MAX_SAFE_INTEGER)
 
 // `finished_at IS NULL` is `status IN ('queued', 'running')` by policy, and no claim has the epoch of a run that waits.
 // Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
