@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
 import { test, type TestContext } from 'node:test'
 import { limitNames } from '#contracts/limits'
 import { startConductor } from './conductor.ts'
@@ -143,4 +144,13 @@ test('streams and messages to agents are bounded for all keys of a tenant togeth
   const refused = await chat()
   assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'chatsPerMinute'])
   assert.equal((await chat('/stream')).statusCode, 429)
+})
+
+test('operators find every limit in their table', async () => {
+  const text = await readFile(new URL('../docs/operations.md', import.meta.url), 'utf8')
+  const rows = text.split('\n').filter((line) => line.startsWith('| `'))
+  assert.deepEqual(
+    limitNames.filter((name) => !rows.some((row) => row.includes(`\`${name}\``))),
+    [],
+  )
 })
