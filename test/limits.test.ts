@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
 import { test, type TestContext } from 'node:test'
 import { limitNames } from '#contracts/limits'
 import { startConductor } from './conductor.ts'
@@ -80,13 +81,22 @@ test('a tenant that has stored as much as it may starts no run and writes no pro
   const { call, key, operator } = await limited(t, { storedBytes: 20_000 })
   const instructions = 'x'.repeat(15_000)
   assert.equal((await call(key, 'POST', '/api/profiles', { name: 'one', instructions })).statusCode, 201)
-  const { limits } = (await call(key, 'GET', '/api/limits')).json()
-  const shown = limits.find(({ name }: { name: string }) => name === 'storedBytes')
+  const stored = async () => {
+    const { limits } = (await call(key, 'GET', '/api/limits')).json()
+    return limits.find(({ name }: { name: string }) => name === 'storedBytes')
+  }
+  const shown = await stored()
   assert.ok(shown.used > 15_000 && shown.used < 20_000 && shown.max === 20_000, JSON.stringify(shown))
   assert.equal((await call(key, 'POST', '/api/runs', { profile: 'one', prompt: 'x' })).statusCode, 202)
   const refusals = [
     await call(key, 'POST', '/api/runs', { profile: 'one', prompt: 'x' }),
     await call(key, 'PUT', '/api/profiles/one', { instructions }),
+    // Nothing else bounds how many of these there are.
+    await call(key, 'POST', '/api/api-keys', { label: 'more' }),
+    await call(key, 'POST', '/api/profiles/one/publish'),
+    await call(key, 'POST', '/api/profiles/one/keys', { label: 'more' }),
+    await call(key, 'POST', '/api/pools', { name: 'more' }),
+    await call(key, 'POST', '/api/profiles/one/memories', { processedContent: 'Anna lives in Bern.' }),
   ]
   for (const refused of refusals)
     assert.deepEqual(
@@ -96,6 +106,21 @@ test('a tenant that has stored as much as it may starts no run and writes no pro
   assert.equal((await call(key, 'DELETE', '/api/profiles/one')).statusCode, 204, 'what frees is allowed')
   await call(operator, 'PATCH', '/api/tenants/initech', { limits: { storedBytes: 10_000_000 } })
   assert.equal((await call(key, 'POST', '/api/profiles', { name: 'two', instructions })).statusCode, 201)
+  // What is written counts at once, and not with the next count of the night.
+  const writes: [string, object, least?: number][] = [
+    ['/api/api-keys', { label: 'more' }],
+    ['/api/profiles/two/publish', {}],
+    ['/api/profiles/two/keys', { label: 'more' }],
+    ['/api/pools', { name: 'more' }],
+    ['/api/profiles/two/memories', { processedContent: 'Anna lives in Bern.' }, 300],
+  ]
+  // The entry in the audit log is less.
+  for (const [path, body, least = 600] of writes) {
+    const before = (await stored()).used
+    const made = await call(key, 'POST', path, body)
+    assert.equal(made.statusCode, 201, made.body)
+    assert.ok((await stored()).used > before + least, path)
+  }
 })
 
 test('streams and messages to agents are bounded for all keys of a tenant together', async (t) => {
@@ -119,4 +144,13 @@ test('streams and messages to agents are bounded for all keys of a tenant togeth
   const refused = await chat()
   assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'chatsPerMinute'])
   assert.equal((await chat('/stream')).statusCode, 429)
+})
+
+test('operators find every limit in their table', async () => {
+  const text = await readFile(new URL('../docs/operations.md', import.meta.url), 'utf8')
+  const rows = text.split('\n').filter((line) => line.startsWith('| `'))
+  assert.deepEqual(
+    limitNames.filter((name) => !rows.some((row) => row.includes(`\`${name}\``))),
+    [],
+  )
 })

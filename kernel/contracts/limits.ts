@@ -182,6 +182,12 @@ export const limitKinds = {
     relief: 'held',
     about: 'Nodes of one workflow run, parts of maps and loops included.',
   },
+  workflowCalls: {
+    default: 1_000,
+    unit: 'calls',
+    relief: 'later',
+    about: 'Calls of workflow nodes that are under way at once, in each process; those above wait for their turn.',
+  },
   openApprovals: {
     default: 1_000,
     unit: 'approvals',

@@ -1,4 +1,5 @@
 import { lookup as systemLookup, type LookupAddress } from 'node:dns'
+import { Resolver } from 'node:dns/promises'
 import { isIP, type LookupFunction } from 'node:net'
 import ipaddr from 'ipaddr.js'
 
@@ -114,7 +115,33 @@ export type Resolve = (
   callback: (error: Error | null, addresses: readonly LookupAddress[]) => void,
 ) => void
 
+/** As the machine knows names, its own files included: for those that operators choose. */
 export const systemResolve: Resolve = (host, callback) => systemLookup(host, { all: true }, callback)
+
+/**
+ * As name servers know names, for those that tenants choose. The system's look-ups share a few threads: two names for which a
+ * hostile server gives no answer would hold up every other look-up of the process, for ten seconds each. These need none.
+ */
+export const publicResolve = (servers?: readonly string[]): Resolve => {
+  const addressesOf = async (host: string): Promise<readonly LookupAddress[]> => {
+    if (isIP(host) !== 0) return [{ address: host, family: isIP(host) }]
+    if (/(^|\.)localhost$/.test(host)) return [{ address: '127.0.0.1', family: 4 }]
+    const resolver = new Resolver({ timeout: 3_000, tries: 2 })
+    if (servers) resolver.setServers(servers)
+    const [four, six] = await Promise.allSettled([resolver.resolve4(host), resolver.resolve6(host)])
+    const found = [four, six].flatMap((answer, i) =>
+      answer.status === 'fulfilled' ? answer.value.map((address) => ({ address, family: i === 0 ? 4 : 6 })) : [],
+    )
+    if (found.length > 0 || four.status === 'fulfilled') return found
+    const { code } = four.reason as { code?: string }
+    throw Object.assign(new Error(`${host} could not be looked up`), { code: code === 'ENODATA' ? 'ENOTFOUND' : code })
+  }
+  return (host, callback) =>
+    void addressesOf(host).then(
+      (addresses) => callback(null, addresses),
+      (error: Error) => callback(error, []),
+    )
+}
 
 export class ForbiddenAddressError extends Error {
   constructor() {
@@ -127,13 +154,15 @@ export class ForbiddenAddressError extends Error {
  * A `lookup` for sockets that only lets permitted addresses through. Checking here, in the look-up whose answer is
  * connected to, is what defeats a name that changes its address between check and use.
  */
-export const guardedLookup =
-  (resolve: Resolve, permits: (address: string) => boolean): LookupFunction =>
-  (host, options, callback) =>
-    resolve(host, (error, addresses) => {
+export const guardedLookup = (resolve: Resolve, permits: (address: string) => boolean): LookupFunction => {
+  // What has to be public may be anybody's name.
+  const ask = resolve === systemResolve && permits === isPublicAddress ? publicResolve() : resolve
+  return (host, options, callback) =>
+    ask(host, (error, addresses) => {
       const allowed = error ? [] : addresses.filter(({ address }) => permits(address))
       const [first] = allowed
       if (!first) return callback(error ?? new ForbiddenAddressError(), '', 0)
       if (options.all) callback(null, allowed as LookupAddress[])
       else callback(null, first.address, first.family)
     })
+}

@@ -60,10 +60,13 @@ export interface KeyServiceOptions {
   readonly database: Database
   readonly tokens: Tokens
   /** Undefined: those where nobody has said otherwise. */
-  readonly limits: Pick<TenantLimits, 'of'> | undefined
+  readonly limits: (Pick<TenantLimits, 'of'> & Partial<Pick<TenantLimits, 'stored'>>) | undefined
   /** How long a key may live, in milliseconds; undefined: for ever. */
   readonly maxLifetimeMs: number | undefined
 }
+
+/** A key with its entries in indexes, beside its label. Nothing but this bounds how many admins mint. */
+const bytesOfKey = 400
 
 export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }: KeyServiceOptions) {
   return {
@@ -73,7 +76,8 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       if (!roleAtLeast(own, role)) throw roleTooHigh(role)
       const { token, ...minted } = mint(tokens)
       const { keysPerMember: most } = limits?.of(tenantId) ?? defaultLimits
-      return database.tenant(tenantId, async (tx) => {
+      limits?.stored?.admit(tenantId)
+      const issued = await database.tenant(tenantId, async (tx) => {
         await lockKeys(tx)
         const minter = keyId === bootstrapId ? unbound : await findMinter(tx, keyId)
         // It was revoked since the request was let in.
@@ -93,6 +97,8 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
         if (!key) throw unknownTenant(tenantId)
         return { ...key, token }
       })
+      limits?.stored?.add(tenantId, bytesOfKey + body.label.length)
+      return issued
     },
     /** As `KeyIssuer` says. */
     async expiryFor({ tenantId, keyId }: Caller, asked: string | undefined): Promise<Date | undefined> {

@@ -9,7 +9,7 @@ import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { Sealer, secretErrors, Secrets } from '#contracts/secrets'
 import { createModelConnections } from '#kit/models'
-import { permittedAddresses, systemResolve } from '#kit/outbound'
+import { permittedAddresses, publicResolve } from '#kit/outbound'
 import { createAddressPolicy } from './address.ts'
 import { AuthorizationCodes } from './authorization-code.ts'
 import { createConfigEntries, ServerTable } from './config-entries.ts'
@@ -61,7 +61,7 @@ export default definePlugin({
     const stored = presentDatabase(database)
     const means = { secrets: secrets !== undefined, database: stored !== undefined, accounts }
     const config = createConfigEntries(listed, means)
-    const addresses = createAddressPolicy(allowHosts, systemResolve)
+    const addresses = createAddressPolicy(allowHosts, publicResolve())
     // What the role file names may be private; where a server leads from there may be only what is allowed to all.
     const addressesOf = (entry: Entry, asked = entry.url) =>
       entry.managedBy === 'config' && isNamedBy(entry, asked) ? 'network' : addresses.addressesOf(asked)

@@ -9,10 +9,12 @@ import type { VectorList } from './search/vectors.ts'
 /** Rows of one transaction. */
 const atOnce = 200
 
+// Nobody is shown them; under a legal hold they stay all the same.
 const expired = (tenantId: string): Statement => ({
   name: 'memory-expired',
   text: `DELETE FROM memories WHERE tenant_id = $1 AND id = ANY (ARRAY(
-           SELECT m.id FROM memories m WHERE m.tenant_id = $1 AND m.expires_at <= now() ORDER BY m.expires_at LIMIT ${atOnce})) RETURNING 1`,
+           SELECT m.id FROM memories m WHERE m.tenant_id = $1 AND m.expires_at <= now() AND NOT EXISTS (SELECT FROM tenants WHERE id = $1 AND legal_hold)
+           ORDER BY m.expires_at LIMIT ${atOnce})) RETURNING 1`,
   values: [tenantId],
 })
 /** Of runs that are gone: nothing is restored from them any more. */

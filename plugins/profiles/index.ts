@@ -79,7 +79,7 @@ export default definePlugin({
       guard.protect(app)
       needsDatabase(app, database)
       versionRoutes(app, guard, database, service, viewOf)
-      poolRoutes(app, guard, database, broadcast)
+      poolRoutes(app, guard, database, broadcast, limits)
     })
     return { profiles: memory ? withPins(memory, skills) : createProfileLookup(store, skills) }
   },

@@ -3,6 +3,7 @@ import { access, type App, NoContent, failures, invalidRequest, conflict, notFou
 import type { Guard } from '#contracts/auth'
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
+import { limitErrors, type TenantLimits } from '#contracts/limits'
 import { type Listing, type Page, PageQuery } from '#contracts/paging'
 import { type ListSql, readList, sendList } from '#kit/lists'
 import type { BroadcastSender } from './broadcast.ts'
@@ -12,7 +13,13 @@ import { Pool, PoolInput } from './schema.ts'
 const tags = ['pools']
 
 /** Agent pools. Specification 4.6. */
-export function poolRoutes(app: App, guard: Guard, database: Database, broadcast: BroadcastSender): void {
+export function poolRoutes(
+  app: App,
+  guard: Guard,
+  database: Database,
+  broadcast: BroadcastSender,
+  limits: TenantLimits | undefined,
+): void {
   app.get(
     '/api/pools',
     {
@@ -43,12 +50,14 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
         description:
           'A part of the fleet. New sessions of a profile that names it are placed on its live runners only. Broadcast to every runner; it never changes, so make another one and let profiles name that.',
         body: PoolInput,
-        response: { 201: Pool, ...failures(invalidRequest, conflict) },
+        response: { 201: Pool, ...failures(invalidRequest, conflict, limitErrors.limitExceeded) },
       },
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
+      limits?.stored.admit(tenantId)
       const pool = await insertPool(database, tenantId, newId('pool'), request.body)
+      limits?.stored.add(tenantId, JSON.stringify(pool).length)
       await broadcast.changed(tenantId)
       return reply.code(201).send(pool)
     },

@@ -1,6 +1,7 @@
 import type { Billing } from '#contracts/billing'
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
 import { newId } from '#contracts/ids'
+import type { TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import type { Profiles } from '#contracts/profiles'
 import type { Webhooks } from '#contracts/webhooks'
@@ -17,12 +18,14 @@ interface PublishingOptions {
   readonly webhooks: Webhooks | undefined
   /** Undefined: publishing costs nothing. */
   readonly billing?: Billing | undefined
+  readonly limits?: Pick<TenantLimits, 'stored'> | undefined
   /** Undefined: answers carry no `publicUrl`. */
   readonly publicHost: string | undefined
 }
 
 /** Publishing of profiles. Specification 2.1, 4.4. */
-export function createPublishingService({ database, profiles, webhooks, billing, publicHost }: PublishingOptions) {
+export function createPublishingService(options: PublishingOptions) {
+  const { database, profiles, webhooks, billing, limits, publicHost } = options
   const checkWebhook = (tenantId: string, url: string | null | undefined): void => {
     if (typeof url !== 'string') return
     if (!webhooks) throw publishingErrors.webhooksUnavailable()
@@ -50,6 +53,7 @@ export function createPublishingService({ database, profiles, webhooks, billing,
       checkOrigins(allowedOrigins)
       checkWebhook(tenantId, body.webhookUrl)
       if (!(await profiles.find(tenantId, profile))) throw unknownProfile()
+      limits?.stored.admit(tenantId)
       await billing?.gate(tenantId)
       const row = await insertAgent(database, tenantId, {
         id: newId('pub'),
@@ -61,6 +65,8 @@ export function createPublishingService({ database, profiles, webhooks, billing,
         expose_tool_events: body.exposeToolEvents ?? false,
         webhook_url: body.webhookUrl ?? null,
       })
+      // What was published before is kept, for its conversations.
+      limits?.stored.add(tenantId, JSON.stringify(row).length)
       return toAgent(tenantId, row)
     },
     list: (tenantId: string, page: Page): Promise<Listing<PublishedAgent>> =>

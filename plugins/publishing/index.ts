@@ -3,6 +3,7 @@ import { definePlugin, maybe, Settings } from '#kernel'
 import { ApiGuard, KeyIssuer, Tokens } from '#contracts/auth'
 import { Billing, billingErrors } from '#contracts/billing'
 import { Database, needsDatabase } from '#contracts/database'
+import { limitErrors, TenantLimits } from '#contracts/limits'
 import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
 import { webhookErrors, Webhooks } from '#contracts/webhooks'
@@ -22,7 +23,7 @@ export default definePlugin({
       }),
     ),
   }),
-  errors: [publishingErrors, webhookErrors, billingErrors],
+  errors: [publishingErrors, webhookErrors, billingErrors, limitErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -32,6 +33,7 @@ export default definePlugin({
     stats: maybe(PublishedStats),
     webhooks: maybe(Webhooks),
     billing: maybe(Billing),
+    limits: maybe(TenantLimits),
   },
   async setup({ config, deps, routes }) {
     const { guard, database, stats } = deps

@@ -1,6 +1,7 @@
 import type { Caller, KeyIssuer, KeyRotation, Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
+import type { TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import { keyOver, unknownKey } from './errors.ts'
@@ -11,13 +12,17 @@ interface AgentKeyOptions {
   readonly database: Database
   readonly tokens: Tokens
   readonly issuer: Pick<KeyIssuer, 'expiryFor'>
+  readonly limits?: Pick<TenantLimits, 'stored'> | undefined
 }
+
+/** A key with its entries in indexes, beside its label. */
+const bytesOfKey = 400
 
 // No other text is the id of a key, and PostgreSQL would refuse some of it with an error.
 const keyIdForm = /^key_[0-9a-z]{1,64}$/
 
 /** The keys of published agents. Specification 2.2, 4.4. */
-export function createAgentKeyService({ database, tokens, issuer }: AgentKeyOptions) {
+export function createAgentKeyService({ database, tokens, issuer, limits }: AgentKeyOptions) {
   const mint = () => {
     const token = tokens.mint()
     return { id: newId('key'), token, hash: tokens.hash('ao:pub-key:v1', token) }
@@ -25,10 +30,13 @@ export function createAgentKeyService({ database, tokens, issuer }: AgentKeyOpti
   return {
     /** The key expires with that of the caller at the latest: ADR 55. */
     async issue(caller: Caller, profile: string, { label, expiresAt: asked }: KeyBody): Promise<IssuedKey> {
+      limits?.stored.admit(caller.tenantId)
       const { token, ...minted } = mint()
       const expiresAt = await issuer.expiryFor(caller, asked)
       const key = await insertKey(database, caller.tenantId, profile, { ...minted, label, expiresAt })
-      return { ...found(key), token }
+      const issued = { ...found(key), token }
+      limits?.stored.add(caller.tenantId, bytesOfKey + label.length)
+      return issued
     },
     async rotate(caller: Caller, profile: string, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw unknownKey()

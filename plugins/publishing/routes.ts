@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, conflict, notFound, invalidRequest } from '#kernel'
 import { type Guard, KeyRotation } from '#contracts/auth'
 import { fundsErrors } from '#contracts/billing'
+import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
 import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/stats'
@@ -34,7 +35,10 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
         description: '409 `conflict` when it is published already, or another agent has the slug.',
         params: NameParams,
         body: PublishBody,
-        response: { 201: PublishedAgent, ...failures(...unfit, ...fundsErrors, notFound, conflict) },
+        response: {
+          201: PublishedAgent,
+          ...failures(...unfit, ...fundsErrors, notFound, conflict, limitErrors.limitExceeded),
+        },
       },
       // Every field is optional, and so is the body.
       preValidation: async (request) => void (request.body ??= {}),
@@ -179,7 +183,10 @@ export function keyRoutes(app: App, guard: Guard, service: AgentKeyService): voi
           'The token is in this answer and never again. 503 `key_hashing_unavailable` without AGENT_API_KEY_PEPPER.',
         params: NameParams,
         body: KeyBody,
-        response: { 201: IssuedKey, ...failures(invalidRequest, publishingErrors.notPublished) },
+        response: {
+          201: IssuedKey,
+          ...failures(invalidRequest, publishingErrors.notPublished, limitErrors.limitExceeded),
+        },
       },
     },
     async (request, reply) => {

@@ -28,6 +28,8 @@ const tenants = {
          WHERE id > $1 AND erased_at IS NULL ORDER BY id LIMIT 200`,
 }
 const dayMs = 24 * 3_600_000
+/** A tenant of which there is much to delete has so long; the rest comes behind all others, each time for twice as long. */
+const usualTurnMs = 60_000
 /** How long a conductor that is away can learn which files to remove. */
 const notesDays = 30
 
@@ -39,27 +41,41 @@ interface PassParts {
   readonly figures: Figures
   readonly data: ReadonlyMap<string, TenantDataStore>
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
+  readonly turnMs?: number
   eraseTenant(tenantId: string, signal: AbortSignal): Promise<unknown>
 }
 
-/** Goes through all tenants once. What fails for one of them is tried again with the next pass, and keeps no other one waiting. */
+/**
+ * Goes through all tenants once. What fails for one of them is tried again with the next pass, and keeps no other one waiting; nor does
+ * what takes long: tenants have turns, and those that are erased whole come last.
+ */
 export async function pass(parts: PassParts, signal: AbortSignal): Promise<void> {
-  const { database, log, figures } = parts
+  const { database, log, figures, turnMs = usualTurnMs } = parts
   const failures: unknown[] = []
+  const late: Tenant[] = []
+  const due: Tenant[] = []
+  const serve = async (tenant: Tenant, turn: AbortSignal): Promise<void> => {
+    signal.throwIfAborted()
+    await passOf(parts, tenant, AbortSignal.any([signal, turn])).catch((err: unknown) => {
+      if (signal.aborted) throw err
+      if (turn.aborted) return void late.push(tenant)
+      if (isAppError(err) && err.code === retentionErrors.legalHold.row.code) return
+      log.warn({ err, tenant: tenant.id }, 'what is too old of a tenant could not be deleted; it is tried again')
+      failures.push(err)
+    })
+  }
   figures.begin()
   for (let after = '', page: Tenant[]; ; after = page.at(-1)!.id) {
     ;[page] = await database.as('reads').systemBatch<[Tenant[]]>([{ ...tenants, values: [after] }])
     if (page.length === 0) break
     for (const tenant of page) {
-      signal.throwIfAborted()
-      await passOf(parts, tenant, signal).catch((err: unknown) => {
-        if (signal.aborted) throw err
-        if (isAppError(err) && err.code === retentionErrors.legalHold.row.code) return
-        log.warn({ err, tenant: tenant.id }, 'what is too old of a tenant could not be deleted; it is tried again')
-        failures.push(err)
-      })
+      if (tenant.due) due.push(tenant)
+      else await serve(tenant, AbortSignal.timeout(turnMs))
     }
   }
+  for (let ms = 2 * turnMs; late.length > 0; ms *= 2)
+    for (const tenant of late.splice(0)) await serve(tenant, AbortSignal.timeout(ms))
+  for (const tenant of due) await serve(tenant, signal)
   figures.end(failures.length === 0)
   if (failures.length > 0) throw new Error(`${failures.length} tenants failed`, { cause: failures[0] })
 }
@@ -70,6 +86,7 @@ async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Pr
   if (tenant.legal_hold) return
   if (tenant.due) return void (await parts.eraseTenant(id, signal))
   for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal)
+  signal.throwIfAborted()
   const days = { ...defaults, ...tenant.retention }
   const deleted: Record<string, number> = {}
   for (const kind of retentionNames) {

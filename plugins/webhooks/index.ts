@@ -45,7 +45,7 @@ export default definePlugin({
     const policy = createPolicy({ allowHosts, timeoutMs: timeout })
     onStop(() => policy.close())
     const secrets = key && createSigningSecrets(key, deps.secrets)
-    const outbox = createOutbox(database)
+    const outbox = createOutbox(database, limits)
     const stopping = new AbortController()
     const attempt = createAttempt({
       database,

@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import type { Database, TenantTx } from '#contracts/database'
+import type { TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import type { Told } from '#contracts/webhooks'
 import { type ListSql, readList } from '#kit/lists'
@@ -86,7 +87,10 @@ const revive = {
     WHERE tenant_id = $1 AND id = $2 AND state <> 'pending' RETURNING ${columns}`,
 }
 
-export const createOutbox = (database: Database) => ({
+/** A message beside its body, with its entries in indexes. Those of runs are counted with their runs. */
+const bytesOfMessage = 500
+
+export const createOutbox = (database: Database, limits?: Pick<TenantLimits, 'stored'>) => ({
   /** Has something told once the transaction has committed; every attempt posts the same bytes. */
   async add(tx: TenantTx, { url, type, data }: Told): Promise<void> {
     const body = JSON.stringify({ type, timestamp: new Date().toISOString(), data })
@@ -96,6 +100,7 @@ export const createOutbox = (database: Database) => ({
              SELECT pg_notify('webhooks', tenant_id) FROM told`,
       values: [tx.tenantId, `msg_${randomBytes(16).toString('hex')}`, url, body],
     })
+    limits?.stored.add(tx.tenantId, bytesOfMessage + url.length + body.length)
   },
   /** Takes what is due for `leaseMs`. `inMs`: when the next one will be, undefined when nothing waits. */
   async take(

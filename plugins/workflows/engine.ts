@@ -4,19 +4,22 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database, TenantTx } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import type { Kv } from '#contracts/kv'
+import type { TenantLimits } from '#contracts/limits'
 import { retry } from '#kit'
 import type { Attempt, Execution } from './execution.ts'
 import type { WorkflowMetrics } from './metrics.ts'
 import { leaseMs } from './nodes.store.ts'
 import type { Outcome } from './outcome.ts'
 import type { Outputs, RunKey } from './outputs.ts'
+import { Room } from './room.ts'
 import type { Conclusion } from './run-output.ts'
 import type { RunSettings } from './schema.ts'
 import { Transition, type TransitionDeps } from './transition.ts'
 
-/** Attempts at nodes of one run that this process makes at once, and of all runs. */
+/** Attempts at nodes of one run that this process makes at once. */
 const abreast = 100
-const abreastOfAll = 2_000
+/** A run for which there is no room here is offered to all processes after this; here it goes on as soon as there is some. */
+const noRoomMs = 5_000
 /** A wake-up waits so long for the run to rest; longer calls go on by themselves, under their leases. */
 const patienceMs = 1_500
 /** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
@@ -30,6 +33,7 @@ export interface EngineDeps extends TransitionDeps {
   readonly execution: Execution
   readonly kv: Kv
   readonly outputs: Outputs
+  readonly limits: Pick<TenantLimits, 'of'> | undefined
   /** What a run gives whose nodes are over. */
   conclude(key: RunKey, settings: RunSettings): Promise<Conclusion>
   readonly metrics: WorkflowMetrics
@@ -81,10 +85,11 @@ export class Engine {
   readonly #owner = randomUUID()
   readonly #drivers = new Map<string, Driver>()
   readonly #timers = new Set<NodeJS.Timeout>()
-  #attempts = 0
+  readonly #room: Room
   #renewing: NodeJS.Timeout | undefined
   constructor(deps: EngineDeps) {
     this.#deps = deps
+    this.#room = new Room(deps.limits, (tenantId, runId) => this.#soon({ tenantId, what: { runId }, afterMs: 0 }))
   }
 
   start(): void {
@@ -93,6 +98,7 @@ export class Engine {
   /** Begins nothing new, and lets calls under way end for a while. What then still runs, others take over when its lease is over. */
   async stop(): Promise<void> {
     clearInterval(this.#renewing)
+    this.#room.close()
     for (const timer of this.#timers) clearTimeout(timer)
     for (const driver of this.#drivers.values()) driver.wake()
     const late = setTimeout(() => {
@@ -100,6 +106,11 @@ export class Engine {
     }, stopMs)
     await Promise.all([...this.#drivers.values()].map(({ done }) => done))
     clearTimeout(late)
+  }
+
+  /** Calls under way here. */
+  callsOf(tenantId: string): number {
+    return this.#room.usedBy(tenantId)
   }
 
   /** Looks at a run, and carries it on as long as there is something to do here. Resolves when it rests, or after a moment. */
@@ -170,7 +181,7 @@ export class Engine {
       driver.outcomes = []
       const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
-      const most = stopping.aborted ? 0 : Math.min(abreast - underWay.size, abreastOfAll - this.#attempts)
+      const most = stopping.aborted ? 0 : this.#room.take(tenantId, abreast - underWay.size)
       // What came of calls must not be lost while the database is away for a moment.
       let tries = 0
       // A step that failed may have been stored all the same, with claims that nobody here knows of.
@@ -182,24 +193,38 @@ export class Engine {
           this.#deps.log.warn({ err, runId }, 'a step of a workflow run failed')
           return true
         },
+      }).catch((err: unknown) => {
+        this.#room.give(tenantId, most)
+        throw err
       })
+      this.#room.give(tenantId, most - stepped.attempts.length)
       for (const attempt of stepped.attempts) this.#begin(driver, attempt)
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
       if (driver.outcomes.length > 0) continue
       if (underWay.size === 0) {
         // What there was no room for is done next, by another process if this one stops or has its hands full.
-        if (stepped.more && this.#attempts < abreastOfAll && !stopping.aborted) continue
-        if (stepped.more) await this.#guard(tenantId, runId, 500)
+        if (stepped.more && this.#room.of(tenantId) > 0 && !stopping.aborted) continue
+        if (stepped.more) await this.#waitForRoom(tenantId, runId)
         if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)
         // From here to the return nobody else has a turn: a wake-up is heard, or finds no driver.
         if (!driver.again || stopping.aborted) return this.#drop(driver)
         continue
       }
       if (driver.again) continue
+      if (stepped.more && underWay.size < abreast && !stopping.aborted) {
+        // What was claimed is a part of the room that there was.
+        if (this.#room.of(tenantId) > 0) continue
+        this.#room.wait(tenantId, runId)
+      }
       await woken
       // What ends together is stored together.
       await turn()
     }
+  }
+
+  async #waitForRoom(tenantId: string, runId: string): Promise<void> {
+    this.#room.wait(tenantId, runId)
+    await this.#guard(tenantId, runId, this.#deps.stopping.aborted ? 500 : noRoomMs)
   }
 
   #drop(driver: Driver): void {
@@ -241,12 +266,11 @@ export class Engine {
     const abort = new AbortController()
     const { underWay } = driver
     underWay.set(attempt.id, abort)
-    this.#attempts++
     const began = performance.now()
     const end = (outcome: Outcome): void => {
       driver.outcomes.push(outcome)
       // Its room is free before anybody sees what came of it.
-      this.#attempts--
+      this.#room.give(attempt.tenantId, 1)
       underWay.delete(attempt.id)
       driver.wake()
       this.#deps.metrics.attempted(attempt.spec.type, outcome, performance.now() - began)
@@ -297,7 +321,7 @@ export class Engine {
     ])
   }
   /** Wake-ups for later are looked for every few seconds: those of this process come to the moment. */
-  #soon({ tenantId, what, afterMs }: Wake): void {
+  #soon({ tenantId, what, afterMs }: Pick<Wake, 'tenantId' | 'what' | 'afterMs'>): void {
     const { runId } = what
     if (afterMs === undefined || afterMs > soonMs || runId === undefined || this.#deps.stopping.aborted) return
     const timer = setTimeout(() => {

@@ -101,7 +101,7 @@ export default definePlugin({
     const calls = new Calls({ fleet, mcp, secrets, allowHosts: config.allowHosts, evaluator })
     const making = { store, dispatch, calls, outputs, scopes, evaluator, large, limits }
     const ending = { database, outputs, scopes, evaluator, large }
-    const carrying = { approvals, database, wakeUps, outputs, kv, metrics: counted, log, stopping }
+    const carrying = { approvals, database, wakeUps, outputs, limits, kv, metrics: counted, log, stopping }
     const execution = new Execution(making)
     const engine = new Engine({ ...carrying, execution, conclude: (...run) => conclude(ending, ...run) })
     const told = { database, store, engine, wakeUps, outputs, limits }
@@ -117,6 +117,7 @@ export default definePlugin({
       jobs.every('workflows-sweep', '*/5 * * * *', (signal) => sweep(database, wakeUps, signal))
       limits?.uses('workflowDefinitions', (tenantId) => countDefinitions(database, tenantId))
       limits?.uses('workflowRuns', (tenantId) => store.countOpen(tenantId))
+      limits?.uses('workflowCalls', (tenantId) => engine.callsOf(tenantId))
       limits?.uses('workflowSchedules', (tenantId) => schedules.count(tenantId))
       const listening: (() => Promise<void>)[] = []
       onStop(async () => {

@@ -5,6 +5,7 @@ import { test } from 'node:test'
 import { setImmediate as nextTurn } from 'node:timers/promises'
 import { sqlState } from '#contracts/database'
 import { freshDatabase } from '#testing'
+import { pass as passOf } from '../../plugins/retention/pass.ts'
 import { ago, chat, rolledUp, run, stage } from './stage.ts'
 
 test('what a tenant has a time for goes when it is older, with all that hangs on it; other tenants and kinds stay', async (t) => {
@@ -204,3 +205,39 @@ test('plugins are told to let go of what belongs to runs that are gone, in parts
   )
   assert.equal(await s.count('acme', 'runs'), 0)
 })
+
+test(
+  'a tenant of which there is much to delete keeps no other one waiting: its rest comes behind them',
+  { timeout: 30_000 },
+  async () => {
+    const pages = [['big', 'gone', 'small'], []]
+    const row = { retention: null, legal_hold: false }
+    const reads = {
+      systemBatch: async () => [pages.shift()!.map((id) => ({ ...row, id, due: id === 'gone' }))],
+      batch: async () => [[{ seconds: 0 }]],
+    }
+    const done: string[] = []
+    let begun = 0
+    const parts = {
+      database: { as: () => reads },
+      batches: {
+        async all(id: string, _: unknown, signal: AbortSignal) {
+          // Of the first there is more than one turn has time for.
+          if (id === 'big' && begun++ === 0) await once(signal, 'abort')
+          signal.throwIfAborted()
+          if (done.at(-1) !== id) done.push(id)
+          return {}
+        },
+      },
+      endUsers: { asked: async () => [], resume: async () => {} },
+      eraseTenant: async (id: string) => done.push(id),
+      defaults: { runs: 1 },
+      figures: { begin() {}, oldest() {}, end: (whole: boolean) => done.push(String(whole)) },
+      data: new Map(),
+      log: { info() {}, warn() {} },
+      turnMs: 5,
+    }
+    await passOf(parts as unknown as Parameters<typeof passOf>[0], new AbortController().signal)
+    assert.deepEqual(done, ['small', 'big', 'gone', 'true'])
+  },
+)

@@ -163,7 +163,14 @@ export async function markRevoked(tx: TenantTx, id: string): Promise<void> {
   })
 }
 
+/** It has been shown for long enough; under a legal hold it is looked at again later. */
 export async function deleteConnection(tx: TenantTx, id: string): Promise<void> {
+  const [held] = await tx.query({
+    text: `UPDATE app_connections SET due_at = now() + interval '1 day', leased_until = NULL
+           WHERE tenant_id = $1 AND id = $2 AND EXISTS (SELECT FROM tenants WHERE id = $1 AND legal_hold) RETURNING 1`,
+    values: [tx.tenantId, id],
+  })
+  if (held) return
   await tx.query({
     text: 'DELETE FROM app_connections WHERE tenant_id = $1 AND id = $2',
     values: [tx.tenantId, id],

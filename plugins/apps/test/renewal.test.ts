@@ -220,6 +220,17 @@ test('a revoked account is used no more from then on, and is taken back at its s
   await s.age(due)
   await s.renew()
   assert.deepEqual([await kept(), s.issuer.revoked.length], [{ state: 'revoked', kept: false }, 4])
+
+  const hold = (held: boolean) =>
+    s.database.systemBatch([{ text: `UPDATE tenants SET legal_hold = $1 WHERE id = 'default'`, values: [held] }])
+  await hold(true)
+  await s.age(due)
+  await s.renew()
+  assert.equal((await kept())?.['state'], 'revoked', 'its time has come, and a legal hold keeps it')
+  await hold(false)
+  await s.age(due)
+  await s.renew()
+  assert.equal(await kept(), undefined)
   // What has ended is shown for a time.
   await s.age(due)
   await s.renew()

@@ -32,6 +32,8 @@ import {
 const longChars = 8_000
 /** Beside what its request has taken: a memory is compared with those that are like it, and has a row for each term. */
 const turnsOf = ({ terms }: Draft): number => 2 + Math.ceil(terms.terms.length / 50)
+/** Of a memory a term is a row, and a part of its own. */
+const bytesOfTerm = 150
 /** Statements of one message that are remembered. */
 const mostTold = 10
 
@@ -118,6 +120,7 @@ export class Writer {
     made: { readonly content: string; readonly source: Draft['source'] },
     waits: { readonly patient?: boolean } = {},
   ): Promise<Created> {
+    this.#parts.limits?.stored.admit(tenantId)
     const draft = await this.#draft(tenantId, input, made)
     await this.#parts.limits?.turn(tenantId, 'writesPerMinute', turnsOf(draft), waits)
     const looked = await this.#look(tenantId, profile, input, draft)
@@ -249,6 +252,7 @@ export class Writer {
     ])
     if (row) {
       metrics.written('stored')
+      limits?.stored.add(tenantId, 2 * bytes + draft.terms.terms.length * bytesOfTerm)
       return { stored: true, ...toMemory(row) }
     }
     if (found!.same !== null) return this.#duplicate(tenantId, found!.same, draft.source)

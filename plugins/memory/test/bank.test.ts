@@ -221,6 +221,12 @@ test('limits hold, also against writes at once; what is deleted or has had its t
     [(await search({ q: 'Ann' })).length, (await call('GET', '/profiles/helper/memories')).json().length],
     [0, 0],
   )
+  const hold = (held: boolean) =>
+    database.systemBatch([{ text: `UPDATE tenants SET legal_hold = $1 WHERE id = 'acme'`, values: [held] }])
+  await hold(true)
+  await sweep()
+  assert.equal(await used('memories'), 3, 'a legal hold keeps what has had its time')
+  await hold(false)
   await sweep()
   assert.deepEqual([await used('memories'), await used('memoryBytes')], [0, 0])
   // Nothing of it is left where it was found by.

@@ -77,6 +77,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       }),
       fake(TenantLimits, {
         of: () => ({ ...defaultLimits, ...limits }),
+        stored: { admit() {}, add() {} },
         turn: options.turn ?? (async () => {}),
         uses: (name: string, count: (tenantId: string) => unknown) => void uses.set(name, count),
       } as unknown as TenantLimits),

@@ -257,3 +257,40 @@ async function definitions(s: Stage): Promise<void> {
     JSON.stringify(run.nodes),
   )
 }
+
+test('calls of one tenant that hang leave room for those of others, and what waits for room goes on when there is some', async (t) => {
+  let hanging: (() => void)[] = []
+  const http = await startEffects(t, async ({ path }) => {
+    if (path === '/hangs') await new Promise<void>((resolve) => hanging.push(resolve))
+    return {}
+  })
+  t.after(() => hanging.forEach((release) => release()))
+  const s = await stage(t)
+  const hog = await s.other('hog')
+  assert.equal((await s.call('PATCH', '/api/tenants/hog', { limits: { workflowCalls: 3 } })).status, 200)
+  const calls = {
+    id: 'm',
+    type: 'map',
+    items: Array.from({ length: 12 }, (_, i) => i),
+    node: { type: 'http', url: `${http.url}/hangs` },
+  }
+  const begin = () => hog('POST', '/api/workflows/runs', { definition: { name: 'hog', nodes: [calls] } })
+  const runs: string[] = (await Promise.all([begin(), begin()])).map(({ body }) => body.id)
+  while (hanging.length < 3) await new Promise((resolve) => setTimeout(resolve, 5))
+  const mine = await s.rests(await s.run([{ id: 'a', type: 'http', url: `${http.url}/a` }]))
+  assert.equal(mine.status, 3)
+  assert.equal(hanging.length, 3)
+  const limits: Body[] = (await hog('GET', '/api/limits')).body.limits
+  assert.equal(limits.find(({ name }) => name === 'workflowCalls').used, 3)
+  for (const id of runs) {
+    for (let status = 1; status === 1;) {
+      const released = hanging
+      hanging = []
+      for (const release of released) release()
+      ;({ status } = (await hog('GET', `/api/workflows/runs/${id}`)).body)
+      assert.ok(hanging.length <= 3, `${hanging.length} at once`)
+    }
+    assert.equal((await hog('GET', `/api/workflows/runs/${id}`)).body.status, 3)
+  }
+  assert.equal(http.effects.filter(({ path }) => path === '/hangs').length, 24)
+})

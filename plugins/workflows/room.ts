@@ -1,0 +1,71 @@
+import type { TenantLimits } from '#contracts/limits'
+
+/** Attempts that a process makes at once. */
+const mostOfAll = 2_000
+/** So long room is left to the runs that gave it, before those that wait for some are told. */
+const tellAfterMs = 10
+
+/**
+ * Room for the attempts of one process. Each tenant has as much of it as its limit `workflowCalls` says, however many runs it has begun,
+ * so that calls which hang leave room for those of others.
+ */
+export class Room {
+  readonly #limits: Pick<TenantLimits, 'of'> | undefined
+  readonly #onRoom: (tenantId: string, runId: string) => void
+  readonly #taken = new Map<string, number>()
+  /** Runs by tenant that have more to do than there was room for. */
+  readonly #waiting = new Map<string, Set<string>>()
+  #all = 0
+  #telling: NodeJS.Timeout | undefined
+
+  constructor(limits: Pick<TenantLimits, 'of'> | undefined, onRoom: (tenantId: string, runId: string) => void) {
+    this.#limits = limits
+    this.#onRoom = onRoom
+  }
+
+  usedBy(tenantId: string): number {
+    return this.#taken.get(tenantId) ?? 0
+  }
+  /** How much there is left for a tenant. */
+  of(tenantId: string): number {
+    const ofTenant = this.#limits?.of(tenantId).workflowCalls ?? mostOfAll
+    return Math.max(0, Math.min(mostOfAll - this.#all, ofTenant - this.usedBy(tenantId)))
+  }
+  /** Takes as much as is wanted, or a part of what there is: whoever claims at the same moment finds some as well. */
+  take(tenantId: string, wanted: number): number {
+    const part = Math.min(wanted, Math.ceil(this.of(tenantId) / 4))
+    this.#add(tenantId, part)
+    return part
+  }
+  give(tenantId: string, count: number): void {
+    this.#add(tenantId, -count)
+    if (count > 0 && this.#waiting.size > 0) this.#telling ??= setTimeout(() => this.#tell(), tellAfterMs).unref()
+  }
+  /** The run is told when there is room for its tenant. */
+  wait(tenantId: string, runId: string): void {
+    this.#waiting.set(tenantId, (this.#waiting.get(tenantId) ?? new Set()).add(runId))
+  }
+  close(): void {
+    clearTimeout(this.#telling)
+    this.#waiting.clear()
+  }
+
+  #add(tenantId: string, count: number): void {
+    const taken = this.usedBy(tenantId) + count
+    this.#all += count
+    if (taken > 0) this.#taken.set(tenantId, taken)
+    else this.#taken.delete(tenantId)
+  }
+  /** As many runs of each tenant as there is room for one attempt of each. */
+  #tell(): void {
+    this.#telling = undefined
+    for (const [tenantId, runs] of this.#waiting) {
+      const told = [...runs].slice(0, this.of(tenantId))
+      for (const runId of told) {
+        runs.delete(runId)
+        this.#onRoom(tenantId, runId)
+      }
+      if (runs.size === 0) this.#waiting.delete(tenantId)
+    }
+  }
+}
