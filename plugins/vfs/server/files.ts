@@ -101,7 +101,10 @@ export class Files {
         info: file.info,
         close: () => file.close().finally(end),
         read: async (range) => {
-          const body = await file.read(range)
+          const body = await file.read(range).catch((error: unknown) => {
+            end()
+            throw error
+          })
           const readable = body instanceof Readable ? body : Readable.from(body, { objectMode: false })
           this.#options.metrics.bytes.inc({ direction: 'out' }, range ? range.to - range.from + 1 : file.info.bytes)
           return readable.once('close', end)
