@@ -14,7 +14,7 @@ const library = '/usr/lib/python3/dist-packages/swift/common/middleware/s3api'
 /** Swift keeps what it knows of objects in attributes of their files. */
 const probe = `
 import os, tempfile, eventlet, swift.common.middleware.s3api
-with tempfile.TemporaryDirectory() as folder: os.setxattr(folder, 'user.swift', b'')`
+with tempfile.TemporaryDirectory(dir=os.environ['TMPDIR']) as folder: os.setxattr(folder, 'user.swift', b'')`
 /** A server that has not begun by then will not. */
 const startMs = 60_000
 
