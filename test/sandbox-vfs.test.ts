@@ -95,6 +95,10 @@ test('a shell and the VirtualFS see the same files, and so does the next session
   await vfs.client.write(one.view, 'scratch', 'by-tool', { body: Buffer.from('tool') })
   assert.equal((await one.call('read_file', { path: 'vfs/scratch/by-tool' })).content, 'tool')
   assert.equal((await one.call('write_file', { path: 'vfs/files/by-write', content: 'w' })).ok, true)
+  await one.shell("echo '# Found' > vfs/scratch/found.md; chmod +x vfs/scratch/found.md")
+  const found = await vfs.client.read(one.view, 'scratch', 'found.md')
+  assert.equal(found!.entry.contentType, 'text/markdown; executable=1')
+  assert.equal(await text(found!.body as AsyncIterable<Buffer>), '# Found\n')
 
   const two = await open()
   assert.equal(

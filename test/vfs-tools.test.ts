@@ -159,6 +159,9 @@ test('text is read by lines, what is none as base64 by bytes, and both say how t
   assert.equal(await read({}), 'ok: [The file is empty.]')
   assert.equal(await read({ encoding: 'base64' }), 'ok: [Bytes 0 to 0 of 0, text/plain; charset=utf-8, as base64.]\n')
 
+  assert.match(await said(session, 'vfs_write', { path: 'files/f.md', content: '' }), /^ok/)
+  assert.match(await read({ path: 'files/f.md', encoding: 'base64' }), /of 0, text\/markdown, as base64/)
+
   const bytes = randomBytes(400_000)
   bytes[0] = 0
   assert.equal(await write(bytes.toString('base64'), { encoding: 'base64' }), "ok: 'files/f' is written: 400000 bytes.")

@@ -10,6 +10,7 @@ import { asExecutable, isExecutable, isVfsPath, mountName, VfsEntry, vfsErrors }
 import { sandboxErrors } from './errors.ts'
 import { whileCalled, type WorkerAuth } from './hub/auth.ts'
 import { takeStreams } from '#kit'
+import { contentTypeOf } from '#kit/files'
 import { refusals, tags } from './hub/routes.ts'
 import type { RemoteWorker } from './hub/worker.ts'
 
@@ -166,7 +167,8 @@ function writeRoutes(app: App, begin: Begin): void {
       }
       // An empty body is no body to its parser.
       const body = Number(length) === 0 ? Buffer.alloc(0) : (request.body as Readable)
-      const type = 'application/octet-stream'
+      // A disk knows no types, and whoever downloads the file wants one.
+      const type = contentTypeOf(where[1]) ?? 'application/octet-stream'
       const contentType = isExecutable(request.headers['content-type']) ? asExecutable(type) : type
       return files.write(...where, { body, contentType, ...when }, { signal: inTime(reply) })
     },

@@ -44,13 +44,14 @@ const withContent = `skills s ${content}`
 
 const toSkill = (row: Row): Skill => {
   const { files, ...header } = row.manifest
+  const resources = files.slice(1)
   return {
     ...header,
     source: row.source,
     version: row.version,
     digest: row.digest,
-    resources: files.slice(1),
-    requiresSandbox: files.some(isScript),
+    resources,
+    requiresSandbox: resources.some(isScript),
     totalBytes: files.reduce((sum, { bytes }) => sum + bytes, 0),
     createdAt: row.created_at,
     updatedAt: row.updated_at,

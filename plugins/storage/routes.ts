@@ -94,7 +94,7 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
       const { tenantId } = guard.callerOf(request)
       const key = request.params['*']
       const found = await store.open(tenantId, key)
-      if (!found) throw notFound()
+      if (!found) throw notFound({ message: 'There is no such object.' })
       void reply.headers({ etag: quoted(found.info.etag), vary: 'accept', 'cache-control': 'private, no-cache' })
       return wantsInline(request)
         ? sendInline(request, reply, found, () => store.open(tenantId, key))

@@ -55,9 +55,10 @@ export class Usage {
     const counter = this.#counter
     const most = limits ?? this.#limits?.of(tenantId) ?? defaultLimits
     const taken = { bytes, objects: 1 }
+    // What is replaced counts once somebody needs to know: most uploads fit without.
+    let before: number | undefined
     let over = await counter.take(tenantId, taken, most)
-    const before = over && (await replaced())
-    if (over && before !== undefined) {
+    if (over && (before = await replaced()) !== undefined) {
       Object.assign(taken, { bytes: bytes - before, objects: 0 })
       over = await counter.take(tenantId, taken, most)
     }
@@ -66,13 +67,18 @@ export class Usage {
     return {
       async grow(more) {
         arrived += more
-        const lacking = arrived - bytes - (taken.bytes - bytes)
-        if (lacking <= 0) return
-        let step = Math.max(lacking, stepBytes)
-        let full = await counter.take(tenantId, { bytes: step, objects: 0 }, most)
-        if (full && step > lacking) full = await counter.take(tenantId, { bytes: (step = lacking), objects: 0 }, most)
+        const lacking = (): number => arrived - (before ?? 0) - taken.bytes
+        const take = async (step: number) => {
+          const full = await counter.take(tenantId, { bytes: step, objects: 0 }, most)
+          if (!full) taken.bytes += step
+          return full
+        }
+        if (lacking() <= 0) return
+        let full = await take(Math.max(lacking(), stepBytes))
+        if (full) full = await take(lacking())
+        if (full && before === undefined && (before = await replaced()) !== undefined)
+          full = lacking() > 0 ? await take(lacking()) : undefined
         if (full) throw overLimit(full, most[full])
-        taken.bytes += step
       },
       async close(stored) {
         const has = stored

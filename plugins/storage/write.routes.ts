@@ -90,7 +90,7 @@ function deleteRoute(app: App, guard: Guard, store: ObjectStore): void {
       const key = request.params['*']
       if (key.endsWith('/')) return store.removeAll(tenantId, key)
       const { ifMatch } = matchOf(request.headers['if-match'])
-      if (!(await store.remove(tenantId, key, ifMatch))) throw notFound()
+      if (!(await store.remove(tenantId, key, ifMatch))) throw notFound({ message: 'There is no such object.' })
       return reply.code(204).send()
     },
   )

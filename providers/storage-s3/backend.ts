@@ -185,6 +185,8 @@ export class S3Backend implements ObjectBackend {
   async #list(tenantId: string, prefix: string, after: string, limit: number, folders: boolean): Promise<Listed> {
     if (!this.#fits(tenantId, prefix)) return { objects: [], prefixes: [], truncated: false }
     const root = this.#keyOf(tenantId, '')
+    // Consoles mark a folder with an object of its name: that of the root itself is nobody's.
+    const start = root + after
     const { body } = await this.#client.send({
       method: 'GET',
       key: '',
@@ -193,7 +195,7 @@ export class S3Backend implements ObjectBackend {
         'encoding-type': 'url',
         'max-keys': String(limit),
         prefix: root + prefix,
-        ...(after === '' ? {} : { 'start-after': root + after }),
+        ...(start === '' ? {} : { 'start-after': start }),
         ...(folders ? { delimiter: '/' } : {}),
       },
     })

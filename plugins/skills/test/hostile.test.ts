@@ -147,9 +147,15 @@ test('what a model is shown of a file holds nothing that people do not see; what
   const main = { ...empty, path: 'x/SKILL.md', bytes: Buffer.from(skillText('x')) }
   const problems = (text: string | Buffer) =>
     readFolder([main, { ...empty, path: 'x/references/a.md', bytes: Buffer.from(text) }]).problems
-  for (const character of ['\u{E0041}', '\u202E', '\u2066'])
+  const coded = ['\u{E0131}\u{E0138}\u{E0135}', '\u200B\u200C\u200C', '\u2060\u2062\u2063']
+  for (const character of ['\u{E0041}', '\u202E', '\u2066', ...coded])
     assert.match(problems(`good${character}`).join(), /^The file 'references\/a\.md' holds U\+\w+, a character/)
-  for (const fine of ['a\fb \u200D \u{1F469}\u200D\u{1F4BB}', Buffer.from('\u202E\0'), '\u202E'.repeat(100_000)])
+  const written = [
+    'a\fb \u200D \u{1F469}\u200D\u{1F4BB} \u2764\uFE0F\u200D\u{1F525}',
+    '\u845B\u{E0100}',
+    '\u0645\u06CC\u200C\u062E',
+  ]
+  for (const fine of [...written, Buffer.from('\u202E\0'), '\u202E'.repeat(100_000)])
     assert.deepEqual(problems(fine), [])
 })
 

@@ -99,6 +99,13 @@ onBoth('a bad skill is refused with every problem, and too many or too large one
   )
 })
 
+onBoth('a SKILL.md that may be executed, as in folders from elsewhere, is no script', async (t, dsn) => {
+  const { call, upload } = await startSkills(t, { dsn })
+  const tried = (await upload({ 'x/SKILL.md': skillText('x') }, 'acme', ['x/SKILL.md'])).json()
+  const made = (await call('POST', `/api/skills/import/${tried.stagingId}/commit`)).json()
+  assert.deepEqual([tried.requiresSandbox, made.requiresSandbox], [false, false])
+})
+
 onBoth('a folder is tried first, and then committed once by its tenant', async (t, dsn) => {
   const { call, upload } = await startSkills(t, { dsn })
   const script = '#!/bin/sh\necho hi\n'

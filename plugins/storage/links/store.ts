@@ -38,7 +38,8 @@ const keepText = `
 const useText = `
   WITH object AS (
     SELECT key, sha256, bytes, content_type FROM linked_objects
-    WHERE tenant_id = $1 AND key = $3 AND expires_at IS NOT NULL AND (expires_at > now() OR uses > 0) FOR NO KEY UPDATE
+    WHERE tenant_id = $1 AND key = $3 AND sha256 <> '' AND expires_at IS NOT NULL AND (expires_at > now() OR uses > 0)
+    FOR NO KEY UPDATE
   ), used AS (
     INSERT INTO linked_object_runs (tenant_id, run_id, key) SELECT $1, $2, key FROM object ON CONFLICT DO NOTHING
   )
@@ -62,9 +63,15 @@ const unbegunText = `
     AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
     AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)
     AND NOT EXISTS (SELECT FROM workflow_runs w WHERE w.tenant_id = $1 AND w.id = l.run_id)`
-const waitingText = `
-  SELECT count(*)::int AS waiting FROM (
-    SELECT FROM linked_objects WHERE tenant_id = $1 AND uses = 0 AND expires_at > now() LIMIT $2) AS found`
+// What arrives of an upload whose process dies goes with its row, when that expires.
+const beginText = `
+  INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
+  SELECT $1, $2, '', 0, $3, now() + $4::double precision * interval '1 millisecond'
+  WHERE $5 > (SELECT count(*) FROM (
+    SELECT FROM linked_objects WHERE tenant_id = $1 AND uses = 0 AND expires_at > now() LIMIT $5) AS waiting)
+  RETURNING expires_at`
+const arrivedText = `UPDATE linked_objects SET sha256 = $3, bytes = $4 WHERE tenant_id = $1 AND key = $2`
+const brokenText = `DELETE FROM linked_objects WHERE tenant_id = $1 AND key = $2`
 const unusedText = `
   SELECT key FROM linked_objects
   WHERE tenant_id = $1 AND uses = 0 AND coalesce(expires_at, '-infinity') <= now()
@@ -147,25 +154,22 @@ export class PostgresLinks implements LinkedObjects {
   }
 
   async upload(tenantId: string, body: AsyncIterable<Uint8Array>, mediaType: string): Promise<Upload> {
-    const [{ waiting }] = (await this.#ask<{ waiting: number }>(tenantId, {
-      name: 'linked-waiting',
-      text: waitingText,
-      values: [tenantId, mostWaiting],
-    })) as [{ waiting: number }]
-    if (waiting >= mostWaiting) throw linkErrors.tooManyUploads()
     const key = newId('att')
-    const { info } = await this.#objects.put(tenantId, key, { body: bounded(body), contentType: mediaType })
-    const sha256 = info.sha256!
-    const text = `
-      INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
-      VALUES ($1, $2, $3, $4, $5, now() + $6::double precision * interval '1 millisecond') RETURNING expires_at`
-    const values = [tenantId, key, sha256, info.bytes, mediaType, this.#options.uploadMs]
+    const begin = [tenantId, key, mediaType, this.#options.uploadMs, mostWaiting]
+    const [row] = await this.#ask<{ expires_at: string | Date }>(tenantId, {
+      name: 'linked-begin',
+      text: beginText,
+      values: begin,
+    })
+    if (!row) throw linkErrors.tooManyUploads()
     try {
-      const [row] = await this.#ask<{ expires_at: string | Date }>(tenantId, { name: 'linked-upload', text, values })
-      const expiresAt = new Date(row!.expires_at).toISOString()
-      return { id: key, sha256, bytes: info.bytes, mediaType, expiresAt }
+      const { info } = await this.#objects.put(tenantId, key, { body: bounded(body), contentType: mediaType })
+      const { bytes, sha256 = '' } = info
+      await this.#ask(tenantId, { name: 'linked-arrived', text: arrivedText, values: [tenantId, key, sha256, bytes] })
+      return { id: key, sha256, bytes, mediaType, expiresAt: new Date(row.expires_at).toISOString() }
     } catch (error) {
       await this.#objects.remove(tenantId, key).catch(() => {})
+      await this.#ask(tenantId, { name: 'linked-broken', text: brokenText, values: [tenantId, key] }).catch(() => {})
       throw error
     }
   }

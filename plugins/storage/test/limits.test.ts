@@ -26,7 +26,21 @@ test('bytes and objects of a tenant are limited, and what is given up is free ag
     code: 'limit_exceeded',
   })
   assert.deepEqual([await used('objectBytes'), await used('objects')], [2, 1])
+  // One that replaces another counts for what it adds, as well.
+  const inParts = (key: string, text: string) =>
+    store.put('acme', key, { body: parts(text), contentType: 'text/plain' })
+  await inParts('b', '1234567890')
+  await inParts('b', 'abcdefghij')
+  await put('e', '')
+  await inParts('b', '0123456789')
+  await assert.rejects(inParts('b', '01234567890'), { code: 'limit_exceeded', message: /objectBytes/ })
+  await assert.rejects(inParts('f', ''), { code: 'limit_exceeded', message: /objects/ })
+  assert.deepEqual([await used('objectBytes'), await used('objects')], [10, 2])
 })
+
+async function* parts(text: string): AsyncGenerator<Buffer> {
+  for (const letter of text) yield Buffer.from(letter)
+}
 
 test('uploads at once do not pass a limit together', async (t) => {
   const { put, used } = await startStorage(t, { limits: { objectBytes: 1_000_000 } })

@@ -177,6 +177,33 @@ test('an upload is its tenant’s, waits for a run, and is kept with it', async 
   }
 })
 
+test('what arrived of an upload whose process died goes when it expires, and nobody has it before', async (t) => {
+  const s = await started(t)
+  let key = ''
+  const body = async function* () {
+    const [row] = await s.sql('acme', 'SELECT key FROM linked_objects')
+    key = String(row!['key'])
+    await assert.rejects(s.links.use('acme', 'r1', key), { code: 'unknown_upload' })
+    yield Buffer.from('half')
+    throw new Error('the sender has left')
+  }
+  await assert.rejects(s.links.upload('acme', body(), 'image/png'))
+  assert.deepEqual([await s.sql('acme', 'SELECT 1 FROM linked_objects'), await s.kept()], [[], []])
+  // As a process leaves it that dies behind the last byte.
+  await s.reserved.put('acme', key, { body: [Buffer.from('half')] as never, contentType: 'image/png' })
+  const row = `INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
+               VALUES ('acme', $1, '', 0, 'image/png', now() - interval '1 second')`
+  await s.sql('acme', row, key)
+  await s.sweep()
+  assert.deepEqual(await s.kept(), [])
+  const waiting = `INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
+                   SELECT 'acme', 'att_' || n, '', 0, 'image/png', now() + interval '1 day' FROM generate_series(1, 1000) n`
+  await s.sql('acme', waiting)
+  const refused = await s.call('POST', '/api/attachments', 'acme', Buffer.from('x'))
+  assert.equal(refused.json<{ error: string }>().error, 'too_many_uploads')
+  assert.equal((await s.call('POST', '/api/attachments', 'globex', Buffer.from('x'))).statusCode, 201)
+})
+
 test('a run’s content is downloaded by its tenant, and by nobody else', async (t) => {
   const s = await started(t)
   const one = content()

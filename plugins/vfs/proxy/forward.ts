@@ -106,10 +106,13 @@ export function forward(
   const gone = new AbortController()
   reply.raw.once('close', () => gone.abort())
   dropWhenIdle(reply)
-  const url = new URL(base.pathname.replace(/\/+$/, '') + target, base)
-  const sent = url.pathname + url.search
-  return reply.from(sent, {
+  const [path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(target)!.slice(1)
+  const { pathname } = new URL(base.pathname.replace(/\/+$/, '') + path, base)
+  const sent = query === '' ? pathname : `${pathname}?${query}`
+  return reply.from(pathname, {
     getUpstream: () => base.origin,
+    // Apart from the path, which @fastify/reply-from decodes and searches for steps up: a text that is searched for may have them.
+    queryString: () => query,
     retryDelay: () => null,
     rewriteRequestHeaders: (_, headers) => ({
       ...some(headers, passedOn),

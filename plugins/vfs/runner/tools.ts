@@ -5,6 +5,7 @@ import type { SessionVfs } from '#contracts/session-vfs'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 import { folderOf, isMountName, isVfsPath, maxPathBytes, type VfsEntry, vfsErrors } from '#contracts/vfs'
 import { settleFilesMs } from '#contracts/wire/worker'
+import { contentTypeOf } from '#kit/files'
 import { readText } from './text.ts'
 
 /** Of a file that is no text, as base64 a third longer. */
@@ -165,7 +166,7 @@ const write = tool(
     if (!body) return failed('The content is no base64.')
     const file = {
       body,
-      contentType: isText ? 'text/plain; charset=utf-8' : 'application/octet-stream',
+      contentType: contentTypeOf(path) ?? (isText ? 'text/plain; charset=utf-8' : 'application/octet-stream'),
       ...(input['overwrite'] === false ? { ifNoneMatch: '*' as const } : {}),
     }
     const entry = await files.write(mount, path, file, { signal }).catch((error: unknown) => {

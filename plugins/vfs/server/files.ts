@@ -92,7 +92,7 @@ export class Files {
       const file = await tree.open(path)
       if (file) return file
       if (await anyBelow(tree, path)) throw vfsErrors.isFolder()
-      throw notFound()
+      throw noFile()
     }
     const end = this.#shares.take(view.tenantId)
     try {
@@ -101,7 +101,10 @@ export class Files {
         info: file.info,
         close: () => file.close().finally(end),
         read: async (range) => {
-          const body = await file.read(range)
+          const body = await file.read(range).catch((error: unknown) => {
+            end()
+            throw error
+          })
           const readable = body instanceof Readable ? body : Readable.from(body, { objectMode: false })
           this.#options.metrics.bytes.inc({ direction: 'out' }, range ? range.to - range.from + 1 : file.info.bytes)
           return readable.once('close', end)
@@ -159,7 +162,7 @@ export class Files {
         throw vfsErrors.isFolder({
           message: 'There is a folder of this name; with a / at its end its files are deleted.',
         })
-      throw notFound()
+      throw noFile()
     })
   }
 
@@ -188,7 +191,7 @@ export class Files {
     const session = await this.#session(view)
     if (!session) {
       const found = await mounts.open(view.tenantId, name)
-      if (!found) throw notFound()
+      if (!found) throw noMount()
       return found
     }
     if (!this.#allows(session, name)) {
@@ -198,7 +201,7 @@ export class Files {
     }
     if (name === scratch) return { tree: await this.#inSpace(view.tenantId, session, name, 'files'), readOnly: false }
     const found = await mounts.open(view.tenantId, name)
-    if (!found) throw notFound()
+    if (!found) throw noMount()
     if (!found.copyOnWrite) return found
     const [written, deleted] = await Promise.all(
       ['files', 'deleted'].map((part) => this.#inSpace(view.tenantId, session, name, part)),
@@ -257,6 +260,8 @@ function check(path: string): void {
   if (!isVfsPath(path)) throw vfsErrors.invalidPath()
 }
 
+const noMount = () => notFound({ message: 'There is no mount of this name.' })
+const noFile = () => notFound({ message: 'There is no such file.' })
 const tooLarge = (max: number) =>
   httpErrors.bodyTooLarge({ message: `A file has at most ${max} bytes here.`, detail: { max } })
 
@@ -270,7 +275,7 @@ async function removeBelow(tree: Tree, folder: string) {
     }
     paths.push(path)
   }
-  if (paths.length === 0) throw notFound()
+  if (paths.length === 0) throw notFound({ message: 'There are no files in this folder.' })
   for (const path of paths) await tree.remove(path)
   return { deleted: paths.length, more }
 }

@@ -6,6 +6,7 @@ import { type Buckets, type ObjectStore } from '#contracts/object-store'
 import { secretOf } from '#contracts/secrets'
 import { isVfsPrefix, type VfsMount, vfsErrors, type VfsMountInput } from '#contracts/vfs'
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
+import { Turns } from '#kit/turns'
 import { BucketPool } from './buckets.ts'
 import { FolderTree } from './folder.ts'
 import type { MountSettings } from './settings.ts'
@@ -32,6 +33,8 @@ export class Mounts {
   readonly #pool: BucketPool
   readonly #own = new Map<string, Promise<Map<string, VfsMountInput>>>()
   readonly #folders = new Map<string, Promise<FolderTree>>()
+  /** A change begins with what the one before it has left, in memory and on disk. */
+  readonly #turns = new Turns()
 
   constructor(options: Options) {
     this.#options = options
@@ -41,7 +44,7 @@ export class Mounts {
   /** Those that there are, by name; `inSession` as a session sees them. */
   async list(tenantId: string, inSession: boolean): Promise<VfsMount[]> {
     const { shared, scratch } = this.#options
-    const names = [...Object.keys(shared), ...(await this.#ownOf(tenantId)).keys()]
+    const names = [...new Set([...Object.keys(shared), ...(await this.#ownOf(tenantId)).keys()])]
     const found = await Promise.all(names.map(async (name) => ({ name, behind: await this.#find(tenantId, name) })))
     const mounts = found.flatMap(({ name, behind }): VfsMount[] => (behind ? [shown(name, behind, inSession)] : []))
     if (inSession) mounts.push({ name: scratch, kind: 'scratch', readOnly: false, copyOnWrite: false, own: false })
@@ -60,32 +63,37 @@ export class Mounts {
   }
 
   async put(tenantId: string, name: string, input: VfsMountInput): Promise<VfsMount> {
-    const { shared, scratch, own } = this.#options
+    const { scratch, own } = this.#options
     if (!own.tenants.allows(tenantId))
       throw vfsErrors.invalidMount({ message: 'This server lets the tenant have no mounts of its own.' })
-    if (name === scratch || shared[name])
+    if (name === scratch || this.#sharedWith(tenantId, name))
       throw vfsErrors.invalidMount({ message: `There is a mount '${name}' of the installation; take another name.` })
     const wrong = this.#problemOf(tenantId, input)
     if (wrong) throw vfsErrors.invalidMount({ message: `The mount ${wrong}.` })
-    const mounts = await this.#ownOf(tenantId)
-    if (!mounts.has(name) && mounts.size >= own.most) {
-      throw limitErrors.limitExceeded({
-        message: `A tenant has at most ${own.most} mounts of its own.`,
-        detail: { limit: 'own mounts', max: own.most },
-      })
-    }
-    await this.#save(tenantId, new Map([...mounts, [name, input]]))
+    await this.#turns.take(tenantId, async () => {
+      const mounts = await this.#ownOf(tenantId)
+      if (!mounts.has(name) && mounts.size >= own.most) {
+        throw limitErrors.limitExceeded({
+          message: `A tenant has at most ${own.most} mounts of its own.`,
+          detail: { limit: 'own mounts', max: own.most },
+        })
+      }
+      await this.#save(tenantId, new Map([...mounts, [name, input]]))
+    })
     await this.#pool.forget(tenantId, name)
     return shown(name, behindOf(input), false)
   }
 
   /** False when it has none of this name. */
   async remove(tenantId: string, name: string): Promise<boolean> {
-    const mounts = await this.#ownOf(tenantId)
-    if (!mounts.has(name)) return false
-    await this.#save(tenantId, new Map([...mounts].filter(([one]) => one !== name)))
+    const had = await this.#turns.take(tenantId, async () => {
+      const mounts = await this.#ownOf(tenantId)
+      if (!mounts.has(name)) return false
+      await this.#save(tenantId, new Map([...mounts].filter(([one]) => one !== name)))
+      return true
+    })
     await this.#pool.forget(tenantId, name)
-    return true
+    return had
   }
 
   /** The tenant is erased, with the file of its mounts. */
@@ -105,13 +113,19 @@ export class Mounts {
   }
 
   async #find(tenantId: string, name: string): Promise<Behind | undefined> {
-    const { shared, store } = this.#options
-    const found = Object.hasOwn(shared, name) ? shared[name] : undefined
+    const found = this.#sharedWith(tenantId, name)
     const input = found ? undefined : (await this.#ownOf(tenantId)).get(name)
     const behind = found ? { ...found, own: false } : input && behindOf(input)
-    if (!behind || (found && !found.tenants.allows(tenantId))) return undefined
+    if (!behind) return undefined
     // Without an object store there is nothing to mount.
-    return behind.kind === 'objects' && store?.backend === undefined ? undefined : behind
+    return behind.kind === 'objects' && this.#options.store?.backend === undefined ? undefined : behind
+  }
+
+  /** To a tenant a mount that is for others is none. */
+  #sharedWith(tenantId: string, name: string): MountSettings | undefined {
+    const { shared } = this.#options
+    const found = Object.hasOwn(shared, name) ? shared[name] : undefined
+    return found?.tenants.allows(tenantId) ? found : undefined
   }
 
   async #tree(tenantId: string, name: string, behind: Behind): Promise<Tree> {

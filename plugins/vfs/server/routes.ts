@@ -38,7 +38,8 @@ export function fileRoutes(app: App, callers: Callers, mounts: Mounts, files: Fi
     app,
     vfsWire.deleteMount,
     async ({ caller, params }) => {
-      if (!(await mounts.remove(caller.tenantId, params.mount))) throw notFound()
+      if (!(await mounts.remove(caller.tenantId, params.mount)))
+        throw notFound({ message: 'The tenant has no mount of its own of this name.' })
     },
     callers,
   )

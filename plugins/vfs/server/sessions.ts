@@ -6,6 +6,7 @@ import { overLimit } from '#contracts/limits'
 import { mostObjectsAtOnce, type ObjectBackend } from '#contracts/object-store'
 import type { OpenVfsSession, VfsLimits, VfsSession } from '#contracts/vfs'
 import { vfsErrors } from '#contracts/vfs'
+import { Turns } from '#kit/turns'
 import { type Accounts, type Bounds, count, type Counts } from './usage.ts'
 
 /** How exactly the time of last use is kept on disk. */
@@ -55,13 +56,18 @@ export class Sessions {
   readonly #tenants = new Map<string, Promise<Tenant>>()
   readonly #loaded = new Map<string, Tenant>()
   readonly #sweeping = new Set<Promise<void>>()
+  /** The record of a session on disk is that of the last of its openings and closings. */
+  readonly #turns = new Turns()
 
   constructor(options: Options) {
     this.#options = options
   }
 
   /** Opens it, or gives an open one another lease. */
-  async open(tenantId: string, sessionId: string, { limits, ...lease }: OpenVfsSession): Promise<VfsSession> {
+  open(tenantId: string, sessionId: string, lease: OpenVfsSession): Promise<VfsSession> {
+    return this.#turns.take(`${tenantId}/${sessionId}`, () => this.#openOne(tenantId, sessionId, lease))
+  }
+  async #openOne(tenantId: string, sessionId: string, { limits, ...lease }: OpenVfsSession): Promise<VfsSession> {
     const tenant = await this.#tenant(tenantId)
     if (limits) tenant.limits = limits
     const before = tenant.sessions.get(sessionId)
@@ -139,14 +145,16 @@ export class Sessions {
   }
 
   /** Its files are gone for everybody at once, and from the disk soon. False: it was not open. */
-  async close(tenantId: string, sessionId: string): Promise<boolean> {
-    const { sessions } = await this.#tenant(tenantId)
-    const session = sessions.get(sessionId)
-    if (!session) return false
-    await rm(this.#recordOf(tenantId, sessionId), { force: true })
-    sessions.delete(sessionId)
-    this.#drop(tenantId, session.kept.space)
-    return true
+  close(tenantId: string, sessionId: string): Promise<boolean> {
+    return this.#turns.take(`${tenantId}/${sessionId}`, async () => {
+      const { sessions } = await this.#tenant(tenantId)
+      const session = sessions.get(sessionId)
+      if (!session) return false
+      await rm(this.#recordOf(tenantId, sessionId), { force: true })
+      sessions.delete(sessionId)
+      this.#drop(tenantId, session.kept.space)
+      return true
+    })
   }
 
   async usage(tenantId: string) {

@@ -146,3 +146,36 @@ test('without a conductor in the process secrets are asked for over the signed p
     message: /secret:\/\/gone/,
   })
 })
+
+test('reads that the store breaks off are over for their tenant', async (t) => {
+  const fails = createServer((request, response) => {
+    if (request.method !== 'HEAD') return response.writeHead(404).end()
+    return response
+      .writeHead(200, { 'content-length': 3, etag: '"a"', 'last-modified': new Date().toUTCString() })
+      .end()
+  }).listen(0, '127.0.0.1')
+  await once(fails, 'listening')
+  t.after(() => fails.close())
+  const endpoint = `http://127.0.0.1:${(fails.address() as AddressInfo).port}`
+  const plain = { accessKeyId: 'x', secretAccessKey: 'x' }
+  const mounts = { data: { kind: 's3', bucket: 'data', endpoint, tenants: ['acme'], ...plain } }
+  const { client } = await testVfs(t, { settings: { mounts, requestsAtOnce: 2 } })
+  for (let i = 0; i < 4; i++)
+    await assert.rejects(client.read({ tenantId: 'acme' }, 'data', 'a'), { code: 'storage_unavailable' })
+})
+
+test('mounts that a tenant makes at once are all kept, and what others have takes no name away', async (t) => {
+  const settings = { mounts: { theirs: { kind: 'objects', tenants: ['globex'] } } }
+  const { url, signer, kernel, dir } = await testVfs(t, { settings })
+  const names = ['a', 'b', 'c', 'constructor', 'd', 'e', 'theirs']
+  const put = async (name: string) => (await putMount(url, signer, 'acme', name, { kind: 'objects' })).status
+  assert.deepEqual(
+    await Promise.all(names.map(put)),
+    names.map(() => 200),
+  )
+  await kernel.stop()
+  const { client } = await testVfs(t, { settings, dir })
+  const mountsOf = async (tenantId: string) => (await client.mounts({ tenantId })).map(({ name }) => name)
+  assert.deepEqual(await mountsOf('acme'), names)
+  assert.deepEqual(await mountsOf('globex'), ['theirs'])
+})

@@ -303,6 +303,10 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
     (await ask('GET', '/api/vfs/files/files/a', { 'if-none-match': String(put.headers['etag']) })).status,
     304,
   )
+  // A search is for any text, and goes on as it was written.
+  for (const q of ['../', '%2e%2e%2F', '100%', '%zz', '"<>|', "a'b", '?', 'hello'])
+    assert.equal((await ask('GET', `/api/vfs/search?q=${q}`)).status, 200, q)
+  assert.equal((await ask('GET', '/api/vfs/mounts?')).status, 200)
   // Told before all of it has come.
   const large = request(`${url}/api/vfs/files/files/b`, {
     method: 'PUT',

@@ -151,6 +151,15 @@ test('sessions and their files outlive the server; what a killed one left half d
   await client.write(one, 'scratch', 'more', bytes(1))
 })
 
+test('of an opening and a closing at once the last one holds, also after a restart', async (t) => {
+  const { client, dir, kernel } = await testVfs(t, { settings: { mounts } })
+  await client.open('acme', 's1', {})
+  await Promise.all([client.open('acme', 's1', { allowedMounts: ['files'] }), client.close('acme', 's1')])
+  const open = (await client.session('acme', 's1')) !== undefined
+  await kernel.stop()
+  assert.equal((await readdir(join(dir, 'vfs/tenants/+acme/sessions'))).length > 0, open)
+})
+
 test('a session that nobody uses is closed, and one that is erased leaves nothing', async (t) => {
   const before = await testVfs(t, { settings: { mounts } })
   for (const id of ['s1', 's2']) await before.client.open('acme', id, {})

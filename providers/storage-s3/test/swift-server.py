@@ -1,6 +1,6 @@
 # OpenStack Swift with its API of S3, all four servers in one process: `swift.py <empty folder> <access key> <secret>`.
-# The folder's file system has to keep user xattrs. Prints the port once it accepts requests; ends with its standard input.
-import os, sys
+# The folder's file system has to keep user xattrs. Prints the port once it accepts requests; ends with its standard input, and takes the folder with it.
+import os, shutil, sys
 
 folder, access_key, secret = sys.argv[1:]
 
@@ -93,4 +93,5 @@ for server, sock in sockets.items():
     eventlet.spawn(wsgi.server, sock, Cache(app), NullLogger(), protocol=SwiftHttpProtocol, capitalize_response_headers=False)
 print(sockets['proxy'].getsockname()[1], flush=True)
 tpool.execute(sys.stdin.read)
+shutil.rmtree(folder, ignore_errors=True)
 os._exit(0)

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test, type TestContext } from 'node:test'
 import { newObject, testObjectBackend } from '#testing'
+import { S3Backend } from '../backend.ts'
 import { S3Client } from '../client.ts'
 import { startSwift, type Swift, whyNoSwift } from './swift.ts'
 import { backendFor, keyBytes } from './support.ts'
@@ -9,16 +10,16 @@ import { backendFor, keyBytes } from './support.ts'
 const skip = process.env['CI'] === 'true' ? undefined : await whyNoSwift()
 
 describe('against OpenStack Swift', { skip: skip ?? false }, () => {
-  let swift: Swift
+  let swift: Swift | undefined
   before(async () => {
     swift = await startSwift()
     const client = new S3Client({ ...swift.settings, bucket: 'objects' })
     await (await client.send({ method: 'PUT', key: '' })).body.dump()
     await client.close()
   })
-  after(() => swift.stop())
+  after(() => swift?.stop())
   const store = async (t: TestContext, more: { bucket?: string; secretAccessKey?: string } = {}) =>
-    (await backendFor(t, { ...swift.settings, bucket: 'objects', ...more })).store
+    (await backendFor(t, { ...swift!.settings, bucket: 'objects', ...more })).store
   testObjectBackend('swift', store, { keyBytes })
 
   test('a server that knows no conditions of writes has them kept here, for large objects as well', async (t) => {
@@ -51,6 +52,18 @@ describe('against OpenStack Swift', { skip: skip ?? false }, () => {
     assert.equal(await objects.remove('acme', key), undefined)
     const all = { prefix: key, after: '', limit: 1, folders: false }
     assert.deepEqual(await objects.list('acme', all), { objects: [], prefixes: [] })
+  })
+
+  test('the mark of a folder that a console has made at the root is no object', async (t) => {
+    const client = new S3Client({ ...swift!.settings, bucket: 'objects' })
+    t.after(() => client.close())
+    const marked = new S3Backend(client, (tenantId) => `marked/${tenantId}/`, '')
+    for (const key of ['', 'a']) await (await client.send({ method: 'PUT', key: `marked/acme/${key}` })).body.dump()
+    for (const folders of [true, false]) {
+      const { objects, next } = await marked.list('acme', { prefix: '', after: '', limit: 1, folders })
+      assert.deepEqual([objects.map(({ key }) => key), next], [['a'], undefined])
+    }
+    assert.deepEqual(await marked.use('acme'), { bytes: 0, objects: 1 })
   })
 
   test('settings that it refuses are said to be wrong', async (t) => {
