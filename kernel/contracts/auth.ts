@@ -20,17 +20,21 @@ export interface Caller {
   readonly role: TenantRole
   /** `tak_…` of the key, or the name of the service on the signed plane. */
   readonly keyId: string
-  /** What the key may use of the tenant's MCP catalog at its endpoint; everything when absent. */
+  /** What the key may call of the tenant's MCP catalog and apps by itself; everything when absent. */
   readonly mcp?: McpPermissions
 }
 
-/** Bounds of a key at the endpoint of the MCP catalog. What is absent bounds nothing. */
+/** Bounds of a key at the endpoint of the MCP catalog, and at the routes of apps. What is absent bounds nothing. */
 export interface McpPermissions {
   /** Names of entries. */
   readonly servers?: readonly string[]
   /** The only tools of an entry, by its name. */
   readonly tools?: Readonly<Record<string, readonly string[]>>
 }
+export const permitsServer = (mcp: McpPermissions | undefined, server: string): boolean =>
+  !mcp?.servers || mcp.servers.includes(server)
+export const permitsTool = (mcp: McpPermissions | undefined, server: string, tool: string): boolean =>
+  permitsServer(mcp, server) && (!mcp?.tools || !Object.hasOwn(mcp.tools, server) || mcp.tools[server]!.includes(tool))
 
 /**
  * Protects a Fastify scope: every route in it needs `access(role)` or `access(operator)`, and every request is authenticated before its

@@ -34,6 +34,8 @@ export async function startAuthorizationServer(t: Pick<TestContext, 'after'>) {
     metadata: {} as Record<string, unknown>,
     asked: [] as Asked[],
     registered: [] as Record<string, unknown>[],
+    /** What it says of a client beside its id. */
+    clients: {} as Record<string, unknown>,
     revoked: [] as string[],
     /** What it answers to whoever takes a token back. */
     revokes: 200,
@@ -119,7 +121,7 @@ async function answerOf(
     return [200, { ...own, ...metadata }]
   }
   if (path === '/register') {
-    const client = { ...(JSON.parse(text) as object), client_id: `client-${registered.length + 1}` }
+    const client = { ...(JSON.parse(text) as object), ...server.clients, client_id: `client-${registered.length + 1}` }
     registered.push(client)
     return [201, client]
   }

@@ -60,10 +60,10 @@ export function connectRoutes(
     },
     async (request, reply) => {
       const { endUserId, returnUrl, webhook } = request.body
-      const { tenantId } = guard.callerOf(request)
-      const toolkit = await toolkits.find(tenantId, request.params.toolkit)
+      const caller = guard.callerOf(request)
+      const toolkit = await toolkits.findFor(caller, request.params.toolkit)
       void reply.header('cache-control', 'no-store')
-      return connector.begin(tenantId, toolkit, { endUserId, returnUrl, webhookUrl: webhook?.url })
+      return connector.begin(caller.tenantId, toolkit, { endUserId, returnUrl, webhookUrl: webhook?.url })
     },
   )
   app.delete(

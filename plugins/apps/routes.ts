@@ -1,13 +1,13 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, failures, invalidRequest } from '#kernel'
+import { access, type App, failures, invalidRequest, notFound } from '#kernel'
 import { appErrors } from '#contracts/apps'
 import { auditedAccess } from '#contracts/audit'
-import type { Guard } from '#contracts/auth'
+import { type Guard, permitsServer, permitsTool } from '#contracts/auth'
 import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { listOf, sendList } from '#kit/lists'
 import { AppToolView, CallAnswer, CallBody, ToolkitParams, ToolkitView, ToolsQuery } from './schema.ts'
-import type { ActiveToolkit, Toolkits } from './toolkits.ts'
+import { type ActiveToolkit, checkTool, type Toolkits } from './toolkits.ts'
 
 export const tags = ['apps']
 /** Items of one part of an answer. */
@@ -39,7 +39,8 @@ export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void 
     },
     async (request, reply) => {
       const { query: page } = request
-      const active = await toolkits.active(guard.callerOf(request).tenantId)
+      const { tenantId, mcp } = guard.callerOf(request)
+      const active = (await toolkits.active(tenantId)).filter(({ name }) => permitsServer(mcp, name))
       return sendList(request, reply, listOf(active, page, atOnce, viewOf), { page, item: ToolkitView })
     },
   )
@@ -58,9 +59,10 @@ export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void 
     },
     async (request, reply) => {
       const { endUserId, ...page } = request.query
-      const { tenantId } = guard.callerOf(request)
-      const toolkit = await toolkits.find(tenantId, request.params.toolkit)
-      const tools = await toolkits.tools(tenantId, toolkit, endUserId)
+      const caller = guard.callerOf(request)
+      const toolkit = await toolkits.findFor(caller, request.params.toolkit)
+      const all = await toolkits.tools(caller.tenantId, toolkit, endUserId)
+      const tools = all.filter(({ name }) => permitsTool(caller.mcp, toolkit.name, name))
       const list = listOf(tools, page, atOnce, ({ name, description, inputSchema }) => ({
         name,
         description,
@@ -80,15 +82,16 @@ export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void 
           'As the account of the tenant, or of the end user that is named. A failure of the tool itself is 200 with `ok` false; what the app answers is in `result` as it is.',
         params: ToolkitParams,
         body: CallBody,
-        response: { 200: CallAnswer, ...failures(...asking, limitErrors.limitReached) },
+        response: { 200: CallAnswer, ...failures(...asking, notFound, limitErrors.limitReached) },
       },
     },
     async (request) => {
       const { name: tool, arguments: input = {}, endUserId } = request.body
-      const { tenantId } = guard.callerOf(request)
-      const toolkit = await toolkits.find(tenantId, request.params.toolkit)
-      await toolkits.waitForTurn(tenantId)
-      const { ok, result } = await toolkits.call(tenantId, toolkit, { tool, input, endUserId })
+      const caller = guard.callerOf(request)
+      const toolkit = await toolkits.findFor(caller, request.params.toolkit)
+      checkTool(caller, toolkit.name, tool)
+      await toolkits.waitForTurn(caller.tenantId)
+      const { ok, result } = await toolkits.call(caller.tenantId, toolkit, { tool, input, endUserId })
       return { ok, result }
     },
   )

@@ -9,9 +9,10 @@ import {
   type ToolkitInfo,
   type ToolkitProvider,
 } from '#contracts/apps'
+import { type Caller, permitsServer, permitsTool } from '#contracts/auth'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { ToolSpec } from '#contracts/tools'
-import { invalidField, isAppError } from '#kernel'
+import { invalidField, isAppError, notFound } from '#kernel'
 import { Pace } from '#kit'
 import type { AppMetrics } from './metrics.ts'
 
@@ -71,6 +72,11 @@ export class Toolkits {
     const [toolkit] = await this.active(tenantId, [name])
     if (!toolkit) throw appErrors.toolkitNotActive()
     return toolkit
+  }
+  /** The same for whoever calls; of what their key may not use it is the same answer. */
+  async findFor({ tenantId, mcp }: Caller, name: string): Promise<ActiveToolkit> {
+    if (!permitsServer(mcp, name)) throw appErrors.toolkitNotActive({ message: notOfKey })
+    return this.find(tenantId, name)
   }
   providerOf({ provider }: Pick<ActiveToolkit, 'provider'>): ToolkitProvider {
     return this.#options.providers.get(provider)!
@@ -166,6 +172,15 @@ export class Toolkits {
       if (limit.activeCount + limit.pendingCount === 0) this.#tenants.delete(tenantId)
     }
   }
+}
+
+const notOfKey = 'The key that asks may not use a toolkit of this name: its `mcpServers` do not have it.'
+
+/** 404 for a tool that a key may not use. */
+export function checkTool({ mcp }: Caller, toolkit: string, tool: string): void {
+  if (permitsTool(mcp, toolkit, tool)) return
+  const message = `The key that asks may not use the tool '${tool}': its \`mcpToolPermissions\` do not have it.`
+  throw notFound({ message })
 }
 
 /** Whose account it is: '' for that of the tenant. 400 when the toolkit has one for each end user, and none is named. */

@@ -85,7 +85,7 @@ export class AuthorizationCodes {
         resource,
         client,
       }
-      return { url: authorizationUrl.href, keep: JSON.stringify(kept) }
+      return { url: authorizationUrl.href, keep: toKeep(kept) }
     } catch (cause) {
       throw await notConnected(cause)
     }
@@ -265,10 +265,18 @@ function grantOf({ basis, tokenUrl, revocationUrl, resource, client }: Tokens | 
     client,
   }
   return {
-    secret: JSON.stringify(tokens),
+    secret: toKeep(tokens),
     ...(seconds > 0 ? { seconds } : {}),
     renewable: tokens.refresh !== undefined,
   }
+}
+
+/** Servers name their own addresses, clients and tokens: what nobody needs that much of is not kept for each account. */
+const mostKept = 64 * 1024
+function toKeep(value: Kept | Tokens): string {
+  const text = JSON.stringify(value)
+  if (text.length > mostKept) throw refused('answers with more than is kept')
+  return text
 }
 
 const isToken = (text: unknown): text is string =>

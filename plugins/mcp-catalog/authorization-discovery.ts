@@ -127,6 +127,7 @@ export async function clientFor(
     throw !metadata || metadata.registration_endpoint ? cause : refused(noRegistration, cause)
   })
   const made = clientOf(client, methods)
+  if (JSON.stringify(made).length > mostOfClient) throw refused('answers with more than is kept')
   const sealed = sealer.seal(tenantId, sealedName(entry), JSON.stringify(made))
   const expiresAt = client.client_secret_expires_at || undefined
   await storeClient(database, tenantId, entry.name, { basis, client: sealed, expiresAt })
@@ -155,5 +156,7 @@ export async function secretFor(
   return (await secrets?.resolve(tenantId, secretOf(secretRef)!, `mcp-servers/${name}`))?.value
 }
 
+/** Characters of what we are known as. */
+const mostOfClient = 8_000
 const sealedName = ({ name }: Entry): string => `mcp-oauth-clients/${name}`
 const noRegistration = 'registers no clients by itself; write `clientId` into the entry'

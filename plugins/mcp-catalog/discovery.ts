@@ -60,7 +60,8 @@ export class Discoveries {
 
   /** Asks the server now, as an account when its headers are given; an error of `askErrors`, or of secrets, when that fails. */
   async ask(tenantId: string, entry: Entry, account?: Readonly<Record<string, string>>): Promise<Found> {
-    const key = JSON.stringify([tenantId, entry])
+    // What one account is refused, or is shown, is not said of another one.
+    const key = JSON.stringify([tenantId, entry, account])
     const running = this.#underWay.get(key)
     if (running) return running
     const own = this.#tenants.get(tenantId) ?? { limit: pLimit(ofTenantAtOnce), asked: 0 }
@@ -112,6 +113,8 @@ export class Discoveries {
     } catch (error) {
       metrics.discoveries.inc({ outcome: 'failed' })
       if (!isAppError(error)) throw error
+      // The account's failure, and not the server's.
+      if (account && error.code === 'mcp_unauthorized') throw error
       const failure = { code: error.code, message: error.sentence ?? error.code }
       await storeFailure(database, tenantId, entry, failure).catch((err: unknown) =>
         log.warn({ err, tenantId, server: entry.name }, 'the failure of an MCP server is not on record'),

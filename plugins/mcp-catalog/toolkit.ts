@@ -1,4 +1,11 @@
-import { type AppCaller, appErrors, type AppResult, type ToolkitInfo, type ToolkitProvider } from '#contracts/apps'
+import {
+  type AppCaller,
+  appErrors,
+  type AppResult,
+  sentenceOf,
+  type ToolkitInfo,
+  type ToolkitProvider,
+} from '#contracts/apps'
 import { type Database, presentDatabase } from '#contracts/database'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ToolSpec } from '#contracts/tools'
@@ -72,7 +79,7 @@ export function createToolkitProvider(options: ToolkitOptions): ToolkitProvider 
         return specsOf(entry, (await findDiscovery(database, tenantId, entry)) ?? never)
       } catch (error) {
         if (headers && isAppError(error) && error.code === 'mcp_unauthorized') return undefined
-        throw isAppError(error) && error.status >= 500 ? unavailable(error.sentence ?? error.code, error) : error
+        throw notAsked(error)
       }
     },
     async call(caller, tool, input) {
@@ -161,7 +168,9 @@ async function call(
   const digest = entry.toolPolicy === 'review' ? await acceptedDigest(database, tenantId, entry, tool) : undefined
   const account = headersFor(entry, secret)
   if (secret !== undefined && !account) return undefined
-  const { headers } = await credentials.of(tenantId, account ? withoutAccount(entry) : entry, signal)
+  const { headers } = await credentials.of(tenantId, account ? withoutAccount(entry) : entry, signal).catch((error) => {
+    throw notAsked(error)
+  })
   const server: McpServer = {
     name: toolkit,
     url: entry.url,
@@ -175,7 +184,8 @@ async function call(
   if (outcome === 'ok' || outcome === 'tool_error') return { ok: outcome === 'ok', content, result }
   if (outcome === 'unauthorized') return undefined
   if (outcome === 'busy') throw appErrors.appBusy()
-  throw unavailable(content, undefined)
+  const late = outcome === 'cancelled' && (signal.reason as Error | undefined)?.name === 'TimeoutError'
+  throw unavailable(late ? 'The app did not answer in time.' : content, undefined)
 }
 
 /** Of the definition that an admin has accepted. */
@@ -189,6 +199,8 @@ async function acceptedDigest(database: Database, tenantId: string, entry: Entry
 const noTool = (tool: string) => notFound({ message: `The toolkit has no tool '${tool.slice(0, 100)}'.` })
 const heldBack = (tool: string) =>
   notFound({ message: `The tool '${tool.slice(0, 100)}' is held back until an admin accepts its definition.` })
+/** What keeps the server from being asked, such as a secret that is gone, is no fault of whoever calls. */
+const notAsked = (error: unknown): unknown => (isAppError(error) ? unavailable(sentenceOf(error), error) : error)
 const unavailable = (message: string, cause: unknown) => appErrors.appUnavailable({ cause, message })
 
 /** What a model can read of an answer. */

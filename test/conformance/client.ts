@@ -1,6 +1,8 @@
 // Our MCP client as a program, for scenarios of the suite that test clients: the suite gives the URL of its server.
-import { listTools, openMcp } from '#kit/mcp'
+import { randomUUID } from 'node:crypto'
+import { listTools, type McpSession, openMcp, reasonOf } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
+import { AuthorizationCodes, tokenOf } from '../../plugins/mcp-catalog/authorization-code.ts'
 import { entryOf } from '../../plugins/mcp-catalog/entry.ts'
 import { createOAuthClient } from '../../plugins/mcp-catalog/oauth.ts'
 
@@ -9,18 +11,67 @@ const url = process.argv.at(-1)!
 const connections = createModelConnections()
 const { signal } = new AbortController()
 
-/** Headers with a token, where the scenario gives a secret to get it with. */
-async function headers(): Promise<Record<string, string>> {
-  const { client_id: clientId, client_secret: secret } = JSON.parse(context) as Record<string, string>
-  if (clientId === undefined || secret === undefined) return {}
-  const both = { public: connections, network: connections }
-  const client = createOAuthClient({ connections: both, addressesOf: () => 'network' })
-  const oauth = { grant: 'client_credentials' as const, clientId, clientSecret: 'secret://client' }
-  const { token } = await client.grant(entryOf('server', { url, oauth }, true, 'user'), oauth, secret, signal)
-  return { authorization: `Bearer ${token}` }
+const given = JSON.parse(context) as { client_id?: string; client_secret?: string }
+const { client_id: clientId, client_secret: secret } = given
+const asking = { connections: { public: connections, network: connections }, addressesOf: () => 'network' as const }
+
+/** By `client_credentials`, with the secret that the scenario gives. */
+async function granted(): Promise<string> {
+  const oauth = { grant: 'client_credentials' as const, clientId: clientId!, clientSecret: 'secret://client' }
+  const entry = entryOf('server', { url, oauth }, true, 'user')
+  return (await createOAuthClient(asking).grant(entry, oauth, secret!, signal)).token
 }
 
-const session = await openMcp(connections.fetch, { url, headers: await headers() }, signal)
+/** What a database keeps of clients that were registered: the last one. */
+let registered: { readonly basis: unknown; readonly client: unknown } | undefined
+const database = {
+  batch: async (_: string, [{ text, values }]: [{ text: string; values: unknown[] }]) => {
+    if (text.startsWith('INSERT')) registered = { basis: values[2], client: values[3] }
+    return [text.startsWith('SELECT') && registered?.basis === values[2] ? [registered] : []]
+  },
+}
+const codes = new AuthorizationCodes({
+  ...asking,
+  database: database as never,
+  sealer: {
+    seal: (_: string, __: string, text: string) => text,
+    open: (_: string, __: string, text: string) => text,
+  } as never,
+  secrets: { resolve: async () => ({ value: secret }) } as never,
+})
+
+/** By `authorization_code`: the page of the authorization server agrees at once, and sends back. */
+async function connected(): Promise<string> {
+  const own =
+    clientId === undefined ? {} : { clientId, ...(secret === undefined ? {} : { clientSecret: 'secret://client' }) }
+  const entry = entryOf('server', { url, oauth: { grant: 'authorization_code', ...own } }, true, 'user')
+  const redirectUrl = 'http://localhost:3000/callback'
+  const connecting = { tenantId: 'default', toolkit: 'server', endUserId: '', redirectUrl, state: randomUUID(), signal }
+  const link = await codes.begin(entry, connecting)
+  const { headers } = await fetch(link.url, { redirect: 'manual' })
+  const { state, ...answer } = Object.fromEntries(new URL(headers.get('location')!).searchParams)
+  if (state !== connecting.state) throw new Error('the answer is to another question')
+  return tokenOf((await codes.finish(entry, connecting, link.keep, answer)).secret).access
+}
+
+/** A session, with an account where the scenario is about one; a server that takes it no more has it connected anew. */
+async function open(again = true): Promise<McpSession> {
+  const token = !scenario?.startsWith('auth/')
+    ? undefined
+    : scenario.includes('client-credentials')
+      ? await granted()
+      : await connected()
+  const headers: Record<string, string> = token === undefined ? {} : { authorization: `Bearer ${token}` }
+  try {
+    return await openMcp(connections.fetch, { url, headers }, signal)
+  } catch (error) {
+    const reason = reasonOf(error)
+    if (!again || reason.kind !== 'status' || reason.status !== 401) throw error
+    return open(false)
+  }
+}
+
+const session = await open()
 const call = (name: string, args: Record<string, unknown>) =>
   session.call({ name, input: args, signal, definition: tools.find((tool) => tool.name === name) })
 const tools = await listTools(session, signal)

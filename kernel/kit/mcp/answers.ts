@@ -13,6 +13,8 @@ export interface McpFetchOptions {
   onFlood(): void
   /** An answer that is larger is not read to its end. */
   readonly maxAnswerBytes: number
+  /** The same for what a server is asked now; less while it says what it is, which is kept. */
+  mostNow(): number
   /** The older transport: answers come through the stream for unasked messages as well. */
   readonly answersThere?: boolean
 }
@@ -30,7 +32,7 @@ const shortestPauseMs = 250
  * stream that ends before the answer was in it, and an answer to something else. All that a server says is bounded.
  */
 export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): ModelFetch {
-  const { listens, onCut, maxAnswerBytes, answersThere = false } = options
+  const { listens, onCut, mostNow, answersThere = false } = options
   const unasked = createUnasked(options)
   let listenedAt = -Infinity
   return async (input, init) => {
@@ -45,23 +47,24 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
       return response.body ? withBody(response, unasked.read(response.body)) : response
     }
     const id = method === 'POST' ? requestIdOf(body) : undefined
-    if (id !== undefined && answersThere) unasked.expect(maxAnswerBytes)
+    const most = mostNow()
+    if (id !== undefined && answersThere) unasked.expect(most)
     const response = await fetch(input, init)
     if (!response.body) return response
-    if (id === undefined || !response.ok || answersThere) return withBody(response, read(response.body, maxAnswerBytes))
+    if (id === undefined || !response.ok || answersThere) return withBody(response, read(response.body, most))
     if (isOf(response, 'text/event-stream')) {
       const watch = watchFor(id)
       const onEnd = (large: boolean): void => {
         if (watch.answered) return
-        if (watch.resumable) unasked.expect(maxAnswerBytes)
+        if (watch.resumable) unasked.expect(most)
         onCut(id, watch.resumable, large)
       }
-      return withBody(response, read(response.body, maxAnswerBytes, watch, onEnd))
+      return withBody(response, read(response.body, most, watch, onEnd))
     }
-    if (isOf(response, 'application/json')) return jsonAnswer(response, id, maxAnswerBytes)
+    if (isOf(response, 'application/json')) return jsonAnswer(response, id, most)
     // The library takes it for a notification that was heard.
     if (response.status === 202) throw noAnswer()
-    return withBody(response, read(response.body, maxAnswerBytes))
+    return withBody(response, read(response.body, most))
   }
 }
 

@@ -7,9 +7,10 @@ interface Address {
   readonly headers?: Readonly<Record<string, string>> | undefined
 }
 
-/** Servers that are remembered, and for how long. */
+/** Servers that are remembered, for how long, and how many characters each may say of itself: one that says more is asked each time. */
 const most = 1_000
 const keepMs = 10 * 60_000
+const mostChars = 32 * 1024
 
 /**
  * Which revision of the protocol servers speak, so that a session begins without asking: with `initialize`, or, of one that speaks that of
@@ -29,6 +30,7 @@ export class McpEras {
     if (this.of(address)) return
     const discover = client.getProtocolEra() === 'modern' ? client.getDiscoverResult() : undefined
     this.#known.delete(key)
+    if (discover && JSON.stringify(discover).length > mostChars) return
     this.#known.set(key, {
       prior: discover ? { kind: 'modern', discover } : { kind: 'legacy' },
       until: performance.now() + keepMs,

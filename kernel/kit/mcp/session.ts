@@ -3,6 +3,7 @@ import {
   Client,
   type PriorDiscovery,
   type Progress,
+  ProtocolError,
   SSEClientTransport,
   StreamableHTTPClientTransport,
   type Tool,
@@ -12,9 +13,7 @@ import type { ModelFetch } from '#contracts/model'
 import { createMcpFetch } from './answers.ts'
 import type { McpEras } from './eras.ts'
 import { connectionClosed, tooLarge } from './failures.ts'
-
-/** The run's own deadline ends a call; the library's default of 60 s would end long tools early. */
-export const noTimeout = 2_147_483_647
+import { listTools, noTimeout } from './tools.ts'
 
 export interface McpAddress {
   readonly url: string
@@ -112,20 +111,12 @@ async function open(
   }
   if (mode === 'auto') address.eras?.note(address, client)
   boundDepth(transport)
+  const maxAnswerBytes = address.maxAnswerBytes ?? usualBytes
   return {
     client,
-    maxAnswerBytes: address.maxAnswerBytes ?? usualBytes,
+    maxAnswerBytes,
     remembered: 'sessionId' in transport && transport.sessionId !== undefined,
-    call({ name, input, meta, signal: ends, definition, progress }) {
-      const params = { name, arguments: { ...input }, ...(meta ? { _meta: { ...meta } } : {}) }
-      return client.callTool(params, {
-        signal: ends,
-        timeout: noTimeout,
-        ...(progress ? { onprogress: progress } : {}),
-        // Without its output schema, which nobody compiles then.
-        ...(definition ? { toolDefinition: { name, inputSchema: definition.inputSchema } } : {}),
-      })
-    },
+    call: callerOf({ client, maxAnswerBytes }),
     async close() {
       if ('terminateSession' in transport && transport.sessionId !== undefined) {
         const late = setTimeout(() => void client.close(), farewellMs)
@@ -137,12 +128,46 @@ async function open(
   }
 }
 
+/**
+ * Calls tools. Which arguments a server wants in headers as well its definition says: where nobody has that it is listed when the server misses
+ * one, within bounds, and the last one of these is kept. By itself the library would list all pages, and keep them.
+ */
+function callerOf(of: { readonly client: Client; readonly maxAnswerBytes: number }): McpSession['call'] {
+  let listed: ServerCall['definition']
+  return async ({ name, input, meta, signal, definition, progress }) => {
+    const params = { name, arguments: { ...input }, ...(meta ? { _meta: { ...meta } } : {}) }
+    const send = (inputSchema: Tool['inputSchema']): Promise<CallToolResult> =>
+      of.client.callTool(params, {
+        signal,
+        timeout: noTimeout,
+        ...(progress ? { onprogress: progress } : {}),
+        // Without its output schema, which nobody compiles then.
+        toolDefinition: { name, inputSchema },
+      })
+    const known = definition ?? (listed?.name === name ? listed : undefined)
+    try {
+      return await send(known?.inputSchema ?? { type: 'object' })
+    } catch (error) {
+      if (definition || !(error instanceof ProtocolError && error.code === headerMismatch)) throw error
+      listed = (await listTools(of, signal)).find((tool) => tool.name === name)
+      if (!listed) throw error
+      return send(listed.inputSchema)
+    }
+  }
+}
+/** An argument is in the body and not in its header, or another one is. */
+const headerMismatch = -32_020
+
 function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
   const url = new URL(address.url)
   const { maxAnswerBytes = usualBytes } = address
   const init = address.headers ? { requestInit: { headers: { ...address.headers } } } : {}
   if (address.own) return new StreamableHTTPClientTransport(url, { fetch: withoutListening(fetch), ...init })
-  const watch = { ...watching(client), maxAnswerBytes }
+  const watch = {
+    ...watching(client),
+    maxAnswerBytes,
+    mostNow: () => (client.getServerCapabilities() ? maxAnswerBytes : Math.min(maxAnswerBytes, greetingBytes)),
+  }
   if (address.transport === undefined) {
     return new StreamableHTTPClientTransport(url, { fetch: createMcpFetch(fetch, watch), ...init })
   }
@@ -152,6 +177,8 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
 }
 
 const usualBytes = 16 * 1024 * 1024
+/** What a server says of itself, its instructions and pictures among it, is in memory for as long as the session. */
+const greetingBytes = 256 * 1024
 /** Deeper than anybody means it, and not so deep that writing it again, or keeping it, fails. */
 const maxDepth = 200
 

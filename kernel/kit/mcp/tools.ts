@@ -1,8 +1,10 @@
 import { createHash } from 'node:crypto'
-import type { Tool } from '@modelcontextprotocol/client'
+import type { Client, Tool } from '@modelcontextprotocol/client'
 import type { McpServer } from '#contracts/mcp-servers'
 import { tooLarge } from './failures.ts'
-import { type McpSession, noTimeout } from './session.ts'
+
+/** The run's own deadline ends a call; the library's default of 60 s would end long tools early. */
+export const noTimeout = 2_147_483_647
 
 /** What a model may read of a tool, as its server defines it. */
 export type McpTool = Pick<Tool, 'name' | 'title' | 'description' | 'inputSchema' | 'outputSchema' | 'annotations'>
@@ -21,7 +23,7 @@ const isName = (name: string): boolean =>
  * protocol wants them. Rejects with whatever went wrong, and with `tooLarge` where all pages together are.
  */
 export async function listTools(
-  { client, maxAnswerBytes }: McpSession,
+  { client, maxAnswerBytes }: { readonly client: Client; readonly maxAnswerBytes: number },
   signal: AbortSignal,
 ): Promise<readonly McpTool[]> {
   const tools = new Map<string, McpTool>()

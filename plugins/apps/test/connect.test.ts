@@ -116,6 +116,52 @@ test('an answer that is not the one that was asked for connects nothing', async 
   assert.equal((await s.browse(back.pathname + back.search)).status, 400, 'its time is over')
 })
 
+test('an account that an app does not take is no other person’s failure, and none of the entry', async (t) => {
+  const s = await stageWithOAuth(t)
+  s.issuer.more = { expires_in: undefined, refresh_token: undefined }
+  await s.connect({ endUserId: 'ann' })
+  await s.connect({ endUserId: 'bob' })
+  const { before } = s.server
+  const asked = Promise.withResolvers<void>()
+  const gate = Promise.withResolvers<void>()
+  s.server.before = (request, response, body) => {
+    if (request.headers.authorization !== 'Bearer access-1') return before(request, response, body)
+    asked.resolve()
+    void gate.promise.then(() => response.writeHead(401).end())
+    return true
+  }
+  const tools = (endUserId: string) => s.call('GET', `/api/apps/files/tools?endUserId=${endUserId}`)
+  const ann = tools('ann')
+  await asked.promise
+  const bob = tools('bob')
+  gate.resolve()
+  assert.equal((await ann).status, 409)
+  assert.equal((await bob).status, 200)
+  const states = itemsOf(await s.call('GET', '/api/apps/files/connections')).map((one) => [
+    one['endUserId'],
+    one['state'],
+  ])
+  assert.deepEqual(states.toSorted(), [
+    ['ann', 'expired'],
+    ['bob', 'active'],
+  ])
+  const entry = (await s.call('GET', '/api/mcp/catalog/files')).body as { health: Record<string, unknown> }
+  assert.equal('lastFailure' in entry.health, false)
+})
+
+test('an authorization server that answers with more than anybody needs has nothing kept of it', async (t) => {
+  const s = await stageWithOAuth(t)
+  const long = 'x'.repeat(100_000)
+  for (const [clients, metadata] of [
+    [{ client_secret: long }, {}],
+    [{}, { token_endpoint: `${s.issuer.url}/token?${long}` }],
+  ]) {
+    Object.assign(s.issuer, { clients, metadata })
+    const begun = await s.begin({ endUserId: 'ann' })
+    assert.deepEqual([...failureOf(begun), /more than is kept/.test(sentenceOf(begun))], [400, 'connect_refused', true])
+  }
+})
+
 test('people are sent on to pages that the operator allows, and to no other', async (t) => {
   const s = await stageWithOAuth(t)
   for (const returnUrl of [

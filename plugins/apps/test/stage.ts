@@ -50,6 +50,7 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
     apps,
     servers,
     call: operator,
+    callerWith,
     /** Anybody, such as the browser of the owner of an account. */
     browse: (path: string) => callerWith(undefined)('GET', path, undefined, { accept: 'text/html' }),
     /** What the job does each minute. */

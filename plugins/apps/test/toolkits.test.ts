@@ -61,6 +61,65 @@ test('an active entry of the catalog is a toolkit: its tools are listed and call
   assert.deepEqual([failureOf(limited), limited.body['limit']], [[429, 'limit_reached'], 'toolCallsPerMinute'])
 })
 
+test('a key that may use some of the catalog has no more of it as apps', async (t) => {
+  const s = await stage(t)
+  const server = await startExternalServer(t, { add: {}, drop: {} })
+  for (const name of ['sums', 'docs', 'bank']) await s.call('POST', '/api/mcp/catalog', { name, url: server.url })
+  const bounds = { mcpServers: ['sums', 'docs'], mcpToolPermissions: { sums: ['add'] } }
+  const key = await s.call('POST', '/api/api-keys', { label: 'k', role: 'admin', ...bounds })
+  const bounded = s.callerWith(String(key.body['token']))
+  const names = async (path: string) => itemsOf(await bounded('GET', path)).map(({ name }) => name)
+  assert.deepEqual(await names('/api/apps'), ['docs', 'sums'])
+  assert.deepEqual(await names('/api/apps/sums/tools'), ['add'])
+  assert.deepEqual(await names('/api/apps/docs/tools'), ['add', 'drop'])
+  const tried = async (toolkit: string, tool: string) =>
+    failureOf(await bounded('POST', `/api/apps/${toolkit}/call`, call(tool)))
+  assert.deepEqual(await tried('sums', 'drop'), [404, 'not_found'])
+  assert.deepEqual(await tried('bank', 'add'), [403, 'toolkit_not_active'])
+  for (const [method, path] of [
+    ['GET', '/api/apps/bank/tools'],
+    ['POST', '/api/apps/bank/connect'],
+  ] as const) {
+    assert.deepEqual(failureOf(await bounded(method, path, method === 'GET' ? undefined : {})), [
+      403,
+      'toolkit_not_active',
+    ])
+  }
+  assert.deepEqual(server.calls, [])
+  assert.equal((await bounded('POST', '/api/apps/sums/call', call('add'))).status, 200)
+})
+
+test('whatever keeps an app from being asked is 502, with a sentence that says what', async (t) => {
+  const s = await stage(t, { settings: { apps: { timeout: '300ms' } } })
+  const server = await startExternalServer(t, { hang: { run: () => new Promise(() => {}) } })
+  await s.call('POST', '/api/mcp/catalog', { name: 'slow', url: server.url })
+  await s.call('POST', '/api/secrets', { name: 'client', value: 'long enough' })
+  const headers = { authorization: 'Bearer secret://client' }
+  await s.call('POST', '/api/mcp/catalog', { name: 'keyed', url: server.url, headers })
+  const oauth = {
+    grant: 'client_credentials',
+    clientId: 'c',
+    clientSecret: 'secret://client',
+    tokenUrl: 'http://127.0.0.1:1/token',
+  }
+  await s.call('POST', '/api/mcp/catalog', { name: 'granted', url: server.url, oauth })
+  const failing = async (path: string, body?: object) => {
+    const answer = await s.call(body ? 'POST' : 'GET', path, body)
+    assert.deepEqual(failureOf(answer), [502, 'app_unavailable'], answer.text)
+    return sentenceOf(answer)
+  }
+  assert.match(await failing('/api/apps/slow/call', call('hang')), /did not answer in time/)
+  assert.match(await failing('/api/apps/granted/call', call('hang')), /authorization server of the entry/)
+  await s.call('DELETE', '/api/secrets/client')
+  assert.match(await failing('/api/apps/keyed/call', call('hang')), /secret 'client'/)
+  assert.match(await failing('/api/apps/keyed/tools'), /secret 'client'/)
+  const moved = {
+    text: `UPDATE mcp_entries SET entry = jsonb_set(entry, '{url}', '"http://localhost:1/mcp"') WHERE name = 'slow'`,
+  }
+  await s.database.batch('default', [moved])
+  assert.match(await failing('/api/apps/slow/tools'), /an address that may not be asked/)
+})
+
 test('a tool that an admin has to accept is called in the definition that was accepted, and in no other', async (t) => {
   const s = await stage(t)
   const server = await startExternalServer(t, { add: { description: 'Adds.' } })

@@ -9,7 +9,7 @@ import {
 } from '#kit/mcp-server'
 import { toolNames } from '#kit/mcp'
 import { Pace } from '#kit'
-import type { Caller, McpPermissions } from '#contracts/auth'
+import { type Caller, type McpPermissions, permitsServer, permitsTool } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { McpServer, McpServers } from '#contracts/mcp-servers'
@@ -90,7 +90,7 @@ export class CatalogTools {
     if (refusal !== undefined) throw limited(refusal)
     const all = await servedNames(database, config, tenantId)
     const left = all.filter(
-      ({ name }) => (only === undefined || name === only) && maySee(mcp, name) && (!place || name >= place[0]),
+      ({ name }) => (only === undefined || name === only) && permitsServer(mcp, name) && (!place || name >= place[0]),
     )
     const tools: ListToolsResult['tools'] = []
     const deadline = AbortSignal.timeout(patienceMs)
@@ -144,7 +144,7 @@ export class CatalogTools {
     const refusal = await this.#turn(tenantId, said ? 1 : turnsOfReading, call.signal)
     if (refusal !== undefined) return this.#end(tenantId, said?.server, 'limited', failed(refusal))
     const meant = said ? { entry: said.server, tool: said.tool } : await this.#find(caller, call.name)
-    if (!meant || !mayCall(caller.mcp, meant)) throw noTool(call.name)
+    if (!meant || !permitsTool(caller.mcp, meant.entry, meant.tool)) throw noTool(call.name)
     const { outcome, result } = await this.#ask(tenantId, meant, call, true)
     return this.#end(tenantId, meant.entry, outcome, result)
   }
@@ -178,7 +178,7 @@ export class CatalogTools {
     if (refusal !== undefined) throw limited(refusal)
     const server = await this.#resolve(tenantId, entry)
     if (typeof server === 'string') throw limited(server)
-    const isOpen = maySee(mcp, entry) && !(mcp?.tools && Object.hasOwn(mcp.tools, entry)) && !server.tools
+    const isOpen = permitsServer(mcp, entry) && !(mcp?.tools && Object.hasOwn(mcp.tools, entry)) && !server.tools
     if (!isOpen) return nothingOf(method)
     const answer = await this.#options.upstreams.pass(tenantId, server, ...asked)
     if (answer !== 'unauthorized') return answer
@@ -222,7 +222,7 @@ export class CatalogTools {
   async #find({ tenantId, mcp }: Caller, name: string): Promise<Meant | undefined> {
     const { database, config, keepMs } = this.#options
     const all = await servedNames(database, config, tenantId)
-    const left = all.filter((one) => names.mayBeOf(name, one.name) && maySee(mcp, one.name))
+    const left = all.filter((one) => names.mayBeOf(name, one.name) && permitsServer(mcp, one.name))
     const found: Meant[] = []
     while (left.length > 0) {
       for (const served of await servedEntries(database, config, tenantId, takeBatch(left), keepMs)) {
@@ -262,14 +262,9 @@ function takeBatch(left: { readonly name: string; readonly bytes: number }[]): r
   return left.splice(0, count).map(({ name }) => name)
 }
 
-const maySee = (mcp: McpPermissions | undefined, entry: string): boolean => !mcp?.servers || mcp.servers.includes(entry)
-const mayCall = (mcp: McpPermissions | undefined, { entry, tool }: Meant): boolean =>
-  maySee(mcp, entry) && (!mcp?.tools || !Object.hasOwn(mcp.tools, entry) || mcp.tools[entry]!.includes(tool))
-
 const toolsOf = ({ entry, tools = [], accepted }: ServedEntry, mcp: McpPermissions | undefined): readonly FoundTool[] =>
   tools.filter(
-    ({ name, digest }) =>
-      mayCall(mcp, { entry: entry.name, tool: name }) && stateOf(entry, accepted, name, digest) === 'accepted',
+    ({ name, digest }) => permitsTool(mcp, entry.name, name) && stateOf(entry, accepted, name, digest) === 'accepted',
   )
 
 function shownAs(tool: FoundTool, name: string) {

@@ -1,7 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
-import type { Caller, Guard } from '#contracts/auth'
+import { type Caller, type Guard, permitsServer } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
 import type { McpServers } from '#contracts/mcp-servers'
 import { catalogErrors, unknownEntry } from '../errors.ts'
@@ -114,7 +114,7 @@ export function endpointRoutes(
     async (request, reply) => {
       const caller = guard.callerOf(request)
       const name = knownName(request.params.name)
-      if (caller.mcp?.servers && !caller.mcp.servers.includes(name)) throw unknownEntry()
+      if (!permitsServer(caller.mcp, name)) throw unknownEntry()
       // A call is told by what it is resolved to, and needs no look of its own.
       const calls = (request.body as { method?: unknown } | null)?.method === 'tools/call'
       if (!calls && (await servers.unknown(caller.tenantId, [name])).length > 0) throw unknownEntry()
