@@ -194,5 +194,9 @@ export function endUserOf(metadata: Readonly<Record<string, unknown>> | undefine
   return typeof id === 'string' && id !== '' ? id : undefined
 }
 
+/** Whether a run answers a visitor of a published agent, by its metadata: chats say it there. */
+export const answersVisitor = (metadata: Readonly<Record<string, unknown>> | undefined): boolean =>
+  typeof metadata?.['public_run_id'] === 'string'
+
 /** A sentence of an error for people. */
 export const sentenceOf = (error: AppError): string => error.sentence ?? error.code

@@ -11,6 +11,8 @@ export interface ConductorCaller {
   readonly profile: Profile
   /** The person whom the run answers; undefined when nobody is named. */
   readonly endUserId: string | undefined
+  /** The run answers a visitor of a published agent, or was delegated by one that does: `endUserId` is what that visitor says. */
+  readonly visitor?: true
   /** Aborts when the run is over. */
   readonly signal: AbortSignal
 }

@@ -58,20 +58,21 @@ const singles: Readonly<Record<string, string>> = {
       WHERE tenant_id = $1 AND kind = e.kind AND reference = e.reference AND id <> e.id
     ) o WHERE e.tenant_id = $1 AND ${within} AND (o.n <> 1 OR o.amount <> -e.amount)`,
   // Runs that ended before the tenant had an account were charged to nobody. What retention has deleted is compared with nothing, and
-  // so are meters that say nothing, from before they said what is known of such a cost.
+  // so are meters that say nothing, from before they said what is known of such a cost. The id of a run that is gone may be that of another one.
   'every run that was metered is charged what its meter says': `
     SELECT m.run_id AS subject, coalesce(${metered}, 0) AS expected, coalesce(-e.amount, 0) AS found
     FROM run_meters m JOIN billing_accounts a ON a.tenant_id = $1 AND m.recorded_at >= greatest(a.registered_at, $2::timestamptz) AND m.recorded_at < $3::timestamptz
     LEFT JOIN LATERAL (
       SELECT amount, unpriced FROM ledger_entries
-      WHERE tenant_id = $1 AND kind = 'model' AND reference = m.run_id AND account = 'credit' LIMIT 1
+      WHERE tenant_id = $1 AND kind = 'model' AND reference IN (m.run_id, billing_reference(m.run_id, m.started_at)) AND account = 'credit'
+        AND created_at >= m.started_at LIMIT 1
     ) e ON true
     WHERE m.tenant_id = $1 AND (coalesce(-e.amount, 0) <> coalesce(${metered}, -e.amount, 0)
       OR (m.cost_microcents IS NULL) <> coalesce(e.unpriced, false))`,
   'every charge has a run that says the same': `
     SELECT e.reference AS subject, -e.amount AS expected, round(${charged} * 1000000) AS found
     FROM ledger_entries e
-    CROSS JOIN LATERAL (SELECT usage FROM runs WHERE tenant_id = $1 AND id = e.reference LIMIT 1) r
+    CROSS JOIN LATERAL (SELECT usage FROM runs WHERE tenant_id = $1 AND id = e.run_id AND started_at <= e.created_at LIMIT 1) r
     WHERE e.tenant_id = $1 AND ${within} AND e.kind = 'model' AND e.account = 'credit'
       AND coalesce(round(${charged} * 1000000), 0) <> -e.amount`,
 }

@@ -1,6 +1,6 @@
 import type { Database, TenantTx } from '#contracts/database'
 import { type EndUserStore, retentionErrors } from '#contracts/retention'
-import { columns, type MemoryRow, toMemory } from './bank/rows.ts'
+import { columns, type MemoryRow, personOf, toMemory } from './bank/rows.ts'
 import { lock } from './bank/statements.ts'
 
 /** Rows of one read, and of one transaction. */
@@ -50,6 +50,13 @@ async function eraseSome(tx: TenantTx, endUserId: string): Promise<number> {
              SELECT m.id FROM memories m WHERE m.tenant_id = $1 AND ${theirs} LIMIT ${goneAtOnce})) RETURNING id`,
     values: [tx.tenantId, endUserId],
   })
+  // Runs that have begun before, and what was said in them, bring nothing of theirs back.
+  const noted = {
+    text: `INSERT INTO memory_erasures (tenant_id, person, at) VALUES ($1, $2, clock_timestamp())
+           ON CONFLICT (tenant_id, person) DO UPDATE SET at = excluded.at`,
+    values: [tx.tenantId, personOf(endUserId)],
+  }
+  await tx.query(noted)
   const recalls = { text: 'DELETE FROM memory_recalls WHERE tenant_id = $1 AND memory_id = ANY ($2::text[])' }
   await tx.query({ ...recalls, values: [tx.tenantId, gone.map(({ id }) => id)] })
   return gone.length

@@ -237,8 +237,12 @@ export const MemoryParams = Type.Object({
 export function timeOf(text: string, path: string): Date {
   const time = new Date(text.startsWith('0000') ? '' : text)
   const day = text.slice(0, 10)
-  // JavaScript takes the 31st of every month for a day of the next one.
-  if (Number.isNaN(time.getTime()) || new Date(`${day}T00:00:00Z`).toISOString().slice(0, 10) !== day)
+  // JavaScript takes the 31st of every month for a day of the next one. A zone may leave the years that PostgreSQL reads.
+  if (
+    Number.isNaN(time.getTime()) ||
+    !/^(?!0000)\d{4}-/.test(time.toISOString()) ||
+    new Date(`${day}T00:00:00Z`).toISOString().slice(0, 10) !== day
+  )
     throw noSuchTime(path)
   return time
 }

@@ -26,6 +26,13 @@ const orphaned = (tenantId: string): Statement => ({
   values: [tenantId],
 })
 
+/** No run takes as long. */
+const forgotten = (tenantId: string): Statement => ({
+  name: 'memory-erasures-forgotten',
+  text: `DELETE FROM memory_erasures WHERE tenant_id = $1 AND at < now() - interval '90 days'`,
+  values: [tenantId],
+})
+
 export interface SweepParts {
   readonly database: Database
   readonly vectors: VectorList | undefined
@@ -42,6 +49,7 @@ export async function sweepTenants({ database, vectors, writer, log }: SweepPart
         { ...lock, values: [id] },
         expired(id),
         orphaned(id),
+        forgotten(id),
       ])
       full = gone.length === atOnce || recalls.length === atOnce
     }

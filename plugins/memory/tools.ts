@@ -3,6 +3,7 @@ import { isAppError } from '#kernel'
 import type { ConductorCaller, ConductorTool } from '#contracts/conductor-tools'
 import type { ToolResult } from '#contracts/tools'
 import type { MemoryBank } from './bank/bank.ts'
+import { notTheirs } from './errors.ts'
 import { type Hit, timeOf } from './schema.ts'
 import { memoryForget, memorySave, memorySearch } from './tool-specs.ts'
 
@@ -14,9 +15,12 @@ const failed = (content: string): ToolResult => ({ ok: false, content })
 
 /** Whose memories an agent sees: by the profile of its session, and by the end user whom its run answers. */
 const scopeOf = ({ profile, endUserId }: Pick<ConductorCaller, 'profile' | 'endUserId'>) =>
-  profile.memory?.scope === 'profile' ? {} : { ...(endUserId === undefined ? {} : { endUserId }), shared: true }
+  hasAll({ profile }) ? {} : { ...(endUserId === undefined ? {} : { endUserId }), shared: true }
 
-/** The conductor's part of the tools. An agent reads and forgets what its scope shows; what it saves is the end user's. */
+/**
+ * The conductor's part of the tools. An agent reads what its scope shows. What it saves is the end user's, and only what is theirs it
+ * corrects and forgets: one person takes nothing away from others, and a visitor who names nobody changes what all are told in no way.
+ */
 export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> {
   const ajv = new Ajv({ strict: false, useDefaults: true, logger: false })
   return {
@@ -43,10 +47,12 @@ export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> 
         eventAt?: string
         supersedes?: string
       }
-      const { tenantId, profile, sessionId, runId, endUserId } = caller
-      if (more.supersedes !== undefined) await visible(bank, caller, more.supersedes)
+      const { tenantId, profile, sessionId, runId, endUserId, visitor } = caller
+      if (visitor && endUserId === undefined && !hasAll(caller))
+        return failed('That was not kept: nobody is named whose it would be.')
+      if (more.supersedes !== undefined) await theirs(bank, caller, more.supersedes)
       const origin = { sessionId, runId, ...(endUserId === undefined ? {} : { endUserId }) }
-      const made = await bank.create(tenantId, profile.name, { processedContent: content, ...more, ...origin })
+      const made = await bank.create(tenantId, profile.name, { processedContent: content, ...more, ...origin }, true)
       if (made.stored)
         return ok(`Remembered as ${made.id}.${made.supersedes ? ` It takes the place of ${made.supersedes}.` : ''}`)
       if (made.reason === 'duplicate') return ok(`That is remembered already, as ${made.id}.`)
@@ -54,7 +60,7 @@ export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> 
     }),
     [memoryForget.name]: checked(ajv, memoryForget, async (input, caller) => {
       const id = String(input['id'])
-      await visible(bank, caller, id)
+      await theirs(bank, caller, id)
       const gone = await bank.remove(caller.tenantId, caller.profile.name, id, true)
       return ok(gone === 1 ? 'It is forgotten.' : `It is forgotten, with ${gone - 1} older of the same.`)
     }),
@@ -70,11 +76,19 @@ interface Searched {
   readonly history: boolean
 }
 
-/** Rejects with 404 for a memory that the caller's scope does not show, as for one that is not there. */
-async function visible(bank: MemoryBank, caller: ConductorCaller, id: string): Promise<void> {
-  const found = await bank.find(caller.tenantId, caller.profile.name, id)
-  const { endUserId, shared = false } = scopeOf(caller) as { endUserId?: string; shared?: boolean }
-  if (shared && found.endUserId !== undefined && found.endUserId !== endUserId) throw bank.unknown()
+/** The profile is one in which everything is everybody's. */
+const hasAll = ({ profile }: Pick<ConductorCaller, 'profile'>): boolean => profile.memory?.scope === 'profile'
+
+/**
+ * Rejects for a memory that the caller may not change: with 404 for one that its scope does not show, as for one that is not there.
+ * What is nobody's is changed by runs that the tenant itself has begun, for nobody.
+ */
+async function theirs(bank: MemoryBank, caller: ConductorCaller, id: string): Promise<void> {
+  const { tenantId, profile, endUserId, visitor } = caller
+  const found = await bank.find(tenantId, profile.name, id)
+  if (hasAll(caller)) return
+  if (found.endUserId !== undefined && found.endUserId !== endUserId) throw bank.unknown()
+  if (found.endUserId !== endUserId || (visitor && endUserId === undefined)) throw notTheirs()
 }
 
 /** A runner has checked the input already; it is looked at again because what it says is its own word. */

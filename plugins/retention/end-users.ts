@@ -112,8 +112,9 @@ export class EndUsers {
     // The objects of their runs go before the end of it is on record.
     await sweepData(this.#parts.batches, this.#parts.data, tenantId, signal)
     const left = await this.conversations(tenantId, endUserId, '', 1_000)
+    const held = await this.#unspend(tenantId, endUserId)
     // Whoever had no more time does not know that nothing is left.
-    const pending = left.length === 0 && signal.aborted ? 1 : left.length
+    const pending = left.length === 0 && (signal.aborted || held) ? 1 : left.length
     if (pending === 0) await this.#forget(tenantId, endUserId)
     return { ...total, data, pending }
   }
@@ -176,12 +177,16 @@ export class EndUsers {
       text: 'DELETE FROM end_user_erasures WHERE tenant_id = $1 AND end_user_id = $2',
       values: [tenantId, endUserId],
     }
-    // What their runs have spent of a budget names them, too.
-    const spent = {
-      text: `DELETE FROM billing_budget_uses u USING billing_budgets b
-             WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND b.scope = 'end_user' AND u.subject = $2`,
-      values: [tenantId, endUserId],
-    }
-    await this.#parts.database.batch(tenantId, [spent, drop])
+    await this.#parts.database.batch(tenantId, [drop])
+  }
+  /** What their runs have spent of a budget names them, too. True where something is held for one under way: that is counted until it ends. */
+  async #unspend(tenantId: string, endUserId: string): Promise<boolean> {
+    const theirs = `billing_budgets b WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND b.scope = 'end_user' AND u.subject = $2`
+    const values = [tenantId, endUserId]
+    const [, held] = await this.#parts.database.batch(tenantId, [
+      { text: `DELETE FROM billing_budget_uses u USING ${theirs} AND u.held = 0`, values },
+      { text: `SELECT 1 FROM billing_budget_uses u, ${theirs} LIMIT 1`, values },
+    ])
+    return held!.length > 0
   }
 }

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
-import { type Apps, endUserOf } from '#contracts/apps'
+import { answersVisitor, type Apps, endUserOf } from '#contracts/apps'
 import { approvalStage, hasApprovals } from '#contracts/approvals'
 import type { ConductorTool } from '#contracts/conductor-tools'
 import {
@@ -114,6 +114,8 @@ export class Delegations {
   readonly #root: string
   readonly #tree: Tree
   readonly #endUserId: string | undefined
+  /** Of the chat that it answers, if any: whom it is delegated to answers the same visitor. */
+  readonly #chat: { readonly public_run_id?: unknown }
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
 
@@ -126,6 +128,7 @@ export class Delegations {
     this.#root = task.parent?.rootId ?? task.parent?.runId ?? claim.runId
     this.#tree = deps.trees.enter(claim, this.#root, (runId, cents) => this.#cost(runId, cents))
     this.#endUserId = endUserOf(task.metadata)
+    this.#chat = answersVisitor(task.metadata) ? { public_run_id: task.metadata!['public_run_id'] } : {}
   }
 
   /** Called when an event of the run's runner says that a tool waits. */
@@ -166,7 +169,8 @@ export class Delegations {
     // Of what a runner says only the tools of the profile count: its session has no others.
     if (!part || !this.#profile.tools.includes(tool)) return { ok: false, content: `'${tool}' is not available here.` }
     const { tenantId, sessionId, runId } = this.#claim
-    const of = { tenantId, sessionId, runId, profile: this.#profile, endUserId: this.#endUserId }
+    const visitor = answersVisitor(this.#chat) ? ({ visitor: true } as const) : {}
+    const of = { tenantId, sessionId, runId, profile: this.#profile, endUserId: this.#endUserId, ...visitor }
     try {
       return await part.execute(input, { ...of, signal: this.#over.signal })
     } catch (err) {
@@ -231,9 +235,10 @@ export class Delegations {
       ...(left === undefined ? {} : { budgetCents: left }),
     }
     // A repeated call joins the run that the first one has started.
-    const metadata = this.#endUserId === undefined ? {} : { metadata: { end_user_id: this.#endUserId } }
+    const metadata = { ...(this.#endUserId === undefined ? {} : { end_user_id: this.#endUserId }), ...this.#chat }
     const spent = { parentSpentCents: this.#run.funds?.share() ?? 0 }
-    await children.start(tenantId, { id, profile, prompt, parent, ...spent, ...metadata })
+    const about = Object.keys(metadata).length === 0 ? {} : { metadata }
+    await children.start(tenantId, { id, profile, prompt, parent, ...spent, ...about })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     signal.addEventListener('abort', leave, { once: true })
     try {

@@ -169,3 +169,20 @@ test('the agents of a workflow have one budget per run, which is shown until the
   assert.ok((await budgets())[0]!.uses.every(({ runId }) => runId !== 'wfr_1'))
   assert.deepEqual(await reconcile(database, 'acme'), [])
 })
+
+test('what began before the end of a period, and waited, takes nothing away from what the next one has counted', async (t) => {
+  const { open, grant, budget, database } = await stage(t)
+  const store = await open()
+  await grant(100)
+  await budget({ scope: 'tenant', per: 'day', capCents: 3 })
+  const uses = async () =>
+    database.batch<[{ spent: number; told: number; ahead: number }[]]>('acme', [
+      { text: `SELECT spent::float8, told, period - billing_period('day') AS ahead FROM billing_budget_uses` },
+    ])
+  await finish(store, await begin(store), { costCents: 2.5 })
+  // As if it had been written by a transaction that began after midnight.
+  await database.batch('acme', [{ text: 'UPDATE billing_budget_uses SET period = period + 1' }])
+  await finish(store, await begin(store), { costCents: 0.25 })
+  assert.deepEqual(await uses(), [[{ spent: cents(2.75), told: 80, ahead: 1 }]])
+  assert.equal((await begin(store).then(() => ask(store))).kind, 'unfunded', 'and the cap holds')
+})

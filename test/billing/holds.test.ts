@@ -191,3 +191,31 @@ test('a run that waits for people holds what it has spent and may spend, of its 
   )
   assert.deepEqual(await reconcile(database, 'acme'), [])
 })
+
+test('whoever uses the id of a run again that retention has deleted is charged for both, each in entries of its own', async (t) => {
+  const { open, grant, account, ledger, database } = await stage(t)
+  const store = await open()
+  await grant(10)
+  const id = unique('run')
+  for (const costCents of [1, 2, 3]) {
+    await finish(store, await begin(store, { id }), { costCents, toolCalls: 1 })
+    assert.deepEqual(await reconcile(database, 'acme'), [], 'while the run is there')
+    await database.batch('acme', [
+      { text: 'DELETE FROM runs WHERE id = $1', values: [id] },
+      { text: 'DELETE FROM run_events WHERE run_id = $1', values: [id] },
+    ])
+  }
+  assert.deepEqual(await account(), { balance: 3.97, held: 0 })
+  const { items } = await ledger.entries('acme', { account: 'credit', runId: id })
+  const charged = (of: string) => items.filter(({ kind }) => kind === of).map(({ amountCents }) => amountCents)
+  assert.deepEqual(
+    [charged('model'), charged('tool_calls')],
+    [
+      [-3, -2, -1],
+      [-0.01, -0.01, -0.01],
+    ],
+  )
+  // One of them under way is no charge of another one.
+  await begin(store, { id })
+  assert.deepEqual(await reconcile(database, 'acme'), [])
+})

@@ -59,6 +59,23 @@ test('an end user is erased whole, with what their runs delegated; other people 
   assert.deepEqual([again.statusCode, again.json().error], [404, 'not_found'])
 })
 
+test('what an end user has spent of budgets goes with them, and not before what is held for a run of theirs is given back', async (t) => {
+  const { sql, count, call, pass } = await stage(t)
+  await sql(
+    'acme',
+    ...chat('acme', 'a1', 0, 'conv_a', 'ann'),
+    `INSERT INTO billing_budgets (tenant_id, id, scope, subject, per, cap) VALUES ('acme', 'bud_1', 'end_user', '*', 'day', 100), ('acme', 'bud_2', 'profile', '*', 'day', 100)`,
+    `INSERT INTO billing_budget_uses (tenant_id, budget_id, subject, period, spent, held)
+     VALUES ('acme', 'bud_1', 'ann', now(), 5, 1), ('acme', 'bud_1', 'bob', now(), 5, 0), ('acme', 'bud_2', 'ann', now(), 5, 0)`,
+  )
+  const erased = (await call('DELETE', '/api/end-users/ann', 'acme')).json<{ conversations: number; pending: number }>()
+  assert.deepEqual([erased.conversations, erased.pending], [1, 1], 'a run of the API is under way')
+  assert.equal(await count('acme', 'billing_budget_uses'), 3)
+  await sql('acme', 'UPDATE billing_budget_uses SET held = 0')
+  await pass()
+  assert.deepEqual([await count('acme', 'billing_budget_uses'), await count('acme', 'end_user_erasures')], [2, 0])
+})
+
 test('somebody else’s end user is an unknown one', async (t) => {
   const { sql, count, call } = await stage(t)
   await sql('globex', ...chat('globex', 'g1', 0, 'conv_g', 'gina'))

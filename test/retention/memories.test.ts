@@ -2,6 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { fake } from '#testing'
+import { ConductorTools, type ConductorTool } from '#contracts/conductor-tools'
+import { definePlugin } from '#kernel'
 import memory from '../../plugins/memory/index.ts'
 import { chat, stage } from './stage.ts'
 
@@ -65,4 +67,41 @@ test('what is remembered of an end user is exported and erased whole, with its h
   assert.equal(await count('acme', 'memories'), 2)
   await sql('acme', `UPDATE tenants SET legal_hold = false WHERE id = 'acme'`)
   assert.deepEqual((await call('DELETE', '/api/end-users/bob', 'acme')).json().data, { memory: 1 })
+})
+
+test('what a run writes that had begun before its end user was erased brings nothing of them back', async (t) => {
+  const found: ReadonlyMap<string, ConductorTool>[] = []
+  const probe = definePlugin({
+    name: 'tools-probe',
+    requires: { tools: ConductorTools },
+    setup: async ({ deps }) => (found.push(deps.tools), {}),
+  })
+  const { call, sql, count } = await stage(t, {}, undefined, {}, [profiles, memory, probe])
+  const began = (id: string, at: string) =>
+    `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, ordinal, started_at)
+     VALUES ('acme', '${id}', 's-${id}', 'p', 'running', 'x', 'me', 1, 1, ${at})`
+  await sql('acme', began('before', `now() - interval '1 minute'`))
+  const saves = async (runId: string, content: string, endUserId: string | null = 'ann') => {
+    const caller = {
+      tenantId: 'acme',
+      sessionId: 's',
+      runId,
+      profile: { name: 'p' },
+      endUserId: endUserId ?? undefined,
+    }
+    return (await found[0]!.get('memory_save')!.execute({ content }, caller as never)).ok
+  }
+  assert.equal(await saves('before', 'Ann lives in Berlin.'), true)
+  assert.deepEqual((await call('DELETE', '/api/end-users/ann', 'acme')).json().data, { memory: 1 })
+  // The run is of the API, and goes on; another one was of a chat, and is gone.
+  assert.equal(await saves('before', 'Ann lives in Munich.'), false)
+  assert.equal(await saves('gone', 'Ann lives in Munich.'), false)
+  assert.equal(await count('acme', 'memories'), 0)
+  assert.equal(await saves('before', 'Bob lives in Oslo.', 'bob'), true)
+  assert.equal(await saves('before', 'The shop opens at nine.', null), true)
+  // Whoever comes back is remembered again; an admin may write anything.
+  await sql('acme', began('after', `clock_timestamp()`))
+  assert.equal(await saves('after', 'Ann lives in Rome.'), true)
+  const own = { processedContent: 'Ann had a dog.', endUserId: 'ann', runId: 'before' }
+  assert.equal((await call('POST', '/api/profiles/p/memories', 'acme', own)).json<{ stored: boolean }>().stored, true)
 })

@@ -23,10 +23,10 @@ export class MemoryBank {
     this.#parts = parts
   }
 
-  /** 404 for an unknown profile. */
-  async create(tenantId: string, profile: string, input: CreateMemory): Promise<Created> {
+  /** 404 for an unknown profile. `ofRun`: the agent of the run writes that `input` names. */
+  async create(tenantId: string, profile: string, input: CreateMemory, ofRun = false): Promise<Created> {
     if (!(await this.#exists(tenantId, profile))) throw unknownProfile()
-    return this.#parts.writer.create(tenantId, profile, input)
+    return this.#parts.writer.create(tenantId, profile, input, { ofRun })
   }
   /** Best first, for whoever asks. */
   search(caller: 'api' | 'tool', tenantId: string, profile: string, question: Question): Promise<Hit[]> {
@@ -39,7 +39,7 @@ export class MemoryBank {
   find(tenantId: string, profile: string, id: string): Promise<Memory> {
     return findMemory(this.#parts.database, tenantId, profile, id)
   }
-  /** With `history` what it had superseded as well. Resolves to how many are gone. */
+  /** With `history` what it had superseded of the same person as well. Resolves to how many are gone. */
   remove(tenantId: string, profile: string, id: string, history = false): Promise<number> {
     return removeMemory(this.#parts.database, tenantId, profile, id, history)
   }

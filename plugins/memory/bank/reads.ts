@@ -86,7 +86,7 @@ export async function historyOf(database: Database, tenantId: string, profile: s
   return rows.map(toMemory)
 }
 
-/** With `history` also what it has superseded. 404 when there is none of this id. */
+/** With `history` also what it has superseded of the same person. 404 when there is none of this id. */
 export async function removeMemory(
   database: Database,
   tenantId: string,
@@ -95,7 +95,8 @@ export async function removeMemory(
   history = false,
 ): Promise<number> {
   const own = await findMemory(database, tenantId, profile, id)
-  const ids = history ? (await historyOf(database, tenantId, profile, id)).map((one) => one.id) : [own.id]
+  const line = history ? await historyOf(database, tenantId, profile, id) : [own]
+  const ids = line.filter(({ endUserId }) => endUserId === own.endUserId).map((one) => one.id)
   const remove = {
     name: 'memory-remove',
     text: 'DELETE FROM memories WHERE tenant_id = $1 AND id = ANY ($2::text[]) RETURNING 1',

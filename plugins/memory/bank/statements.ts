@@ -16,6 +16,8 @@ export interface Draft {
   readonly essence: readonly string[]
   readonly fact: string | undefined
   readonly terms: RecordTerms
+  /** It comes out of the run that it names. */
+  readonly ofRun?: boolean
 }
 
 /** One more that was not stored, by why. */
@@ -79,6 +81,10 @@ export const openBank = {
 }
 const same = `SELECT m.id FROM memory_banks b JOIN memories m ON m.tenant_id = $1 AND m.bank = b.bank
   WHERE b.tenant_id = $1 AND b.profile = $2 AND m.person = $3 AND m.end_user_id IS NOT DISTINCT FROM $4::text AND m.digest = $5 AND ${current} LIMIT 1`
+/** The person was erased after the run had begun, which may not be there any more. */
+const isErased = (run: string): string => `(${run}::text IS NOT NULL AND EXISTS (
+  SELECT FROM memory_erasures e WHERE e.tenant_id = $1 AND e.person = $3
+    AND e.at >= coalesce((SELECT r.started_at FROM runs r WHERE r.tenant_id = $1 AND r.id = ${run}), '-infinity')))`
 export const insert = {
   name: 'memory-insert',
   text: `WITH added AS (
@@ -87,7 +93,7 @@ export const insert = {
              terms, weights, length, bytes)
            SELECT $1, $2, $3, $4, $5, $6, b.bank, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17::integer, now() + $17 * interval '1 second',
              $18, $19::text, CASE WHEN $19::text IS NULL THEN NULL ELSE now() END, $20, $21::text[], $22::smallint[], $23, $24::integer
-           FROM memory_banks b WHERE b.tenant_id = $1 AND b.profile = $2 AND NOT EXISTS (${same})
+           FROM memory_banks b WHERE b.tenant_id = $1 AND b.profile = $2 AND NOT EXISTS (${same}) AND NOT ${isErased('$27')}
              AND (SELECT sum(records) < $25::bigint AND sum(bytes) + $24::integer <= $26::bigint FROM memory_banks WHERE tenant_id = $1)
            RETURNING *)
          SELECT ${columns} FROM added m`,
@@ -100,7 +106,7 @@ export const supersede = {
 /** Why nothing was inserted. */
 export const why = {
   name: 'memory-why',
-  text: `SELECT (${same}) AS same, (SELECT coalesce(sum(records), 0)::float8 FROM memory_banks WHERE tenant_id = $1) AS records`,
+  text: `SELECT (${same}) AS same, ${isErased('$6')} AS erased, (SELECT coalesce(sum(records), 0)::float8 FROM memory_banks WHERE tenant_id = $1) AS records`,
 }
 
 /** What bounds an insert, and what it replaces. */
@@ -149,5 +155,6 @@ export function valuesOf(
     bounds.bytes,
     bounds.most,
     bounds.mostBytes,
+    draft.ofRun && draft.person !== 0 ? runId : null,
   ]
 }

@@ -55,6 +55,19 @@ interface Looked {
   readonly superseded: string | undefined
 }
 
+/** Why nothing was inserted. */
+interface Why {
+  readonly same: string | null
+  readonly records: number
+  readonly erased: boolean
+}
+interface How {
+  /** It waits for its turn, however long that takes. */
+  readonly patient?: boolean
+  /** It comes out of the run that it names: nothing of somebody who was erased since the run began. */
+  readonly ofRun?: boolean
+}
+
 export interface WriterParts {
   readonly database: Database
   readonly stems: StemCache
@@ -73,10 +86,10 @@ export class Writer {
   }
 
   /** `stored: false` is no error: nothing had to be kept. 409 `limit_exceeded`, 400 for what cannot be. */
-  async create(tenantId: string, profile: string, input: CreateMemory): Promise<Created> {
+  async create(tenantId: string, profile: string, input: CreateMemory, how: How = {}): Promise<Created> {
     if (input.rawInput === undefined && input.processedContent === undefined) throw nothingToKeep()
     const made = await this.#contentOf(tenantId, input)
-    return 'junk' in made ? this.#refuse(tenantId, made.junk) : this.#keep(tenantId, profile, input, made)
+    return 'junk' in made ? this.#refuse(tenantId, made.junk) : this.#keep(tenantId, profile, input, made, how)
   }
   /** Whether what is said is read by a model. */
   asksModel(tenantId: string): boolean {
@@ -102,12 +115,12 @@ export class Writer {
       if (junk) await this.#refuse(tenantId, junk)
       else {
         const made = { content: content.slice(0, mostContent), source: 'mined' } as const
-        await this.#keep(tenantId, profile, origin, made, { patient: true })
+        await this.#keep(tenantId, profile, origin, made, { patient: true, ofRun: true })
       }
     }
   }
 
-  async #refuse(tenantId: string, junk: Junk): Promise<Created> {
+  async #refuse(tenantId: string, junk: Junk | 'erased'): Promise<Created> {
     const { database, metrics } = this.#parts
     await database.batch(tenantId, [refusal(tenantId, junk)])
     metrics.written('junk')
@@ -118,7 +131,7 @@ export class Writer {
     profile: string,
     input: CreateMemory,
     made: { readonly content: string; readonly source: Draft['source'] },
-    waits: { readonly patient?: boolean } = {},
+    { ofRun = false, ...waits }: How = {},
   ): Promise<Created> {
     this.#parts.limits?.stored.admit(tenantId)
     const draft = await this.#draft(tenantId, input, made)
@@ -126,7 +139,13 @@ export class Writer {
     const looked = await this.#look(tenantId, profile, input, draft)
     const outcome = await this.#place(tenantId, draft, looked)
     if ('duplicate' in outcome) return this.#duplicate(tenantId, outcome.duplicate, draft.source)
-    return this.#store(tenantId, profile, input, { ...draft, terms: withContext(draft.terms, looked.context) }, outcome)
+    return this.#store(
+      tenantId,
+      profile,
+      input,
+      { ...draft, terms: withContext(draft.terms, looked.context), ofRun },
+      outcome,
+    )
   }
 
   /** What is kept of the input. */
@@ -241,20 +260,21 @@ export class Writer {
       0,
     )
     const values = valuesOf(tenantId, profile, input, draft, { bytes, most, mostBytes, supersedes: replaced[0], by })
-    type Answer = [object[], object[], object[], MemoryRow[], object[], { same: string | null; records: number }[]]
+    type Answer = [object[], object[], object[], MemoryRow[], object[], Why[]]
     const [, , , [row], , [found]] = await database.batch<Answer>(tenantId, [
       byIndex,
       { ...lock, values: [tenantId] },
       { ...openBank, values: [tenantId, profile] },
       { ...insert, values },
       { ...supersede, values: [tenantId, replaced, draft.id] },
-      { ...why, values: [tenantId, profile, draft.person, input.endUserId ?? null, draft.digest] },
+      { ...why, values: [tenantId, profile, draft.person, input.endUserId ?? null, draft.digest, values[26]] },
     ])
     if (row) {
       metrics.written('stored')
       limits?.stored.add(tenantId, 2 * bytes + draft.terms.terms.length * bytesOfTerm)
       return { stored: true, ...toMemory(row) }
     }
+    if (found!.erased) return this.#refuse(tenantId, 'erased')
     if (found!.same !== null) return this.#duplicate(tenantId, found!.same, draft.source)
     throw found!.records >= most ? overLimit('memories', most) : overLimit('memoryBytes', mostBytes)
   }

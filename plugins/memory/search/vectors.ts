@@ -2,6 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import type { Embeddings } from '../model.ts'
 import { alive, isOf, type Whose } from '../bank/rows.ts'
+import { lock } from '../bank/statements.ts'
 
 /** Memories that are embedded by one request. */
 const atOnce = 64
@@ -118,7 +119,8 @@ export class VectorList {
           model,
         ],
       }
-      await reads.batch(tenantId, [keep])
+      // Deletions hold it as well: no vector is kept of what is being deleted.
+      await reads.batch(tenantId, [{ ...lock, values: [tenantId] }, keep])
       embedded += rows.length
     }
     return embedded

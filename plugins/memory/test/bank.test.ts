@@ -66,6 +66,8 @@ test('a memory is created, listed, read and deleted; what is missing or foreign 
     ['POST', '/profiles/helper/memories', { rawInput: 'x', extra: 1 }, 400],
     ['POST', '/profiles/helper/memories', { rawInput: 'Ann likes tea.', eventAt: '2026-02-31' }, 400],
     ['POST', '/profiles/helper/memories', { rawInput: 'Ann likes tea.', eventAt: '0000-01-01' }, 400],
+    ['POST', '/profiles/helper/memories', { rawInput: 'Ann likes tea.', eventAt: '9999-12-31T23:00:00-12:00' }, 400],
+    ['POST', '/profiles/helper/memories', { rawInput: 'Ann likes tea.', eventAt: '0001-01-01T00:00:00+12:00' }, 400],
     ['POST', '/profiles/helper/memories', { rawInput: 'Ann likes tea.', ttlSeconds: 0 }, 400],
     ['POST', '/profiles/helper/memories', { rawInput: 'Ann likes tea.', endUserId: 'a\0b' }, 400],
     ['POST', '/profiles/helper/memories', { rawInput: 'Ann likes tea.', supersedes: 'mem_none' }, 400],
@@ -73,6 +75,7 @@ test('a memory is created, listed, read and deleted; what is missing or foreign 
     ['GET', '/profiles/helper/memories/search?minScore=2', undefined, 400],
     ['GET', '/profiles/helper/memories?cursor=nonsense', undefined, 400],
     ['GET', '/profiles/helper/memories?from=2026-02-30', undefined, 400],
+    ['GET', '/profiles/helper/memories/search?q=tea&to=9999-12-31T23:00:00-12:00', undefined, 400],
   ] as const) {
     const { statusCode, body: said } = await call(method, url, body)
     assert.equal(statusCode, status, `${method} ${url} ${JSON.stringify(body)}: ${said}`)
