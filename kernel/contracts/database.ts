@@ -15,6 +15,10 @@ declare const untenanted: unique symbol
 interface Transaction {
   /** Runs one statement; resolves to its rows. */
   query<Row extends object>(statement: Statement): Promise<Row[]>
+  /** The same of several, one after the other, in one round trip. */
+  queries<Rows extends object[][]>(statements: readonly Statement[]): Promise<Rows>
+  /** Runs a statement behind all others, in the round trip of the commit. What it refuses rolls the transaction back. */
+  atEnd(statement: Statement): void
 }
 
 /** A transaction in which row security shows one tenant's rows. Store functions take it first. */

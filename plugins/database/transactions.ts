@@ -88,25 +88,24 @@ function transactionsOf(work: Work, pool: ConnectionPool, shares: Shares): OfWor
       ),
     tenant: (tenantId, use) =>
       shares.within(work, tenantId, () =>
-        interactive(pool, [begin, setTenant(tenantId, work)], (query) => use({ tenantId, query } as TenantTx)),
+        interactive(pool, [begin, setTenant(tenantId, work)], (tx) => use({ tenantId, ...tx } as TenantTx)),
       ),
-    system: (use) =>
-      shares.within(work, noTenant, () => interactive(pool, [begin], (query) => use({ query } as SystemTx))),
+    system: (use) => shares.within(work, noTenant, () => interactive(pool, [begin], (tx) => use(tx as SystemTx))),
   }
 }
 
-type Query = TenantTx['query']
+type Statements = Pick<TenantTx, 'query' | 'queries' | 'atEnd'>
 
 /** A transaction whose statements depend on each other. Its opening travels with the first statement, so it costs no round trip. */
 function interactive<T>(
   pool: ConnectionPool,
   opening: readonly Statement[],
-  work: (query: Query) => Promise<T>,
+  work: (statements: Statements) => Promise<T>,
 ): Promise<T> {
   return pool.lease(async (connection, discard) => {
     const tx = statementsInOrder(connection, opening)
     try {
-      const result = await work(tx.query)
+      const result = await work(tx.statements)
       await tx.finish(commit)
       return result
     } catch (error) {
@@ -122,28 +121,33 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
   let over = false
   let failure: unknown
   let last: Promise<unknown> = Promise.resolve()
-  const send = async (statement: Statement): Promise<object[]> => {
-    const sent = connection.send(begun ? [statement] : [...opening, statement])
+  let closing: Statement[] = []
+  const send = (statements: readonly Statement[]): ReturnType<LeasedConnection['send']> => {
+    const sent = connection.send(begun ? statements : [...opening, ...statements])
     begun = true
-    return (await sent).rows.at(-1)!
+    return sent
   }
-  const query = (statement: Statement): Promise<object[]> => {
+  const queries = (statements: readonly Statement[]): Promise<object[][]> => {
     // The connection may belong to another tenant by now.
     if (over) return Promise.reject(new Error('This transaction is over: await every query inside its function.'))
-    const result = last.then(() => send(statement))
+    if (statements.length === 0) return Promise.resolve([])
+    const result = last.then(async () => (await send(statements)).rows.slice(-statements.length))
     last = result.catch((error: unknown) => (failure ??= error))
     return result
   }
+  const query = async (statement: Statement): Promise<object[]> => (await queries([statement]))[0]!
   return {
-    query: query as Query,
+    statements: { query, queries, atEnd: (statement: Statement) => void closing.push(statement) } as Statements,
     /** Commits or rolls back, once. */
     async finish(statement: Statement): Promise<void> {
       if (!over) {
         over = true
         await last
       }
-      if (!begun) return
-      const { tag } = await connection.send([statement])
+      const before = statement === commit ? closing : []
+      closing = []
+      if (!begun && before.length === 0) return
+      const { tag } = await send([...before, statement])
       begun = false
       // After a failed statement PostgreSQL answers COMMIT with ROLLBACK, which must not pass for a success.
       if (tag !== statement.text) {

@@ -87,6 +87,26 @@ test('queries started together run in order, and those not awaited belong to the
   assert.deepEqual(await ids(), [{ id: 1 }, { id: 2 }, { id: 3 }, { id: 4 }])
 })
 
+test('statements that travel together have their rows each, and those at the end run last, or undo everything', async (t) => {
+  const { tenant, ids } = await open(t)
+  const count = { text: 'SELECT count(*)::int AS n FROM notes' }
+  const seen = await tenant('acme', async (tx) => {
+    tx.atEnd(insert(3))
+    const rows = await tx.queries<[object[], object[]]>([insert(1), count])
+    await tx.query(insert(2))
+    return [...rows, await tx.query(count)]
+  })
+  assert.deepEqual(seen, [[], [{ n: 1 }], [{ n: 2 }]])
+  assert.deepEqual(await ids(), [{ id: 1 }, { id: 2 }, { id: 3 }])
+  // Nothing else was asked: the one at the end is a transaction by itself.
+  await tenant('acme', async (tx) => tx.atEnd(insert(4)))
+  const twice = tenant('acme', async (tx) => (tx.atEnd(insert(4)), tx.query(insert(5))))
+  await assert.rejects(twice, (error) => sqlState(error) === '23505')
+  const thrown = tenant('acme', async (tx) => (tx.atEnd(insert(6)), await tx.query(insert(7)), Promise.reject(boom)))
+  await assert.rejects(thrown, boom)
+  assert.equal((await ids())!.length, 4)
+})
+
 test('a transaction that leaked out of its function refuses to work', async (t) => {
   const { tenant, ids } = await open(t)
   let leaked: TenantTx | undefined
