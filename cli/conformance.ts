@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 import type { Command } from 'commander'
 import { environment } from '../kernel/config.ts'
-import { getSigned, runnerKeyVariable, runnerSigner } from './inner-doors.ts'
+import { getSigned, runnerKeyVariable, runnerSigner } from './signed-requests.ts'
 import { CliError } from './terminal.ts'
 
 const suite = fileURLToPath(new URL('./conformance/sidecar.ts', import.meta.url))
