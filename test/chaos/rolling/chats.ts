@@ -116,9 +116,15 @@ async function streamed(target: Target, question: Question): Promise<Lived> {
   const began = performance.now()
   const until = began + patienceMs
   for (let repeated = 0; ; repeated++) {
-    const first = await open(`${urlOf(target)}/stream`, target.agent.key, 'POST', bodyOf(question), 0, answerMs, key).catch(
-      () => undefined,
-    )
+    const first = await open(
+      `${urlOf(target)}/stream`,
+      target.agent.key,
+      'POST',
+      bodyOf(question),
+      0,
+      answerMs,
+      key,
+    ).catch(() => undefined)
     const waitedMs = performance.now() - began
     if (first?.status === 200) return { ...(await follow(target, first)), repeated, waitedMs }
     if ((!first || isNotYet(first)) && performance.now() < until) {
