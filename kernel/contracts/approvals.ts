@@ -6,8 +6,11 @@ import type { TenantTx } from './database.ts'
 import { errorTable } from './errors.ts'
 
 export const approvalErrors = errorTable('approvals', {
-  alreadyResolved: { status: 409, message: 'The approval was resolved already, or what it was for is over.' },
-  wrongApprover: { status: 403, about: 'The profile or node says that only keys of a higher role may decide.' },
+  alreadyResolved: {
+    status: 409,
+    message: 'The approval was already resolved, or the call or node that it was for is over.',
+  },
+  wrongApprover: { status: 403, about: 'The profile or node requires a key of a higher role for this decision.' },
 })
 
 /** What becomes of an approval that nobody decides in time. */

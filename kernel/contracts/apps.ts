@@ -22,15 +22,15 @@ export const appErrors = errorTable('apps', {
   appNotConnected: {
     status: 409,
     about:
-      'The account that the call needs is not connected (any more); the sentence says why. POST /api/apps/{toolkit}/connect gives a link.',
+      'The account for this call is not connected, or no longer; the sentence says why. POST /api/apps/{toolkit}/connect gives a link.',
   },
   connectRefused: { status: 400, about: 'The account cannot be connected; the sentence says why.' },
   appUnavailable: {
     status: 502,
     retry: 'later',
-    about: 'The app, or what leads to it, did not do what it was asked; the sentence says what went wrong.',
+    about: 'The app or its provider failed; the sentence says what went wrong.',
   },
-  appBusy: { status: 503, retry: true, message: 'Many apps are being asked at the moment; try again shortly.' },
+  appBusy: { status: 503, retry: true, message: 'Many apps are being called at the moment; try again shortly.' },
   appsUnavailable: {
     status: 503,
     message: 'Connected accounts need a PostgreSQL database and AGENT_ORC_MASTER_KEY on the conductor.',

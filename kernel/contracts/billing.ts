@@ -19,8 +19,8 @@ export const billingErrors = errorTable('billing', {
   billingUnavailable: {
     status: 402,
     retry: 'later',
-    message: 'Whether this tenant has credit cannot be told now; try again.',
-    about: 'Whether the tenant has credit cannot be told now. With `checkout_path`.',
+    message: 'The credit of this tenant cannot be checked now; try again.',
+    about: 'The credit of the tenant cannot be checked now. With `checkout_path`.',
   },
   modelUnpriced: {
     status: 409,
@@ -30,8 +30,11 @@ export const billingErrors = errorTable('billing', {
     status: 402,
     about: 'A budget of the tenant is used up; `budget` says which. Its admins can raise it: PUT /api/billing/budgets.',
   },
-  unknownPack: { status: 400, about: '`cents` is none of the packs of GET /api/billing/wallet.' },
-  invalidEvent: { status: 400, message: 'This is no event of the provider, or it is not signed with its secret.' },
+  unknownPack: { status: 400, about: '`cents` is not one of the packs of GET /api/billing/wallet.' },
+  invalidEvent: {
+    status: 400,
+    message: 'The body is not an event of the provider, or it is not signed with its secret.',
+  },
   providerFailed: { status: 502, retry: 'later', message: 'The billing provider does not answer; try again.' },
   billingNotConfigured: {
     status: 503,

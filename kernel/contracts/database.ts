@@ -117,7 +117,7 @@ export const databaseErrors = errorTable('database', {
   databaseRequired: {
     status: 503,
     message:
-      'This server has no PostgreSQL database, which this needs: start the roles that have one, with POSTGRES_DSN set.',
+      'This needs a PostgreSQL database, which this server does not have: start the roles that have one, with POSTGRES_DSN set.',
   },
   databaseBusy: {
     status: 503,
@@ -127,7 +127,7 @@ export const databaseErrors = errorTable('database', {
   databaseTooSlow: {
     status: 503,
     retry: 'later',
-    message: 'The database took too long over this; ask for less at once: a page, a narrower filter, a shorter window.',
+    message: 'The database took too long; request less at once: a page, a narrower filter, a shorter window.',
   },
 })
 

@@ -6,7 +6,7 @@ export const egressErrors = errorTable('egress', {
   invalidEgress: {
     status: 400,
     about:
-      'The field `egress` of the profile names what no sandbox of this tenant may reach; the sentence says which and why.',
+      'The field `egress` of the profile names a host that sandboxes of this tenant may not reach; the sentence says which and why.',
   },
 })
 

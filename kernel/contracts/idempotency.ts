@@ -10,7 +10,7 @@ export const idempotencyErrors = errorTable('idempotency', {
   idempotencyInFlight: {
     status: 409,
     retry: true,
-    message: 'A request with this Idempotency-Key is under way; repeat it when that one has ended.',
+    message: 'A request with this Idempotency-Key is in progress; repeat it when that one has ended.',
   },
 })
 

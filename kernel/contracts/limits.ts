@@ -232,12 +232,12 @@ export const limitErrors = errorTable('limits', {
   limitReached: {
     status: 429,
     retry: 'later',
-    about:
-      'The tenant has as much of something as it may; `limit` names the limit, `max` is its value. It frees up by itself.',
+    about: 'The tenant has reached a limit; `limit` names it, `max` is its value. Waiting helps.',
   },
   limitExceeded: {
     status: 409,
-    about: 'The tenant has, or would have, more of something than it may; `limit` names the limit, `max` is its value.',
+    about:
+      'The tenant has, or would have, more of something than its limit; `limit` names the limit, `max` is its value.',
   },
 })
 

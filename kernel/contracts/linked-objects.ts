@@ -19,20 +19,21 @@ export type ObjectLink = Static<typeof ObjectLink>
 export const linkErrors = errorTable('linked-objects', {
   unknownUpload: {
     status: 400,
-    about: 'There is no such upload of this tenant, or it has expired: upload the file again.',
+    about: 'This tenant has no such upload, or it has expired: upload the file again.',
   },
-  uploadTooLarge: { status: 413, message: 'An upload may have 4 MiB.' },
+  uploadTooLarge: { status: 413, message: 'An upload may have at most 4 MiB.' },
   emptyUpload: { status: 400, message: 'The upload has no bytes.' },
   tooManyUploads: {
     status: 429,
     retry: 'later',
-    message: 'As many uploads of this tenant wait for a run as may; they expire by themselves.',
+    message: 'Too many uploads of this tenant wait for a run; they expire by themselves.',
   },
   uploadsUnavailable: {
     status: 503,
-    message: 'This server keeps no uploads: it has no object store, or no database. Send the file as base64 in `data`.',
+    message:
+      'This server stores no uploads: it has no object store, or no database. Send the file as base64 in `data`.',
   },
-  attachmentGone: { status: 410, message: 'An attachment is not in the object store any more.' },
+  attachmentGone: { status: 410, message: 'An attachment is no longer in the object store.' },
 })
 
 /** Objects of each tenant that are none of its keys: nobody lists, reads, replaces or deletes them through its `ObjectStore`. */

@@ -41,15 +41,15 @@ export const retentionErrors = errorTable('retention', {
     status: 409,
     retry: 'later',
     message:
-      'The tenant is under a legal hold, so nothing of it is deleted. An operator lifts it: PATCH /api/tenants/{id} {"legalHold": false}.',
+      'The tenant is under a legal hold, so its data is not deleted. An operator can lift it: PATCH /api/tenants/{id} {"legalHold": false}.',
   },
   tenantErased: {
     status: 409,
-    message: 'The erasure of this tenant has begun, so it cannot be brought back.',
+    message: 'The erasure of this tenant has begun, so the tenant cannot be restored.',
   },
   noRetention: {
     status: 503,
-    message: 'This server deletes nothing by age: its role file has no plugin `retention`.',
+    message: 'This server deletes no data by age: its role file has no plugin `retention`.',
   },
 })
 

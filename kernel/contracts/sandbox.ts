@@ -84,7 +84,7 @@ const sandboxProviderErrors = errorTable('sandbox-providers', {
   sandboxGone: { status: 410, message: 'The sandbox is gone.' },
   invalidSandbox: {
     status: 400,
-    about: 'The provider cannot serve what the profile says under `sandbox`; the sentence names the setting.',
+    about: 'The provider does not support a setting of `sandbox` in the profile; the sentence names it.',
   },
 })
 export const sandboxGone = (cause?: unknown): AppError => sandboxProviderErrors.sandboxGone({ cause })

@@ -4,20 +4,20 @@ import { errorTable } from './errors.ts'
 export const secretErrors = errorTable('secrets', {
   invalidRef: {
     status: 400,
-    message: 'A reference is secret:// and the name of a secret, and nothing else.',
+    message: 'A reference consists of secret:// and the name of a secret only.',
   },
   unknownSecret: {
     named: true,
     status: 400,
-    message: 'This tenant has no secret of that name; create it with POST /api/secrets.',
+    message: 'This tenant has no secret with that name; create it with POST /api/secrets.',
   },
   secretExpired: {
     status: 410,
-    about: 'The secret has expired, so it is not given out any more; the sentence names it. Write it anew.',
+    about: 'The secret has expired and is no longer used; the sentence names it. Write a new value.',
   },
   secretUnfit: {
     status: 422,
-    about: 'The value of the secret cannot stand where it is referred to; the sentence says why.',
+    about: 'The value of the secret cannot be used where it is referenced; the sentence says why.',
   },
   secretUnreadable: {
     status: 503,

@@ -79,17 +79,17 @@ export const skillScriptTool = 'run_skill_script'
 export const skillErrors = errorTable('skills', {
   invalidSkill: {
     status: 400,
-    about: 'The skill is not in the form of the Agent Skills format; `problems` has every reason.',
+    about: 'The skill does not follow the Agent Skills format; `problems` has every reason.',
   },
-  skillCorrupt: { status: 400, message: 'The files of the skill are not what its digest says.' },
+  skillCorrupt: { status: 400, message: 'The files of the skill do not match its digest.' },
   skillVersionGone: {
     status: 410,
-    message: 'A version of a skill with which this session began is not there any more: begin a new session.',
+    message: 'A version of a skill that this session uses no longer exists: begin a new session.',
   },
   skillNeedsTools: {
     named: true,
     status: 400,
-    about: 'The skill says in `allowed-tools` that it uses tools which the profile does not have.',
+    about: 'The skill names tools in `allowed-tools` that the profile does not have.',
   },
   skillsTooLarge: {
     status: 400,
@@ -98,7 +98,7 @@ export const skillErrors = errorTable('skills', {
   skillNeedsSandbox: {
     named: true,
     status: 400,
-    message: 'The skill has scripts, which run in a sandbox: give the profile one, or leave the skill out.',
+    message: 'The skill has scripts, which need a sandbox: give the profile a sandbox, or leave the skill out.',
   },
 })
 

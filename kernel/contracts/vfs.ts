@@ -9,31 +9,31 @@ export const vfsErrors = errorTable('vfs', {
     message:
       "A path is 1 to 1024 bytes of UTF-8 in segments between '/', none of which is empty, '.' or '..', without backslashes and control characters.",
   },
-  invalidMount: { status: 400, about: 'The mount cannot be as it was asked for; the sentence says why.' },
+  invalidMount: { status: 400, about: 'The mount cannot be created in this form; the sentence says why.' },
   mountNotAllowed: {
     status: 403,
-    about: "The session's lease does not have this mount; the sentence names those that it has.",
+    about: "The session's lease does not allow this mount; the sentence names the mounts that it allows.",
   },
-  readOnlyMount: { status: 403, message: 'Nothing can be written in this mount.' },
+  readOnlyMount: { status: 403, message: 'This mount is read-only.' },
   /** Also the answer for another tenant's session. Specification 4.7. */
   noVfsSession: {
     code: 'no vfs session',
     status: 404,
     message: 'This session has no VirtualFS lease: it was never opened, or is closed.',
   },
-  isFolder: { status: 409, message: 'There is a folder of this name, and it is no file.' },
+  isFolder: { status: 409, message: 'A folder has this name, so no file can have it.' },
   isFile: { status: 409, message: 'Part of the path is a file, so nothing can be below it.' },
   mountUnavailable: {
     status: 503,
     retry: 'as-said',
-    about: 'What is behind the mount does not answer, or its credentials cannot be had; the sentence says which.',
+    about: 'The storage of the mount does not answer, or its credentials cannot be read; the sentence says which.',
   },
   /** Specification 4.18. */
   vfsUpstreamUnavailable: {
     code: 'vfs upstream unavailable',
     status: 502,
     retry: 'later',
-    message: 'The VirtualFS server cannot be reached, or broke off before it answered; try again.',
+    message: 'The VirtualFS server cannot be reached, or its answer broke off; try again.',
   },
 })
 

@@ -4,7 +4,7 @@ import { errorTable } from './errors.ts'
 import type { RunSummary } from './runs.ts'
 
 export const webhookErrors = errorTable('webhooks', {
-  invalidWebhook: { status: 400, about: 'The address may not be told of runs; the sentence says why.' },
+  invalidWebhook: { status: 400, about: 'Runs may not be sent to this address; the sentence says why.' },
   webhooksUnavailable: { status: 503, message: 'Webhooks need AGENT_ORC_WEBHOOK_KEY on the conductor.' },
 })
 

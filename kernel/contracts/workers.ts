@@ -12,7 +12,11 @@ import type { ToolResult } from './tools.ts'
 /** Specification 7: the text starts so, and says which case. */
 export const workerTokenErrors = errorTable('worker-tokens', {
   missing: { code: 'invalid or missing worker token: missing', status: 401, about: 'Send the token of the worker.' },
-  malformed: { code: 'invalid or missing worker token: malformed', status: 401, about: 'This is no token of ours.' },
+  malformed: {
+    code: 'invalid or missing worker token: malformed',
+    status: 401,
+    about: 'This is not a token of this server.',
+  },
   expired: { code: 'invalid or missing worker token: expired', status: 401, about: 'A poll gets a new one in time.' },
   otherSession: {
     code: 'invalid or missing worker token: other session',
@@ -27,7 +31,7 @@ export const workerTokenErrors = errorTable('worker-tokens', {
   superseded: {
     code: 'invalid or missing worker token: superseded',
     status: 401,
-    about: 'The session has another worker now, or none.',
+    about: 'The session now has another worker, or none.',
   },
 })
 

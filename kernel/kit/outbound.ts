@@ -118,7 +118,7 @@ export const systemResolve: Resolve = (host, callback) => systemLookup(host, { a
 
 export class ForbiddenAddressError extends Error {
   constructor() {
-    super('the host resolves to an address that may not be asked')
+    super('the host resolves to an address that may not be called')
     this.name = 'ForbiddenAddressError'
   }
 }

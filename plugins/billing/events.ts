@@ -14,7 +14,7 @@ export const eventErrors = errorTable('billing-events', {
   rateLimited: {
     status: 429,
     retry: true,
-    message: 'Too many deliveries from this address; wait as Retry-After says.',
+    message: 'Too many deliveries came from this address; wait as Retry-After says.',
   },
 })
 

@@ -19,7 +19,11 @@ const listenerNames = (names: readonly string[], description: string) =>
   Type.Array(Type.String(), { default: [...names], description })
 
 const healthErrors = errorTable('health', {
-  notReady: { status: 503, retry: 'later', about: 'Something that this process needs is away, or it is stopping.' },
+  notReady: {
+    status: 503,
+    retry: 'later',
+    about: 'Something that this process needs cannot be reached, or the process is stopping.',
+  },
 })
 
 /**

@@ -182,7 +182,7 @@ export class CatalogTools {
     if (!isOpen) return nothingOf(method)
     const answer = await this.#options.upstreams.pass(tenantId, server, ...asked)
     if (answer !== 'unauthorized') return answer
-    if (!again) throw limited(`'${entry}' does not take the credentials of the entry.`)
+    if (!again) throw limited(`'${entry}' does not accept the credentials of the entry.`)
     await this.#options.dropToken(tenantId, entry)
     this.#resolved.delete(keyOf(tenantId, entry))
     return this.#pass(caller, entry, asked, false)
