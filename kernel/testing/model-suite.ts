@@ -232,20 +232,26 @@ interface CallScript {
   headerOf(key: string): string
 }
 
+/** Gives the provider with these settings; undefined when it is not offered. */
+type MakeProvider = (t: TestContext, config: { apiKey?: string; baseUrl?: string }) => Promise<ModelProvider | undefined>
+type Offered = (t: TestContext, config: { apiKey?: string; baseUrl: string }) => Promise<ModelProvider>
+
 /**
  * How a provider calls a model server over HTTP, as tests: when it is offered, what it sends, what it does with connections, and that
- * it shows no key. `make` gives the provider for `{apiKey?, baseUrl?}`, the address of a server that speaks all its dialects.
+ * it shows no key. The server at `baseUrl` speaks all its dialects.
  */
-export function testModelCalls(
-  make: (t: TestContext, config: { apiKey?: string; baseUrl?: string }) => Promise<ModelProvider | undefined>,
-  { path, header, headerOf }: CallScript,
-): void {
-  const offered = async (t: TestContext, config: { apiKey?: string; baseUrl: string }): Promise<ModelProvider> => {
+export function testModelCalls(make: MakeProvider, script: CallScript): void {
+  const offered: Offered = async (t, config) => {
     const provider = await make(t, config)
     assert.ok(provider)
     return provider
   }
+  testOffer(make)
+  testRequest(offered, script)
+  testConnections(offered)
+}
 
+function testOffer(make: MakeProvider): void {
   void test('without a key and a base URL the provider is absent', async (t) => {
     assert.equal(await make(t, {}), undefined)
     assert.equal(await make(t, { apiKey: '', baseUrl: '' }), undefined)
@@ -255,7 +261,9 @@ export function testModelCalls(
   void test('an invalid base URL refuses to boot', async (t) => {
     await assert.rejects(make(t, { baseUrl: 'localhost:1' }), /baseUrl expects an http or https URL/)
   })
+}
 
+function testRequest(offered: Offered, { path, header, headerOf }: CallScript): void {
   void test('an answer is streamed with its text, tool calls and usage', async (t) => {
     const server = await startModelServer(t)
     server.next({ text: 'one two', toolCalls: [{ id: 'a', name: 'look', arguments: { at: 'it' } }] })
@@ -282,6 +290,22 @@ export function testModelCalls(
     )
   })
 
+  void test('a failing call says its status and never the key', async (t) => {
+    const server = await startModelServer(t, { reply: { status: 401 } })
+    const models = await offered(t, { apiKey: key, baseUrl: server.url })
+    await assert.rejects(
+      async () => models.model('m').doStream(promptOf('hi')),
+      (error) => {
+        assert.ok(APICallError.isInstance(error))
+        assert.equal(error.statusCode, 401)
+        assert.doesNotMatch(JSON.stringify(error) + String(error.stack), /canary/)
+        return true
+      },
+    )
+  })
+}
+
+function testConnections(offered: Offered): void {
   void test('aborting closes the connection at once, before the first byte and in the middle', async (t) => {
     const server = await startModelServer(t)
     const models = await offered(t, { baseUrl: server.url })
@@ -298,12 +322,8 @@ export function testModelCalls(
     })
 
     const before = new AbortController()
-    const call = assert.rejects(
-      async () => models.model('m').doStream({ ...promptOf('hi'), abortSignal: before.signal }),
-      {
-        name: 'AbortError',
-      },
-    )
+    const asked = { ...promptOf('hi'), abortSignal: before.signal }
+    const call = assert.rejects(async () => models.model('m').doStream(asked), { name: 'AbortError' })
     while (server.requests.length < 2) await new Promise((resolve) => setImmediate(resolve))
     before.abort()
     await call
@@ -323,19 +343,5 @@ export function testModelCalls(
     await Promise.all(Array.from({ length: 200 }, first))
     assert.equal(server.requests.filter(({ closedEarly }) => !closedEarly).length, 200)
     abort.abort()
-  })
-
-  void test('a failing call says its status and never the key', async (t) => {
-    const server = await startModelServer(t, { reply: { status: 401 } })
-    const models = await offered(t, { apiKey: key, baseUrl: server.url })
-    await assert.rejects(
-      async () => models.model('m').doStream(promptOf('hi')),
-      (error) => {
-        assert.ok(APICallError.isInstance(error))
-        assert.equal(error.statusCode, 401)
-        assert.doesNotMatch(JSON.stringify(error) + String(error.stack), /canary/)
-        return true
-      },
-    )
   })
 }
