@@ -233,7 +233,10 @@ interface CallScript {
 }
 
 /** Gives the provider with these settings; undefined when it is not offered. */
-type MakeProvider = (t: TestContext, config: { apiKey?: string; baseUrl?: string }) => Promise<ModelProvider | undefined>
+type MakeProvider = (
+  t: TestContext,
+  config: { apiKey?: string; baseUrl?: string },
+) => Promise<ModelProvider | undefined>
 type Offered = (t: TestContext, config: { apiKey?: string; baseUrl: string }) => Promise<ModelProvider>
 
 /**
