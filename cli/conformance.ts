@@ -38,7 +38,7 @@ export function addConformance(program: Command): void {
       `test a running sidecar, in whatever language it is written; requests are signed when ${runnerKeyVariable} is set`,
     )
     .requiredOption('--url <url>', 'where it answers, e.g. http://127.0.0.1:7070')
-    .option('--runtime <name>', 'the runtime to test; what /health says unless given')
+    .option('--runtime <name>', 'the runtime to test; what /health says by default')
     .option('--model <provider/model>', 'the model that the profile names')
     .option('--say <prompt>', 'a prompt whose answer contains {word}', 'Answer with this word only: {word}')
     .option('--hang <prompt>', 'a prompt whose answer streams until it is stopped; cancelling is not tested without it')

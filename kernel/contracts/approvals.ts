@@ -24,18 +24,18 @@ export const toolPattern = Type.String({ pattern: '^[A-Za-z0-9_.*-]{1,128}$' })
 export const ProfileApprovals = Type.Object(
   {
     expiresInSeconds: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 31_536_000, description: 'Seven days unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 31_536_000, description: 'Seven days by default.' }),
     ),
     onExpiry: Type.Optional(
       Type.Union(
         onExpiry.map((one) => Type.Literal(one)),
-        { description: 'What becomes of a call that nobody decides in time; `reject` unless given.' },
+        { description: 'What becomes of a call that nobody decides in time; `reject` by default.' },
       ),
     ),
     role: Type.Optional(
       Type.Union(
         roles.map((one) => Type.Literal(one)),
-        { description: 'Who may decide: keys of this role, or of one above; `member` unless given.' },
+        { description: 'Who may decide: keys of this role, or of one above; `member` by default.' },
       ),
     ),
   },

@@ -53,7 +53,7 @@ export const VfsGuard = capability<Guard>('conductor.vfs-guard')
 
 /**
  * Holds the token of an Authorization header, as RFC 9110 forms it: nothing that a quote, a comma or a control character could
- * end early. A listener joins headers that are sent twice with a comma, so that of two tokens there is none.
+ * end early. A listener joins headers that are sent twice with a comma, so that two tokens are refused.
  */
 export const bearerForm = /^Bearer +([A-Za-z0-9._~+/-]+=*)$/i
 

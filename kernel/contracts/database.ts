@@ -73,7 +73,7 @@ export interface Database {
     statements: readonly Statement[],
     settings?: Readonly<Record<string, string>>,
   ): Promise<Rows>
-  /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server was away; notifications sent meanwhile are lost. */
+  /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server could not be reached; notifications sent meanwhile are lost. */
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
   /**
    * A few connections of its own, for a library that keeps its tables in a schema of its own. No tenant is set on them: row

@@ -21,7 +21,7 @@ export const AppCall = Type.Object({
     toolkit: Type.String(),
     tool: Type.Optional(Type.String()),
     input: Type.Record(Type.String(), Type.Unknown()),
-    /** Another conductor had it before, which went away: whether the call was made is not known. */
+    /** Another conductor had it before and died: whether the call was made is not known. */
     again: Type.Optional(Type.Literal(true)),
   }),
 })

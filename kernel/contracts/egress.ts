@@ -48,14 +48,14 @@ export const EgressEntry = Type.Object(
           description:
             'A path and everything below it: `/repos/acme` is `/repos/acme/x` as well, and not `/repos/acme2`.',
         }),
-        { minItems: 1, maxItems: 50, description: 'Any path unless given.' },
+        { minItems: 1, maxItems: 50, description: 'Any path by default.' },
       ),
     ),
     methods: Type.Optional(
       Type.Array(Type.Union(egressMethods.map((method) => Type.Literal(method))), {
         minItems: 1,
         uniqueItems: true,
-        description: 'Any of them unless given.',
+        description: 'Any of them by default.',
       }),
     ),
     headers: Type.Optional(

@@ -5,7 +5,7 @@ export interface EndingKind {
   readonly status: Exclude<TerminalRunStatus, 'ok'>
   /** The sentence for the tenant who started the run. */
   readonly message: string
-  /** For the person who chats; unless given, that the agent could not answer. */
+  /** For the person who chats; by default, that the agent could not answer. */
   readonly publicMessage?: string
   /** The process that executed the run is gone or was not there. Nothing is wrong with the run, so another attempt may succeed. */
   readonly lost?: true

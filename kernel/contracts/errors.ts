@@ -31,7 +31,7 @@ export class AppError extends Error {
 
 /** One error, as its subsystem writes it down. */
 export type ErrorKind = {
-  /** The string on the wire; the key in snake case unless given. */
+  /** The string on the wire; the key in snake case by default. */
   readonly code?: string
   /** On the wire a name follows the code, as the specification shows: `unknown_profile: NAME`. */
   readonly named?: true

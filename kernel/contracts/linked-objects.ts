@@ -36,7 +36,7 @@ export const linkErrors = errorTable('linked-objects', {
   attachmentGone: { status: 410, message: 'An attachment is no longer in the object store.' },
 })
 
-/** Objects of each tenant that are none of its keys: nobody lists, reads, replaces or deletes them through its `ObjectStore`. */
+/** Objects of each tenant outside its own keys: nobody lists, reads, replaces or deletes them through its `ObjectStore`. */
 export const ReservedObjects = capability<ObjectStore>('core.reserved-objects')
 
 /** Large contents of runs and workflow runs, in the object store of their tenant for as long as one of the runs is kept that have them. */
@@ -58,7 +58,7 @@ export interface LinkedObjects {
   ): Promise<number>
   /** Lets a run have an upload of its tenant. Rejects with `unknown_upload`, also for another tenant's. */
   use(tenantId: string, runId: string, uploadId: string): Promise<ObjectLink>
-  /** Undefined: the run has no such content, or it is not what the link says. Rejects when the store is away. */
+  /** Undefined: the run has no such content, or it is not what the link says. Rejects when the store cannot be reached. */
   read(tenantId: string, runId: string, link: ObjectLink): Promise<Buffer | undefined>
   /**
    * Takes a file in for a run that will `use` it, while its bytes arrive; without a run it goes after a while. Rejects with what

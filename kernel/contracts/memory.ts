@@ -23,7 +23,7 @@ export const ProfileMemory = Type.Object(
     scope: Type.Optional(
       Type.Union([Type.Literal('user'), Type.Literal('profile')], {
         description:
-          "`user`, unless given: those of the end user whom the run answers, and those that are nobody's. `profile`: all of the profile, whoever they are of.",
+          '`user` (default): memories of the end user of the run, and memories without an end user. `profile`: all memories of the profile.',
       }),
     ),
   },

@@ -79,7 +79,7 @@ export interface ObjectInfo {
   readonly etag: string
 }
 
-/** What has to hold of the object that is there, so that one is written: `ifMatch` its etag or '*', `ifNoneMatch` that there is none. */
+/** The condition on the existing object for a write: `ifMatch` its etag or '*', `ifNoneMatch` that there is none. */
 export interface WriteCondition {
   readonly ifMatch?: string
   readonly ifNoneMatch?: '*'
@@ -178,7 +178,7 @@ export interface ObjectFolders {
 export const ObjectFolders = capability<ObjectFolders>('core.object-folders')
 
 export interface BucketSettings {
-  /** AWS in the region unless given. */
+  /** AWS in the region by default. */
   readonly endpoint?: string | undefined
   readonly region: string
   readonly bucket: string

@@ -20,21 +20,21 @@ export const profileName = Type.String({
 const ProfileLimits = Type.Object(
   {
     maxSteps: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 200, description: 'Model calls in one run; 16 unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 200, description: 'Model calls in one run; 16 by default.' }),
     ),
     maxOutputTokens: Type.Optional(Type.Integer({ minimum: 1, description: 'Output tokens of one model call.' })),
     timeoutSeconds: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 86_400, description: 'Longest run; 600 unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 86_400, description: 'Longest run; 600 by default.' }),
     ),
     maxCostCents: Type.Optional(
       Type.Integer({
         minimum: 1,
         description:
-          'What a run and those it delegates to may cost together, as far as prices are known; no limit unless given.',
+          'What a run and those it delegates to may cost together, as far as prices are known; no limit by default.',
       }),
     ),
     maxAttempts: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 by default.' }),
     ),
   },
   { additionalProperties: false },
@@ -111,7 +111,7 @@ export const ProfileInput = Type.Object(
       Type.Array(EgressEntry, {
         maxItems: 50,
         description:
-          'Hosts that the sandbox may reach through its runner, which adds headers with secrets; needs `workerMode: sandbox`. None unless given. Of several that fit a request the first one counts.',
+          'Hosts that the sandbox may reach through its runner, which adds headers with secrets; needs `workerMode: sandbox`. None by default. Of several that fit a request the first one counts.',
       }),
     ),
     vfs: Type.Optional(
@@ -124,7 +124,7 @@ export const ProfileInput = Type.Object(
     delegates: Type.Optional(
       Type.Array(Type.String({ maxLength: 64 }), {
         maxItems: 100,
-        description: 'Profiles to which the tool `delegate` may give tasks; any of the tenant unless given.',
+        description: 'Profiles to which the tool `delegate` may give tasks; any of the tenant by default.',
       }),
     ),
     requireApproval: Type.Optional(
@@ -151,7 +151,7 @@ export const ProfileInput = Type.Object(
     pool: Type.Optional(
       Type.String({
         maxLength: 64,
-        description: 'Name of the pool on whose runners new sessions are placed; any runner unless given.',
+        description: 'Name of the pool on whose runners new sessions are placed; any runner by default.',
       }),
     ),
     workerPlacement: Type.Optional(Type.Unknown({ description: 'Computed on read; ignored on write.' })),

@@ -31,7 +31,7 @@ export interface StartRun {
 
 export interface NewSession {
   readonly profile: Profile
-  /** The revision of the tenant's profiles and pools when the profile was read; not compared unless given. */
+  /** The revision of the tenant's profiles and pools when the profile was read; not compared by default. */
   readonly revision?: number
   /** The session, now gone, in whose place the conversation of a chat goes on in this one. */
   readonly insteadOf?: string
@@ -74,7 +74,7 @@ export const maxQueued = 100
 export interface EnqueueRun extends Omit<StartRun, 'create'> {
   /** It goes before all waiting runs. Another interrupt that waits already is cancelled. */
   readonly interrupt: boolean
-  /** How many runs of the tenant may wait; no matter how many unless given. */
+  /** How many runs of the tenant may wait; no matter how many by default. */
   readonly most?: number
 }
 
@@ -164,7 +164,7 @@ export interface CopiedState {
 export interface SandboxUse {
   /** Seconds awake before the run that no earlier run was charged for. */
   readonly idleSeconds: number
-  /** Seconds of the run; all the time until its end unless given. */
+  /** Seconds of the run; all the time until its end by default. */
   readonly runSeconds?: number
 }
 

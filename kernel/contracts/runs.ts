@@ -41,7 +41,7 @@ export const SubTask = Type.Object(
         whenBusy.map((one) => Type.Literal(one)),
         {
           description:
-            'When the session is busy: `reject` (unless given) answers 409 `session_busy`; `enqueue` starts the run once those before it have ended; `interrupt` cancels the run under way and starts this one in its place, before all that wait.',
+            'When the session is busy: `reject` (default) answers 409 `session_busy`; `enqueue` starts the run once those before it have ended; `interrupt` cancels the run under way and starts this one in its place, before all that wait.',
         },
       ),
     ),

@@ -26,7 +26,7 @@ export interface LaunchOrder {
   readonly tenantId: string
   /** The session, or the slot of a warm pool that no session has yet. The workspace is named after it. */
   readonly sessionId: string
-  /** `sandbox.template` of the profile: an image, a template, a named command; the provider's own default unless given. */
+  /** `sandbox.template` of the profile: an image, a template, a named command; the provider's own default by default. */
   readonly template?: string
   readonly resources: SandboxResources
   /** Where workers reach the runner over the network. A provider that gives them another way says so in `Launched`. */
@@ -44,7 +44,7 @@ export interface LaunchOrder {
 export interface Launched {
   /** The substrate's name for it; a label of at most 128 characters. */
   readonly sandboxId: string
-  /** The runner's address as the worker sees it; `order.runnerUrl` unless given. */
+  /** The runner's address as the worker sees it; `order.runnerUrl` by default. */
   readonly runnerUrl?: string
 }
 

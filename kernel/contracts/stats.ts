@@ -91,7 +91,7 @@ export type PublishedMetrics = Static<typeof PublishedMetrics>
 
 /** Figures for the plugin that publishes agents. */
 export interface PublishedStats {
-  /** Throws AppError 400 for a window or a bucket that is none. */
+  /** Throws AppError 400 for an invalid window or bucket. */
   metrics(
     tenantId: string,
     agent: { readonly id: string; readonly profile: string; readonly slug: string },

@@ -72,7 +72,7 @@ export interface ToolSpec {
 
 /** A tool of the platform, executed in the runner on behalf of a session. A throw becomes `{ok: false}` with a plain sentence. */
 export interface PlatformTool extends ToolSpec {
-  /** Longest a call may take, for tools that are slow by nature; the toolkit's own limit unless given. */
+  /** Longest a call may take, for tools that are slow by nature; the toolkit's own limit by default. */
   readonly timeoutMs?: number
   /** Loads what its first call would: see `loads` of `PluginContext`. */
   load?(): Promise<unknown>

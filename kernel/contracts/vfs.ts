@@ -103,7 +103,7 @@ export const VfsMountInput = Type.Object(
     copyOnWrite: Type.Optional(Type.Boolean({ default: false })),
     bucket: Type.Optional(Type.String({ pattern: '^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$' })),
     endpoint: Type.Optional(
-      Type.String({ maxLength: 512, description: 'https URL of the S3 service; AWS in the region unless given.' }),
+      Type.String({ maxLength: 512, description: 'https URL of the S3 service; AWS in the region by default.' }),
     ),
     region: Type.Optional(Type.String({ pattern: '^[a-z0-9-]{1,64}$' })),
     accessKeyId: Type.Optional(Type.String({ maxLength: 200, description: '`secret://name`.' })),

@@ -59,7 +59,7 @@ export interface SandboxOrder {
   /** It goes on with a conversation that should be there. */
   readonly resume: boolean
   readonly budget?: RunBudget
-  /** What its sandbox may reach; nothing unless given. */
+  /** What its sandbox may reach; nothing by default. */
   readonly egress?: EgressOrder
   /** Called for each of its model calls when it is over, with what it used. */
   onUsage(usage: UsageEvent): void

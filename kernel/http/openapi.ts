@@ -10,7 +10,7 @@ const about = `Every error is a Problem: match on \`error\`, show \`message\`, q
 \`X-Request-Id\`) when you ask for help. \`Accept: application/problem+json\` gets the same as RFC 9457.
 Lists answer whole, as a bare array; with \`limit\` they answer a page, with \`Link\` to its neighbours.
 \`X-Total-Count\` counts them, up to 10,000. Times are ISO 8601 UTC, money is in cents.
-\`x-access\` says who may call an operation; there is none where anybody may. \`x-errors\` lists every code that this
+\`x-access\` says who may call an operation; it is absent where anybody may. \`x-errors\` lists every code that this
 server answers, and of a response those that the operation is known for.`.replaceAll('\n', ' ')
 
 const problemOnly = { schema: { $ref: '#/components/schemas/Problem' } }
@@ -32,7 +32,7 @@ const components = {
   responses: {
     Refused: { description: 'The request was refused; `error` says why.', content: problemContent },
     Unavailable: {
-      description: 'Something that the answer needs is away, or this server is stopping: try again.',
+      description: 'Something that the answer needs cannot be reached, or this server is stopping: try again.',
       content: problemContent,
     },
   },

@@ -73,7 +73,7 @@ const metadataNames: ReadonlySet<string> = new Set([
   'metadata.tencentyun.com',
 ])
 
-/** An address as it is reached; undefined for text that is none, and for a metadata service. */
+/** An address as it is reached; undefined for an invalid one, and for a metadata service. */
 function reached(address: string): ipaddr.IPv4 | ipaddr.IPv6 | undefined {
   if (!ipaddr.isValid(address)) return undefined
   // `process` unwraps ::ffff:a.b.c.d, so that a mapped address is judged by what it reaches.

@@ -60,7 +60,7 @@ export const ConnectBody = Type.Object(
       Type.String({
         maxLength: 2_000,
         description:
-          'Where the person is sent on to, with `connection` and `state` (`active` or `failed`); a page of an origin that the server allows. A plain page unless given.',
+          'Where the person is sent on to, with `connection` and `state` (`active` or `failed`); a page of an origin that the server allows. A plain page by default.',
       }),
     ),
     webhook: Type.Optional(WebhookTarget),

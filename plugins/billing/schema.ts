@@ -179,7 +179,7 @@ export const Budget = Type.Object(
         maxLength: 256,
         pattern,
         description:
-          'Name of the profile, id of the published key, end user or session. `*`, as unless given: each one by itself. Not of scope `tenant`.',
+          'Name of the profile, id of the published key, end user or session. `*` (default): each one by itself. Not of scope `tenant`.',
       }),
     ),
     per,

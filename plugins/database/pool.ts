@@ -239,7 +239,7 @@ export class Shares {
 
 interface Division {
   readonly size: number
-  /** Connections that are nobody's share: the lanes of units. */
+  /** Connections outside all shares: the lanes of units. */
   readonly lanes: number
   readonly requestsPercent: number
   readonly readsPercent: number

@@ -81,7 +81,7 @@ const ReconcileBody = Type.Object(
       Type.Array(Type.String({ minLength: 1, maxLength: 2_048 }), {
         minItems: 1,
         maxItems: 1_000,
-        description: 'Base URLs of runners; those of RUNNER_URLS unless given.',
+        description: 'Base URLs of runners; those of RUNNER_URLS by default.',
       }),
     ),
   },
@@ -116,7 +116,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         summary: 'Add runners and probe them',
         description:
           'With no body, those of RUNNER_URLS. None is removed. One that answers again may be given sessions at once. Answers ' +
-          'when each was probed; 400 for a URL that is none, or that carries credentials, a query or a fragment.',
+          'when each was probed; 400 for an invalid URL, or one with credentials, a query or a fragment.',
         body: ReconcileBody,
         response: { 200: Reconciled },
       },

@@ -16,7 +16,7 @@ interface Observation {
   readonly member: FleetMember
   /** The latest probe succeeded. */
   readonly healthy: boolean
-  /** How long that probe took. Null: it failed, or was not made because the runner is away. */
+  /** How long that probe took. Null: it failed, or was not made because the runner cannot be reached. */
   readonly latencyMs: number | null
   readonly topology: RunnerTopology | null
 }

@@ -99,7 +99,7 @@ const readinessRoutes =
       tags: ['health'],
       summary: 'Say whether the process can serve',
       description:
-        'Asks every part that it needs, at most once a second. 503 `not_ready` while one of them is away, and as soon as the process is stopping.',
+        'Asks every part that it needs, at most once a second. 503 `not_ready` while one of them cannot be reached, and as soon as the process is stopping.',
       response: { 200: Ready, 503: NotReady },
     }
     app.get('/readyz', { ...access('public'), schema }, async (request, reply) => {

@@ -41,7 +41,7 @@ const AuthorizationCode = Type.Object(
     connection: Type.Optional(
       Type.Union([Type.Literal('tenant'), Type.Literal('user')], {
         description:
-          'Whose account it is: one of the tenant (unless given), which every run uses that names the entry; or one of each end user, which is used through `apps` alone.',
+          'Whose account it is: the tenant's (default), for every run that names the entry; or one of each end user, used only through `apps`.',
       }),
     ),
     issuer: Type.Optional(
@@ -71,7 +71,7 @@ export type OAuth = Static<typeof OAuth>
 export const entryFields = {
   transport: Type.Optional(
     Type.Union([Type.Literal('streamable-http'), Type.Literal('sse')], {
-      description: '`streamable-http` unless given. `sse` is the older one, which not every runtime speaks.',
+      description: '`streamable-http` by default. `sse` is the older one, which not every runtime speaks.',
     }),
   ),
   headers: Type.Optional(
@@ -92,7 +92,7 @@ export const entryFields = {
   toolPolicy: Type.Optional(
     Type.Union([Type.Literal('trust'), Type.Literal('review')], {
       description:
-        '`trust` (unless given): runs have the tools as the server defines them. `review`: only definitions that an admin has accepted; new and changed ones are held back.',
+        '`trust` (default): runs have the tools as the server defines them. `review`: runs have only definitions that an admin has accepted; new and changed ones are withheld.',
     }),
   ),
   description: Type.Optional(Type.String({ maxLength: 2_000 })),
@@ -101,7 +101,7 @@ export const entryFields = {
 const shared = {
   url: text(2_000, 'Where the server is: https on the public internet, or a host of `AGENT_ORC_MCP_ALLOW_HOSTS`.'),
   ...entryFields,
-  active: Type.Optional(Type.Boolean({ description: 'True unless given. Profiles cannot name an inactive entry.' })),
+  active: Type.Optional(Type.Boolean({ description: 'True by default. Profiles cannot name an inactive entry.' })),
   managedBy: Type.Optional(Type.Unknown({ description: 'Ignored: the server decides it.' })),
 }
 const name = Type.String({

@@ -40,19 +40,19 @@ export const CreateMemory = Type.Object(
       }),
     ),
     runId: Type.Optional(Type.String({ pattern: clientIdPattern, description: 'The run that it comes from.' })),
-    eventAt: Type.Optional(Type.String({ ...Time, description: 'When it happened or was said; now unless given.' })),
+    eventAt: Type.Optional(Type.String({ ...Time, description: 'When it happened or was said; now by default.' })),
     confidence: Type.Optional(
       Type.Number({
         minimum: 0,
         maximum: 1,
-        description: 'How sure it is: 1 of `processedContent`, 0.7 of `rawInput`, unless given.',
+        description: 'How sure it is; by default 1 with `processedContent`, 0.7 with `rawInput`.',
       }),
     ),
     ttlSeconds: Type.Optional(
       Type.Integer({
         minimum: 1,
         maximum: 315_360_000,
-        description: 'It is forgotten after this; never unless given.',
+        description: 'It is forgotten after this; never by default.',
       }),
     ),
     supersedes: Type.Optional(
@@ -135,7 +135,7 @@ export const Hits = Type.Object({ items: Type.Array(Hit) })
 const flag = (description: string) => Type.Optional(Type.Boolean({ default: false, description }))
 const filters = {
   endUserId: Type.Optional(Type.String({ ...endUserId, description: 'Those of this person only.' })),
-  shared: flag('With `endUserId`: those that are nobody’s as well.'),
+  shared: flag('With `endUserId`: also those without an end user.'),
   category: Type.Optional(category),
   from: Type.Optional(
     Type.String({ ...Time, description: 'Those of this time or later, by `eventAt`, else `createdAt`.' }),
@@ -155,7 +155,7 @@ export const SearchQuery = Type.Object({
     }),
   ),
   at: Type.Optional(
-    Type.String({ ...Time, description: 'The time that `yesterday` in the question is seen from; now unless given.' }),
+    Type.String({ ...Time, description: 'The time that `yesterday` in the question is seen from; now by default.' }),
   ),
   ...filters,
   includeSuperseded: flag('History as well. A question about the past (`used to`, `before`) finds it anyway.'),

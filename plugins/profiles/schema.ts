@@ -49,13 +49,13 @@ export const ListQuery = Type.Object({
 
 const runners = Type.Array(
   Type.String({ pattern: '^[0-9a-f]{8}$', description: 'Hash of a runner, as `GET /api/topology` shows it.' }),
-  { minItems: 1, maxItems: 1_000, uniqueItems: true, description: 'Runners of the pool; any unless given.' },
+  { minItems: 1, maxItems: 1_000, uniqueItems: true, description: 'Runners of the pool; any by default.' },
 )
 const runtimes = Type.Array(Type.String({ pattern: '^[a-z][a-z0-9_-]{0,31}$' }), {
   minItems: 1,
   maxItems: 50,
   uniqueItems: true,
-  description: 'Runtimes of the profiles that may name the pool; any unless given.',
+  description: 'Runtimes of the profiles that may name the pool; any by default.',
 })
 
 /** What a client writes. A pool never changes: profiles move from one to another instead. */

@@ -28,7 +28,7 @@ const tenants = {
          WHERE id > $1 AND erased_at IS NULL ORDER BY id LIMIT 200`,
 }
 const dayMs = 24 * 3_600_000
-/** How long a conductor that is away can learn which files to remove. */
+/** For how long a conductor that was down can still learn which files to remove. */
 const notesDays = 30
 
 interface PassParts {

@@ -74,7 +74,7 @@ export const Deleted = Type.Object({
   more: Type.Boolean({ description: 'Others are left: send the request again.' }),
 })
 
-/** A cursor is the place behind which the next page begins; undefined for text that is none. */
+/** A cursor is the place after which the next page begins; undefined for an invalid one. */
 export const cursorOf = (after: string): string => Buffer.from(after).toString('base64url')
 export function placeOf(cursor: string): string | undefined {
   const bytes = Buffer.from(cursor, 'base64url')

@@ -32,11 +32,11 @@ const settings = {
   inputSchema: Type.Optional(schemaOf('JSON Schema that inputs have to fit.')),
   outputSchema: Type.Optional(schemaOf('JSON Schema that the output has to fit.')),
   output: Type.Optional(
-    json('What a completed run gives: its texts are templates. The outputs of the last nodes unless given.'),
+    json('What a completed run gives: its texts are templates. The outputs of the last nodes by default.'),
   ),
   onFailure: Type.Optional(
     Type.Union([Type.Literal('pause'), Type.Literal('fail')], {
-      description: 'What a failed node does to its run: it waits for a repair (`pause`, unless given), or is failed.',
+      description: 'What a failed node does to its run: it waits for a repair (`pause`, the default), or fails.',
     }),
   ),
   maxCostCents: Type.Optional(
@@ -108,7 +108,7 @@ export const CreateRun = Type.Object(
   {
     workflowDefinitionId: Type.Optional(Type.String({ minLength: 1, maxLength: 64 })),
     definition: Type.Optional(DefinitionBody),
-    input: Type.Optional(Type.Unknown({ description: '`{}` unless given.' })),
+    input: Type.Optional(Type.Unknown({ description: '`{}` by default.' })),
     autoStart: Type.Optional(Type.Boolean({ default: true })),
     webhook: Type.Optional(webhook),
   },
@@ -215,14 +215,14 @@ export const ScheduleBody = Type.Object(
     profile: Type.Optional(profileName),
     prompt: Type.Optional(Type.String({ minLength: 1, maxLength: 100_000 })),
     cron: Type.String({ minLength: 1, maxLength: 200, description: 'Five fields, or six with seconds in front.' }),
-    timezone: Type.Optional(Type.String({ maxLength: 64, description: 'An IANA name; UTC unless given.' })),
+    timezone: Type.Optional(Type.String({ maxLength: 64, description: 'An IANA name; UTC by default.' })),
     input: Type.Optional(Type.Unknown()),
     overlap: Type.Optional(
       Type.Union(
         ['skip', 'queue', 'allow'].map((one) => Type.Literal(one)),
         {
           description:
-            'When its last run is still under way: nothing (`skip`, unless given), one run behind it (`queue`), or both at once (`allow`).',
+            'When its last run is still under way: nothing (`skip`, the default), one run after it (`queue`), or both at once (`allow`).',
         },
       ),
     ),
@@ -231,7 +231,7 @@ export const ScheduleBody = Type.Object(
         ['none', 'one', 'all'].map((one) => Type.Literal(one)),
         {
           description:
-            'Of the times at which no server was there: none (unless given), the last one, or all, at most 100.',
+            'Which missed times to run when no server was running: none (default), the last one, or all, at most 100.',
         },
       ),
     ),

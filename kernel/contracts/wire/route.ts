@@ -53,7 +53,7 @@ export interface Route {
   readonly bytes?: Forms
   /** The body is bytes of any type and length, which the handler reads as they come. Never over a link. */
   readonly streams?: true
-  /** Bytes; 1 MiB unless given. */
+  /** Bytes; 1 MiB by default. */
   readonly bodyLimit?: number
   readonly reply: JsonReply | NoReply | BytesReply | FileReply | LinesReply
   /** What it is known to refuse with. */

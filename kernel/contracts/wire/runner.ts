@@ -264,7 +264,7 @@ export const runnerWire = {
       'Its stream ends with an `error` event: `timeout` or `budget_exceeded` for these reasons, else `cancelled`. An unknown run, or one that has ended, is no error.',
     headers: bodies.tenant,
     params: Type.Object({ runId: Type.String({ maxLength: 128 }) }),
-    query: Type.Object({ reason: Type.Optional(Type.String({ description: '`cancelled` unless given.' })) }),
+    query: Type.Object({ reason: Type.Optional(Type.String({ description: '`cancelled` by default.' })) }),
     reply: done,
     absent: true,
   },

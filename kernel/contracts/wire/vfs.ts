@@ -17,7 +17,7 @@ const view = Type.Object({
   [vfs.vfsSessionHeader]: Type.Optional(
     Type.String({
       pattern: clientIdPattern,
-      description: 'The session whose view it is; the bare mounts unless given.',
+      description: 'The session whose view it is; the bare mounts by default.',
     }),
   ),
   [vfs.vfsDigestHeader]: Type.Optional(
@@ -105,7 +105,7 @@ export const vfsWire = {
     ...inGet(vfs.VfsList),
     path: '/vfs/list/:mount/*',
     summary: 'List a folder',
-    description: 'An empty path is the mount itself. A folder without files is none: its list is empty.',
+    description: 'An empty path is the mount itself. A folder without files does not exist: its list is empty.',
     params: inMount,
     query: vfs.VfsListQuery,
     headers: view,

@@ -307,7 +307,7 @@ function placeOf(cursor: string): Place {
   } catch {
     // Told below.
   }
-  throw invalidParams('The cursor is none of this list; list from the beginning.')
+  throw invalidParams('The cursor does not belong to this list; list from the beginning.')
 }
 
 const noTool = (name: string): Error => invalidParams(`There is no tool '${name.slice(0, 100)}'.`)

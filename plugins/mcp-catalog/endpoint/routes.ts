@@ -134,7 +134,7 @@ function refusals(app: App, url: string, schema: { readonly params?: typeof Name
       ...access('member'),
       schema: {
         tags,
-        summary: method === 'GET' ? 'Listen to the endpoint: it keeps no streams' : 'End an MCP session: there is none',
+        summary: method === 'GET' ? 'Listen to the endpoint: it offers no streams' : 'End an MCP session: it has none',
         ...schema,
         response: failures(catalogErrors.mcpMethodNotAllowed),
       },
