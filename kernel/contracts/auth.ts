@@ -73,7 +73,7 @@ export const Tokens = capability<Tokens>('core.tokens')
 export const keyExpiry = Type.String({
   pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
   description:
-    'ISO 8601 with a zone, in the future, and not after the key that asks expires. When absent, the latest that it may be: with that key, at the longest lifetime that the server allows, or never.',
+    'ISO 8601 with a zone, in the future, and not later than the expiry of the calling key. By default the latest allowed time: that of the calling key, the longest lifetime of this server, or never.',
 })
 
 /** How a key is replaced by another one. */
@@ -83,7 +83,7 @@ export const KeyRotation = Type.Object(
       minimum: 0,
       maximum: 604_800,
       default: 0,
-      description: 'How long the old key goes on working beside the new one: a week at most.',
+      description: 'How long the old key still works beside the new one: at most a week.',
     }),
   },
   { additionalProperties: false },

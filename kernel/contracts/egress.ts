@@ -38,7 +38,7 @@ export const EgressEntry = Type.Object(
       maxLength: 260,
       pattern: `^((\\*\\.)?${label}(\\.${label})*|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?$`,
       description:
-        '`api.github.com`, with a port unless it is 443: `gitea.internal:3000`. `*.example.com` is every name below example.com, and takes no headers.',
+        '`api.github.com`, with a port unless it is 443: `gitea.internal:3000`. `*.example.com` is every name below example.com; it allows no headers.',
     }),
     paths: Type.Optional(
       Type.Array(
@@ -46,7 +46,7 @@ export const EgressEntry = Type.Object(
           maxLength: 512,
           pattern: '^/[\\x21\\x22\\x24-\\x3e\\x40-\\x5b\\x5d-\\x7e]*$',
           description:
-            'A path and everything below it: `/repos/acme` is `/repos/acme/x` as well, and not `/repos/acme2`.',
+            'A path and everything below it: `/repos/acme` includes `/repos/acme/x`, but not `/repos/acme2`.',
         }),
         { minItems: 1, maxItems: 50, description: 'Any path by default.' },
       ),
@@ -62,7 +62,7 @@ export const EgressEntry = Type.Object(
       Type.Record(Type.String(), Type.String({ maxLength: 4_096 }), {
         maxProperties: 20,
         description:
-          'Put into each request by the runner, in place of what the sandbox sends under these names: `{"authorization": "Bearer secret://github"}`.',
+          'Headers that the runner adds to each request, replacing those of the sandbox: `{"authorization": "Bearer secret://github"}`.',
       }),
     ),
   },

@@ -20,7 +20,7 @@ export const IdempotencyHeaders = Type.Object({
     Type.String({
       pattern: '^[\\x20-\\x7e]{1,255}$',
       description:
-        'Your own id of this request, 1-255 printable ASCII characters. Repeated with the same body within 24 h it answers what the first request answered, with `Idempotency-Replayed: true`; with another body 422 `idempotency_key_reused`; while the first is under way 409 `idempotency_in_flight`.',
+        'Your own id of this request, 1-255 printable ASCII characters. Repeated with the same body within 24 h, it gets the first answer, with `Idempotency-Replayed: true`; with another body 422 `idempotency_key_reused`; while the first request is in progress 409 `idempotency_in_flight`.',
     }),
   ),
 })

@@ -71,13 +71,13 @@ export interface LinkedObjects {
 export const LinkedObjects = capability<LinkedObjects>('conductor.linked-objects')
 
 export const Upload = Type.Object({
-  id: Type.String({ description: '`upload` of the attachment that it is to be.' }),
+  id: Type.String({ description: 'Use it as `upload` of an attachment.' }),
   sha256: Type.String(),
   bytes: Type.Integer(),
   mediaType: Type.String(),
   expiresAt: Type.String({
     format: 'date-time',
-    description: 'Until then a run may name it; with a run it is kept for as long as that.',
+    description: 'Until then a run may name it; then it is kept as long as the run.',
   }),
 })
 export type Upload = Static<typeof Upload>

@@ -11,13 +11,13 @@ export const ProfileMemory = Type.Object(
       Type.Integer({
         minimum: 0,
         maximum: mostInjected,
-        description: 'How many memories, the best ones for it, are put before the first message of a conversation.',
+        description: 'How many memories that match it are put before the first message of a conversation.',
       }),
     ),
     extract: Type.Optional(
       Type.Boolean({
         description:
-          'What people say in conversations becomes memories, some minutes after a run has ended. Of end users; with the scope `profile` of everybody.',
+          'Makes memories of what people say in conversations, some minutes after a run has ended: of end users, or of everybody with the scope `profile`.',
       }),
     ),
     scope: Type.Optional(

@@ -16,7 +16,7 @@ export const retentionKinds = {
   workflows: {
     least: 1,
     about:
-      'Days after its end that a workflow run is kept, with its nodes, events and approvals; and what became of a time of a schedule.',
+      'Days after its end that a workflow run is kept, with its nodes, events and approvals; and the outcomes of schedule times.',
   },
   messages: {
     least: 1,

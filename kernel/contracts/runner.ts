@@ -98,7 +98,7 @@ export const RunnerInfo = Type.Object({
     }),
   ),
   activeSessions: Type.Optional(Type.Integer({ description: 'Sessions in memory, across tenants.' })),
-  activeRuns: Type.Optional(Type.Integer({ description: 'Runs under way, whichever conductor sent them.' })),
+  activeRuns: Type.Optional(Type.Integer({ description: 'Running runs of all conductors.' })),
 })
 export type RunnerInfo = Static<typeof RunnerInfo>
 

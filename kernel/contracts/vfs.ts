@@ -80,11 +80,10 @@ export const mostEntriesAtOnce = 1_000
 
 export const VfsMount = Type.Object({
   name: mountName,
-  kind: Type.String({ description: 'What is behind it: `objects`, `s3`, `folder` or `scratch`.' }),
+  kind: Type.String({ description: 'Its storage: `objects`, `s3`, `folder` or `scratch`.' }),
   readOnly: Type.Boolean(),
   copyOnWrite: Type.Boolean({
-    description:
-      "In a session writes and deletions go into the session's own layer, and end with it; the mount stays as it is.",
+    description: 'Writes and deletions of a session go into its own layer and end with it; the mount stays unchanged.',
   }),
   own: Type.Boolean({
     description: 'True for a mount of the tenant itself, which it can change; false for one of the installation.',
@@ -97,7 +96,10 @@ export const VfsMountInput = Type.Object(
   {
     kind: Type.Union([Type.Literal('objects'), Type.Literal('s3')]),
     prefix: Type.Optional(
-      Type.String({ maxLength: 512, description: 'Only what begins with it, and without it, is seen, e.g. `docs/`.' }),
+      Type.String({
+        maxLength: 512,
+        description: 'Shows only keys with this prefix, without the prefix, e.g. `docs/`.',
+      }),
     ),
     readOnly: Type.Optional(Type.Boolean({ default: false })),
     copyOnWrite: Type.Optional(Type.Boolean({ default: false })),
@@ -128,13 +130,15 @@ export type VfsEntry = Static<typeof VfsEntry>
 
 export const VfsList = Type.Object({
   entries: Type.Array(VfsEntry, { description: 'In the order of the UTF-8 of their paths.' }),
-  cursor: Type.Optional(Type.String({ description: 'Of the next page; absent for the last one.' })),
+  cursor: Type.Optional(Type.String({ description: 'The cursor of the next page; absent for the last one.' })),
 })
 export type VfsList = Static<typeof VfsList>
 
 export const VfsListQuery = Type.Object({
   recursive: Type.Optional(Type.Boolean({ default: false, description: 'All files below, and no folders.' })),
-  cursor: Type.Optional(Type.String({ maxLength: 2_000, description: 'Of the page before, of the same folder.' })),
+  cursor: Type.Optional(
+    Type.String({ maxLength: 2_000, description: 'The cursor of the page before, of the same folder.' }),
+  ),
   limit: Type.Optional(Type.Integer({ default: 200, minimum: 1, maximum: mostEntriesAtOnce })),
 })
 export type VfsListQuery = Static<typeof VfsListQuery>
@@ -159,17 +163,16 @@ export const VfsMatch = Type.Object({
   bytes: Type.Optional(Type.Integer()),
   line: Type.Optional(
     Type.Integer({
-      description: 'Of the first line of the content that has the text; absent when it is the path alone.',
+      description: 'Number of the first line with the text; absent if only the path matches.',
     }),
   ),
-  text: Type.Optional(Type.String({ description: 'That line, 200 characters of it at most.' })),
+  text: Type.Optional(Type.String({ description: 'That line, at most 200 characters.' })),
 })
 export type VfsMatch = Static<typeof VfsMatch>
 export const VfsMatches = Type.Object({
   matches: Type.Array(VfsMatch),
   complete: Type.Boolean({
-    description:
-      'False: there are more matches, or more files than one search looks at; ask for less, by mount or path.',
+    description: 'False: there are more matches, or more files than one search reads; narrow it by mount or path.',
   }),
 })
 export type VfsMatches = Static<typeof VfsMatches>
@@ -232,7 +235,7 @@ export const VfsAccess = Type.Object({
 export type VfsAccess = Static<typeof VfsAccess>
 export const VfsAudit = Type.Object({
   entries: Type.Array(VfsAccess, { description: 'The newest first.' }),
-  cursor: Type.Optional(Type.String({ description: 'Of the next page, of what is older; absent for the last one.' })),
+  cursor: Type.Optional(Type.String({ description: 'The cursor of the next, older page; absent for the last one.' })),
 })
 export type VfsAudit = Static<typeof VfsAudit>
 

@@ -94,7 +94,7 @@ const Removed = Type.Object({
   ...address,
   unroutableSessions: orNull(
     Type.Integer(),
-    'Sessions that it still had. Each goes on on another live runner with its last saved conversation; without one it cannot be reached.',
+    'Sessions that it still had. Each continues on another live runner with its last saved conversation; without another runner it cannot be reached.',
   ),
 })
 
@@ -135,7 +135,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
       schema: {
         tags,
         summary: 'Give a runner no new sessions',
-        description: 'Its sessions go on. 404 `not_found` for an unknown hash.',
+        description: 'Its sessions continue. 404 `not_found` for an unknown hash.',
         body: HashBody,
         response: { 200: Address, ...failures(fleetErrors.notFound) },
       },

@@ -123,7 +123,7 @@ export async function topologyRoutes(
         summary: 'Show the runners',
         description:
           'In registry order, as this conductor sees them. Null means not measured, never zero. Counts are of whole processes, ' +
-          'across tenants. 429 `rate_limited` beyond the readings per minute of a tenant.',
+          'across tenants. 429 `rate_limited` above the requests per minute of a tenant.',
         response: { 200: Type.Array(TopologyEntry), ...failures(fleetErrors.rateLimited) },
       },
     },

@@ -25,14 +25,14 @@ export type NodeBody = Static<typeof NodeBody>
 
 const webhook = Type.Object(WebhookTarget.properties, {
   ...strict,
-  description: 'Is told of the approvals that nodes, and calls of agents, wait for.',
+  description: 'URL that is told about approvals of nodes and of calls of agents.',
 })
 const settings = {
   description: Type.Optional(Type.String({ maxLength: 10_000 })),
-  inputSchema: Type.Optional(schemaOf('JSON Schema that inputs have to fit.')),
-  outputSchema: Type.Optional(schemaOf('JSON Schema that the output has to fit.')),
+  inputSchema: Type.Optional(schemaOf('JSON Schema that inputs must match.')),
+  outputSchema: Type.Optional(schemaOf('JSON Schema that the output must match.')),
   output: Type.Optional(
-    json('What a completed run gives: its texts are templates. The outputs of the last nodes by default.'),
+    json('The output of a completed run; its texts are templates. By default the outputs of the last nodes.'),
   ),
   onFailure: Type.Optional(
     Type.Union([Type.Literal('pause'), Type.Literal('fail')], {
@@ -42,7 +42,7 @@ const settings = {
   maxCostCents: Type.Optional(
     Type.Number({
       exclusiveMinimum: 0,
-      description: 'What the agents of a run may cost together, those under way apart.',
+      description: 'What the agents of a run may cost together, without running ones.',
     }),
   ),
   webhook: Type.Optional(webhook),
@@ -102,7 +102,7 @@ export type DefinitionPreview = Static<typeof DefinitionPreview>
 
 const label = Type.Union(
   runStatuses.map((one) => Type.Literal(one)),
-  { description: 'As a word; snapshots have it as a number.' },
+  { description: 'The status as a word; snapshots have a number.' },
 )
 export const CreateRun = Type.Object(
   {
@@ -158,7 +158,7 @@ export const NodeSnapshot = Type.Object({
   agentRunId: Type.Optional(Type.String({ description: 'The run of the agent.' })),
   workflowRunId: Type.Optional(Type.String({ description: 'The run of the child workflow.' })),
   approvalId: Type.Optional(Type.String()),
-  dueAt: Type.Optional(Type.String({ format: 'date-time', description: 'When it is begun or looked at next.' })),
+  dueAt: Type.Optional(Type.String({ format: 'date-time', description: 'When it is started or checked next.' })),
   output: Type.Optional(Type.Unknown()),
   outputTruncated: Type.Optional(
     Type.Boolean({ description: 'The output is too large for a snapshot; `GET …/nodes/{nodeId}` has it.' }),
@@ -236,7 +236,7 @@ export const ScheduleBody = Type.Object(
       ),
     ),
     jitterSeconds: Type.Optional(
-      Type.Integer({ minimum: 0, maximum: 3_600, description: 'Each time is up to so many seconds late.' }),
+      Type.Integer({ minimum: 0, maximum: 3_600, description: 'Each start is delayed by up to this many seconds.' }),
     ),
   },
   strict,

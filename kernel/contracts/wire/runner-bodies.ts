@@ -63,7 +63,7 @@ export const Hydrate = Type.Object(
     ),
     runtimeSessionId: Type.Optional(Type.String({ maxLength: 1024 })),
     replace: Type.Optional(
-      Type.Boolean({ description: "The runner's own copy, if it has one, is old: this one takes its place." }),
+      Type.Boolean({ description: "The runner's own copy, if any, is old: this one replaces it." }),
     ),
   },
   open,

@@ -100,7 +100,7 @@ async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promis
       onRequest: limit,
       schema: {
         tags: ['sandboxes'],
-        summary: 'Take an event of a sandbox provider',
+        summary: 'Receive an event of a sandbox provider',
         description:
           'For webhooks of providers, in their own form, signed where the provider signs. No key: all it can do is have runners ' +
           'ask anew how a sandbox is. 429 `rate_limited` beyond the deliveries per minute of an address.',
