@@ -1,6 +1,6 @@
 import { errorTable } from './errors.ts'
 
-/** What a key, or whoever has none, may be refused with on any public listener, besides 401 and 403. */
+/** Refusals of callers on public listeners, besides 401 and 403. */
 export const accessErrors = errorTable('access', {
   addressNotAllowed: {
     status: 403,
@@ -16,6 +16,6 @@ export const accessErrors = errorTable('access', {
   },
 })
 
-/** The answer to a valid key from an address that it is not for. */
+/** The answer to a valid key from an address outside its networks. */
 export const elsewhere = (address: string) =>
   accessErrors.addressNotAllowed({ message: `This key may not be used from the address ${address}.` })

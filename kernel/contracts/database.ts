@@ -48,8 +48,8 @@ export interface UnitOptions {
  */
 export interface Database {
   /**
-   * The role has none: every call rejects with 503 `database_required`. What such a role is for is kept in memory instead, and
-   * routes for which that is no use say `needsDatabase`.
+   * The role has no database: every call rejects with 503 `database_required`. Such a role keeps runs and profiles in memory, and
+   * other routes use `needsDatabase`.
    */
   readonly absent?: true
   /** The same for work of another kind than `requests`, e.g. `database.as('reads').batch(…)` for a list. */
@@ -80,7 +80,7 @@ export interface Database {
    * security hides every tenanted row.
    */
   connections(size: number): Connections
-  /** Proves that this process lives, from a thread with a connection of its own. Nothing is started before the first pulse. */
+  /** Proves that this process lives, from a thread with its own connection. Nothing is started before the first pulse. */
   heartbeat(options: HeartbeatOptions): Heartbeat
 }
 
@@ -104,7 +104,7 @@ export interface HeartbeatOptions {
 
 /** It does not keep a process running, and ends with it. */
 export interface Heartbeat {
-  /** True: it renews. Otherwise, before it has begun or while it fails, whoever wants to live has to. */
+  /** True while it renews. Otherwise, before its start or while it fails, the caller must renew by itself. */
   readonly beats: boolean
   /** To be called every `everyMs`, by the thread whose life is to be proved. */
   pulse(values: readonly (string | number)[]): void

@@ -10,13 +10,13 @@ export const egressErrors = errorTable('egress', {
   },
 })
 
-/** TRACE has its server repeat what it was sent, secrets included, and CONNECT hides what is said. */
+/** Without TRACE, whose answer repeats the request with its secrets, and CONNECT, which hides the traffic. */
 export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'] as const
 
-/** A shorter value is part of too much other text to be looked for in what a host answers, so no host is sent one. */
+/** A shorter value occurs in too much other text to be found in answers of hosts, so it is never sent. */
 export const shortestSecret = 8
 
-/** Headers of a connection, not of what is said over it: nobody in between passes them on. */
+/** Hop-by-hop headers, which proxies do not pass on. */
 export const connectionHeaders: ReadonlySet<string> = new Set([
   'connection',
   'keep-alive',
@@ -31,7 +31,7 @@ export const connectionHeaders: ReadonlySet<string> = new Set([
 
 const label = '[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?'
 
-/** A host that the sandboxes of a profile may reach, as clients write it. */
+/** A host that sandboxes of a profile may reach, as clients write it. */
 export const EgressEntry = Type.Object(
   {
     host: Type.String({
@@ -89,7 +89,7 @@ export const EgressOrder = Type.Object({
 })
 export type EgressOrder = Static<typeof EgressOrder>
 
-/** How programs in a sandbox get out, while the run is under way for which the key was made. */
+/** How programs in a sandbox reach hosts during the run of the key. */
 export const EgressAccess = Type.Object({
   /** For `http_proxy`; the key is in it. */
   proxyUrl: Type.String(),
@@ -99,13 +99,13 @@ export const EgressAccess = Type.Object({
 })
 export type EgressAccess = Static<typeof EgressAccess>
 
-/** What of a profile has to do with it. */
+/** The fields of a profile about egress. */
 interface WithEgress {
   readonly egress?: readonly EgressEntry[] | undefined
   readonly workerMode: 'static' | 'sandbox'
 }
 
-/** What the profiles of tenants may let their sandboxes reach. */
+/** Checks and resolves the hosts that sandboxes of profiles may reach. */
 export interface Egress {
   /** AppErrors: 400 `invalid_egress`, 400 `unknown_secret: NAME`, 503 `secrets_unavailable`. */
   check(tenantId: string, profile: WithEgress): Promise<void>

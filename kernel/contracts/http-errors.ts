@@ -1,6 +1,6 @@
 import { type AppError, errorTable } from './errors.ts'
 
-/** What any route may answer. A plugin that has more to say gives these a sentence of its own. */
+/** The errors of any route. A plugin can give them its own sentence. */
 export const httpErrors = errorTable('http', {
   invalidRequest: {
     status: 400,

@@ -4,7 +4,7 @@ import type { Kv } from './kv.ts'
 import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
 
-/** One thing of which a tenant may have so much. */
+/** One limit of a tenant. */
 interface LimitKind {
   readonly default: number
   readonly unit:
@@ -44,8 +44,8 @@ const mebi = 1024 * kibi
 const gibi = 1024 * mebi
 
 /**
- * The limits of a tenant: their names, as role files and `/api/limits` have them, and what they are where nobody says otherwise.
- * Each is kept by the plugin whose thing it is.
+ * The limits of a tenant: their names, as role files and `/api/limits` have them, and their defaults.
+ * Each is enforced by the plugin that owns the resource.
  */
 export const limitKinds = {
   readsPerMinute: { default: 60_000, unit: 'requests', relief: 'later', about: 'Requests of the API that only read.' },
@@ -215,7 +215,7 @@ export const limitKinds = {
 } as const satisfies Readonly<Record<string, LimitKind>>
 
 export type LimitName = keyof typeof limitKinds
-/** Those that bound how many requests there are in a minute. */
+/** The limits of requests per minute. */
 export type RequestLimit = 'readsPerMinute' | 'writesPerMinute' | 'chatsPerMinute'
 export const limitNames = Object.keys(limitKinds) as readonly LimitName[]
 export type Limits = Readonly<Record<LimitName, number>>
@@ -224,7 +224,7 @@ export type Limits = Readonly<Record<LimitName, number>>
 export const largestOf = (name: LimitName): number =>
   limitKinds[name].unit === 'bytes' ? Number.MAX_SAFE_INTEGER : 1_000_000_000
 
-/** The limits where nobody has said otherwise. */
+/** The default limits. */
 export const defaultLimits: Limits = Object.fromEntries(
   limitNames.map((name) => [name, limitKinds[name].default]),
 ) as Record<LimitName, number>
@@ -245,7 +245,7 @@ export const limitErrors = errorTable('limits', {
 export const isOverLimit = ({ code }: AppError): boolean =>
   code === limitErrors.limitReached.row.code || code === limitErrors.limitExceeded.row.code
 
-/** The answer to whoever is over a limit. */
+/** The answer to a tenant above a limit. */
 export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: number): AppError {
   const { relief, about } = limitKinds[limit]
   const message = `The limit ${limit} of this tenant is ${max}. ${about} See GET /api/limits.`
@@ -255,12 +255,12 @@ export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: num
   return limitErrors.limitReached({ message, detail, headers })
 }
 
-/** Limits of a tenant that are not those of the role file. */
+/** Limits of a tenant that differ from the role file. */
 export type OwnLimits = Partial<Limits>
 
 /** The requests of a guarded scope. */
 export interface GuardedRequests {
-  /** Whose request it is; called once the guard has let it in. */
+  /** The tenant of a request; called after the guard. */
   tenantOf(request: FastifyRequest): string
   /** What requests count for that do more than read; those that read count for `readsPerMinute`. */
   readonly writes: LimitName
@@ -268,11 +268,11 @@ export interface GuardedRequests {
   readonly alone?: Kv['hit']
 }
 
-/** What is stored of each tenant in the database: added up where it is written, and counted anew every night. */
+/** The stored bytes of each tenant in the database: added up where they are written, and counted again every night. */
 export interface StoredBytes {
-  /** So many bytes more. The database is told behind the caller. */
+  /** Adds bytes. The database is updated in the background. */
   add(tenantId: string, bytes: number): void
-  /** True: the tenant has stored as much as it may. */
+  /** True when the tenant has reached the limit. */
   isFull(tenantId: string): boolean
   /** Throws 409 `limit_exceeded` then. */
   admit(tenantId: string): void
@@ -280,13 +280,13 @@ export interface StoredBytes {
 
 export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined
 
-/** What each tenant may have. What an operator changes reaches every process within seconds. */
+/** The limits of each tenant. A change by an operator reaches every process within seconds. */
 export interface TenantLimits {
   /** The limits of the role file. */
   readonly defaults: Limits
   of(tenantId: string): Limits
   ownOf(tenantId: string): OwnLimits
-  /** Replaces limits of a tenant; null gives the role file's back. False: there is no such tenant, or no database. */
+  /** Replaces limits of a tenant; null restores the role file's. False: there is no such tenant, or no database. */
   change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
   /**
    * Resolves when it is the turn of work that costs as much as `weight` requests of a kind, beside the request that asked for it. Rejects
@@ -300,9 +300,9 @@ export interface TenantLimits {
   readonly stored: StoredBytes
   /** Keeps the limits on requests and open streams in a scope: called behind its guard, and before its routes. */
   guard(app: App, guarded: GuardedRequests): void
-  /** Whoever keeps a limit says how much of it a tenant uses; undefined where nobody can tell. */
+  /** Registers how much of a limit a tenant uses; undefined if that is unknown. */
   uses(limit: LimitName, count: CountUse): void
-  /** How much of each limit a tenant uses, of those for which a number is kept. */
+  /** The use of each counted limit by a tenant. */
   usedBy(tenantId: string): Promise<OwnLimits>
 }
 export const TenantLimits = capability<TenantLimits>('core.tenant-limits')

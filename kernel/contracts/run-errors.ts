@@ -2,7 +2,7 @@ import { errorTable } from './errors.ts'
 
 const idRule = '1-128 letters, digits, underscores and hyphens.'
 
-/** Why no run is begun, or none is found. A gateway tells its user the same of a conversation. */
+/** Why a run cannot start or was not found. A gateway answers the same for a conversation. */
 export const runErrors = errorTable('runs', {
   invalidRunId: { code: 'invalid run id', status: 400, message: `A run id is ${idRule}` },
   invalidSessionId: { code: 'invalid session id', status: 400, message: `A session id is ${idRule}` },
@@ -70,7 +70,7 @@ export const runErrors = errorTable('runs', {
   },
 })
 
-/** What goes wrong between a conductor and its runners. */
+/** Failures between a conductor and its runners. */
 export const fleetErrors = errorTable('fleet', {
   noRunner: { status: 503, retry: true, about: 'No runner can execute the run; the sentence says what is missing.' },
   /** Retryable only when nothing of the request can have arrived. */

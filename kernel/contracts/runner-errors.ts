@@ -1,6 +1,6 @@
 import { errorTable } from './errors.ts'
 
-/** What a runner answers to conductors. Strings with spaces are those of specification 4.22. */
+/** Errors that a runner answers to conductors. Codes with spaces are those of specification 4.22. */
 export const runnerErrors = errorTable('runner', {
   invalidSessionId: { code: 'invalid session id', status: 400, about: 'The session id is not one of ours.' },
   toolNotAllowed: { status: 403, about: 'The tool is not in the toolkit of the session.' },
@@ -24,7 +24,7 @@ export const runnerErrors = errorTable('runner', {
     about:
       "This runner lacks versions of the session's skills; `digests` names them. Send them and repeat the request.",
   },
-  /** The conductor sends the attachments themselves then. */
+  /** Then the conductor sends the attachments themselves. */
   linksUnread: {
     status: 409,
     message: 'This runner cannot read the linked attachments of the run: it has another object store, or none.',

@@ -41,7 +41,7 @@ export const ExecuteRun = Type.Object(
     apps: Type.Optional(Type.Array(AppTool, { description: 'Tools that a conductor calls.' })),
     /** Sent for profiles with `egress`. */
     egress: Type.Optional(EgressOrder),
-    /** Those of its names that it has to do without, and why. */
+    /** The names of servers that are not available, and why. */
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     /** How many delegations led here; 0 by default. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),

@@ -161,7 +161,7 @@ export const RunPreview = Type.Object({
 })
 export type RunPreview = Static<typeof RunPreview>
 
-/** What a list shows of a run. `metadataCut`: the metadata was too large to be read. */
+/** The fields of a run in a list. `metadataCut`: the metadata was too large to be read. */
 export function previewOf({ subTask, error, result, ...run }: RunSummary, metadataCut = false): RunPreview {
   const { attachments: _, responseFormat: __, ...task } = subTask
   const truncated: NonNullable<RunPreview['truncated']> = metadataCut ? ['metadata'] : []

@@ -4,7 +4,7 @@ import { type TenantList, Tenants } from './tenant-list.ts'
 import { type AppError, type ErrorTable, errorTable } from './errors.ts'
 import { definePlugin, type Plugin, slot } from '../plugin.ts'
 
-/** What the substrate says of a sandbox. A lease adds `unknown`: the substrate could not be asked. Specification 2.12. */
+/** The state of a sandbox. A lease adds `unknown`: the substrate could not be reached. Specification 2.12. */
 export type SandboxState = 'starting' | 'running' | 'paused' | 'gone'
 
 /** Limits of one sandbox; what a provider cannot enforce it refuses at launch instead of ignoring it. */
@@ -50,7 +50,7 @@ export interface Launched {
 
 /**
  * Where workers of sessions run. Every method may be called twice for the same sandbox, and after it is gone. What fails
- * because the substrate cannot be reached rejects with anything; a sandbox that is not there any more is `sandboxGone`.
+ * because the substrate cannot be reached rejects with anything; a sandbox that no longer exists is `sandboxGone`.
  */
 export interface SandboxProvider {
   readonly contract: 'sandbox/1'
@@ -59,7 +59,7 @@ export interface SandboxProvider {
    * when it rejects or when `signal` aborts. AppError 400 `invalid_sandbox` for a template or a limit it cannot serve.
    */
   launch(order: LaunchOrder, signal: AbortSignal): Promise<Launched>
-  /** Asked live. An id that the substrate does not know is `gone`. */
+  /** The live state. An id that the substrate does not know is `gone`. */
   status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState>
   /** Stops it using CPU; its files are kept. Whether its memory is kept depends on the substrate. */
   pause(sandboxId: string): Promise<void>
@@ -77,7 +77,7 @@ export interface SandboxProvider {
   list?(owner: string): Promise<readonly string[]>
 }
 export const SandboxProviders = slot<SandboxProvider>('runner.sandbox-providers')
-/** The tenants that may use each provider, by its name; nobody may use one that is not here. */
+/** The tenants that may use each provider, by its name; a provider that is not listed is for no tenant. */
 export const SandboxTenants = slot<TenantList>('runner.sandbox-tenants')
 
 const sandboxProviderErrors = errorTable('sandbox-providers', {

@@ -1,7 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 
-/** A count over some time. The route that serves a figure says what it means. */
+/** A count over a time range. The route documents its meaning. */
 const count = (description?: string) => Type.Integer({ minimum: 0, ...(description ? { description } : {}) })
 
 const bucketNames = ['1m', '5m', '15m', '1h', '6h', '1d'] as const

@@ -91,7 +91,7 @@ export const VfsMount = Type.Object({
 })
 export type VfsMount = Static<typeof VfsMount>
 
-/** A mount of a tenant's own. `s3` credentials are `secret://name` alone. */
+/** A mount of a tenant. `s3` credentials must be `secret://name`. */
 export const VfsMountInput = Type.Object(
   {
     kind: Type.Union([Type.Literal('objects'), Type.Literal('s3')]),
@@ -177,7 +177,7 @@ export const VfsMatches = Type.Object({
 })
 export type VfsMatches = Static<typeof VfsMatches>
 
-/** What a tenant may have on the VirtualFS server; what is absent is as the server's role file says. */
+/** Limits of a tenant on the VirtualFS server; an absent one is that of the server's role file. */
 export const VfsLimits = Type.Object(
   {
     bytes: Type.Optional(
@@ -246,7 +246,7 @@ export const VfsUsage = Type.Object({
 })
 export type VfsUsage = Static<typeof VfsUsage>
 
-/** Whose view of the file system: without a session the tenant's mounts as they are, without scratch space and layers. */
+/** A view of the file system: without a session the tenant's mounts, without scratch space and layers. */
 export interface VfsView {
   readonly tenantId: string
   readonly sessionId?: string
@@ -304,7 +304,7 @@ export interface VfsClient {
   ): Promise<{ readonly deleted: number; readonly more: boolean }>
   search(view: VfsView, query: VfsSearchQuery, asked?: Asked): Promise<VfsMatches>
   usage(tenantId: string, asked?: Asked): Promise<VfsUsage>
-  /** Deletes what the server keeps of a tenant, a part at a time; what is behind its mounts stays there. */
+  /** Deletes the server's data of a tenant, a part at a time; the storage of its mounts is not deleted. */
   erase(tenantId: string, asked?: Asked): Promise<{ readonly deleted: number; readonly more: boolean }>
   dispose(): Promise<void>
 }

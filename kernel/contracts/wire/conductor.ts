@@ -58,7 +58,7 @@ export const SignedTask = Type.Object(
   { additionalProperties: false },
 )
 
-/** Why a run is not begun, whoever asks. */
+/** Why a run cannot start, for any caller. */
 export const startErrors = [
   invalidRequest,
   runErrors.unknownProfile,

@@ -4,7 +4,7 @@ import { PinnedSkill, type SkillContent, skillErrors } from '../skills.ts'
 import { tenant } from './runner-bodies.ts'
 import type { Wire } from './route.ts'
 
-// How a version of a skill comes to a runner: a part of the runner's wire.
+// How conductors send a version of a skill to a runner: a part of the runner's wire.
 
 /** A skill of 64 MiB in base64; its description is a small part of it. */
 const maxSkillBytes = 96 * 1024 * 1024

@@ -5,7 +5,7 @@ import { runnerErrors } from '../runner-errors.ts'
 import type { Wire } from './route.ts'
 import * as bodies from './runner-bodies.ts'
 
-// The tools of a runner and of its sessions, and what they leave for conductors: a part of the runner's wire.
+// The tools of a runner and of its sessions, and their calls for conductors: a part of the runner's wire.
 
 const ofTools = { access: 'network', tags: ['tools'] as readonly string[] }
 const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status: 200, json } }) as const
