@@ -53,7 +53,7 @@ export function apiKeyRoutes(app: App, guard: KeyGuard, service: ApiKeyService):
   lifeRoutes(app, guard, service)
 }
 
-/** How a key is replaced, and ends. */
+/** The routes that replace and revoke a key. */
 function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
   app.post(
     '/api/api-keys/:id/rotate',

@@ -290,8 +290,7 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
       schema: {
         tags,
         summary: 'Run a workflow again from a node',
-        description:
-          'As a new run: the node and those that depend on it run again, and the results of all others are kept.',
+        description: 'As a new run: the node and its dependents run again; the results of all others are kept.',
         params: RunParams,
         body: Rerun,
         response: { 202: RunAccepted, ...failures(notFound, nodeOver, wrongApprover, ...fundsErrors) },
