@@ -20,7 +20,7 @@ export function addCheckConfig(program: Command): void {
     .description('load and plan role files without opening anything')
     .argument('[file...]', 'role files, checked with this environment; none: those shipped, with config/check.env')
     .option('--env <file>', 'check with the variables of this file instead of the environment')
-    .option('--strict', 'fail for what is no mistake but a risk, too: for files of production')
+    .option('--strict', 'also fail for risks, not only for mistakes: for production files')
     .option('--json', 'one JSON line per file')
     .action(async (given: string[], options: { env?: string; strict?: boolean }, command: Command) => {
       const terminal = terminalOf(command)

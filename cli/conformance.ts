@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 import type { Command } from 'commander'
 import { environment } from '../kernel/config.ts'
-import { getSigned, runnerKeyVariable, runnerSigner } from './inner-doors.ts'
+import { getSigned, runnerKeyVariable, runnerSigner } from './signed-requests.ts'
 import { CliError } from './terminal.ts'
 
 const suite = fileURLToPath(new URL('./conformance/sidecar.ts', import.meta.url))
@@ -38,7 +38,7 @@ export function addConformance(program: Command): void {
       `test a running sidecar, in whatever language it is written; requests are signed when ${runnerKeyVariable} is set`,
     )
     .requiredOption('--url <url>', 'where it answers, e.g. http://127.0.0.1:7070')
-    .option('--runtime <name>', 'the runtime to test; what /health says unless given')
+    .option('--runtime <name>', 'the runtime to test; what /health says by default')
     .option('--model <provider/model>', 'the model that the profile names')
     .option('--say <prompt>', 'a prompt whose answer contains {word}', 'Answer with this word only: {word}')
     .option('--hang <prompt>', 'a prompt whose answer streams until it is stopped; cancelling is not tested without it')

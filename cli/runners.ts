@@ -1,5 +1,5 @@
 import { type Command, Option } from 'commander'
-import { signerWith } from './inner-doors.ts'
+import { signerWith } from './signed-requests.ts'
 import { CliError, columns, terminalOf } from './terminal.ts'
 
 interface Options {

@@ -56,7 +56,7 @@ export const RoleFile = Settings({
 
 interface LoadOptions {
   readonly env: Environment
-  /** Where the file says `instead`, the other file is loaded; unless given, this one is. */
+  /** Where the file says `instead`, the other file is loaded; by default, this one is. */
   readonly instead?: boolean
   readonly only?: readonly string[]
 }

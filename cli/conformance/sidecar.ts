@@ -3,7 +3,7 @@ import { after } from 'node:test'
 import { startToolServer, testRuntime } from '#testing'
 import { environment } from '../../kernel/config.ts'
 import type { SidecarCheck } from '../conformance.ts'
-import { runnerKeyVariable, runnerSigner } from '../inner-doors.ts'
+import { runnerKeyVariable, runnerSigner } from '../signed-requests.ts'
 
 const check = JSON.parse(process.argv[2]!) as SidecarCheck
 const filled = (template: string) => (word: string) => template.replaceAll('{word}', word)

@@ -46,7 +46,7 @@ async function document(): Promise<string> {
     about,
     '## Answers, by subsystem\n\n`http` is what any route may answer. The MCP endpoint of a session answers in JSON-RPC once a message was read: `-32602` with the sentence of a refusal, `-32603` for a failure of ours.\n',
     ...services.map(section),
-    '## How runs end\n\nThe `code` of the `error` event that ends a run, when the service ends it: [endings.ts](../kernel/contracts/endings.ts). *Lost* is a run whose executor went away: nothing is wrong with it, and with `onCrash: retry` in its profile it is tried again by itself.\n',
+    '## How runs end\n\nThe `code` of the `error` event that ends a run, when the service ends it: [endings.ts](../kernel/contracts/endings.ts). *Lost* is a run whose executor stopped: nothing is wrong with it, and with `onCrash: retry` in its profile it is tried again by itself.\n',
     `${table(['Code', 'Status of the run', 'What it means', 'Lost'], endingRows)}\n`,
     '## Codes of runtimes\n\nA runtime that refuses or fails says so by the `error` event that ends the run; the status is that of the same refusal as an HTTP answer, when a bundle is handed to it for instance.\n',
     ...runtimes.map(section),

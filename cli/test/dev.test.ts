@@ -18,7 +18,7 @@ interface Ready {
 test('dev from nothing: one ready line, agents that answer and call tools, and the same keys at the next start', async (t) => {
   const data = join(await emptyFolder(t), 'data')
   const args = ['dev', '--json', '--port', '0', '--data', data]
-  // With the inner doors closed: the command itself asks the runner for its sandboxes.
+  // Runner and sidecar require signatures: the command signs when it asks the runner for its sandboxes.
   const first = start(t, args, { RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') })
   const ready = JSON.parse(await first.line()) as Ready
   const fields = ['ready', 'conductorUrl', 'gatewayUrl', 'runnerUrl', 'sidecarUrl', 'internalUrl']

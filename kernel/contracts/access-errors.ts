@@ -1,21 +1,21 @@
 import { errorTable } from './errors.ts'
 
-/** What a key, or whoever has none, may be refused with on any public listener, besides 401 and 403. */
+/** Refusals of callers on public listeners, besides 401 and 403. */
 export const accessErrors = errorTable('access', {
   addressNotAllowed: {
     status: 403,
     about:
-      'The key is valid, and may only be used from the networks in its `allowedAddresses`; this address is in none.',
+      'The key is valid, but may only be used from the networks in its `allowedAddresses`, which do not contain this address.',
   },
   tooManyWrongKeys: {
     status: 429,
     retry: 'later',
     message: 'Too many wrong keys came from this address; try again later.',
     about:
-      'Too many wrong keys came from this address within a minute. Keys that were in use until then go on working from there; see `Retry-After`.',
+      'Too many wrong keys came from this address within a minute. Keys that were in use before continue to work from there; see `Retry-After`.',
   },
 })
 
-/** The answer to a valid key from an address that it is not for. */
+/** The answer to a valid key from an address outside its networks. */
 export const elsewhere = (address: string) =>
   accessErrors.addressNotAllowed({ message: `This key may not be used from the address ${address}.` })

@@ -6,33 +6,36 @@ import type { TenantTx } from './database.ts'
 import { errorTable } from './errors.ts'
 
 export const approvalErrors = errorTable('approvals', {
-  alreadyResolved: { status: 409, message: 'The approval was resolved already, or what it was for is over.' },
-  wrongApprover: { status: 403, about: 'The profile or node says that only keys of a higher role may decide.' },
+  alreadyResolved: {
+    status: 409,
+    message: 'The approval was already resolved, or the call or node that it was for is over.',
+  },
+  wrongApprover: { status: 403, about: 'The profile or node requires a key of a higher role for this decision.' },
 })
 
-/** What becomes of an approval that nobody decides in time. */
+/** The outcome of an approval that nobody decides in time. */
 export const onExpiry = ['reject', 'approve'] as const
 export type OnExpiry = (typeof onExpiry)[number]
 
 /** A name of a tool, in which `*` stands for any characters. */
 export const toolPattern = Type.String({ pattern: '^[A-Za-z0-9_.*-]{1,128}$' })
 
-/** How a profile has its approvals. */
+/** The approval settings of a profile. */
 export const ProfileApprovals = Type.Object(
   {
     expiresInSeconds: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 31_536_000, description: 'Seven days unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 31_536_000, description: 'Seven days by default.' }),
     ),
     onExpiry: Type.Optional(
       Type.Union(
         onExpiry.map((one) => Type.Literal(one)),
-        { description: 'What becomes of a call that nobody decides in time; `reject` unless given.' },
+        { description: 'What becomes of a call that nobody decides in time; `reject` by default.' },
       ),
     ),
     role: Type.Optional(
       Type.Union(
         roles.map((one) => Type.Literal(one)),
-        { description: 'Who may decide: keys of this role, or of one above; `member` unless given.' },
+        { description: 'Who may decide: keys of this role, or of one above; `member` by default.' },
       ),
     ),
   },
@@ -40,13 +43,13 @@ export const ProfileApprovals = Type.Object(
 )
 export type ProfileApprovals = Static<typeof ProfileApprovals>
 
-/** What a profile says of approvals. */
+/** The fields of a profile about approvals. */
 interface Asking {
   readonly requireApproval?: readonly string[]
   readonly approvals?: ProfileApprovals
 }
 
-/** Whether a name of a tool fits a pattern. */
+/** Whether a tool's name matches a pattern. */
 export function fitsPattern(name: string, pattern: string): boolean {
   const parts = pattern.split('*')
   const [first = '', ...rest] = parts
@@ -73,12 +76,12 @@ export const hasApprovals = ({ requireApproval = [] }: Asking): boolean => requi
  */
 export const approvalTool = 'agent-orc.approval'
 
-/** A `progress` event with this stage tells readers that a call waits for a person, and makes the conductor take it. */
+/** A `progress` event with this stage tells readers that a call waits for a person, and makes the conductor fetch it. */
 export const approvalStage = 'approval_waiting'
-/** A `progress` event with this stage: the run was left while it waited, and goes on. */
+/** A `progress` event with this stage: the run was parked while it waited, and continues. */
 export const resumedStage = 'resumed'
 
-/** The id of the approval of one call: everybody who knows the call knows it. It has the form of other ids. */
+/** The id of the approval of one call, derived from the run and the call's key. It has the form of other ids. */
 export const approvalIdOf = (runId: string, key: string): string =>
   `appr_${hash('sha256', `${runId}\n${key}`).slice(0, 33)}`
 
@@ -91,7 +94,7 @@ export const CallDecision = Type.Object({
 })
 export type CallDecision = Static<typeof CallDecision>
 
-/** What the model is told of a call that was not allowed. */
+/** What the model gets as the result of a rejected call. */
 export const rejection = (tool: string, { comment, by }: CallDecision): string =>
   by === 'expiry'
     ? `The call of '${tool}' was not made: nobody approved it in time.`
@@ -110,7 +113,7 @@ export interface AskedCall {
   readonly endUserId: string | undefined
 }
 
-/** A node of a workflow that is to wait for a person. */
+/** A workflow node that asks for an approval. */
 export interface AskedNode {
   readonly id: string
   readonly workflowRunId: string
@@ -122,7 +125,7 @@ export interface AskedNode {
   readonly role: TenantRole
 }
 
-/** A node of a workflow that waits for a person, as its approval is stored. */
+/** The stored approval of a workflow node. */
 export interface NodeApproval {
   readonly id: string
   readonly workflowRunId: string
@@ -133,7 +136,7 @@ export interface NodeDecision {
   readonly comment?: string
 }
 
-/** What waits for people, and what they decided. */
+/** Approvals: what waits for people, and their decisions. */
 export interface Approvals {
   /**
    * Asks for a call, once: later calls of the same key find what was decided. Resolves to `waiting`, or the decision. AppError of the
@@ -142,13 +145,13 @@ export interface Approvals {
   ask(call: AskedCall): Promise<CallDecision | 'waiting'>
   /** Asks for a node, in the transaction that has it wait. AppError of the limit `openApprovals`, before anything is written. */
   askFor(tx: TenantTx, node: AskedNode): Promise<void>
-  /** What was decided of the calls of a run, by their keys. */
+  /** The decisions about the calls of a run, by their keys. */
   decided(tenantId: string, runId: string): Promise<Record<string, CallDecision>>
-  /** Called in the transaction that leaves a run until it is decided: somebody may have decided all of it just now. */
+  /** Called in the transaction that parks a run: somebody may have decided everything in this moment. */
   left(tx: TenantTx, runId: string): Promise<void>
-  /** `resume` is called once nothing that a run asked for waits any more; again when it throws. Called in setup. */
+  /** Registers `resume`, which is called when all approvals of a run are decided, and again when it throws. Call it in setup. */
   onDecided(resume: (tenantId: string, runId: string) => Promise<void>): void
-  /** `decide` carries a decision about a node to its workflow; it throws when it comes too late. Called in setup. */
+  /** Registers `decide`, which passes a decision about a node to its workflow, and throws when it comes too late. Call it in setup. */
   onNodes(decide: (caller: Caller, approval: NodeApproval, decision: NodeDecision) => Promise<void>): void
 }
 export const Approvals = capability<Approvals>('conductor.approvals')

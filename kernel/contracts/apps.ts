@@ -22,15 +22,15 @@ export const appErrors = errorTable('apps', {
   appNotConnected: {
     status: 409,
     about:
-      'The account that the call needs is not connected (any more); the sentence says why. POST /api/apps/{toolkit}/connect gives a link.',
+      'The account for this call is not connected, or no longer; the sentence says why. POST /api/apps/{toolkit}/connect gives a link.',
   },
   connectRefused: { status: 400, about: 'The account cannot be connected; the sentence says why.' },
   appUnavailable: {
     status: 502,
     retry: 'later',
-    about: 'The app, or what leads to it, did not do what it was asked; the sentence says what went wrong.',
+    about: 'The app or its provider failed; the sentence says what went wrong.',
   },
-  appBusy: { status: 503, retry: true, message: 'Many apps are being asked at the moment; try again shortly.' },
+  appBusy: { status: 503, retry: true, message: 'Many apps are being called at the moment; try again shortly.' },
   appsUnavailable: {
     status: 503,
     message: 'Connected accounts need a PostgreSQL database and AGENT_ORC_MASTER_KEY on the conductor.',
@@ -51,7 +51,7 @@ export interface ToolkitInfo {
   readonly connection: AccountOf
 }
 
-/** What a call of a tool came to. */
+/** The result of a tool call. */
 export interface AppResult extends ToolResult {
   /** As the app answered, for programs; `content` is for models. */
   readonly result: unknown
@@ -61,20 +61,20 @@ export interface AppResult extends ToolResult {
 export interface Grant {
   /** What the provider needs to use and to renew the account. It is kept encrypted, and opened for this provider alone. */
   readonly secret: string
-  /** For how long it holds; undefined: nobody says. */
+  /** How long it is valid; undefined: unknown. */
   readonly seconds?: number
   /** It can be renewed without its owner. */
   readonly renewable: boolean
 }
 
-/** The account cannot be used any more. `expired`: its owner has to connect it again. `revoked`: they have taken it back. */
+/** The account can no longer be used. `expired`: its owner has to connect it again. `revoked`: its owner has withdrawn it. */
 export interface Lost {
   readonly lost: 'expired' | 'failed' | 'revoked'
   /** A sentence for the tenant. */
   readonly reason: string
 }
 
-/** Whom a provider is asked for. */
+/** The account for which a provider is called. */
 export interface AppCaller {
   readonly tenantId: string
   readonly toolkit: string
@@ -83,15 +83,15 @@ export interface AppCaller {
   readonly signal: AbortSignal
 }
 
-/** An account that is to be connected. */
+/** An attempt to connect an account. */
 export interface Connecting {
   readonly tenantId: string
   readonly toolkit: string
   /** '' for the tenant's own account. */
   readonly endUserId: string
-  /** Where its owner is sent back to, as registered with whoever asks them. */
+  /** The redirect URL, as registered with the authorization server. */
   readonly redirectUrl: string
-  /** Comes back with its owner: it names this attempt, once, and cannot be guessed. */
+  /** The OAuth state: it names this attempt, works once, and cannot be guessed. */
   readonly state: string
   readonly signal: AbortSignal
 }
@@ -101,30 +101,30 @@ export interface Connecting {
  * `app_unavailable` when it could not do what it was asked, and with `connect_refused` when an account cannot be connected.
  */
 export interface ToolkitProvider {
-  /** Those that are active for a tenant, by name: all, or those of `names`. */
+  /** The toolkits that are active for a tenant, by name: all, or those of `names`. */
   toolkits(tenantId: string, names?: readonly string[]): Promise<readonly ToolkitInfo[]>
-  /** Undefined: the account is not taken. */
+  /** Undefined: the account was refused. */
   tools(caller: AppCaller): Promise<readonly ToolSpec[] | undefined>
-  /** What is known of the tools without an account; undefined when that is nothing. `old`: it had better be asked for again. */
+  /** The tools that are known without an account; undefined for none. `old`: the list should be requested again. */
   knownTools?(
     tenantId: string,
     toolkit: string,
   ): Promise<{ readonly tools: readonly ToolSpec[]; readonly old: boolean } | undefined>
-  /** Undefined: the account is not taken, and nothing was done. */
+  /** Undefined: the account was refused, and nothing was done. */
   call(caller: AppCaller, tool: string, input: Readonly<Record<string, unknown>>): Promise<AppResult | undefined>
-  /** Where the owner of the account is to be sent, and what `finish` needs to know again. */
+  /** The URL for the owner of the account, and data that `finish` gets back. */
   begin(connecting: Connecting): Promise<{ readonly url: string; readonly keep: string }>
-  /** The owner came back, with these parameters. */
+  /** The owner returned with these parameters. */
   finish(connecting: Omit<Connecting, 'state'>, keep: string, answer: Readonly<Record<string, string>>): Promise<Grant>
-  /** Rejects for what may pass by itself. */
+  /** Rejects for a temporary failure. */
   renew(caller: AppCaller & { readonly secret: string }): Promise<Grant | Lost>
-  /** Takes the account back where that can be done; resolves when there is nothing to take back. */
+  /** Revokes the account if possible; resolves when there is nothing to revoke. */
   revoke(caller: AppCaller & { readonly secret: string }): Promise<void>
 }
-/** Keyed by the name of the provider. Where two have a toolkit of one name, the first by this name has it. */
+/** Keyed by the name of the provider. If two providers have a toolkit of one name, the first provider by name wins. */
 export const ToolkitProviders = slot<ToolkitProvider>('conductor.toolkit-providers')
 
-/** Which account is meant. */
+/** Identifies an account. */
 export interface AccountKey {
   readonly provider: string
   readonly toolkit: string
@@ -136,7 +136,7 @@ export interface AccountKey {
 export interface Account {
   readonly id: string
   readonly secret: string
-  /** Counts the grants of this account: what is said of an older one is not said of this one. */
+  /** Counts the grants of this account: a statement about an older grant does not apply. */
   readonly fence: string
 }
 
@@ -145,14 +145,14 @@ export interface Account {
  * (409), and with `app_unavailable` (502) when it could not be renewed in time.
  */
 export interface AppAccounts {
-  /** Where owners of accounts come back to; undefined where nothing can be connected. */
+  /** The redirect URL for owners of accounts; undefined if no account can be connected. */
   readonly redirectUrl: string | undefined
   /** Why nothing can be connected, for people. */
   readonly missing: string
   use(tenantId: string, key: AccountKey, signal: AbortSignal): Promise<Account>
-  /** The app does not take this account: another grant of it, where it can be renewed; else its owner has to connect it again. */
+  /** The app refused this account: returns another grant if it can be renewed; otherwise its owner has to connect it again. */
   refused(tenantId: string, key: AccountKey, account: Account, signal: AbortSignal): Promise<Account>
-  /** Called in setup, by whoever has the providers: they renew what was connected through them. */
+  /** Registers the providers, which renew the accounts connected through them. Call it in setup. */
   serve(providers: ReadonlyMap<string, ToolkitProvider>): void
 }
 export const AppAccounts = capability<AppAccounts>('conductor.app-accounts')
@@ -163,18 +163,18 @@ export const AppTool = Type.Object({
   description: Type.String(),
   inputSchema: Type.Record(Type.String(), Type.Unknown()),
   toolkit: Type.String(),
-  /** Its name in the toolkit; absent for the one that tells how to connect the account. */
+  /** Its name in the toolkit; absent for the tool that explains how to connect the account. */
   tool: Type.Optional(Type.String()),
 })
 export type AppTool = Static<typeof AppTool>
 
-/** What profiles and runs need of apps. */
+/** What profiles and runs need from apps. */
 export interface Apps {
   /** The names of toolkits that are not active for a tenant. */
   unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
-  /** Those that are, sorted; the first hundred. */
+  /** The names of active toolkits, sorted; the first hundred. */
   names(tenantId: string): Promise<readonly string[]>
-  /** The tools of these toolkits for a run, and a sentence for each toolkit that it has to do without. */
+  /** The tools of these toolkits for a run, and a sentence for each toolkit that is not available. */
   toolsFor(
     tenantId: string,
     toolkits: readonly string[],
@@ -188,7 +188,7 @@ export interface Apps {
 }
 export const Apps = capability<Apps>('conductor.apps')
 
-/** The end user for whom a run is, by its metadata: chats say it there, and so may whoever starts a run. */
+/** The end user of a run, from the metadata of the chat or of the request that started it. */
 export function endUserOf(metadata: Readonly<Record<string, unknown>> | undefined): string | undefined {
   const id = metadata?.['end_user_id']
   return typeof id === 'string' && id !== '' ? id : undefined

@@ -29,7 +29,7 @@ export interface AuditOutcome {
   readonly status: number
   /** The id of the thing that was created. */
   readonly target?: string
-  /** What the write came to where that is its proof, such as how many rows were erased. Never a content. */
+  /** The proof of an erasure, such as how many rows were deleted. Never content. */
   readonly detail?: Readonly<Record<string, unknown>>
 }
 
@@ -37,7 +37,7 @@ export interface AuditOutcome {
 export interface AuditTrail {
   /** Resolves to the entry once it is durable; rejects `unavailable` (503) when it cannot be: then the write must not be done. */
   begin(write: AuditedWrite): Promise<AuditEntry>
-  /** Adds how it ended. Never rejects: the write is done, and an entry without an outcome says that it may have been. */
+  /** Adds the outcome. Never rejects: the write is done, and an entry without an outcome says that it may have been. */
   end(entry: AuditEntry, outcome: AuditOutcome): Promise<void>
 }
 export interface AuditEntry {
@@ -45,7 +45,7 @@ export interface AuditEntry {
   readonly id: string
 }
 
-/** The log itself, for what is done without a request. */
+/** The log itself, for writes without a request. */
 export const AuditLog = capability<AuditTrail>('conductor.audit-log')
 
 /** Provided by the guard of the public listener, so that a route is audited because it is protected, without a line of its own. */

@@ -14,7 +14,7 @@ export const roleAtLeast = (role: TenantRole, needed: TenantRole): boolean =>
  */
 export const operator = 'operator'
 
-/** Who makes a request. The guard finds it out; it is never taken from what the client claims. */
+/** Who makes a request. The guard authenticates it; it never comes from what the client claims. */
 export interface Caller {
   readonly tenantId: string
   readonly role: TenantRole
@@ -50,21 +50,20 @@ export interface Guard {
 export const ApiGuard = capability<Guard>('conductor.api-guard')
 /** HMAC signatures of the conductor's internal listener, chat-gateway family; every caller acts as admin of the signed tenant. Specification 5.3. */
 export const InternalGuard = capability<Guard>('conductor.internal-guard')
-/** Access of routes for those who sign with the family `vfs`: nobody else has it, gateways neither. */
+/** Access of routes for callers that sign with the family `vfs`; no other caller has it, not even a gateway. */
 export const vfsService = 'vfs-service'
 /** HMAC signatures of the conductor's internal listener, family `vfs`, for routes of `vfsService`. Specification 5.3. */
 export const VfsGuard = capability<Guard>('conductor.vfs-guard')
 
 /**
- * Holds the token of an Authorization header, as RFC 9110 forms it: nothing that a quote, a comma or a control character could
- * end early. A listener joins headers that are sent twice with a comma, so that of two tokens there is none.
+ * Matches the token of an Authorization header in the form of RFC 9110, without quotes, commas or control characters. A listener joins headers that are sent twice with a comma, so that two tokens are refused.
  */
 export const bearerForm = /^Bearer +([A-Za-z0-9._~+/-]+=*)$/i
 
 /** Mints and checks `ao_<env>_<43 base62><6 base62 CRC32>` tokens; hashes them with the pepper. */
 export interface Tokens {
   mint(): string
-  /** False for text that cannot be a token of ours: saves the look-up. */
+  /** False for text that cannot be a token of this server, which saves the look-up. */
   wellFormed(token: string): boolean
   /** HMAC-SHA256(pepper, `<domain>\0<token>`). */
   hash(domain: TokenDomain, token: string): Buffer
@@ -73,11 +72,11 @@ export interface Tokens {
 export type TokenDomain = 'ao:pub-key:v1' | 'ao:tenant-key:v1'
 export const Tokens = capability<Tokens>('core.tokens')
 
-/** Until when a key is asked for. */
+/** The requested expiry of a key. */
 export const keyExpiry = Type.String({
   pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
   description:
-    'ISO 8601 with a zone, in the future, and not after the key that asks expires. When absent, the latest that it may be: with that key, at the longest lifetime that the server allows, or never.',
+    'ISO 8601 with a zone, in the future, and not later than the expiry of the calling key. By default the latest allowed time: that of the calling key, the longest lifetime of this server, or never.',
 })
 
 /** How a key is replaced by another one. */
@@ -87,18 +86,18 @@ export const KeyRotation = Type.Object(
       minimum: 0,
       maximum: 604_800,
       default: 0,
-      description: 'How long the old key goes on working beside the new one: a week at most.',
+      description: 'How long the old key still works beside the new one: at most a week.',
     }),
   },
   { additionalProperties: false },
 )
 export type KeyRotation = Static<typeof KeyRotation>
 
-/** Issues keys of tenants for those who may grant them. */
+/** Issues keys of tenants for callers that may grant them. */
 export interface KeyIssuer {
   /**
-   * When a key that `caller` issues expires, if ever: as `asked`, or the latest that its own key allows. Rejects with 400 for a time
-   * that is over, or later than that.
+   * When a key that `caller` issues expires, if ever: as `asked`, or the latest that its own key allows. Rejects with 400 for a past
+   * time, or a later one than that.
    */
   expiryFor(caller: Caller, asked: string | undefined): Promise<Date | undefined>
   /** The first key of a tenant, of role owner; its token is shown once. `createdBy` is the key that asked. */

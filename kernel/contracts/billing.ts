@@ -19,8 +19,8 @@ export const billingErrors = errorTable('billing', {
   billingUnavailable: {
     status: 402,
     retry: 'later',
-    message: 'Whether this tenant has credit cannot be told now; try again.',
-    about: 'Whether the tenant has credit cannot be told now. With `checkout_path`.',
+    message: 'The credit of this tenant cannot be checked now; try again.',
+    about: 'The credit of the tenant cannot be checked now. With `checkout_path`.',
   },
   modelUnpriced: {
     status: 409,
@@ -30,8 +30,11 @@ export const billingErrors = errorTable('billing', {
     status: 402,
     about: 'A budget of the tenant is used up; `budget` says which. Its admins can raise it: PUT /api/billing/budgets.',
   },
-  unknownPack: { status: 400, about: '`cents` is none of the packs of GET /api/billing/wallet.' },
-  invalidEvent: { status: 400, message: 'This is no event of the provider, or it is not signed with its secret.' },
+  unknownPack: { status: 400, about: '`cents` is not one of the packs of GET /api/billing/wallet.' },
+  invalidEvent: {
+    status: 400,
+    message: 'The body is not an event of the provider, or it is not signed with its secret.',
+  },
   providerFailed: { status: 502, retry: 'later', message: 'The billing provider does not answer; try again.' },
   billingNotConfigured: {
     status: 503,
@@ -43,7 +46,7 @@ export const billingErrors = errorTable('billing', {
 export const unpricedModel = (model: string): string =>
   `The model '${model}' has no price on this server, which refuses such models: name another one in the profile, or have its operator add a price.`
 
-/** What keeps a run from being begun. */
+/** Why a run cannot start. */
 export const fundsErrors = [
   billingErrors.registrationPending,
   billingErrors.creditsExhausted,
@@ -52,7 +55,7 @@ export const fundsErrors = [
   billingErrors.modelUnpriced,
 ] as const
 
-/** The budget that has no more. Amounts are in microcents. */
+/** A budget that is used up. Amounts are in microcents. */
 export interface BudgetRefusal {
   readonly id: string
   readonly scope: string
@@ -61,7 +64,7 @@ export interface BudgetRefusal {
   readonly cap: number
 }
 
-/** A budget with what is spent of it, as `/api/usage` tells of it. */
+/** A budget and its use, as `/api/usage` shows it. */
 export interface BudgetAlert {
   readonly budgetId: string
   readonly scope: string
@@ -78,17 +81,17 @@ export interface BudgetAlert {
  * they need to know.
  */
 export interface Billing {
-  /** No provider is configured: nothing is held, and everything is allowed. */
+  /** Set when no provider is configured: nothing is held, and everything is allowed. */
   readonly absent?: true
   /** How much is held for a run when it starts, where its credit and its limits allow it. */
   readonly holdMicrocents: number
-  /** What has to be left for a run to begin, and to go on after a model call. */
+  /** The credit that must remain for a run to start, and to continue after a model call. */
   readonly reserveMicrocents: number
   /** Models without a price are refused: at the start, and after a call of one. */
   readonly refusesUnpriced: boolean
   /** Throws 409 `model_unpriced` for a model that this server refuses. */
   checkModel(model: string): void
-  /** Rejects with 402 for a tenant that may not begin what costs money: registered, and with credit that is not held. */
+  /** Rejects with 402 for a tenant that is not registered or has no free credit. */
   gate(tenantId: string): Promise<void>
   /** The 402 for a statement that the ledger refused; undefined for any other failure. */
   refusalOf(error: unknown): AppError | undefined
@@ -102,26 +105,26 @@ export interface Billing {
 }
 export const Billing = capability<Billing>('conductor.billing')
 
-/** Billing; undefined in a role without it, whether it says that there is none or does not mention it. */
+/** Billing; undefined in a role without it, whether the role declares that or does not list it. */
 export const presentBilling = (billing: Billing | undefined): Billing | undefined =>
   billing?.absent ? undefined : billing
 
-/** A payment that is asked for. */
+/** A requested payment. */
 export interface Checkout {
   readonly id: string
   readonly tenantId: string
   readonly cents: number
   readonly currency: string
   readonly label: string
-  /** What the provider calls the price of the pack, where it has one in its catalog. */
+  /** The provider's id of the pack's price, if its catalog has one. */
   readonly price: string | undefined
-  /** What the provider calls the tenant, once it has said so. */
+  /** The provider's id of the tenant, once it is known. */
   readonly customer: string | undefined
-  /** Where this server is reached, for the way back. */
+  /** The URL of this server, for the return from the payment page. */
   readonly origin: string
 }
 
-/** What a provider says that has happened, each under a reference of its own: the same one twice is one. */
+/** An event that a provider reports, with a reference of its own: a repeated reference is the same event. */
 export type BillingEvent =
   | {
       readonly kind: 'paid'
@@ -133,10 +136,10 @@ export type BillingEvent =
   | { readonly kind: 'expired'; readonly tenantId: string; readonly checkoutId: string }
   /** `cents`: all that was refunded of the payment so far. */
   | (PartOfPayment & { readonly kind: 'refunded' })
-  /** A payment is disputed, and its money is gone; `won`: it has come back. Each may be said first. */
+  /** A payment is disputed and its money withdrawn; `won`: the money has come back. Either may arrive first. */
   | (PartOfPayment & { readonly kind: 'disputed'; readonly won: boolean })
 
-/** Some of what was paid for a checkout. With taxes or a rebate `of`, all that was paid, is not the credit that was bought. */
+/** A part of the payment of a checkout. With taxes or a rebate, `of` (the whole payment) differs from the credit that was bought. */
 interface PartOfPayment {
   readonly tenantId: string
   readonly checkoutId: string
@@ -147,18 +150,18 @@ interface PartOfPayment {
 
 /** Takes payments. */
 export interface BillingProvider {
-  /** Makes a page where the payment is made. Rejects with 502 `provider_failed` when the provider does not. */
+  /** Makes a payment page. Rejects with 502 `provider_failed` when the provider fails. */
   checkout(of: Checkout): Promise<{ readonly url: string; readonly customer?: string }>
   /** A page of the provider where a customer sees its payments; absent: there is none. */
   portal?(customer: string, returnUrl: string): Promise<string>
-  /** Reads a delivery. Undefined: it says nothing of money. Rejects with 400 `invalid_event` for what the provider did not sign. */
+  /** Reads a delivery. Undefined: it does not concern money. Rejects with 400 `invalid_event` if the provider did not sign it. */
   read?(
     body: Buffer,
     headers: Readonly<Record<string, string | string[] | undefined>>,
   ): Promise<BillingEvent | undefined>
   /** An operator confirms payments at this server. */
   readonly manual?: true
-  /** Throws where the provider says that its settings are wrong; resolves when it cannot be reached. Called before the role starts. */
+  /** Rejects when the provider refuses its settings; resolves when it cannot be reached. Called before the role starts. */
   verify?(): Promise<void>
 }
 export const BillingProviders = slot<BillingProvider>('billing.provider')

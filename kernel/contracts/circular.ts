@@ -1,4 +1,4 @@
-/** More levels than any honest value has. Deeper parts are cut, because writing them would overflow the stack. */
+/** Legitimate values are less deep. Deeper parts are cut, because writing them would overflow the stack. */
 const maxDepth = 64
 
 /**

@@ -52,8 +52,8 @@ export interface UnitOptions {
  */
 export interface Database {
   /**
-   * The role has none: every call rejects with 503 `database_required`. What such a role is for is kept in memory instead, and
-   * routes for which that is no use say `needsDatabase`.
+   * The role has no database: every call rejects with 503 `database_required`. Such a role keeps runs and profiles in memory, and
+   * other routes use `needsDatabase`.
    */
   readonly absent?: true
   /** The same for work of another kind than `requests`, e.g. `database.as('reads').batch(…)` for a list. */
@@ -77,14 +77,14 @@ export interface Database {
     statements: readonly Statement[],
     settings?: Readonly<Record<string, string>>,
   ): Promise<Rows>
-  /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server was away; notifications sent meanwhile are lost. */
+  /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server could not be reached; notifications sent meanwhile are lost. */
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
   /**
    * A few connections of its own, for a library that keeps its tables in a schema of its own. No tenant is set on them: row
    * security hides every tenanted row.
    */
   connections(size: number): Connections
-  /** Proves that this process lives, from a thread with a connection of its own. Nothing is started before the first pulse. */
+  /** Proves that this process lives, from a thread with its own connection. Nothing is started before the first pulse. */
   heartbeat(options: HeartbeatOptions): Heartbeat
 }
 
@@ -108,7 +108,7 @@ export interface HeartbeatOptions {
 
 /** It does not keep a process running, and ends with it. */
 export interface Heartbeat {
-  /** True: it renews. Otherwise, before it has begun or while it fails, whoever wants to live has to. */
+  /** True while it renews. Otherwise, before its start or while it fails, the caller must renew by itself. */
   readonly beats: boolean
   /** To be called every `everyMs`, by the thread whose life is to be proved. */
   pulse(values: readonly (string | number)[]): void
@@ -121,7 +121,7 @@ export const databaseErrors = errorTable('database', {
   databaseRequired: {
     status: 503,
     message:
-      'This server has no PostgreSQL database, which this needs: start the roles that have one, with POSTGRES_DSN set.',
+      'This needs a PostgreSQL database, which this server does not have: start the roles that have one, with POSTGRES_DSN set.',
   },
   databaseBusy: {
     status: 503,
@@ -131,7 +131,7 @@ export const databaseErrors = errorTable('database', {
   databaseTooSlow: {
     status: 503,
     retry: 'later',
-    message: 'The database took too long over this; ask for less at once: a page, a narrower filter, a shorter window.',
+    message: 'The database took too long; request less at once: a page, a narrower filter, a shorter window.',
   },
 })
 

@@ -21,7 +21,7 @@ export const AppCall = Type.Object({
     toolkit: Type.String(),
     tool: Type.Optional(Type.String()),
     input: Type.Record(Type.String(), Type.Unknown()),
-    /** Another conductor had it before, which went away: whether the call was made is not known. */
+    /** Another conductor had it before and died, so it is not known whether the call was made. */
     again: Type.Optional(Type.Literal(true)),
   }),
 })
@@ -30,7 +30,7 @@ export type AppCall = Static<typeof AppCall>
 /** A `progress` event with this stage makes the conductor take the waiting ones. */
 export const appCallStage = 'app_call'
 
-/** A call of a platform tool that a conductor executes, because what it is about is only there. */
+/** A call of a platform tool that a conductor executes, because only conductors have its data. */
 export const ConductorCall = Type.Object({
   id: Type.String(),
   parentRunId: Type.String(),
@@ -58,7 +58,7 @@ export const ApprovalCall = Type.Object({
 })
 export type ApprovalCall = Static<typeof ApprovalCall>
 
-/** What waits on a runner for a conductor: a task for another profile, a call of an app, one of a tool of conductors, or one that is to be approved. */
+/** A call that waits on a runner for a conductor: a task for another profile, a call of an app or of a conductor tool, or a call to approve. */
 export const WaitingCall = Type.Union([Delegation, AppCall, ConductorCall, ApprovalCall])
 export type WaitingCall = Static<typeof WaitingCall>
 

@@ -6,17 +6,17 @@ export const egressErrors = errorTable('egress', {
   invalidEgress: {
     status: 400,
     about:
-      'The field `egress` of the profile names what no sandbox of this tenant may reach; the sentence says which and why.',
+      'The field `egress` of the profile names a host that sandboxes of this tenant may not reach; the sentence says which and why.',
   },
 })
 
-/** TRACE has its server repeat what it was sent, secrets included, and CONNECT hides what is said. */
+/** Without TRACE, whose answer repeats the request with its secrets, and CONNECT, which hides the traffic. */
 export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'] as const
 
-/** A shorter value is part of too much other text to be looked for in what a host answers, so no host is sent one. */
+/** A shorter value occurs in too much other text to be found in answers of hosts, so it is never sent. */
 export const shortestSecret = 8
 
-/** Headers of a connection, not of what is said over it: nobody in between passes them on. */
+/** Hop-by-hop headers, which proxies do not pass on. */
 export const connectionHeaders: ReadonlySet<string> = new Set([
   'connection',
   'keep-alive',
@@ -31,14 +31,14 @@ export const connectionHeaders: ReadonlySet<string> = new Set([
 
 const label = '[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?'
 
-/** A host that the sandboxes of a profile may reach, as clients write it. */
+/** A host that sandboxes of a profile may reach, as clients write it. */
 export const EgressEntry = Type.Object(
   {
     host: Type.String({
       maxLength: 260,
       pattern: `^((\\*\\.)?${label}(\\.${label})*|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?$`,
       description:
-        '`api.github.com`, with a port unless it is 443: `gitea.internal:3000`. `*.example.com` is every name below example.com, and takes no headers.',
+        '`api.github.com`, with a port unless it is 443: `gitea.internal:3000`. `*.example.com` is every name below example.com; it allows no headers.',
     }),
     paths: Type.Optional(
       Type.Array(
@@ -46,23 +46,23 @@ export const EgressEntry = Type.Object(
           maxLength: 512,
           pattern: '^/[\\x21\\x22\\x24-\\x3e\\x40-\\x5b\\x5d-\\x7e]*$',
           description:
-            'A path and everything below it: `/repos/acme` is `/repos/acme/x` as well, and not `/repos/acme2`.',
+            'A path and everything below it: `/repos/acme` includes `/repos/acme/x`, but not `/repos/acme2`.',
         }),
-        { minItems: 1, maxItems: 50, description: 'Any path unless given.' },
+        { minItems: 1, maxItems: 50, description: 'Any path by default.' },
       ),
     ),
     methods: Type.Optional(
       Type.Array(Type.Union(egressMethods.map((method) => Type.Literal(method))), {
         minItems: 1,
         uniqueItems: true,
-        description: 'Any of them unless given.',
+        description: 'Any of them by default.',
       }),
     ),
     headers: Type.Optional(
       Type.Record(Type.String(), Type.String({ maxLength: 4_096 }), {
         maxProperties: 20,
         description:
-          'Put into each request by the runner, in place of what the sandbox sends under these names: `{"authorization": "Bearer secret://github"}`.',
+          'Headers that the runner adds to each request, replacing those of the sandbox: `{"authorization": "Bearer secret://github"}`.',
       }),
     ),
   },
@@ -89,7 +89,7 @@ export const EgressOrder = Type.Object({
 })
 export type EgressOrder = Static<typeof EgressOrder>
 
-/** How programs in a sandbox get out, while the run is under way for which the key was made. */
+/** How programs in a sandbox reach hosts during the run of the key. */
 export const EgressAccess = Type.Object({
   /** For `http_proxy`; the key is in it. */
   proxyUrl: Type.String(),
@@ -99,13 +99,13 @@ export const EgressAccess = Type.Object({
 })
 export type EgressAccess = Static<typeof EgressAccess>
 
-/** What of a profile has to do with it. */
+/** The fields of a profile about egress. */
 interface WithEgress {
   readonly egress?: readonly EgressEntry[] | undefined
   readonly workerMode: 'static' | 'sandbox'
 }
 
-/** What the profiles of tenants may let their sandboxes reach. */
+/** Checks and resolves the hosts that sandboxes of profiles may reach. */
 export interface Egress {
   /** AppErrors: 400 `invalid_egress`, 400 `unknown_secret: NAME`, 503 `secrets_unavailable`. */
   check(tenantId: string, profile: WithEgress): Promise<void>

@@ -3,7 +3,7 @@ import { httpErrors } from './http-errors.ts'
 
 // How OpenAPI documents and docs/errors.md show the rows of tables.
 
-/** All tables of these plugins, each once; what any route may answer comes first. */
+/** All tables of these plugins, each once, with the errors of any route first. */
 export function tablesOf(plugins: readonly { readonly errors?: ErrorTable | readonly ErrorTable[] }[]): ErrorTable[] {
   return [...new Set([httpErrors, ...plugins.flatMap(({ errors = [] }) => [errors].flat())])]
 }
@@ -11,7 +11,7 @@ export function tablesOf(plugins: readonly { readonly errors?: ErrorTable | read
 /** `unknown_profile: NAME`. */
 export const shownCode = ({ code, named }: ErrorRow): string => (named ? `${code}: NAME` : code)
 
-/** As `x-errors` list it: what a generator of clients reads. `retryable` is `as-said` where the answer tells, and `later` where a client should not repeat by itself. */
+/** An entry of `x-errors`, for generators of clients. `retryable` is `as-said` if the answer tells, and `later` if a client should not repeat by itself. */
 export const listed = ({ row }: Listed): object => ({
   code: shownCode(row),
   status: row.status,

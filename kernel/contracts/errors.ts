@@ -31,7 +31,7 @@ export class AppError extends Error {
 
 /** One error, as its subsystem writes it down. */
 export type ErrorKind = {
-  /** The string on the wire; the key in snake case unless given. */
+  /** The string on the wire; the key in snake case by default. */
   readonly code?: string
   /** On the wire a name follows the code, as the specification shows: `unknown_profile: NAME`. */
   readonly named?: true
@@ -45,13 +45,13 @@ export type ErrorKind = {
   | {
       /** The sentence for people, where the throw has none of its own. */
       readonly message: string
-      /** What the documentation says instead, where the message is not all there is to know. */
+      /** The sentence of the documentation, if it should say more than the message. */
       readonly about?: string
     }
   | { readonly about: string; readonly message?: never }
 )
 
-/** One error as everybody reads it: throws, OpenAPI and the documentation. */
+/** One error, as code, OpenAPI and the documentation use it. */
 export interface ErrorRow {
   readonly subsystem: string
   readonly code: string
@@ -65,7 +65,7 @@ export interface ErrorRow {
   readonly retryable: boolean | 'later' | 'as-said'
 }
 
-/** What has a row: all that schemas and documents need of an error. */
+/** An error with its row: all that schemas and documents need. */
 export interface Listed {
   readonly row: ErrorRow
 }
@@ -86,7 +86,7 @@ export type ErrorTable = Readonly<Record<string, Listed>>
 
 /**
  * The errors of a subsystem, each once: `errorTable('runs', { queueFull: { status: 429, message: 'As many …' } })`. Throws,
- * OpenAPI and docs/errors.md read the same rows; the plugin that answers them hands the table over as its `errors`. ADR 41.
+ * OpenAPI and docs/errors.md read the same rows; the plugin that answers them registers the table as its `errors`. ADR 41.
  */
 export function errorTable<const T extends Readonly<Record<string, ErrorKind>>>(
   subsystem: string,
@@ -117,7 +117,7 @@ function factoryOf(row: ErrorRow): Listed {
   return Object.freeze(Object.assign(make, { row }))
 }
 
-/** A failure that began nothing, in its own words: whatever its status was, the caller may ask again. */
+/** A failure before anything began, with its own sentence: whatever its status was, the caller may retry. */
 export const unbegun = (cause: AppError): AppError =>
   new AppError(cause.code, 503, { message: cause.message, retryable: true, cause })
 

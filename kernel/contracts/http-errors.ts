@@ -1,35 +1,38 @@
 import { type AppError, errorTable } from './errors.ts'
 
-/** What any route may answer. A plugin that has more to say gives these a sentence of its own. */
+/** The errors of any route. A plugin can give them its own sentence. */
 export const httpErrors = errorTable('http', {
   invalidRequest: {
     status: 400,
     message: 'The request is invalid.',
-    about: 'The request is not what the route takes; `issues` says what is wrong, and where.',
+    about: 'The request does not match what the route accepts; `issues` says what is wrong, and where.',
   },
-  unauthorized: { status: 401, message: 'The request carries no valid credentials.' },
+  unauthorized: { status: 401, message: 'The request has no valid credentials.' },
   forbidden: { status: 403, message: 'Your role does not allow this.' },
   originNotAllowed: {
     status: 403,
     message:
-      'Web pages of this origin may not ask this server; whoever runs it can add the origin to `origins` of its listener.',
+      'Web pages of this origin may not call this server; its operator can add the origin to `origins` of its listener.',
   },
-  notFound: { status: 404, message: 'There is nothing of this name or id.' },
+  notFound: { status: 404, message: 'Nothing has this name or id.' },
   requestTimeout: { status: 408, retry: 'later', message: 'The request did not arrive in time.' },
-  conflict: { status: 409, about: 'What is there already does not go with it; the sentence says what.' },
+  conflict: { status: 409, about: 'The request conflicts with something that exists; the sentence says with what.' },
   bodyTooLarge: { status: 413, message: 'The request body is larger than this route accepts.' },
   unsupportedMediaType: { status: 415, message: 'Send the body as application/json.' },
   unknownHost: {
     status: 421,
-    message:
-      'This server is not asked under this host name; whoever runs it can add the name to `hosts` of its listener.',
+    message: 'This server does not answer to this host name; its operator can add the name to `hosts` of its listener.',
   },
   headersTooLarge: { status: 431, message: 'The request headers are larger than 16 KiB.' },
-  internal: { status: 500, message: 'Something went wrong here.', about: 'A bug; the log has it under `request_id`.' },
+  internal: {
+    status: 500,
+    message: 'Something went wrong here.',
+    about: 'An unexpected error; the log has it under `request_id`.',
+  },
   unavailable: {
     status: 503,
     retry: 'as-said',
-    about: 'Something that the answer needs is away, or this server is stopping.',
+    about: 'Something that the answer needs cannot be reached, or this server is stopping.',
   },
 })
 

@@ -10,7 +10,7 @@ export const idempotencyErrors = errorTable('idempotency', {
   idempotencyInFlight: {
     status: 409,
     retry: true,
-    message: 'A request with this Idempotency-Key is under way; repeat it when that one has ended.',
+    message: 'A request with this Idempotency-Key is in progress; repeat it when that one has ended.',
   },
 })
 
@@ -20,7 +20,7 @@ export const IdempotencyHeaders = Type.Object({
     Type.String({
       pattern: '^[\\x20-\\x7e]{1,255}$',
       description:
-        'Your own id of this request, 1-255 printable ASCII characters. Repeated with the same body within 24 h it answers what the first request answered, with `Idempotency-Replayed: true`; with another body 422 `idempotency_key_reused`; while the first is under way 409 `idempotency_in_flight`.',
+        'Your own id of this request, 1-255 printable ASCII characters. Repeated with the same body within 24 h, it gets the first answer, with `Idempotency-Replayed: true`; with another body 422 `idempotency_key_reused`; while the first request is in progress 409 `idempotency_in_flight`.',
     }),
   ),
 })
@@ -28,7 +28,7 @@ export const IdempotencyHeaders = Type.Object({
 /** The header of an answer that was already given to an earlier request with the same key. */
 export const replayedHeader = { 'idempotency-replayed': 'true' } as const
 
-/** Ids of what a request is about to begin, chosen before it begins anything. */
+/** Ids of the things that a request will create, chosen beforehand. */
 export type Plan = Readonly<Record<string, string>>
 
 export interface Answer {
@@ -38,7 +38,7 @@ export interface Answer {
 
 export interface IdempotentCall<P extends Plan> {
   readonly tenantId: string
-  /** Whose key it is and for what, e.g. `key_… chat`: two callers never share a key. */
+  /** The caller and the purpose, e.g. `key_… chat`: two callers never share a key. */
   readonly scope: string
   readonly key: string
   /** The parsed body: members in another order are the same body. */
@@ -57,11 +57,11 @@ export interface Attempt<P extends Plan> {
   readonly answer: Answer | undefined
   /** Lets the next request of the key in; it gets `answer`, or joins what was begun. */
   end(answer?: Answer): Promise<void>
-  /** Nothing was begun: the key is as if it had never been used. */
+  /** Nothing was started: the key counts as unused. */
   forget(): Promise<void>
 }
 
-/** Remembers what a client's `Idempotency-Key` stands for, in the database, for all processes of the role. */
+/** Remembers the requests of each `Idempotency-Key` in the database, for all processes of the role. */
 export interface Idempotency {
   /** Rejects with `idempotency_key_reused` 422 or `idempotency_in_flight` 409. */
   begin<P extends Plan>(call: IdempotentCall<P>): Promise<Attempt<P>>

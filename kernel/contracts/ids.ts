@@ -5,7 +5,7 @@ export const clientIdPattern = '^[A-Za-z0-9_-]{1,128}$'
 const clientId = new RegExp(clientIdPattern)
 export const isClientId = (id: string): boolean => clientId.test(id)
 
-/** What a process calls a thing of a tenant in its own maps: another tenant may have one of the same id. */
+/** The key of a tenant's thing in the maps of a process: another tenant may have one with the same id. */
 export const tenantKey = (tenantId: string, id: string): string => `${tenantId}\n${id}`
 
 const alphabet = '0123456789abcdefghjkmnpqrstvwxyz'

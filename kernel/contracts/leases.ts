@@ -19,7 +19,9 @@ export const WorkerLease = Type.Object(
     lastUsedAt: Type.Optional(Type.String({ format: 'date-time' })),
     warm: Type.Optional(Type.Boolean({ description: 'It was prepared before the session was known.' })),
     workspaceBytes: Type.Optional(
-      Type.Integer({ description: 'Of its files, as counted last; absent when its provider cannot tell.' }),
+      Type.Integer({
+        description: 'The size of its files at the last count; absent if its provider cannot measure it.',
+      }),
     ),
   },
   { additionalProperties: true },
@@ -42,7 +44,7 @@ export const VfsLease = Type.Object(
     openedAt: Type.Optional(Type.String({ format: 'date-time' })),
     lastUsedAt: Type.Optional(Type.String({ format: 'date-time' })),
     bytes: Type.Optional(
-      Type.Integer({ description: 'In its scratch space and its layers; only where one lease is asked for.' }),
+      Type.Integer({ description: 'In its scratch space and its layers; only when a single lease is requested.' }),
     ),
     entries: Type.Optional(Type.Integer({ description: 'Files there; likewise.' })),
   },

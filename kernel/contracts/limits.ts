@@ -4,7 +4,7 @@ import type { Kv } from './kv.ts'
 import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
 
-/** One thing of which a tenant may have so much. */
+/** One limit of a tenant. */
 interface LimitKind {
   readonly default: number
   readonly unit:
@@ -44,8 +44,8 @@ const mebi = 1024 * kibi
 const gibi = 1024 * mebi
 
 /**
- * The limits of a tenant: their names, as role files and `/api/limits` have them, and what they are where nobody says otherwise.
- * Each is kept by the plugin whose thing it is.
+ * The limits of a tenant: their names, as role files and `/api/limits` have them, and their defaults.
+ * Each is enforced by the plugin that owns the resource.
  */
 export const limitKinds = {
   readsPerMinute: { default: 60_000, unit: 'requests', relief: 'later', about: 'Requests of the API that only read.' },
@@ -65,7 +65,8 @@ export const limitKinds = {
     default: 4 * gibi,
     unit: 'bytes',
     relief: 'later',
-    about: 'Large requests, and files that it sends and fetches, at each process; what is above waits for its turn.',
+    about:
+      'Large requests, and files that it sends and fetches, in each process; beyond that they wait for their turn.',
   },
   runningRuns: { default: 500, unit: 'runs', relief: 'later', about: 'Runs that execute at once, on all conductors.' },
   queuedRuns: { default: 2_000, unit: 'runs', relief: 'later', about: 'Runs that wait for their sessions.' },
@@ -86,7 +87,7 @@ export const limitKinds = {
     default: 100,
     unit: 'sandboxes',
     relief: 'later',
-    about: 'Sandboxes of its sessions on each runner, those that sleep included.',
+    about: 'Sandboxes of its sessions on each runner, including paused ones.',
   },
   stateBytes: {
     default: 512 * mebi,
@@ -98,11 +99,11 @@ export const limitKinds = {
     default: 20 * gibi,
     unit: 'bytes',
     relief: 'held',
-    about: 'Files in the sandboxes of its sessions on each runner, where their provider can tell.',
+    about: 'Files in the sandboxes of its sessions on each runner, if their provider can measure them.',
   },
   profiles: { default: 1_000, unit: 'profiles', relief: 'held', about: 'Profiles.' },
   profileBytes: { default: 256 * kibi, unit: 'bytes', relief: 'held', about: 'The size of one profile, as JSON.' },
-  skills: { default: 1_000, unit: 'skills', relief: 'held', about: 'Skills of its own, those of the platform apart.' },
+  skills: { default: 1_000, unit: 'skills', relief: 'held', about: 'Its own skills, without those of the platform.' },
   skillBytes: { default: 8 * mebi, unit: 'bytes', relief: 'held', about: 'The files of one skill together.' },
   eventLogBytesPerDay: {
     default: 10 * gibi,
@@ -114,32 +115,32 @@ export const limitKinds = {
     default: 100 * gibi,
     unit: 'bytes',
     relief: 'held',
-    about: 'What is stored of it: event logs, prompts, answers, saved state, profiles with their versions.',
+    about: 'Its data in the database: event logs, prompts, answers, saved state, profiles with their versions.',
   },
   webhookDeliveriesPerMinute: {
     default: 600,
     unit: 'deliveries',
     relief: 'later',
-    about: 'Attempts to deliver webhooks; what is above waits.',
+    about: 'Attempts to deliver webhooks; further ones wait.',
   },
   toolCallsPerMinute: {
     default: 30_000,
     unit: 'calls',
     relief: 'later',
     about:
-      'Calls of tools by its agents, on each runner, and at the endpoint of its MCP catalog, on each conductor; those above wait for their turn.',
+      'Calls of tools by its agents, on each runner, and at the endpoint of its MCP catalog, on each conductor; further ones wait for their turn.',
   },
   delegatedRuns: {
     default: 200,
     unit: 'runs',
     relief: 'held',
-    about: 'Runs that one run may cause by delegation, those of its children included.',
+    about: 'Runs that one run may start by delegation, including those of its children.',
   },
   delegationDepth: {
     default: 3,
     unit: 'levels',
     relief: 'held',
-    about: 'How many delegations may lead to one another.',
+    about: 'How deep delegations may nest.',
   },
   delegatedAtOnce: {
     default: 32,
@@ -151,7 +152,7 @@ export const limitKinds = {
     default: 10,
     unit: 'keys',
     relief: 'held',
-    about: 'Live keys below the key of a member: those that it minted, and that they minted in turn.',
+    about: 'Live keys below the key of a member: those that it issued, and those that these issued.',
   },
   secrets: { default: 1_000, unit: 'secrets', relief: 'held', about: 'Secrets.' },
   mcpEntries: { default: 500, unit: 'servers', relief: 'held', about: 'Entries of its MCP catalog.' },
@@ -174,13 +175,13 @@ export const limitKinds = {
     default: 1_000,
     unit: 'runs',
     relief: 'later',
-    about: 'Workflow runs that are under way or paused, their children apart.',
+    about: 'Workflow runs that are running or paused, without their children.',
   },
   workflowNodes: {
     default: 20_000,
     unit: 'nodes',
     relief: 'held',
-    about: 'Nodes of one workflow run, parts of maps and loops included.',
+    about: 'Nodes of one workflow run, including parts of maps and loops.',
   },
   workflowCalls: {
     default: 1_000,
@@ -214,13 +215,13 @@ export const limitKinds = {
     default: 1_000_000,
     unit: 'memories',
     relief: 'held',
-    about: 'Memories, those that are superseded included.',
+    about: 'Memories, including superseded ones.',
   },
   memoryBytes: { default: 2 * gibi, unit: 'bytes', relief: 'held', about: 'The texts of its memories together.' },
 } as const satisfies Readonly<Record<string, LimitKind>>
 
 export type LimitName = keyof typeof limitKinds
-/** Those that bound how many requests there are in a minute. */
+/** The limits of requests per minute. */
 export type RequestLimit = 'readsPerMinute' | 'writesPerMinute' | 'chatsPerMinute'
 export const limitNames = Object.keys(limitKinds) as readonly LimitName[]
 export type Limits = Readonly<Record<LimitName, number>>
@@ -229,7 +230,7 @@ export type Limits = Readonly<Record<LimitName, number>>
 export const largestOf = (name: LimitName): number =>
   limitKinds[name].unit === 'bytes' ? Number.MAX_SAFE_INTEGER : 1_000_000_000
 
-/** The limits where nobody has said otherwise. */
+/** The default limits. */
 export const defaultLimits: Limits = Object.fromEntries(
   limitNames.map((name) => [name, limitKinds[name].default]),
 ) as Record<LimitName, number>
@@ -238,19 +239,19 @@ export const limitErrors = errorTable('limits', {
   limitReached: {
     status: 429,
     retry: 'later',
-    about:
-      'The tenant has as much of something as it may; `limit` names the limit, `max` is its value. It frees up by itself.',
+    about: 'The tenant has reached a limit; `limit` names it, `max` is its value. Waiting helps.',
   },
   limitExceeded: {
     status: 409,
-    about: 'The tenant has, or would have, more of something than it may; `limit` names the limit, `max` is its value.',
+    about:
+      'The tenant has, or would have, more of something than its limit; `limit` names the limit, `max` is its value.',
   },
 })
 
 export const isOverLimit = ({ code }: AppError): boolean =>
   code === limitErrors.limitReached.row.code || code === limitErrors.limitExceeded.row.code
 
-/** The answer to whoever is over a limit. */
+/** The answer to a tenant above a limit. */
 export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: number): AppError {
   const { relief, about } = limitKinds[limit]
   const message = `The limit ${limit} of this tenant is ${max}. ${about} See GET /api/limits.`
@@ -260,12 +261,12 @@ export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: num
   return limitErrors.limitReached({ message, detail, headers })
 }
 
-/** Limits of a tenant that are not those of the role file. */
+/** Limits of a tenant that differ from the role file. */
 export type OwnLimits = Partial<Limits>
 
 /** The requests of a guarded scope. */
 export interface GuardedRequests {
-  /** Whose request it is; called once the guard has let it in. */
+  /** The tenant of a request; called after the guard. */
   tenantOf(request: FastifyRequest): string
   /** What requests count for that do more than read; those that read count for `readsPerMinute`. */
   readonly writes: LimitName
@@ -273,11 +274,11 @@ export interface GuardedRequests {
   readonly alone?: Kv['hit']
 }
 
-/** What is stored of each tenant in the database: added up where it is written, and counted anew every night. */
+/** The stored bytes of each tenant in the database: added up where they are written, and counted again every night. */
 export interface StoredBytes {
-  /** So many bytes more. The database is told behind the caller. */
+  /** Adds bytes. The database is updated in the background. */
   add(tenantId: string, bytes: number): void
-  /** True: the tenant has stored as much as it may. */
+  /** True when the tenant has reached the limit. */
   isFull(tenantId: string): boolean
   /** Throws 409 `limit_exceeded` then. */
   admit(tenantId: string): void
@@ -285,13 +286,13 @@ export interface StoredBytes {
 
 export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined
 
-/** What each tenant may have. What an operator changes reaches every process within seconds. */
+/** The limits of each tenant. A change by an operator reaches every process within seconds. */
 export interface TenantLimits {
   /** The limits of the role file. */
   readonly defaults: Limits
   of(tenantId: string): Limits
   ownOf(tenantId: string): OwnLimits
-  /** Replaces limits of a tenant; null gives the role file's back. False: there is no such tenant, or no database. */
+  /** Replaces limits of a tenant; null restores the role file's. False: there is no such tenant, or no database. */
   change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
   /**
    * Resolves when it is the turn of work that costs as much as `weight` requests of a kind, beside the request that asked for it. Rejects
@@ -305,9 +306,9 @@ export interface TenantLimits {
   readonly stored: StoredBytes
   /** Keeps the limits on requests and open streams in a scope: called behind its guard, and before its routes. */
   guard(app: App, guarded: GuardedRequests): void
-  /** Whoever keeps a limit says how much of it a tenant uses; undefined where nobody can tell. */
+  /** Registers how much of a limit a tenant uses; undefined if that is unknown. */
   uses(limit: LimitName, count: CountUse): void
-  /** How much of each limit a tenant uses, of those for which a number is kept. */
+  /** The use of each counted limit by a tenant. */
   usedBy(tenantId: string): Promise<OwnLimits>
 }
 export const TenantLimits = capability<TenantLimits>('core.tenant-limits')

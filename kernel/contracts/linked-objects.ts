@@ -19,23 +19,24 @@ export type ObjectLink = Static<typeof ObjectLink>
 export const linkErrors = errorTable('linked-objects', {
   unknownUpload: {
     status: 400,
-    about: 'There is no such upload of this tenant, or it has expired: upload the file again.',
+    about: 'This tenant has no such upload, or it has expired: upload the file again.',
   },
-  uploadTooLarge: { status: 413, message: 'An upload may have 4 MiB.' },
+  uploadTooLarge: { status: 413, message: 'An upload may have at most 4 MiB.' },
   emptyUpload: { status: 400, message: 'The upload has no bytes.' },
   tooManyUploads: {
     status: 429,
     retry: 'later',
-    message: 'As many uploads of this tenant wait for a run as may; they expire by themselves.',
+    message: 'Too many uploads of this tenant wait for a run; they expire by themselves.',
   },
   uploadsUnavailable: {
     status: 503,
-    message: 'This server keeps no uploads: it has no object store, or no database. Send the file as base64 in `data`.',
+    message:
+      'This server stores no uploads: it has no object store, or no database. Send the file as base64 in `data`.',
   },
-  attachmentGone: { status: 410, message: 'An attachment is not in the object store any more.' },
+  attachmentGone: { status: 410, message: 'An attachment is no longer in the object store.' },
 })
 
-/** Objects of each tenant that are none of its keys: nobody lists, reads, replaces or deletes them through its `ObjectStore`. */
+/** Objects of each tenant outside its own keys: nobody lists, reads, replaces or deletes them through its `ObjectStore`. */
 export const ReservedObjects = capability<ObjectStore>('core.reserved-objects')
 
 /** Large contents of runs and workflow runs, in the object store of their tenant for as long as one of the runs is kept that have them. */
@@ -57,7 +58,7 @@ export interface LinkedObjects {
   ): Promise<number>
   /** Lets a run have an upload of its tenant. Rejects with `unknown_upload`, also for another tenant's. */
   use(tenantId: string, runId: string, uploadId: string): Promise<ObjectLink>
-  /** Undefined: the run has no such content, or it is not what the link says. Rejects when the store is away. */
+  /** Undefined: the run has no such content, or it is not what the link says. Rejects when the store cannot be reached. */
   read(tenantId: string, runId: string, link: ObjectLink): Promise<Buffer | undefined>
   /**
    * Takes a file in for a run that will `use` it, while its bytes arrive; without a run it goes after a while. Rejects with what
@@ -70,13 +71,13 @@ export interface LinkedObjects {
 export const LinkedObjects = capability<LinkedObjects>('conductor.linked-objects')
 
 export const Upload = Type.Object({
-  id: Type.String({ description: '`upload` of the attachment that it is to be.' }),
+  id: Type.String({ description: 'Use it as `upload` of an attachment.' }),
   sha256: Type.String(),
   bytes: Type.Integer(),
   mediaType: Type.String(),
   expiresAt: Type.String({
     format: 'date-time',
-    description: 'Until then a run may name it; with a run it is kept for as long as that.',
+    description: 'Until then a run may name it; then it is kept as long as the run.',
   }),
 })
 export type Upload = Static<typeof Upload>

@@ -11,19 +11,19 @@ export const ProfileMemory = Type.Object(
       Type.Integer({
         minimum: 0,
         maximum: mostInjected,
-        description: 'How many memories, the best ones for it, are put before the first message of a conversation.',
+        description: 'How many memories that match it are put before the first message of a conversation.',
       }),
     ),
     extract: Type.Optional(
       Type.Boolean({
         description:
-          'What people say in conversations becomes memories, some minutes after a run has ended. Of end users; with the scope `profile` of everybody.',
+          'Makes memories of what people say in conversations, some minutes after a run has ended: of end users, or of everybody with the scope `profile`.',
       }),
     ),
     scope: Type.Optional(
       Type.Union([Type.Literal('user'), Type.Literal('profile')], {
         description:
-          "`user`, unless given: those of the end user whom the run answers, and those that are nobody's. `profile`: all of the profile, whoever they are of.",
+          '`user` (default): memories of the end user of the run, and memories without an end user. `profile`: all memories of the profile.',
       }),
     ),
   },

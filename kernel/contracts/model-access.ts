@@ -2,7 +2,10 @@ import { capability } from '../plugin.ts'
 import { errorTable } from './errors.ts'
 
 export const modelAccessErrors = errorTable('model-access', {
-  unknownModel: { status: 400, about: 'The tenant may not use this model; the sentence lists those that it may use.' },
+  unknownModel: {
+    status: 400,
+    about: 'The tenant may not use this model; the sentence lists the models that it may use.',
+  },
 })
 
 /** Which tenants may use which models. */

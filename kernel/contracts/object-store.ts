@@ -13,11 +13,11 @@ export const objectErrors = errorTable('storage', {
   invalidKey: {
     status: 400,
     message:
-      "The key is not one that an object can have: 1 to 1024 bytes of UTF-8 without control characters, in segments between '/' none of which is empty, '.' or '..'.",
+      "An object cannot have this key. A key has 1 to 1024 bytes of UTF-8 without control characters, in segments between '/' none of which is empty, '.' or '..'.",
   },
   checksumMismatch: {
     status: 400,
-    message: 'The bytes that arrived are not those of the checksum; nothing was stored. Send them again.',
+    message: 'The bytes that arrived do not match the checksum; nothing was stored. Send them again.',
   },
   invalidChecksum: {
     status: 400,
@@ -26,11 +26,11 @@ export const objectErrors = errorTable('storage', {
   uploadBroken: {
     status: 400,
     retry: true,
-    message: 'The upload ended before all of it had arrived; nothing was stored. Send it again.',
+    message: 'The upload was incomplete; nothing was stored. Send it again.',
   },
   preconditionFailed: {
     status: 412,
-    message: 'The object is not the one that If-Match or If-None-Match asks for; nothing was changed.',
+    message: 'The object does not satisfy If-Match or If-None-Match; nothing was changed.',
   },
   rangeNotSatisfiable: { status: 416, message: 'The object has no such bytes; Content-Range says how many it has.' },
   storageUnavailable: {
@@ -42,16 +42,16 @@ export const objectErrors = errorTable('storage', {
     status: 503,
     retry: 'later',
     about:
-      'The object store refuses what it is asked with: its key, bucket or region, or the clock of this server is wrong. The message says which; nothing but other settings helps.',
+      'The object store refuses requests because its key, bucket or region, or the clock of this server is wrong. The message says which; correct the settings.',
   },
   storageNotConfigured: {
     status: 503,
-    message: 'This server has no object store; whoever runs it sets AGENT_ORC_STORAGE_DIR or AGENT_ORC_S3_BUCKET.',
+    message: 'This server has no object store; its operator can set AGENT_ORC_STORAGE_DIR or AGENT_ORC_S3_BUCKET.',
   },
   storageFull: {
     status: 507,
     retry: 'later',
-    message: 'The object store has no room left; nothing of the object was kept.',
+    message: 'The object store is full; nothing of the object was stored.',
   },
 })
 
@@ -79,7 +79,7 @@ export interface ObjectInfo {
   readonly etag: string
 }
 
-/** What has to hold of the object that is there, so that one is written: `ifMatch` its etag or '*', `ifNoneMatch` that there is none. */
+/** The condition on the existing object for a write: `ifMatch` its etag or '*', `ifNoneMatch` that there is none. */
 export interface WriteCondition {
   readonly ifMatch?: string
   readonly ifNoneMatch?: '*'
@@ -178,7 +178,7 @@ export interface ObjectFolders {
 export const ObjectFolders = capability<ObjectFolders>('core.object-folders')
 
 export interface BucketSettings {
-  /** AWS in the region unless given. */
+  /** AWS in the region by default. */
   readonly endpoint?: string | undefined
   readonly region: string
   readonly bucket: string

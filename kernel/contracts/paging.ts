@@ -13,7 +13,7 @@ export const PageQuery = Type.Object({
     Type.Integer({
       minimum: 0,
       maximum: Number.MAX_SAFE_INTEGER,
-      description: 'Used with `limit`. What is skipped is read: far behind, go on with `cursor`.',
+      description: 'Used with `limit`. Skipped items are read, too: for large offsets use `cursor`.',
     }),
   ),
   cursor: Type.Optional(

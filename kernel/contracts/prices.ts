@@ -54,7 +54,7 @@ export interface Prices {
   /** The price of `provider/model` now. Undefined when none is known, which does not mean that it is free. */
   priceOf(model: string): ModelPrice | undefined
   /**
-   * The cost of one model call in cents, as `costOf`, by the prices of the time at which it was made: now unless given. Undefined when no
+   * The cost of one model call in cents, as `costOf`, by the prices of the time at which it was made: by default now. Undefined when no
    * price is known for its model as well.
    */
   costCents(usage: Usage, at?: Date): number | undefined

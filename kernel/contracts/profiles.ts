@@ -20,21 +20,21 @@ export const profileName = Type.String({
 const ProfileLimits = Type.Object(
   {
     maxSteps: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 200, description: 'Model calls in one run; 16 unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 200, description: 'Model calls in one run; 16 by default.' }),
     ),
     maxOutputTokens: Type.Optional(Type.Integer({ minimum: 1, description: 'Output tokens of one model call.' })),
     timeoutSeconds: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 86_400, description: 'Longest run; 600 unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 86_400, description: 'Longest run; 600 by default.' }),
     ),
     maxCostCents: Type.Optional(
       Type.Integer({
         minimum: 1,
         description:
-          'What a run and those it delegates to may cost together, as far as prices are known; no limit unless given.',
+          'What a run and those it delegates to may cost together, as far as prices are known; no limit by default.',
       }),
     ),
     maxAttempts: Type.Optional(
-      Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 unless given.' }),
+      Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 by default.' }),
     ),
   },
   { additionalProperties: false },
@@ -47,7 +47,7 @@ export const VfsAccess = Type.Object(
       Type.Array(mountName, {
         maxItems: 100,
         uniqueItems: true,
-        description: 'Names of mounts; any of the tenant when empty or not given.',
+        description: 'Names of mounts; by default any of the tenant.',
       }),
     ),
   },
@@ -93,7 +93,7 @@ export const ProfileInput = Type.Object(
         maxItems: 50,
         uniqueItems: true,
         description:
-          'Toolkits whose tools the agent has, called `<toolkit>__<tool>`: see `GET /api/apps`. Where each end user has an account of their own, `metadata.end_user_id` of the run says whose is used.',
+          'Toolkits whose tools the agent has, called `<toolkit>__<tool>`: see `GET /api/apps`. If each end user has their own account, `metadata.end_user_id` of the run says whose is used.',
       }),
     ),
     workerMode: Type.Optional(Type.Union([Type.Literal('static'), Type.Literal('sandbox')], { default: 'static' })),
@@ -111,7 +111,7 @@ export const ProfileInput = Type.Object(
       Type.Array(EgressEntry, {
         maxItems: 50,
         description:
-          'Hosts that the sandbox may reach through its runner, which adds headers with secrets; needs `workerMode: sandbox`. None unless given. Of several that fit a request the first one counts.',
+          'Hosts that the sandbox may reach through its runner, which adds headers with secrets; needs `workerMode: sandbox`. None by default. If several match a request, the first one counts.',
       }),
     ),
     vfs: Type.Optional(
@@ -124,7 +124,7 @@ export const ProfileInput = Type.Object(
     delegates: Type.Optional(
       Type.Array(Type.String({ maxLength: 64 }), {
         maxItems: 100,
-        description: 'Profiles to which the tool `delegate` may give tasks; any of the tenant unless given.',
+        description: 'Profiles to which the tool `delegate` may give tasks; any of the tenant by default.',
       }),
     ),
     requireApproval: Type.Optional(
@@ -143,7 +143,7 @@ export const ProfileInput = Type.Object(
         onCrash.map((one) => Type.Literal(one)),
         {
           description:
-            "What becomes of a run whose conductor dies: it ends as `interrupted` (`interrupt`), or another conductor reads on where the store ends (`resume`). With `retry` it does so too, and is begun again when its worker or runner dies. The default is the installation's.",
+            'What becomes of a run whose conductor dies: it ends as `interrupted` (`interrupt`), or another conductor continues to read where the log ends (`resume`). `retry` does so too, and starts the run again when its worker or runner dies. The installation sets the default.',
         },
       ),
     ),
@@ -151,7 +151,7 @@ export const ProfileInput = Type.Object(
     pool: Type.Optional(
       Type.String({
         maxLength: 64,
-        description: 'Name of the pool on whose runners new sessions are placed; any runner unless given.',
+        description: 'Name of the pool on whose runners new sessions are placed; any runner by default.',
       }),
     ),
     workerPlacement: Type.Optional(Type.Unknown({ description: 'Computed on read; ignored on write.' })),
@@ -196,7 +196,9 @@ export const Profile = Type.Object({
   /** The versions of its skills that a session keeps. Only snapshots of profiles with skills have it. */
   pinnedSkills: Type.Optional(Type.Array(PinnedSkill)),
   /** Absent only in snapshots and messages that were written by a release without versions. */
-  version: Type.Optional(Type.Integer({ minimum: 1, description: 'Counts what was ever stored under this name.' })),
+  version: Type.Optional(
+    Type.Integer({ minimum: 1, description: 'Counts all versions that were ever stored under this name.' }),
+  ),
   createdAt: Type.String({ format: 'date-time' }),
   updatedAt: Type.String({ format: 'date-time' }),
 })

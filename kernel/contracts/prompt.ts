@@ -55,7 +55,7 @@ export const isCommonImage = ({ mediaType }: Attachment): boolean => commonImage
 const readable =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
-/** A file of text as words of the prompt, so that any model can take it; undefined for what is no text. */
+/** A text file as words of the prompt, so that any model can take it; undefined if it is not text. */
 export const attachedText = ({ mediaType, data, name }: InlineAttachment): string | undefined =>
   readable.test(mediaType)
     ? `File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`
@@ -67,7 +67,7 @@ export const hasLinks = ({ attachments }: PromptFields): boolean =>
 /** The bytes of base64; undefined for other text. Decoding megabytes costs a tenth of looking at each character. */
 export function decodeBase64(data: string): Buffer | undefined {
   const bytes = Buffer.from(data, 'base64')
-  // Node leaves out what is no base64, and takes the other alphabet as well.
+  // Node ignores characters that are not base64, and accepts the other alphabet as well.
   const whole = data.length % 4 === 0 && bytes.length === bytesOfBase64(data)
   return whole && !data.includes('-') && !data.includes('_') ? bytes : undefined
 }

@@ -16,7 +16,7 @@ export const maxReplayBytes = 16 * 1024 * 1024
 export const attemptFields = {
   /** The number of the attempt, from 1; absent means 1. */
   attempt: Type.Optional(Type.Integer({ minimum: 1 })),
-  /** What the former attempts finished; absent in the first one. */
+  /** The finished parts of earlier attempts; absent in the first one. */
   replay: Type.Optional(Replay),
 }
 
@@ -25,7 +25,7 @@ export const turnsContentType = 'application/vnd.agent-orc.turns+json'
 
 const open = { additionalProperties: true }
 
-/** One run of a conversation, ended: what it was asked and what its log says that it did. */
+/** One ended run of a conversation: its prompt, and what its log says that it did. */
 export const RunTurn = Type.Object(
   {
     runId: Type.String(),

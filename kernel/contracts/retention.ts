@@ -2,12 +2,12 @@ import { capability, slot } from '../plugin.ts'
 import { errorTable } from './errors.ts'
 
 interface RetentionKind {
-  /** The fewest days that may be said. */
+  /** The fewest days. */
   readonly least: number
   readonly about: string
 }
 
-/** What is kept for a time, each kind by its own age. */
+/** The kinds of data with a retention time. */
 export const retentionKinds = {
   runs: {
     least: 1,
@@ -16,7 +16,7 @@ export const retentionKinds = {
   workflows: {
     least: 1,
     about:
-      'Days after its end that a workflow run is kept, with its nodes, events and approvals; and what became of a time of a schedule.',
+      'Days after its end that a workflow run is kept, with its nodes, events and approvals; and the outcomes of schedule times.',
   },
   messages: {
     least: 1,
@@ -30,10 +30,10 @@ export const retentionKinds = {
 
 export type RetentionName = keyof typeof retentionKinds
 export const retentionNames = Object.keys(retentionKinds) as readonly RetentionName[]
-/** The most days that may be said: a hundred years. */
+/** The most days: a hundred years. */
 export const mostDays = 36_500
 
-/** Days by kind; what has none is kept for ever. */
+/** Days by kind; a kind without days is kept for ever. */
 export type RetentionDays = Partial<Readonly<Record<RetentionName, number>>>
 
 export const retentionErrors = errorTable('retention', {
@@ -41,36 +41,36 @@ export const retentionErrors = errorTable('retention', {
     status: 409,
     retry: 'later',
     message:
-      'The tenant is under a legal hold, so nothing of it is deleted. An operator lifts it: PATCH /api/tenants/{id} {"legalHold": false}.',
+      'The tenant is under a legal hold, so its data is not deleted. An operator can lift it: PATCH /api/tenants/{id} {"legalHold": false}.',
   },
   tenantErased: {
     status: 409,
-    message: 'The erasure of this tenant has begun, so it cannot be brought back.',
+    message: 'The erasure of this tenant has begun, so the tenant cannot be restored.',
   },
   noRetention: {
     status: 503,
-    message: 'This server deletes nothing by age: its role file has no plugin `retention`.',
+    message: 'This server deletes no data by age: its role file has no plugin `retention`.',
   },
 })
 
-/** Deletes what is older than a tenant wants it kept, and all of what was to be erased. */
+/** Deletes data after the tenant's retention time, and erases what was requested. */
 export interface Retention {
-  /** What the role file says for tenants that have nothing of their own. */
+  /** The role file's retention, for tenants without their own. */
   readonly defaults: RetentionDays
   /** Days after its deletion that a tenant is erased; absent: only on request. */
   readonly eraseAfter: number | undefined
-  /** There is something to erase: now rather than at the next time. */
+  /** Starts an erasure now instead of at the next pass. */
   wake(): Promise<void>
 }
 export const Retention = capability<Retention>('conductor.retention')
 
-/** What a plugin keeps of tenants outside the tables of the database. */
+/** Data of tenants that a plugin keeps outside the database's tables. */
 export interface TenantDataStore {
   /** Deletes some of what a tenant has, a second's worth or so; `more` when something is left. Called until it says that there is not. */
   erase(tenantId: string): Promise<ErasedPart>
-  /** Deletes some of what belongs to runs that are gone, as `erase` does: called after runs went. */
+  /** Deletes some data of deleted runs, as `erase` does; called after runs were deleted. */
   sweep?(tenantId: string): Promise<ErasedPart>
-  /** Counts anew what is kept, for a limit of the tenant. Called every night. */
+  /** Counts the data again, for a limit of the tenant. Called every night. */
   recount?(tenantId: string): Promise<void>
 }
 export interface ErasedPart {
@@ -80,9 +80,9 @@ export interface ErasedPart {
 /** Keyed by what users call it, which is how the proof of an erasure counts it. */
 export const TenantData = slot<TenantDataStore>('conductor.tenant-data')
 
-/** What a plugin keeps of the people whom tenants name in their chats, beside what they said. */
+/** Data about end users that a plugin keeps, besides their messages. */
 export interface EndUserStore {
-  /** What there is of one person, in bounded parts, as an export shows it. */
+  /** The data of one person, in bounded parts, for an export. */
   items(tenantId: string, endUserId: string): AsyncIterable<readonly Readonly<Record<string, unknown>>[]>
   /** Deletes all of it, and resolves to how much that was. Stops between two deletions when the signal aborts; it is called again then. */
   erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<number>

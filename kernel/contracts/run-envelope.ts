@@ -17,7 +17,7 @@ export const RunEnvelope = Type.Object(
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
     /** Streamable-HTTP MCP endpoint of the session, which has nothing to list when its profile names no tools. */
     sessionMcpUrl: Type.Optional(Type.String()),
-    /** To be sent there as a bearer token; it is good while the run is under way. */
+    /** The bearer token for it, valid during the run. */
     sessionMcpToken: Type.Optional(Type.String()),
     /** The vendor's conversation handle, when a former run of this session reported one. */
     runtimeSessionId: Type.Optional(Type.String()),
@@ -36,7 +36,7 @@ export const RunEnvelope = Type.Object(
     egress: Type.Optional(EgressAccess),
     /** For workers in sandboxes: the session uses the VirtualFS, and its runtime may have tools of its own that touch the files. */
     vfs: Type.Optional(Type.Literal(true)),
-    /** Those of its names that it has to do without, and why. */
+    /** The names of servers that are not available, and why. */
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     ...promptFields,
     ...attemptFields,

@@ -2,7 +2,7 @@ import { errorTable } from './errors.ts'
 
 const idRule = '1-128 letters, digits, underscores and hyphens.'
 
-/** Why no run is begun, or none is found. A gateway tells its user the same of a conversation. */
+/** Why a run cannot start or was not found. A gateway answers the same for a conversation. */
 export const runErrors = errorTable('runs', {
   invalidRunId: { code: 'invalid run id', status: 400, message: `A run id is ${idRule}` },
   invalidSessionId: { code: 'invalid session id', status: 400, message: `A session id is ${idRule}` },
@@ -10,19 +10,19 @@ export const runErrors = errorTable('runs', {
   unknownProfile: {
     named: true,
     status: 400,
-    message: 'There is no profile of this name; see GET /api/profiles.',
+    message: 'No profile has this name; see GET /api/profiles.',
   },
   invalidAttachment: {
     status: 400,
     about: 'The data of an attachment is not base64, or it has neither or both of `data` and `upload`.',
   },
-  attachmentsTooLarge: { status: 413, message: 'The attachments of a run may have 4 MiB together.' },
+  attachmentsTooLarge: { status: 413, message: 'The attachments of a run may have at most 4 MiB together.' },
   invalidResponseFormat: {
     status: 400,
     about:
-      'The schema of `responseFormat` is none, is too large, or cannot be compiled; the sentence says what is wrong.',
+      'The schema of `responseFormat` is invalid, too large, or cannot be compiled; the sentence says what is wrong.',
   },
-  notFound: { status: 404, about: 'No such run; or no such session, or it was shut down.' },
+  notFound: { status: 404, about: 'The run does not exist; or the session does not exist or was shut down.' },
   conflict: { status: 409, message: 'A run with this id exists.' },
   sessionBusy: {
     status: 409,
@@ -38,12 +38,12 @@ export const runErrors = errorTable('runs', {
   tooManySchemas: {
     status: 429,
     retry: 'later',
-    message: 'As many schemas of this tenant wait to be checked as may; try again later.',
+    message: 'Too many schemas of this tenant wait to be checked; try again later.',
   },
   queueFull: {
     status: 429,
     retry: 'later',
-    message: 'As many runs wait for the session as may; try again later.',
+    message: 'Too many runs wait for the session; try again later.',
   },
   webhooksUnavailable: {
     status: 503,
@@ -62,15 +62,15 @@ export const runErrors = errorTable('runs', {
   conversationBusy: {
     status: 409,
     retry: 'later',
-    message: 'A run is under way in this conversation; wait until it has ended.',
+    message: 'A run of this conversation is running; wait until it has ended.',
   },
   conversationEnded: {
     status: 409,
-    message: 'This conversation was closed and cannot go on; leave conversation_id out to begin a new one.',
+    message: 'This conversation was closed and cannot continue; leave conversation_id out to begin a new one.',
   },
 })
 
-/** What goes wrong between a conductor and its runners. */
+/** Failures between a conductor and its runners. */
 export const fleetErrors = errorTable('fleet', {
   noRunner: { status: 503, retry: true, about: 'No runner can execute the run; the sentence says what is missing.' },
   /** Retryable only when nothing of the request can have arrived. */
@@ -85,6 +85,6 @@ export const fleetErrors = errorTable('fleet', {
   rateLimited: {
     status: 429,
     retry: true,
-    message: 'Too many readings of the topology; wait as Retry-After says.',
+    message: 'Too many requests for the topology; wait as Retry-After says.',
   },
 })

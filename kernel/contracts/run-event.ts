@@ -83,13 +83,12 @@ export const UsageEvent = open({
   costCents: Type.Optional(Type.Number()),
   knownCostCents: Type.Optional(
     Type.Number({
-      description:
-        'Of a run with calls whose price is not known, so that it has no `costCents`: the cost of the others.',
+      description: 'For a run with calls of unknown price, which has no `costCents`: the cost of the other calls.',
     }),
   ),
   estimated: Type.Optional(
     Type.Boolean({
-      description: 'The model server did not say it: taken from the bytes of a call and the time it took.',
+      description: 'The model server did not report it: estimated from the bytes and the time of a call.',
     }),
   ),
 })

@@ -31,7 +31,7 @@ export interface StartRun {
 
 export interface NewSession {
   readonly profile: Profile
-  /** The revision of the tenant's profiles and pools when the profile was read; not compared unless given. */
+  /** The revision of the tenant's profiles and pools when the profile was read; not compared by default. */
   readonly revision?: number
   /** The session, now gone, in whose place the conversation of a chat goes on in this one. */
   readonly insteadOf?: string
@@ -72,9 +72,9 @@ export type StartOutcome =
 export const maxQueued = 100
 
 export interface EnqueueRun extends Omit<StartRun, 'create'> {
-  /** It goes before all waiting runs. Another interrupt that waits already is cancelled. */
+  /** It goes before all waiting runs. An interrupt that already waits is cancelled. */
   readonly interrupt: boolean
-  /** How many runs of the tenant may wait; no matter how many unless given. */
+  /** How many runs of the tenant may wait; by default any number. */
   readonly most?: number
 }
 
@@ -83,7 +83,7 @@ export type EnqueueOutcome =
   | { readonly kind: 'exists'; readonly run: RunSummary }
   /** `maxQueued` runs wait for the session already. */
   | { readonly kind: 'full' }
-  /** As many runs of the tenant wait as may. */
+  /** The tenant has reached its limit of waiting runs. */
   | { readonly kind: 'tenant_full' }
   | Unfunded
   | { readonly kind: 'no_session' }
@@ -96,13 +96,13 @@ export type NextOutcome =
   /** No run waits, or another process has taken the session. */
   | { readonly kind: 'none' }
 
-/** Why somebody other than its runner ends a run. */
+/** The reason when something other than its runner ends a run. */
 export interface EndReason {
   readonly code: string
   readonly message: string
 }
 
-/** The reason of a run that gave way. */
+/** The reason of a run that was interrupted by another one. */
 export const interruptedBy = (runId: string): EndReason => ({
   code: 'interrupted_by',
   message: `The run was cancelled in favour of run ${runId}.`,
@@ -125,7 +125,7 @@ export interface Orphan {
   readonly elapsedMs: number
 }
 
-/** Decides which orphans this process goes on with. Without an adopter all orphans end as `interrupted`. */
+/** Decides which orphans this process continues. Without an adopter all orphans end as `interrupted`. */
 export interface Adopter {
   /** The `onCrash` of profiles that have none. */
   readonly onCrash: OnCrash
@@ -135,7 +135,7 @@ export interface Adopter {
   wants(orphan: Orphan): true | EndReason
   /** The run belongs to this process. */
   adopt(orphan: Orphan): void
-  /** Goes on with a run that is parked, though everything it waited for was decided: whoever had taken it is gone. */
+  /** Continues a run that is still parked although all its approvals are decided, because the process that took it died. */
   resume(tenantId: string, runId: string): void
 }
 
@@ -164,7 +164,7 @@ export interface CopiedState {
 export interface SandboxUse {
   /** Seconds awake before the run that no earlier run was charged for. */
   readonly idleSeconds: number
-  /** Seconds of the run; all the time until its end unless given. */
+  /** Seconds of the run; all the time until its end by default. */
   readonly runSeconds?: number
 }
 
@@ -211,14 +211,14 @@ export interface RunStore {
    * False: the claim was lost.
    */
   discard(claim: Claim): Promise<boolean>
-  /** Leaves a running run to the process that takes it next. Nothing more is written under this claim. False: the claim was lost. */
+  /** Hands a running run over to the next process. Nothing more is written under this claim. False: the claim was lost. */
   handOver(claim: Claim): Promise<boolean>
   /**
-   * Leaves a running run to nobody, until `resume`; `then` is in the same transaction. Nothing more is written under this claim. False:
+   * Parks a running run until `resume`; `then` is in the same transaction. Nothing more is written under this claim. False:
    * the claim was lost, or the store cannot.
    */
   park(claim: Claim, then: (tx: TenantTx) => Promise<void>): Promise<boolean>
-  /** Takes a run that was parked; undefined: it is not parked any more. */
+  /** Takes a parked run; undefined: it is no longer parked. */
   resume(tenantId: string, runId: string): Promise<Orphan | undefined>
   /** Ends a run that is parked. False: it is not. */
   endParked(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean>
@@ -263,7 +263,7 @@ export interface RunStore {
   findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>
   /** Lists runs, newest first. A run that begins while a long list is read goes to its front, where the reader is past. */
   listRuns(tenantId: string, filter: RunFilter): Promise<Listing<RunPreview>>
-  /** What the runs have cost that a run has delegated, in cents by their ids: each with all that it has led to, and once it has ended. */
+  /** The costs of a run's ended delegated runs, in cents by their ids, each with its own delegated runs. */
   delegatedCents(tenantId: string, runId: string): Promise<ReadonlyMap<string, number>>
   /** Stored chunks that contain events after `afterSeq`, oldest first, at most about 1 MiB; `status` as of the same instant. */
   readLog(

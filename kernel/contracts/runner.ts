@@ -41,15 +41,15 @@ export const ExecuteRun = Type.Object(
     apps: Type.Optional(Type.Array(AppTool, { description: 'Tools that a conductor calls.' })),
     /** Sent for profiles with `egress`. */
     egress: Type.Optional(EgressOrder),
-    /** Those of its names that it has to do without, and why. */
+    /** The names of servers that are not available, and why. */
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
-    /** How many delegations led here; 0 unless given. */
+    /** How many delegations led here; 0 by default. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
     /** The epoch of the claim. A run under a higher epoch takes the session from a run whose owner has lost it. */
     epoch: Type.Optional(Type.Integer({ minimum: 0 })),
-    /** Milliseconds for which the run goes on without a reader, so that another conductor can read on. 0 unless given: it ends with its connection. */
+    /** Milliseconds for which the run goes on without a reader, so that another conductor can read on. 0 by default: it ends with its connection. */
     keepMs: Type.Optional(Type.Integer({ minimum: 0, maximum: 120_000 })),
-    /** What the tenant may have on each runner: of sandboxes and their files as much as there is room for unless given. */
+    /** What the tenant may have on each runner: without limits of sandboxes and their files by default. */
     limits: Type.Optional(
       Type.Object({
         stateBytes: Type.Optional(Type.Integer({ minimum: 0 })),
@@ -79,7 +79,7 @@ export const RunnerInfo = Type.Object({
   instance: Type.String({ description: 'Drawn once per process: another one means that the runner was restarted.' }),
   state: Type.Optional(
     Type.Union([Type.Literal('live'), Type.Literal('draining')], {
-      description: 'A draining runner is about to stop and takes no new sessions; live unless given.',
+      description: 'A draining runner is about to stop and takes no new sessions; live by default.',
     }),
   ),
   capabilities: Type.Array(Type.String(), { description: 'Runtimes; empty means all of them.' }),
@@ -98,7 +98,7 @@ export const RunnerInfo = Type.Object({
     }),
   ),
   activeSessions: Type.Optional(Type.Integer({ description: 'Sessions in memory, across tenants.' })),
-  activeRuns: Type.Optional(Type.Integer({ description: 'Runs under way, whichever conductor sent them.' })),
+  activeRuns: Type.Optional(Type.Integer({ description: 'Running runs of all conductors.' })),
 })
 export type RunnerInfo = Static<typeof RunnerInfo>
 
@@ -264,9 +264,9 @@ export interface Placement {
 /** A session that exists and needs a runner for its next run. */
 export interface Homecoming extends Omit<Placement, 'runtime'> {
   readonly sessionId: string
-  /** Hash of the runner with its newest conversation; the one in its id unless given. */
+  /** Hash of the runner with its newest conversation; the one in its id by default. */
   readonly runner?: string
-  /** The runtime it needs; any runner will do unless given. */
+  /** The runtime it needs; any runner will do by default. */
   readonly runtime?: string
   /** Its conversation is whole in the store, so no runner is needed to know it. */
   readonly stored?: boolean
@@ -284,14 +284,14 @@ export interface Fleet {
   /** The runner for a new session: live, supports the runtime, in the pool, least loaded. AppError 503 `no_runner` when none. */
   place(order: Placement): RunnerLink
   /**
-   * The runner for the next run of a session: the one that has it, draining or not. When that one is away or was removed, or is
+   * The runner for the next run of a session: the one that has it, draining or not. When that one cannot be reached or was removed, or is
    * about to stop and the conversation is stored, another one, the same on every conductor; it must be given the
    * conversation. AppError 503 `no_runner` when none.
    */
   home(order: Homecoming): RunnerLink
-  /** The runner that has a session: `runner`, or unless given the one in its id. Undefined: this conductor does not know it. */
+  /** The runner that has a session: `runner`, or by default the one in its id. Undefined: this conductor does not know it. */
   owner(sessionId: string, runner?: string): RunnerLink | undefined
-  /** Every runner, those that are away included. */
+  /** Every runner, including those that cannot be reached. */
   all(): readonly RunnerLink[]
   /** How each of `all()` is, in the same order. */
   describe(): readonly FleetMember[]

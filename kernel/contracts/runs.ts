@@ -41,7 +41,7 @@ export const SubTask = Type.Object(
         whenBusy.map((one) => Type.Literal(one)),
         {
           description:
-            'When the session is busy: `reject` (unless given) answers 409 `session_busy`; `enqueue` starts the run once those before it have ended; `interrupt` cancels the run under way and starts this one in its place, before all that wait.',
+            'When the session is busy: `reject` (default) answers 409 `session_busy`; `enqueue` starts the run once those before it have ended; `interrupt` cancels the running run and starts this one in its place, before all waiting ones.',
         },
       ),
     ),
@@ -53,7 +53,7 @@ export type SubTask = Static<typeof SubTask>
 /** The run that delegated a task, and the limits that it left for it. */
 const ParentRun = Type.Object({
   runId: Type.String(),
-  rootId: Type.Optional(Type.String({ description: 'The run that the first of these delegations came from.' })),
+  rootId: Type.Optional(Type.String({ description: 'The run at the root of these delegations.' })),
   depth: Type.Integer({ minimum: 1, description: 'How many delegations led to this run.' }),
   budgetCents: Type.Optional(Type.Number({ description: 'What the run may cost, if its parent has a limit.' })),
 })
@@ -115,13 +115,13 @@ export const RunSummary = Type.Object({
   ),
   startedAt: Type.String({
     format: 'date-time',
-    description: 'When the run began to execute; of a run that never did, when it was accepted.',
+    description: 'When the run began to execute; for a run that never did, when it was accepted.',
   }),
   finishedAt: Type.Optional(Type.String({ format: 'date-time' })),
   attempt: Type.Optional(
     Type.Integer({
       minimum: 1,
-      description: 'How often the run was begun: more than once after a crash, with `onCrash: retry`.',
+      description: 'How often the run was started: more than once after a crash with `onCrash: retry`.',
     }),
   ),
   error: Type.Optional(Type.Object({ code: Type.String(), message: Type.String() })),
@@ -155,13 +155,13 @@ export const RunPreview = Type.Object({
   result: Type.Optional(Type.String({ description: begins })),
   truncated: Type.Optional(
     Type.Array(Type.Union((['prompt', 'metadata', 'error', 'result'] as const).map((field) => Type.Literal(field))), {
-      description: 'What is not whole here; absent when all is. `GET /api/runs/{id}` has it whole.',
+      description: 'The fields that are cut here; absent if none is. `GET /api/runs/{id}` has them whole.',
     }),
   ),
 })
 export type RunPreview = Static<typeof RunPreview>
 
-/** What a list shows of a run. `metadataCut`: the metadata was too large to be read. */
+/** The fields of a run in a list. `metadataCut`: the metadata was too large to be read. */
 export function previewOf({ subTask, error, result, ...run }: RunSummary, metadataCut = false): RunPreview {
   const { attachments: _, responseFormat: __, ...task } = subTask
   const truncated: NonNullable<RunPreview['truncated']> = metadataCut ? ['metadata'] : []

@@ -6,7 +6,7 @@ import { ModelEgress, type ModelProvider, Models } from './model.ts'
 import type { RunEnvelope } from './run-envelope.ts'
 import type { EventBatch, RuntimeEvent } from './run-event.ts'
 
-/** An opaque copy of a session's conversation, enough to go on with it on another host. */
+/** An opaque copy of a session's conversation, sufficient to continue it on another host. */
 export interface StateBundle {
   readonly bytes: Uint8Array
   /**

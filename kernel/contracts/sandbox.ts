@@ -4,7 +4,7 @@ import { type TenantList, Tenants } from './tenant-list.ts'
 import { type AppError, type ErrorTable, errorTable } from './errors.ts'
 import { definePlugin, type Plugin, slot } from '../plugin.ts'
 
-/** What the substrate says of a sandbox. A lease adds `unknown`: the substrate could not be asked. Specification 2.12. */
+/** The state of a sandbox. A lease adds `unknown`: the substrate could not be reached. Specification 2.12. */
 export type SandboxState = 'starting' | 'running' | 'paused' | 'gone'
 
 /** Limits of one sandbox; what a provider cannot enforce it refuses at launch instead of ignoring it. */
@@ -26,7 +26,7 @@ export interface LaunchOrder {
   readonly tenantId: string
   /** The session, or the slot of a warm pool that no session has yet. The workspace is named after it. */
   readonly sessionId: string
-  /** `sandbox.template` of the profile: an image, a template, a named command; the provider's own default unless given. */
+  /** `sandbox.template` of the profile: an image, a template, a named command; the provider's own default by default. */
   readonly template?: string
   readonly resources: SandboxResources
   /** Where workers reach the runner over the network. A provider that gives them another way says so in `Launched`. */
@@ -44,13 +44,13 @@ export interface LaunchOrder {
 export interface Launched {
   /** The substrate's name for it; a label of at most 128 characters. */
   readonly sandboxId: string
-  /** The runner's address as the worker sees it; `order.runnerUrl` unless given. */
+  /** The runner's address as the worker sees it; `order.runnerUrl` by default. */
   readonly runnerUrl?: string
 }
 
 /**
  * Where workers of sessions run. Every method may be called twice for the same sandbox, and after it is gone. What fails
- * because the substrate cannot be reached rejects with anything; a sandbox that is not there any more is `sandboxGone`.
+ * because the substrate cannot be reached rejects with anything; a sandbox that no longer exists is `sandboxGone`.
  */
 export interface SandboxProvider {
   readonly contract: 'sandbox/1'
@@ -59,7 +59,7 @@ export interface SandboxProvider {
    * when it rejects or when `signal` aborts. AppError 400 `invalid_sandbox` for a template or a limit it cannot serve.
    */
   launch(order: LaunchOrder, signal: AbortSignal): Promise<Launched>
-  /** Asked live. An id that the substrate does not know is `gone`. */
+  /** The live state. An id that the substrate does not know is `gone`. */
   status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState>
   /** Stops it using CPU; its files are kept. Whether its memory is kept depends on the substrate. */
   pause(sandboxId: string): Promise<void>
@@ -77,14 +77,14 @@ export interface SandboxProvider {
   list?(owner: string): Promise<readonly string[]>
 }
 export const SandboxProviders = slot<SandboxProvider>('runner.sandbox-providers')
-/** The tenants that may use each provider, by its name; nobody may use one that is not here. */
+/** The tenants that may use each provider, by its name; a provider that is not listed is for no tenant. */
 export const SandboxTenants = slot<TenantList>('runner.sandbox-tenants')
 
 const sandboxProviderErrors = errorTable('sandbox-providers', {
   sandboxGone: { status: 410, message: 'The sandbox is gone.' },
   invalidSandbox: {
     status: 400,
-    about: 'The provider cannot serve what the profile says under `sandbox`; the sentence names the setting.',
+    about: 'The provider does not support a setting of `sandbox` in the profile; the sentence names it.',
   },
 })
 export const sandboxGone = (cause?: unknown): AppError => sandboxProviderErrors.sandboxGone({ cause })

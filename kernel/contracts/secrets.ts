@@ -4,20 +4,20 @@ import { errorTable } from './errors.ts'
 export const secretErrors = errorTable('secrets', {
   invalidRef: {
     status: 400,
-    message: 'A reference is secret:// and the name of a secret, and nothing else.',
+    message: 'A reference consists of secret:// and the name of a secret only.',
   },
   unknownSecret: {
     named: true,
     status: 400,
-    message: 'This tenant has no secret of that name; create it with POST /api/secrets.',
+    message: 'This tenant has no secret with that name; create it with POST /api/secrets.',
   },
   secretExpired: {
     status: 410,
-    about: 'The secret has expired, so it is not given out any more; the sentence names it. Write it anew.',
+    about: 'The secret has expired and is no longer used; the sentence names it. Write a new value.',
   },
   secretUnfit: {
     status: 422,
-    about: 'The value of the secret cannot stand where it is referred to; the sentence says why.',
+    about: 'The value of the secret cannot be used where it is referenced; the sentence says why.',
   },
   secretUnreadable: {
     status: 503,
@@ -32,7 +32,7 @@ export const secretErrors = errorTable('secrets', {
 
 export const secretNamePattern = '^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$'
 const nameForm = new RegExp(secretNamePattern)
-/** False for text that cannot name a secret, so that nobody looks for it. */
+/** False for text that cannot name a secret, which saves the look-up. */
 export const isSecretName = (text: string): boolean => nameForm.test(text)
 
 const scheme = 'secret://'
@@ -69,9 +69,9 @@ export interface ResolvedSecret {
 export type HeaderMap = Readonly<Record<string, string>>
 
 /**
- * The secrets of tenants, in plain text, for plugins that use them: neither what these answer nor what is made of it may get into a
- * log, an event, a row or an error. Values are kept in memory for seconds; a write is heard of at once by every conductor that can
- * be told. `reader` says what a value is for (`webhooks`, `mcp-servers/github`): admins see when each read a secret last.
+ * The secrets of tenants, in plain text, for plugins that use them: neither these values nor anything derived from them may get into a
+ * log, an event, a row or an error. Values are kept in memory for seconds; a write reaches every reachable conductor at
+ * once. `reader` says what a value is for (`webhooks`, `mcp-servers/github`): admins see when each read a secret last.
  */
 export interface Secrets {
   /** The names that a tenant does not have; `secrets_unavailable` (503) where nothing can be looked up. */
@@ -84,13 +84,13 @@ export interface Secrets {
 export const Secrets = capability<Secrets>('conductor.secrets')
 
 /**
- * Encrypts what a plugin keeps for a tenant in a table of its own, under the master key, as secrets are. What it sealed opens for the
- * same tenant and name alone.
+ * Encrypts what a plugin keeps for a tenant in a table of its own, under the master key, as secrets are. Sealed data opens only for the
+ * same tenant and name.
  */
 export interface Sealer {
   /** `secrets_unavailable` (503) without a master key. `name` tells what it is of, e.g. `mcp-tokens/github`. */
   seal(tenantId: string, name: string, value: string): string
-  /** Undefined for what cannot be opened: another master key, or bytes that belong elsewhere. */
+  /** Undefined when it cannot be opened: another master key, or bytes of another tenant or name. */
   open(tenantId: string, name: string, sealed: string): string | undefined
 }
 export const Sealer = capability<Sealer>('conductor.sealer')

@@ -11,7 +11,7 @@ export interface SidecarHealth {
   readonly missing?: Readonly<Record<string, string>>
   readonly instance: string
   readonly inflight: number
-  /** It reads linked attachments from its runner; an older one, or one of another maker, wants them whole. */
+  /** It reads linked attachments from its runner; older sidecars, and those in other languages, need them whole. */
   readonly readsLinks?: boolean
   readonly [more: string]: unknown
 }

@@ -44,7 +44,7 @@ export interface Signer {
   sign(parts: SignedParts, key?: SigningKey): Record<string, string>
   /**
    * Checks header form, clock skew (60 s), body size, signature under CURRENT or PREVIOUS, then the nonce, in that order.
-   * Rejects with AppError `unauthorized` (401) or, when the nonce store is away or its memory began after the request was
+   * Rejects with AppError `unauthorized` (401) or, when the nonce store cannot be reached or its memory began after the request was
    * signed, `unavailable` (503, retryable: sign anew).
    */
   verify(

@@ -26,7 +26,7 @@ export interface SkillContent extends PinnedSkill {
   readonly files: readonly SkillFile[]
 }
 
-/** What a profile has to be for a skill to be attached to it. */
+/** What a skill requires of a profile. */
 export interface SkillNeeds extends PinnedSkill {
   /** Tools of the platform, by the names that profiles use; one that is unknown here keeps the name that its author gave it. */
   readonly allowedTools: readonly string[]
@@ -57,16 +57,16 @@ export interface Skills {
   ): Promise<{ readonly found: readonly SkillNeeds[]; readonly missing: readonly string[] }>
   /** Returns a version that is kept for a session, also when its skill was replaced or deleted. */
   content(tenantId: string, digest: string): Promise<SkillContent | undefined>
-  /** Called when `using-*` stands for other skills than before, because runners with other tools have come. */
+  /** Called when `using-*` stands for other skills than before, because runners with other tools have started. */
   onOthers(listener: () => void): void
 }
 export const Skills = capability<Skills>('conductor.skills')
 
-/** The contents of skills that a runner has, as conductors bring them. */
+/** The contents of skills in a runner, sent by conductors. */
 export interface SkillCache {
   /** Returns the versions in the order asked for; undefined for one that is not here. */
   take(tenantId: string, pinned: readonly PinnedSkill[]): readonly (SkillContent | undefined)[]
-  /** Keeps a version. AppError 400 `skill_corrupt` when it is not what its digest says. */
+  /** Keeps a version. AppError 400 `skill_corrupt` when it does not match its digest. */
   put(tenantId: string, skill: SkillContent): void
 }
 export const SkillCache = capability<SkillCache>('runner.skill-cache')
@@ -79,17 +79,17 @@ export const skillScriptTool = 'run_skill_script'
 export const skillErrors = errorTable('skills', {
   invalidSkill: {
     status: 400,
-    about: 'The skill is not in the form of the Agent Skills format; `problems` has every reason.',
+    about: 'The skill does not follow the Agent Skills format; `problems` has every reason.',
   },
-  skillCorrupt: { status: 400, message: 'The files of the skill are not what its digest says.' },
+  skillCorrupt: { status: 400, message: 'The files of the skill do not match its digest.' },
   skillVersionGone: {
     status: 410,
-    message: 'A version of a skill with which this session began is not there any more: begin a new session.',
+    message: 'A version of a skill that this session uses no longer exists: begin a new session.',
   },
   skillNeedsTools: {
     named: true,
     status: 400,
-    about: 'The skill says in `allowed-tools` that it uses tools which the profile does not have.',
+    about: 'The skill names tools in `allowed-tools` that the profile does not have.',
   },
   skillsTooLarge: {
     status: 400,
@@ -98,7 +98,7 @@ export const skillErrors = errorTable('skills', {
   skillNeedsSandbox: {
     named: true,
     status: 400,
-    message: 'The skill has scripts, which run in a sandbox: give the profile one, or leave the skill out.',
+    message: 'The skill has scripts, which need a sandbox: give the profile a sandbox, or leave the skill out.',
   },
 })
 

@@ -1,7 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 
-/** A count over some time. The route that serves a figure says what it means. */
+/** A count over a time range. The route documents its meaning. */
 const count = (description?: string) => Type.Integer({ minimum: 0, ...(description ? { description } : {}) })
 
 const bucketNames = ['1m', '5m', '15m', '1h', '6h', '1d'] as const
@@ -14,14 +14,15 @@ export const WindowQuery = Type.Object({
     Type.String({
       maxLength: 40,
       default: '24h',
-      description: 'How far back: a duration such as `5m`, `24h` or `7d`; at most 30 days, more is cut to that.',
+      description:
+        'How far back: a duration such as `5m`, `24h` or `7d`; at most 30 days; a longer one is cut to that.',
     }),
   ),
 })
 export const SeriesQuery = Type.Object({
   ...WindowQuery.properties,
   bucket: Type.Optional(
-    Type.Unsafe<BucketName>({ ...BucketSize, description: 'Length of a bucket; fits the window when absent.' }),
+    Type.Unsafe<BucketName>({ ...BucketSize, description: 'Length of a bucket; by default it suits the window.' }),
   ),
 })
 export type SeriesQuery = Static<typeof SeriesQuery>
@@ -64,7 +65,7 @@ export const Timeseries = Type.Object({
   ...range,
   bucket: BucketSize,
   buckets: Type.Array(Bucket, {
-    description: 'On one grid in UTC, empty ones included; the first and the last may reach beyond the window.',
+    description: 'On one grid in UTC, including empty ones; the first and the last may reach beyond the window.',
   }),
 })
 export type Timeseries = Static<typeof Timeseries>
@@ -77,7 +78,7 @@ export const PublishedMetrics = Type.Object({
   slug: Type.String(),
   requests: Type.Object(
     { total: count(), ok: count(), error: count(), lost: count(), open: count('Still under way.') },
-    { description: 'Accepted chat requests by what became of them.' },
+    { description: 'Accepted chat requests by outcome.' },
   ),
   conversations: Type.Object({ active: count('With a request in this time.'), started: count('Begun in this time.') }),
   ...metered,
@@ -91,7 +92,7 @@ export type PublishedMetrics = Static<typeof PublishedMetrics>
 
 /** Figures for the plugin that publishes agents. */
 export interface PublishedStats {
-  /** Throws AppError 400 for a window or a bucket that is none. */
+  /** Throws AppError 400 for an invalid window or bucket. */
   metrics(
     tenantId: string,
     agent: { readonly id: string; readonly profile: string; readonly slug: string },

@@ -3,16 +3,16 @@ import { Type } from '@sinclair/typebox'
 /** The tenants that may use something. */
 export interface TenantList {
   allows(tenantId: string): boolean
-  /** Nobody is named, so it need not be there. */
+  /** It names no tenant. */
   readonly empty: boolean
-  /** True when it names one tenant, or nobody: whatever it is for is not shared. */
+  /** True when it names at most one tenant: the thing is not shared. */
   readonly isApart?: boolean
 }
 export const everyTenant: TenantList = { allows: () => true, empty: false }
 
 const tenantId = '[A-Za-z0-9][A-Za-z0-9_.-]*'
 
-/** `'*'`, or `[acme, globex]`, or both in text with commas: a `TenantList` for the plugin. An empty list is nobody. */
+/** `'*'`, or `[acme, globex]`, or both in text with commas: a `TenantList` for the plugin. An empty list names no tenant. */
 export const Tenants = (description = 'The tenants that may use it.', fallback?: readonly string[]) =>
   Type.Transform(
     Type.Array(
@@ -21,7 +21,7 @@ export const Tenants = (description = 'The tenants that may use it.', fallback?:
         expects: "'*' for every tenant, or ids of tenants",
       }),
       {
-        description: `${description} '*' for all; an empty list for nobody.`,
+        description: `${description} '*' for all; an empty list for none.`,
         missing: "write '*' for every tenant, a list such as [acme, globex], or [] for nobody",
         ...(fallback ? { default: fallback } : {}),
       },

@@ -6,7 +6,7 @@ import type { ProgressEvent } from './run-event.ts'
 import type { SessionVfs } from './session-vfs.ts'
 import type { SkillContent } from './skills.ts'
 
-/** Who calls a tool. It comes from the runner's own records: a model cannot choose any of it. */
+/** The caller of a tool. It comes from the runner's own records: a model cannot choose any of it. */
 export interface ToolContext {
   readonly tenantId: string
   readonly sessionId: string
@@ -21,7 +21,7 @@ export interface ToolContext {
    * tool whose effect must not happen twice passes it on. Absent when the runtime does not name its calls.
    */
   readonly idempotencyKey?: string
-  /** What its tenant may have, as the conductor of the run said; absent where it said nothing. */
+  /** Limits of its tenant, as the conductor of the run sent them; absent if it sent none. */
   readonly limits?: ToolLimits
   /** The skills of the session, in the versions that it keeps. Absent when it has none. */
   readonly skills?: readonly SkillContent[]
@@ -35,7 +35,7 @@ export interface ToolContext {
   readonly vfs?: SessionVfs
 }
 
-/** Limits of a tenant that tools have to keep. */
+/** Limits of a tenant that tools must respect. */
 export type ToolLimits = Partial<Pick<Limits, 'objects' | 'objectBytes'>>
 
 /** Executes a tool of the worker inside a session's sandbox. */
@@ -44,7 +44,7 @@ export interface SessionSandbox {
   call(name: string, input: Readonly<Record<string, unknown>>, timeoutMs: number): Promise<ToolResult>
   /**
    * Brings what the programs of a runtime in there have written to the VirtualFS, and what is new there into the sandbox. Tools of the
-   * worker need no such call. Returns what could not be kept, for whoever wrote it.
+   * worker need no such call. Returns a sentence about changes that could not be kept.
    */
   settleFiles(): Promise<string | undefined>
 }
@@ -72,9 +72,9 @@ export interface ToolSpec {
 
 /** A tool of the platform, executed in the runner on behalf of a session. A throw becomes `{ok: false}` with a plain sentence. */
 export interface PlatformTool extends ToolSpec {
-  /** Longest a call may take, for tools that are slow by nature; the toolkit's own limit unless given. */
+  /** Longest a call may take, for tools that are slow by nature; the toolkit's own limit by default. */
   readonly timeoutMs?: number
-  /** Loads what its first call would: see `loads` of `PluginContext`. */
+  /** Loads in advance what its first call needs: see `loads` of `PluginContext`. */
   load?(): Promise<unknown>
   /** `input` already satisfies `inputSchema`. */
   execute(input: Readonly<Record<string, unknown>>, context: ToolContext): Promise<ToolResult>

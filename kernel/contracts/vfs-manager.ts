@@ -13,7 +13,7 @@ export interface VfsManager {
   lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
   /** The session left the memory of this runner and may come back: the server keeps its files for a while. */
   forget(tenantId: string, sessionId: string): void
-  /** The session is over for good, wherever its lease was opened: what it alone had is dropped. Never rejects. */
+  /** The session has ended, wherever its lease was opened: deletes its own files. Never rejects. */
   close(tenantId: string, sessionId: string): Promise<void>
 }
 export const VfsManager = capability<VfsManager>('runner.vfs-manager')

@@ -9,31 +9,31 @@ export const vfsErrors = errorTable('vfs', {
     message:
       "A path is 1 to 1024 bytes of UTF-8 in segments between '/', none of which is empty, '.' or '..', without backslashes and control characters.",
   },
-  invalidMount: { status: 400, about: 'The mount cannot be as it was asked for; the sentence says why.' },
+  invalidMount: { status: 400, about: 'The mount cannot be created in this form; the sentence says why.' },
   mountNotAllowed: {
     status: 403,
-    about: "The session's lease does not have this mount; the sentence names those that it has.",
+    about: "The session's lease does not allow this mount; the sentence names the mounts that it allows.",
   },
-  readOnlyMount: { status: 403, message: 'Nothing can be written in this mount.' },
+  readOnlyMount: { status: 403, message: 'This mount is read-only.' },
   /** Also the answer for another tenant's session. Specification 4.7. */
   noVfsSession: {
     code: 'no vfs session',
     status: 404,
     message: 'This session has no VirtualFS lease: it was never opened, or is closed.',
   },
-  isFolder: { status: 409, message: 'There is a folder of this name, and it is no file.' },
+  isFolder: { status: 409, message: 'A folder has this name, so no file can have it.' },
   isFile: { status: 409, message: 'Part of the path is a file, so nothing can be below it.' },
   mountUnavailable: {
     status: 503,
     retry: 'as-said',
-    about: 'What is behind the mount does not answer, or its credentials cannot be had; the sentence says which.',
+    about: 'The storage of the mount does not answer, or its credentials cannot be read; the sentence says which.',
   },
   /** Specification 4.18. */
   vfsUpstreamUnavailable: {
     code: 'vfs upstream unavailable',
     status: 502,
     retry: 'later',
-    message: 'The VirtualFS server cannot be reached, or broke off before it answered; try again.',
+    message: 'The VirtualFS server cannot be reached, or its answer broke off; try again.',
   },
 })
 
@@ -80,11 +80,10 @@ export const mostEntriesAtOnce = 1_000
 
 export const VfsMount = Type.Object({
   name: mountName,
-  kind: Type.String({ description: 'What is behind it: `objects`, `s3`, `folder` or `scratch`.' }),
+  kind: Type.String({ description: 'Its storage: `objects`, `s3`, `folder` or `scratch`.' }),
   readOnly: Type.Boolean(),
   copyOnWrite: Type.Boolean({
-    description:
-      "In a session writes and deletions go into the session's own layer, and end with it; the mount stays as it is.",
+    description: 'Writes and deletions of a session go into its own layer and end with it; the mount stays unchanged.',
   }),
   own: Type.Boolean({
     description: 'True for a mount of the tenant itself, which it can change; false for one of the installation.',
@@ -92,18 +91,21 @@ export const VfsMount = Type.Object({
 })
 export type VfsMount = Static<typeof VfsMount>
 
-/** A mount of a tenant's own. `s3` credentials are `secret://name` alone. */
+/** A mount of a tenant. `s3` credentials must be `secret://name`. */
 export const VfsMountInput = Type.Object(
   {
     kind: Type.Union([Type.Literal('objects'), Type.Literal('s3')]),
     prefix: Type.Optional(
-      Type.String({ maxLength: 512, description: 'Only what begins with it, and without it, is seen, e.g. `docs/`.' }),
+      Type.String({
+        maxLength: 512,
+        description: 'Shows only keys with this prefix, without the prefix, e.g. `docs/`.',
+      }),
     ),
     readOnly: Type.Optional(Type.Boolean({ default: false })),
     copyOnWrite: Type.Optional(Type.Boolean({ default: false })),
     bucket: Type.Optional(Type.String({ pattern: '^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$' })),
     endpoint: Type.Optional(
-      Type.String({ maxLength: 512, description: 'https URL of the S3 service; AWS in the region unless given.' }),
+      Type.String({ maxLength: 512, description: 'https URL of the S3 service; AWS in the region by default.' }),
     ),
     region: Type.Optional(Type.String({ pattern: '^[a-z0-9-]{1,64}$' })),
     accessKeyId: Type.Optional(Type.String({ maxLength: 200, description: '`secret://name`.' })),
@@ -128,13 +130,15 @@ export type VfsEntry = Static<typeof VfsEntry>
 
 export const VfsList = Type.Object({
   entries: Type.Array(VfsEntry, { description: 'In the order of the UTF-8 of their paths.' }),
-  cursor: Type.Optional(Type.String({ description: 'Of the next page; absent for the last one.' })),
+  cursor: Type.Optional(Type.String({ description: 'The cursor of the next page; absent for the last one.' })),
 })
 export type VfsList = Static<typeof VfsList>
 
 export const VfsListQuery = Type.Object({
   recursive: Type.Optional(Type.Boolean({ default: false, description: 'All files below, and no folders.' })),
-  cursor: Type.Optional(Type.String({ maxLength: 2_000, description: 'Of the page before, of the same folder.' })),
+  cursor: Type.Optional(
+    Type.String({ maxLength: 2_000, description: 'The cursor of the page before, of the same folder.' }),
+  ),
   limit: Type.Optional(Type.Integer({ default: 200, minimum: 1, maximum: mostEntriesAtOnce })),
 })
 export type VfsListQuery = Static<typeof VfsListQuery>
@@ -159,22 +163,21 @@ export const VfsMatch = Type.Object({
   bytes: Type.Optional(Type.Integer()),
   line: Type.Optional(
     Type.Integer({
-      description: 'Of the first line of the content that has the text; absent when it is the path alone.',
+      description: 'Number of the first line with the text; absent if only the path matches.',
     }),
   ),
-  text: Type.Optional(Type.String({ description: 'That line, 200 characters of it at most.' })),
+  text: Type.Optional(Type.String({ description: 'That line, at most 200 characters.' })),
 })
 export type VfsMatch = Static<typeof VfsMatch>
 export const VfsMatches = Type.Object({
   matches: Type.Array(VfsMatch),
   complete: Type.Boolean({
-    description:
-      'False: there are more matches, or more files than one search looks at; ask for less, by mount or path.',
+    description: 'False: there are more matches, or more files than one search reads; narrow it by mount or path.',
   }),
 })
 export type VfsMatches = Static<typeof VfsMatches>
 
-/** What a tenant may have on the VirtualFS server; what is absent is as the server's role file says. */
+/** Limits of a tenant on the VirtualFS server; an absent one is that of the server's role file. */
 export const VfsLimits = Type.Object(
   {
     bytes: Type.Optional(
@@ -232,7 +235,7 @@ export const VfsAccess = Type.Object({
 export type VfsAccess = Static<typeof VfsAccess>
 export const VfsAudit = Type.Object({
   entries: Type.Array(VfsAccess, { description: 'The newest first.' }),
-  cursor: Type.Optional(Type.String({ description: 'Of the next page, of what is older; absent for the last one.' })),
+  cursor: Type.Optional(Type.String({ description: 'The cursor of the next, older page; absent for the last one.' })),
 })
 export type VfsAudit = Static<typeof VfsAudit>
 
@@ -243,7 +246,7 @@ export const VfsUsage = Type.Object({
 })
 export type VfsUsage = Static<typeof VfsUsage>
 
-/** Whose view of the file system: without a session the tenant's mounts as they are, without scratch space and layers. */
+/** A view of the file system: without a session the tenant's mounts, without scratch space and layers. */
 export interface VfsView {
   readonly tenantId: string
   readonly sessionId?: string
@@ -301,7 +304,7 @@ export interface VfsClient {
   ): Promise<{ readonly deleted: number; readonly more: boolean }>
   search(view: VfsView, query: VfsSearchQuery, asked?: Asked): Promise<VfsMatches>
   usage(tenantId: string, asked?: Asked): Promise<VfsUsage>
-  /** Deletes what the server keeps of a tenant, a part at a time; what is behind its mounts stays there. */
+  /** Deletes the server's data of a tenant, a part at a time; the storage of its mounts is not deleted. */
   erase(tenantId: string, asked?: Asked): Promise<{ readonly deleted: number; readonly more: boolean }>
   dispose(): Promise<void>
 }

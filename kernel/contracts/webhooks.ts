@@ -4,14 +4,14 @@ import { errorTable } from './errors.ts'
 import type { RunSummary } from './runs.ts'
 
 export const webhookErrors = errorTable('webhooks', {
-  invalidWebhook: { status: 400, about: 'The address may not be told of runs; the sentence says why.' },
+  invalidWebhook: { status: 400, about: 'Runs may not be sent to this address; the sentence says why.' },
   webhooksUnavailable: { status: 503, message: 'Webhooks need AGENT_ORC_WEBHOOK_KEY on the conductor.' },
 })
 
-/** Something that is told beside the ends of runs. */
+/** A webhook message that is not the end of a run. */
 export interface Told {
   readonly url: string
-  /** As receivers tell messages apart, e.g. `app.connection.expired`. */
+  /** The message type, e.g. `app.connection.expired`. */
   readonly type: string
   readonly data: Readonly<Record<string, unknown>>
 }
@@ -20,9 +20,9 @@ export interface Told {
 export interface Webhooks {
   /** AppError 400 `invalid_webhook` for an address that a tenant may not have asked, 503 `webhooks_unavailable` without a signing key. */
   check(tenantId: string, url: string): void
-  /** Has something told, at least once, if the transaction commits. */
+  /** Sends a message at least once, if the transaction commits. */
   tell(tx: TenantTx, told: Told): Promise<void>
-  /** Gives the deliverer a way to read runs that have ended. Nothing is delivered before this call. */
+  /** Registers how to read ended runs. Nothing is delivered before this call. */
   readRuns(find: FindRun): void
 }
 export type FindRun = (tenantId: string, runId: string) => Promise<RunSummary | undefined>

@@ -12,7 +12,11 @@ import type { ToolResult } from './tools.ts'
 /** Specification 7: the text starts so, and says which case. */
 export const workerTokenErrors = errorTable('worker-tokens', {
   missing: { code: 'invalid or missing worker token: missing', status: 401, about: 'Send the token of the worker.' },
-  malformed: { code: 'invalid or missing worker token: malformed', status: 401, about: 'This is no token of ours.' },
+  malformed: {
+    code: 'invalid or missing worker token: malformed',
+    status: 401,
+    about: 'This is not a token of this server.',
+  },
   expired: { code: 'invalid or missing worker token: expired', status: 401, about: 'A poll gets a new one in time.' },
   otherSession: {
     code: 'invalid or missing worker token: other session',
@@ -27,11 +31,11 @@ export const workerTokenErrors = errorTable('worker-tokens', {
   superseded: {
     code: 'invalid or missing worker token: superseded',
     status: 401,
-    about: 'The session has another worker now, or none.',
+    about: 'The session now has another worker, or none.',
   },
 })
 
-/** The polling workers of a runner, as its other endpoints know them. */
+/** The polling workers of a runner, for its other endpoints. */
 export interface WorkerHub {
   /** AppError 401 unless the header holds a token of the session's present worker. */
   authorize(authorization: string | undefined, tenantId: string, sessionId: string): Promise<void>
@@ -50,12 +54,12 @@ export type SandboxEvent = Static<typeof ProgressEvent> & {
   readonly idleSeconds: number
 }
 
-/** What a run wants of its sandbox. */
+/** What a run needs from its sandbox. */
 export interface SandboxOrder {
-  /** It goes on with a conversation that should be there. */
+  /** It continues a conversation that should exist. */
   readonly resume: boolean
   readonly budget?: RunBudget
-  /** What its sandbox may reach; nothing unless given. */
+  /** What its sandbox may reach; nothing by default. */
   readonly egress?: EgressOrder
   /** Called for each of its model calls when it is over, with what it used. */
   onUsage(usage: UsageEvent): void
@@ -63,13 +67,13 @@ export interface SandboxOrder {
 
 /** The model calls of a run, measured by the runner through which they go. */
 export interface MeasuredCalls {
-  /** Ends the calls under way, and lets no other one through. Returns what those have used so far, once. */
+  /** Ends the running calls and refuses further ones. Returns what they have used so far, once. */
   end(): readonly UsageEvent[]
 }
 
 /** A run whose sandbox is ready. */
 export interface PreparedRun {
-  /** Tells the run's readers which sandbox it has, how it started, and what it used since the former run. */
+  /** The event for the run's readers: which sandbox it has, how it started, and what it used since the previous run. */
   readonly event: SandboxEvent
   /** Undefined: its model calls do not go through this runner, so that only its worker knows what they used. */
   readonly calls?: MeasuredCalls
@@ -77,7 +81,7 @@ export interface PreparedRun {
   over(): void
 }
 
-/** Where a runner counts what its sessions have in its memory. */
+/** Counts the memory that sessions use on a runner. */
 export interface SessionMemory {
   /**
    * The session has so many bytes of state from now on. AppError 429 `limit_reached` when its tenant may not have them, 404
@@ -86,7 +90,7 @@ export interface SessionMemory {
   hold(tenantId: string, sessionId: string, bytes: number): void
 }
 
-/** Sessions whose worker, or whose tools, are in a sandbox of their own. */
+/** Sessions whose worker or tools are in their own sandbox. */
 export interface SandboxWorkers {
   /** Names of the providers, sorted. */
   readonly substrates: readonly string[]
@@ -96,7 +100,7 @@ export interface SandboxWorkers {
    * go on with a conversation that is neither in a worker nor here. Undefined: a static session whose tools need no sandbox now.
    */
   prepare(session: RunnerSession, order: SandboxOrder, signal: AbortSignal): Promise<PreparedRun | undefined>
-  /** The way to the worker of a session with `workerMode: sandbox`: launched, resumed or replaced when it is used. */
+  /** The link to the worker of a session with `workerMode: sandbox`, which is launched, resumed or replaced when it is used. */
   link(session: RunnerSession): SidecarLink
   /** Executes a tool inside the session's sandbox, which a static session with `sandbox` in its profile has too. */
   callTool(
@@ -116,9 +120,9 @@ export interface SandboxWorkers {
   usage(tenantId: string): Pick<RunnerUsage, 'sandboxes' | 'workspaceBytes'>
   /** The session left this runner for good: its sandbox is destroyed. */
   release(session: RunnerSession): Promise<void>
-  /** A provider said that this sandbox changed. Returns how many cached states were dropped. */
+  /** A provider reported a change of this sandbox. Returns how many cached states were dropped. */
   invalidate(provider: string, sandboxId: string): number
-  /** This runner was told of a profile; undefined: that it was deleted. Warm pools follow it. */
+  /** This runner got a profile; undefined: it was deleted. Warm pools follow it. */
   sawProfile(tenantId: string, name: string, profile: Profile | undefined): void
 }
 export const SandboxWorkers = capability<SandboxWorkers>('runner.sandbox-workers')

@@ -8,10 +8,10 @@ import type { App } from './app.ts'
 
 const about = `Every error is a Problem: match on \`error\`, show \`message\`, quote \`request_id\` (also the header
 \`X-Request-Id\`) when you ask for help. \`Accept: application/problem+json\` gets the same as RFC 9457.
-Lists answer whole, as a bare array; with \`limit\` they answer a page, with \`Link\` to its neighbours.
+A list is a bare array of all items; with \`limit\` it is a page, with \`Link\` to its neighbours.
 \`X-Total-Count\` counts them, up to 10,000. Times are ISO 8601 UTC, money is in cents.
-\`x-access\` says who may call an operation; there is none where anybody may. \`x-errors\` lists every code that this
-server answers, and of a response those that the operation is known for.`.replaceAll('\n', ' ')
+\`x-access\` says who may call an operation; it is absent where anybody may. \`x-errors\` lists every code that this
+server answers, and each response lists those of its operation.`.replaceAll('\n', ' ')
 
 const problemOnly = { schema: { $ref: '#/components/schemas/Problem' } }
 const problemContent = { 'application/json': problemOnly, 'application/problem+json': problemOnly }
@@ -32,13 +32,13 @@ const components = {
   responses: {
     Refused: { description: 'The request was refused; `error` says why.', content: problemContent },
     Unavailable: {
-      description: 'Something that the answer needs is away, or this server is stopping: try again.',
+      description: 'Something that the answer needs cannot be reached, or this server is stopping: try again.',
       content: problemContent,
     },
   },
   headers: {
-    Total: { description: 'How many there are, on all pages, up to 10,000.', schema: { type: 'integer' as const } },
-    TotalExact: { description: '`false`: there are more than that; else absent.', schema: { type: 'string' as const } },
+    Total: { description: 'The number of items on all pages, up to 10,000.', schema: { type: 'integer' as const } },
+    TotalExact: { description: '`false`: there are more; otherwise absent.', schema: { type: 'string' as const } },
     NextCursor: { description: 'The `cursor` of the next page, if there is one.', schema: { type: 'string' as const } },
     Link: {
       description: '`rel="next"` and `rel="prev"`; only with `limit`, and only where there is one.',
@@ -55,7 +55,7 @@ const schemeOf = (who: string | undefined): keyof typeof securitySchemes | undef
 const described: Readonly<Record<string, string>> = {
   200: 'The answer.',
   201: 'Created.',
-  202: 'Accepted: it goes on without the caller.',
+  202: 'Accepted; it continues without the caller.',
 }
 
 interface Response {

@@ -153,7 +153,7 @@ export interface StreamOptions {
   readonly contentType: string
   readonly status?: number
   readonly headers?: Readonly<Record<string, string>>
-  /** Written when nothing else was for `heartbeatMs` (15 s unless given). */
+  /** Written when nothing else was for `heartbeatMs` (15 s by default). */
   readonly heartbeat?: string
   readonly heartbeatMs?: number
   /** The controller whose signal the source gets, for an owner that needed it before the stream began. */

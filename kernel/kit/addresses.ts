@@ -12,7 +12,7 @@ export const trustedProxies = Type.Optional(
 /** An IP network: its address, and how many bits of it count. */
 export type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
 
-/** The network of `10.0.0.7` or `10.0.0.0/8`; undefined for a text that is none. */
+/** The network of `10.0.0.7` or `10.0.0.0/8`; undefined for any other text. */
 export function networkOf(text: string): Network | undefined {
   if (ipaddr.isValidCIDR(text)) return ipaddr.parseCIDR(text)
   if (!ipaddr.isValid(text)) return undefined
@@ -26,7 +26,7 @@ export const isWithin = (address: ipaddr.IPv4 | ipaddr.IPv6, [network, bits]: Ne
 
 const text = ([address, bits]: Network): string => `${address.toString()}/${bits}`
 
-/** The networks that a client names, written as PostgreSQL does; throws 400 for one that is none, or not within `bounds`. */
+/** The networks that a client names, written as PostgreSQL does; throws 400 for an invalid one, or one outside `bounds`. */
 export function networksOf(names: readonly string[], bounds: readonly string[] | null): string[] {
   const outer = bounds?.map((name) => networkOf(name)!)
   return names.map((name, i) => {

@@ -311,7 +311,7 @@ export async function readBody(body: AsyncIterable<Buffer>, limit: number): Prom
   return Buffer.concat(parts)
 }
 
-/** The whole body as a JSON object; undefined when it is none, or longer than `limit` bytes. */
+/** The whole body as a JSON object; undefined when it is not one, or longer than `limit` bytes. */
 export async function readJson(
   { body }: { readonly body: AsyncIterable<Buffer> },
   limit: number,

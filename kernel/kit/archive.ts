@@ -10,7 +10,7 @@ import { errorTable, isAppError } from '#kernel'
 
 export const archiveErrors = errorTable('archive', {
   /** The archive came from outside, so anything wrong with it is the sender's fault. */
-  invalidState: { status: 400, message: 'The body is not a state bundle that this runtime wrote.' },
+  invalidState: { status: 400, message: 'The body is not a state bundle of this runtime.' },
   stateTooLarge: { status: 500, message: "The session's state is larger than a bundle may be." },
 })
 

@@ -12,7 +12,7 @@ export function takeStreams(app: App): void {
   )
 }
 
-/** In this scope a body is its bytes, whatever its content type says; `bodyLimit` is that of the listener unless given. */
+/** In this scope a body is its bytes, whatever its content type says; `bodyLimit` is that of the listener by default. */
 export function takeBytes(app: App, bodyLimit?: number): void {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser(

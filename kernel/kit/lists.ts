@@ -37,7 +37,7 @@ export interface ListSql {
 /** Where a read of weighed rows ends. */
 const mostBytes = 1024 * 1024
 
-/** Whose rows are listed: a tenant's, or those of a table that is nobody's. */
+/** Whose rows are listed: a tenant's, or those of a table without tenants. */
 interface ListOf {
   readonly database: Database
   readonly tenantId: string | undefined
@@ -54,7 +54,7 @@ interface Placed {
 /**
  * Reads a list, or a page of it. The first read counts as well, and may go to an offset; each further one begins behind the row
  * that was read last, in a transaction of its own. Between two of them nothing is held, however slow the reader is. A cursor that
- * is none of this list is refused.
+ * does not belong to this list is refused.
  */
 export async function readList<Row extends object, T>(
   of: ListOf,
@@ -220,7 +220,7 @@ export function listOf<Kept, T>(
 interface ItemsAnswer<T, Shown> {
   /** The schema of an item. */
   readonly item: TSchema
-  /** The document around the items, which are the last thing in it; the bare array unless given. */
+  /** The document around the items, which are the last thing in it; the bare array by default. */
   readonly document?: (items: readonly Shown[]) => unknown
   /** What is answered of an item, when that is another thing than was read. */
   readonly shown?: (item: T) => Shown

@@ -74,7 +74,7 @@ const metadataNames: ReadonlySet<string> = new Set([
   'metadata.tencentyun.com',
 ])
 
-/** An address as it is reached; undefined for text that is none, and for a metadata service. */
+/** An address as it is reached; undefined for an invalid one, and for a metadata service. */
 function reached(address: string): ipaddr.IPv4 | ipaddr.IPv6 | undefined {
   if (!ipaddr.isValid(address)) return undefined
   // `process` unwraps ::ffff:a.b.c.d, so that a mapped address is judged by what it reaches.
@@ -137,15 +137,16 @@ export const publicResolve = (servers?: readonly string[]): Resolve => {
     throw Object.assign(new Error(`${host} could not be looked up`), { code: code === 'ENODATA' ? 'ENOTFOUND' : code })
   }
   return (host, callback) =>
+    // Called behind the promise: what a callback throws is not its rejection.
     void addressesOf(host).then(
-      (addresses) => callback(null, addresses),
-      (error: Error) => callback(error, []),
+      (addresses) => process.nextTick(callback, null, addresses),
+      (error: Error) => process.nextTick(callback, error, []),
     )
 }
 
 export class ForbiddenAddressError extends Error {
   constructor() {
-    super('the host resolves to an address that may not be asked')
+    super('the host resolves to an address that may not be called')
     this.name = 'ForbiddenAddressError'
   }
 }

@@ -23,7 +23,7 @@ export interface Faults {
    * There was no whole answer. `asked` false: certainly nothing was begun. Else it may have been. `answered`: its head had come.
    */
   lost(how: { readonly asked: boolean; readonly answered: boolean; readonly cause: Error }): AppError
-  /** The peer has answered 401: it does not accept how the caller shows who it is. Its own error unless given. */
+  /** The peer has answered 401: it does not accept how the caller shows who it is. Its own error by default. */
   unproven?(): AppError
   /** The answer is not what the table says, or a refusal in an unknown form. */
   failed(options: AppErrorOptions): AppError
@@ -56,7 +56,7 @@ export interface PeersOptions {
   readonly faults: Faults
   readonly identity: Identity
   readonly connectMs: number
-  /** Finds the addresses of names; the system's unless given. */
+  /** Finds the addresses of names; the system's by default. */
   readonly lookup?: LookupFunction
   /** A stream that says nothing for so long is lost; 0 for never. A link finds out by itself. */
   readonly silentMs?: number
@@ -98,7 +98,7 @@ export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
     readonly timeoutMs?: number
     /** True when it may take as long as its signal lets it. */
     readonly endless?: boolean
-    /** The longest answer; 8 MiB unless given. */
+    /** The longest answer; 8 MiB by default. */
     readonly maxBytes?: number
   }
 

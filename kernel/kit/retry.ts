@@ -5,9 +5,9 @@ export interface Retries {
   /** Milliseconds before the second attempt; each later wait is `factor` times as long, up to `longestMs`. */
   readonly firstMs: number
   readonly longestMs: number
-  /** 2 unless given. */
+  /** 2 by default. */
   readonly factor?: number
-  /** Attempts after the first; without end unless given. */
+  /** Attempts after the first; without end by default. */
   readonly most?: number
   /** No attempt begins later than this after the first. */
   readonly withinMs?: number

@@ -13,7 +13,7 @@ export interface Question {
 }
 
 export interface Verdict {
-  /** Why the schema is none. */
+  /** Why the schema is invalid. */
   readonly invalid?: string
   /** Why the value does not fit; absent: it does. */
   readonly problem?: string

@@ -23,13 +23,13 @@ export interface OutputSchema {
   problemOf(json: string): Promise<string | undefined>
 }
 
-/** Rejects with AppError 400 `invalid_response_format` for what is no JSON Schema of draft 2020-12 or 07, and 429 `too_many_schemas`. */
+/** Rejects with AppError 400 `invalid_response_format` for anything but a JSON Schema of draft 2020-12 or 07, and 429 `too_many_schemas`. */
 export type OutputSchemas = (tenantId: string, schema: Readonly<Record<string, unknown>>) => Promise<OutputSchema>
 
 export interface SchemaBounds {
-  /** So many questions of a tenant may wait; 16 unless given. */
+  /** So many questions of a tenant may wait; 16 by default. */
   readonly mostWaiting?: number
-  /** The longest value that is checked; a mebi unless given. A thread that one allocation is too large for ends the process, whatever bounds it has. */
+  /** The longest value that is checked; a mebi by default. A thread that one allocation is too large for ends the process, whatever bounds it has. */
   readonly maxValueChars?: number
 }
 

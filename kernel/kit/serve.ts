@@ -185,7 +185,7 @@ const anyBytes = 'application/octet-stream'
 const binary = { [anyBytes]: Type.String({ format: 'binary' }) }
 const ofRanges: object = {
   206: negotiated('The bytes of the `Range`.', binary),
-  304: Type.Unsafe<undefined>({ type: 'null', description: 'It is the one that `If-None-Match` names.' }),
+  304: Type.Unsafe<undefined>({ type: 'null', description: 'It matches `If-None-Match`.' }),
 }
 
 function responseOf(reply: Route['reply']): object {

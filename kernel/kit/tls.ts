@@ -29,7 +29,7 @@ export const ListenerTls = Settings({
 /** TLS towards peers as it stands in a role file, for those of their addresses that begin with https. */
 export const PeerTls = Settings(
   {
-    ca: pem('Authorities that sign the certificates of peers; those of the system unless given.'),
+    ca: pem('Authorities that sign the certificates of peers; those of the system by default.'),
     cert: pem('Client certificate, where peers ask for one.'),
     key: pem('Private key of the client certificate.'),
   },

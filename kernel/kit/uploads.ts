@@ -45,7 +45,7 @@ export function uploadRoute(
           tags,
           summary: 'Upload an attachment',
           description:
-            'The body is the file, 4 MiB at most, and its `Content-Type` what kind it is. What is said then has it by `attachments: [{mediaType, upload: id}]`.',
+            'The body is the file, at most 4 MiB; its `Content-Type` says what kind it is. A run then names it with `attachments: [{mediaType, upload: id}]`.',
           ...(params ? { params } : {}),
           consumes: ['application/octet-stream'],
           body: Type.Unsafe<unknown>(Type.String({ format: 'binary', description: 'Of any type.' })),

@@ -51,7 +51,7 @@ const entriesOf = (settings: readonly string[]): string[] =>
 
 const bare = (host: string): string => host.replace(/^\[|\]$/g, '')
 
-/** The network that an entry names, if any; an address is one by itself. Throws for what looks like one and is none. */
+/** The network that an entry names, if any; a single address counts as one. Throws for an invalid one. */
 function namedNetwork(entry: string): Network[] {
   const network = networkOf(entry)
   if (!network && entry.includes('/')) throw new Error(`'${entry}' is no network`)

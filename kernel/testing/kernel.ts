@@ -18,7 +18,7 @@ export interface TestKernel extends Running {
 }
 
 interface TestKernelOptions extends BootOptions {
-  /** Names of the listeners to open on free ports; all those of the standard roles unless given. */
+  /** Names of the listeners to open on free ports; all those of the standard roles by default. */
   readonly listeners?: readonly string[]
   readonly requests?: boolean
 }
@@ -117,7 +117,7 @@ export interface TestRoleOptions {
   readonly settings?: Readonly<Record<string, object>>
   /** Opens the ports, of which the variables have to have free ones then. */
   readonly listen?: boolean
-  /** As the role file says unless given. */
+  /** As the role file says by default. */
   readonly preload?: boolean
 }
 

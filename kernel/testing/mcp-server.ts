@@ -45,7 +45,7 @@ interface ExternalOptions {
   readonly listChanged?: boolean
   /** How many tools a page of the list has. */
   readonly pageSize?: number
-  /** What it answers for a session that it does not know: 404 unless given. */
+  /** What it answers for a session that it does not know: 404 by default. */
   readonly forgotten?: number
 }
 

@@ -1,8 +1,8 @@
 /** The stand-in's answer to one request. */
 export interface ModelReply {
-  /** The whole text, cut into `deltas` pieces; 20 words unless given. */
+  /** The whole text, cut into `deltas` pieces; 20 words by default. */
   readonly text?: string
-  /** Number of text deltas; one per word unless given. */
+  /** Number of text deltas; one per word by default. */
   readonly deltas?: number
   /** Milliseconds before each delta; 0 sends everything in one write. */
   readonly delayMs?: number

@@ -222,16 +222,70 @@ export const modelScript: ModelScript = {
   failure: 'fail',
 }
 
+const key = 'key-canary'
+
+/** How a request of a provider arrives at its model server. */
+interface CallScript {
+  readonly path: string
+  /** The header with the key, and its value for a key. */
+  readonly header: string
+  headerOf(key: string): string
+}
+
+/** Gives the provider with these settings; undefined when it is not offered. */
+type MakeProvider = (
+  t: TestContext,
+  config: { apiKey?: string; baseUrl?: string },
+) => Promise<ModelProvider | undefined>
+type Offered = (t: TestContext, config: { apiKey?: string; baseUrl: string }) => Promise<ModelProvider>
+
 /**
- * How a provider calls a model server over HTTP, as tests: what it does with connections, and that it shows no key. `make` gives the
- * provider for `{apiKey?, baseUrl}`, the address of a server that speaks all its dialects.
+ * How a provider calls a model server over HTTP, as tests: when it is offered, what it sends, what it does with connections, and that
+ * it shows no key. The server at `baseUrl` speaks all its dialects.
  */
-export function testModelCalls(
-  make: (t: TestContext, config: { readonly apiKey?: string; readonly baseUrl: string }) => Promise<ModelProvider>,
-): void {
+export function testModelCalls(make: MakeProvider, script: CallScript): void {
+  const offered: Offered = async (t, config) => {
+    const provider = await make(t, config)
+    assert.ok(provider)
+    return provider
+  }
+  testOffer(make)
+  testRequest(offered, script)
+  testConnections(offered)
+}
+
+function testOffer(make: MakeProvider): void {
+  void test('without a key and a base URL the provider is absent', async (t) => {
+    assert.equal(await make(t, {}), undefined)
+    assert.equal(await make(t, { apiKey: '', baseUrl: '' }), undefined)
+    assert.ok(await make(t, { apiKey: key }))
+  })
+
+  void test('an invalid base URL refuses to boot', async (t) => {
+    await assert.rejects(make(t, { baseUrl: 'localhost:1' }), /baseUrl expects an http or https URL/)
+  })
+}
+
+function testRequest(offered: Offered, { path, header, headerOf }: CallScript): void {
+  void test('an answer is streamed with its text, tool calls and usage', async (t) => {
+    const server = await startModelServer(t)
+    server.next({ text: 'one two', toolCalls: [{ id: 'a', name: 'look', arguments: { at: 'it' } }] })
+    const models = await offered(t, { apiKey: key, baseUrl: server.url })
+    const { stream } = await models.model('m').doStream({ ...promptOf('hi'), maxOutputTokens: 9 })
+    const parts: LanguageModelV4StreamPart[] = await Array.fromAsync(stream)
+    assert.equal(parts.map((part) => (part.type === 'text-delta' ? part.delta : '')).join(''), 'one two')
+    const call = parts.find((part) => part.type === 'tool-call')!
+    assert.deepEqual([call.toolCallId, call.toolName, JSON.parse(call.input)], ['a', 'look', { at: 'it' }])
+    const finish = parts.find((part) => part.type === 'finish')!
+    assert.equal(finish.finishReason.unified, 'tool-calls')
+    assert.equal(finish.usage.outputTokens.total, 2)
+    const request = server.requests[0]!
+    assert.deepEqual([request.path, request.headers[header], request.body.max_tokens], [path, headerOf(key), 9])
+  })
+
   void test('an answer that is not streamed arrives whole', async (t) => {
     const server = await startModelServer(t, { reply: { text: 'one two' } })
-    const models = await make(t, { baseUrl: server.url })
+    const models = await offered(t, { baseUrl: server.url })
     const { content } = await models.model('m').doGenerate(promptOf('hi'))
     assert.deepEqual(
       content.map((part) => (part.type === 'text' ? part.text : '')),
@@ -239,9 +293,25 @@ export function testModelCalls(
     )
   })
 
+  void test('a failing call says its status and never the key', async (t) => {
+    const server = await startModelServer(t, { reply: { status: 401 } })
+    const models = await offered(t, { apiKey: key, baseUrl: server.url })
+    await assert.rejects(
+      async () => models.model('m').doStream(promptOf('hi')),
+      (error) => {
+        assert.ok(APICallError.isInstance(error))
+        assert.equal(error.statusCode, 401)
+        assert.doesNotMatch(JSON.stringify(error) + String(error.stack), /canary/)
+        return true
+      },
+    )
+  })
+}
+
+function testConnections(offered: Offered): void {
   void test('aborting closes the connection at once, before the first byte and in the middle', async (t) => {
     const server = await startModelServer(t)
-    const models = await make(t, { baseUrl: server.url })
+    const models = await offered(t, { baseUrl: server.url })
     server.next({ text: 'one two', hangAfter: 1 }, { hang: true })
     const middle = new AbortController()
     const { stream } = await models.model('m').doStream({ ...promptOf('hi'), abortSignal: middle.signal })
@@ -255,12 +325,8 @@ export function testModelCalls(
     })
 
     const before = new AbortController()
-    const call = assert.rejects(
-      async () => models.model('m').doStream({ ...promptOf('hi'), abortSignal: before.signal }),
-      {
-        name: 'AbortError',
-      },
-    )
+    const asked = { ...promptOf('hi'), abortSignal: before.signal }
+    const call = assert.rejects(async () => models.model('m').doStream(asked), { name: 'AbortError' })
     while (server.requests.length < 2) await new Promise((resolve) => setImmediate(resolve))
     before.abort()
     await call
@@ -270,7 +336,7 @@ export function testModelCalls(
 
   void test('two hundred streams at once do not wait for each other', async (t) => {
     const server = await startModelServer(t, { reply: { text: 'one two', hangAfter: 1 } })
-    const models = await make(t, { baseUrl: server.url })
+    const models = await offered(t, { baseUrl: server.url })
     const abort = new AbortController()
     const first = async (): Promise<void> => {
       const { stream } = await models.model('m').doStream({ ...promptOf('hi'), abortSignal: abort.signal })
@@ -280,19 +346,5 @@ export function testModelCalls(
     await Promise.all(Array.from({ length: 200 }, first))
     assert.equal(server.requests.filter(({ closedEarly }) => !closedEarly).length, 200)
     abort.abort()
-  })
-
-  void test('a failing call says its status and never the key', async (t) => {
-    const server = await startModelServer(t, { reply: { status: 401 } })
-    const models = await make(t, { apiKey: 'key-canary', baseUrl: server.url })
-    await assert.rejects(
-      async () => models.model('m').doStream(promptOf('hi')),
-      (error) => {
-        assert.ok(APICallError.isInstance(error))
-        assert.equal(error.statusCode, 401)
-        assert.doesNotMatch(JSON.stringify(error) + String(error.stack), /canary/)
-        return true
-      },
-    )
   })
 }

@@ -13,7 +13,7 @@ export interface TestBody {
 export interface TestAnswer {
   readonly status: number
   readonly text: string
-  /** Empty for what is no JSON. */
+  /** Empty if it is not JSON. */
   readonly body: TestBody
   readonly headers: Readonly<Record<string, unknown>>
 }

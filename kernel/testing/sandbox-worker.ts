@@ -33,7 +33,7 @@ const tools: Readonly<Record<string, (input: Command['input']) => unknown>> = {
 let after = 0
 for (;;) {
   const answer = await call('GET', copy ? '/poll?copy=1' : `/poll?after=${after}&tools=1&wait=20`).catch(() => '')
-  // The runner was away, or had no command: it held the poll for a moment already.
+  // The runner could not be reached, or had no command: it held the poll for a moment already.
   if (answer === '') await moment()
   else {
     for (const command of (JSON.parse(answer) as { commands: Command[] }).commands) {

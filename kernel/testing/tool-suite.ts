@@ -10,7 +10,7 @@ import { entriesOf } from './kernel.ts'
 export interface ToolCase {
   readonly tool: string
   readonly input: Readonly<Record<string, unknown>>
-  /** Whether the tool succeeds; it does unless given. */
+  /** Whether the tool succeeds; it does by default. */
   readonly ok?: boolean
   readonly matches?: RegExp
 }

@@ -5,7 +5,7 @@ import { ApiGuard } from '#contracts/auth'
 const absentErrors = errorTable('absent', {
   notConfigured: {
     status: 503,
-    about: 'The role file of the conductor leaves this capability out; the sentence names the plugin that it lacks.',
+    about: "The conductor's role file leaves this capability out; the sentence names the missing plugin.",
   },
 })
 

@@ -34,7 +34,7 @@ export function approvalRoutes(
       schema: {
         tags,
         summary: 'List approvals',
-        description: 'Newest first: what waits for people, and what they have decided.',
+        description: 'Newest first: waiting questions, and decisions.',
         querystring: Query,
         response: { 200: Type.Array(Approval) },
       },
@@ -75,7 +75,7 @@ export function approvalRoutes(
         tags,
         summary: 'Resolve an approval',
         description:
-          'The first decision counts. An approved call is made, and the model is told of a rejected one, with the comment; a workflow goes on, or fails at that node with the error `rejected`.',
+          'The first decision counts. An approved call is made; for a rejected one the model gets the comment. A workflow continues, or fails at that node with the error `rejected`.',
         params: Params,
         body: Resolve,
         response: {

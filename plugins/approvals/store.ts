@@ -20,15 +20,15 @@ export const Approval = Type.Object({
   ),
   status: Type.Union(
     statuses.map((one) => Type.Literal(one)),
-    { description: '`cancelled`: what it was for ended before anybody had decided.' },
+    { description: '`cancelled`: the call or node ended before anybody had decided.' },
   ),
   message: Type.String({ description: 'What is asked.' }),
-  runId: Type.Optional(Type.String({ description: 'Of a call: the run of the agent.' })),
+  runId: Type.Optional(Type.String({ description: 'For a call: the run of the agent.' })),
   sessionId: Type.Optional(Type.String()),
   profile: Type.Optional(Type.String()),
   tool: Type.Optional(Type.String()),
   arguments: Type.Optional(
-    Type.Unknown({ description: 'With which the tool is called; in lists up to 4,096 bytes of JSON.' }),
+    Type.Unknown({ description: 'The arguments of the tool call; in lists up to 4,096 bytes of JSON.' }),
   ),
   argumentsTruncated: Type.Optional(Type.Literal(true)),
   endUserId: Type.Optional(Type.String()),
@@ -39,7 +39,7 @@ export const Approval = Type.Object({
     { description: 'Who may decide: keys of this role, or of one above.' },
   ),
   expiresAt: Type.Optional(Time),
-  onExpiry: Type.String({ description: 'What becomes of it when nobody decides in time: `reject` or `approve`.' }),
+  onExpiry: Type.String({ description: 'The decision when nobody decides in time: `reject` or `approve`.' }),
   comment: Type.Optional(Type.String()),
   resolvedBy: Type.Optional(Type.String({ description: 'Id of the key, or `expiry`.' })),
   createdAt: Time,
@@ -51,7 +51,10 @@ export const Resolve = Type.Object(
   {
     decision: Type.Union([Type.Literal('approve'), Type.Literal('reject')]),
     comment: Type.Optional(
-      Type.String({ maxLength: 10_000, description: 'Of a rejected call its model is told; of a node its workflow.' }),
+      Type.String({
+        maxLength: 10_000,
+        description: 'Passed to the model of a rejected call, or to the workflow of a node.',
+      }),
     ),
   },
   { additionalProperties: false },

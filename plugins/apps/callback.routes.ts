@@ -42,14 +42,14 @@ export async function callbackRoutes(app: App, options: CallbackOptions): Promis
       onRequest: limit,
       schema: {
         tags: ['apps'],
-        summary: 'Come back from connecting an account',
+        summary: 'Return from connecting an account',
         description:
-          'For browsers, which authorization servers send here (RFC 6749, RFC 9207). Answers a page, or sends on to the `returnUrl` of the connection. An attempt is good once, for ten minutes. What goes wrong is a page as well for whom takes `text/html`.',
+          'Authorization servers redirect browsers here (RFC 6749, RFC 9207). Answers a page, or redirects to the `returnUrl` of the connection. An attempt works once, within ten minutes. Clients that accept `text/html` get errors as a page, too.',
         querystring: CallbackQuery,
         produces: ['text/html'],
         response: {
           200: Type.String({ description: 'A page that says how it ended.' }),
-          303: Type.Unsafe<undefined>({ type: 'null', description: 'Sent on to the `returnUrl`.' }),
+          303: Type.Unsafe<undefined>({ type: 'null', description: 'Redirects to the `returnUrl`.' }),
           ...failures(appErrors.connectRefused, limitErrors.limitReached),
         },
       },

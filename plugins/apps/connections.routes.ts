@@ -40,7 +40,7 @@ export function connectRoutes(
         tags,
         summary: 'Connect an account to an app',
         description:
-          'Answers a link that the owner of the account follows within ten minutes. An account that is connected goes on working until its owner has come back. `webhook` is told when it works, and when it does not any more.',
+          'Answers a link that the owner of the account follows within ten minutes. A connected account continues to work until its owner has finished. `webhook` is told when the account works, and when it stops working.',
         params: ToolkitParams,
         body: ConnectBody,
         response: {
@@ -74,7 +74,7 @@ export function connectRoutes(
         tags,
         summary: 'Revoke a connection',
         description:
-          'It is not used any more from now on, and is taken back at its authorization server where that can be done (RFC 7009). It stays in the list as `revoked`. May be repeated.',
+          'The account is no longer used from now on, and is revoked at its authorization server if possible (RFC 7009). It stays in the list as `revoked`. May be repeated.',
         params: ConnectionParams,
         response: { 204: NoContent, ...failures(notFound) },
       },
@@ -102,7 +102,7 @@ export function connectionRoutes(
         tags,
         summary: 'List the connections of an app',
         description:
-          'Newest first; also those of a toolkit that is not active any more. 403 where there has been none of its name.',
+          'Newest first; also those of a toolkit that is no longer active. 403 if there never was a toolkit of this name.',
         params: ToolkitParams,
         querystring: ConnectionsQuery,
         response: { 200: Type.Array(ConnectionView), ...failures(appErrors.toolkitNotActive) },

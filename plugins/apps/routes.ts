@@ -32,7 +32,7 @@ export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void 
         tags,
         summary: 'List apps',
         description:
-          'The toolkits that are active for the tenant, by name: active entries of its MCP catalog, and others that are built in.',
+          'The toolkits that are active for the tenant, by name: active entries of its MCP catalog, and those of other providers.',
         querystring: PageQuery,
         response: { 200: Type.Array(ToolkitView) },
       },
@@ -51,7 +51,7 @@ export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void 
       schema: {
         tags,
         summary: 'List the tools of an app',
-        description: 'Those that the tenant may call, as the app defines them.',
+        description: 'The tools that the tenant may call, as the app defines them.',
         params: ToolkitParams,
         querystring: ToolsQuery,
         response: { 200: Type.Array(AppToolView), ...failures(...asking) },
@@ -79,7 +79,7 @@ export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void 
         tags,
         summary: 'Call a tool of an app',
         description:
-          'As the account of the tenant, or of the end user that is named. A failure of the tool itself is 200 with `ok` false; what the app answers is in `result` as it is.',
+          'Uses the account of the tenant, or of the named end user. A failure of the tool itself is 200 with `ok` false; `result` is the unchanged answer of the app.',
         params: ToolkitParams,
         body: CallBody,
         response: { 200: CallAnswer, ...failures(...asking, notFound, limitErrors.limitReached) },

@@ -9,7 +9,7 @@ const endUserId = Type.String({
   maxLength: 256,
   // PostgreSQL stores no NUL.
   pattern: '^[^\\u0000]*$',
-  description: 'Your id of the person, as chats name them in `metadata.end_user_id`.',
+  description: 'Your id of the person, as in `metadata.end_user_id` of chats.',
 })
 
 export const ToolkitParams = Type.Object({ toolkit: Type.String({ description: 'Name of the toolkit.' }) })
@@ -18,9 +18,9 @@ export const ConnectionParams = Type.Object({ ...ToolkitParams.properties, id: T
 export const ToolkitView = Type.Object({
   name: Type.String(),
   description: Type.Optional(Type.String()),
-  provider: Type.String({ description: '`mcp`: an entry of the MCP catalog; or what else is built in.' }),
+  provider: Type.String({ description: '`mcp` for an entry of the MCP catalog, or the name of another provider.' }),
   connection: Type.Union([Type.Literal('none'), Type.Literal('tenant'), Type.Literal('user')], {
-    description: 'Whose account it uses: none, one of the tenant, or one of each end user.',
+    description: 'The account that it uses: none, one of the tenant, or one of each end user.',
   }),
 })
 export type ToolkitView = Static<typeof ToolkitView>
@@ -35,7 +35,10 @@ export const ToolsQuery = Type.Composite([
   PageQuery,
   Type.Object({
     endUserId: Type.Optional(
-      Type.String({ ...endUserId, description: 'Whose account is used if the app has to be asked.' }),
+      Type.String({
+        ...endUserId,
+        description: 'The end user whose account is used if the app must be called for the list.',
+      }),
     ),
   }),
 ])
@@ -60,7 +63,7 @@ export const ConnectBody = Type.Object(
       Type.String({
         maxLength: 2_000,
         description:
-          'Where the person is sent on to, with `connection` and `state` (`active` or `failed`); a page of an origin that the server allows. A plain page unless given.',
+          'Where the browser is redirected afterwards, with `connection` and `state` (`active` or `failed`); a page of an origin that the server allows. By default a plain page.',
       }),
     ),
     webhook: Type.Optional(WebhookTarget),
@@ -68,7 +71,9 @@ export const ConnectBody = Type.Object(
   { additionalProperties: false },
 )
 export const ConnectAnswer = Type.Object({
-  url: Type.String({ description: 'Show it to the owner of the account alone: who follows it connects theirs.' }),
+  url: Type.String({
+    description: 'Show it only to the owner of the account: whoever follows it connects their own account.',
+  }),
   connectionId: Type.String(),
   expiresAt: Time,
 })
@@ -78,11 +83,11 @@ export const ConnectionView = Type.Object({
   toolkit: Type.String(),
   endUserId: Type.Optional(Type.String({ description: 'Absent for the account of the tenant.' })),
   state: Type.Union(connectionStates.map((state) => Type.Literal(state))),
-  reason: Type.Optional(Type.String({ description: 'Why it is not active, or why it could not be renewed of late.' })),
+  reason: Type.Optional(Type.String({ description: 'Why it is not active, or why its last renewal failed.' })),
   expiresAt: Type.Optional(
     Type.String({
       format: 'date-time',
-      description: 'When the present access ends; it is renewed before if it can be.',
+      description: 'When the current access expires; it is renewed before, if possible.',
     }),
   ),
   renewable: Type.Boolean({ description: 'Access is renewed without its owner.' }),
@@ -105,8 +110,8 @@ const said = (description: string) => Type.Optional(Type.Unknown({ description }
 export const CallbackQuery = Type.Object(
   {
     state: said('Names the attempt.'),
-    code: said('What is exchanged for tokens.'),
-    iss: said('Whose answer it is (RFC 9207).'),
+    code: said('The code to exchange for tokens.'),
+    iss: said('The issuer of the answer (RFC 9207).'),
     error: said('Why there is no code.'),
   },
   { additionalProperties: true },

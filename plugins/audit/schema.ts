@@ -13,7 +13,7 @@ const time = (description: string) =>
   )
 
 export const AuditQuery = Type.Object({
-  actor: text('Id of the key that asked, `bootstrap`, or the name of a command.'),
+  actor: text('Id of the calling key, `bootstrap`, or the name of a command.'),
   action: text('Exactly this action, e.g. `profiles.create`.'),
   target: text('Exactly this target, e.g. the name of a profile.'),
   q: text('Part of the action, the target or the path.'),
@@ -32,11 +32,11 @@ export const ListedEntry = Type.Object({
   id: Type.String({ description: '`aud_…`' }),
   at: Type.String({ format: 'date-time' }),
   actor: Type.Object({
-    keyId: Type.String({ description: 'The key that asked, `bootstrap`, or the name of a command.' }),
-    role: Type.String({ description: 'The role of the key then; `operator` for a command.' }),
+    keyId: Type.String({ description: 'The calling key, `bootstrap`, or the name of a command.' }),
+    role: Type.String({ description: 'The role of the key at that time; `operator` for a command.' }),
   }),
   action: Type.String(),
-  target: maybe('What it was done to, as the path names it, or what was created.'),
+  target: maybe('The target, as the path names it, or the created thing.'),
   method: maybe('Null for a command.'),
   path: maybe('Without the query. Null for a command.'),
   requestId: maybe('The `request_id` of the answer. Null for a command.'),
@@ -46,7 +46,7 @@ export const ListedEntry = Type.Object({
   }),
   detail: Type.Optional(
     Type.Record(Type.String(), Type.Unknown(), {
-      description: 'What it came to, where that is its proof: the rows that an erasure deleted, by table.',
+      description: 'The proof of an erasure: the rows that it deleted, by table.',
     }),
   ),
 })

@@ -8,27 +8,27 @@ import type { Authenticate } from './authenticate.ts'
 
 interface GuardOptions {
   readonly authenticate: Authenticate
-  /** The tenant whose admins operate the installation; undefined: nobody does. */
+  /** The tenant whose admins operate the installation; undefined: there are no operators. */
   readonly adminTenant: string | undefined
   /** Called when a scope is mounted, which is after every plugin was set up. */
   readonly trail: () => AuditTrail | undefined
-  /** Undefined: nobody counts what a tenant asks. */
+  /** Undefined: requests of tenants are not counted. */
   readonly limits: Pick<TenantLimits, 'guard'> | undefined
 }
 
 export interface ApiGuard extends Guard {
   /** The open streams of the scopes that it protects. */
   held(): Iterable<Held>
-  /** Puts on record what else an audited request did, once it is done: the same action, with each of these targets. Never rejects. */
+  /** Records further targets of an audited request once it is done, with the same action. Never rejects. */
   record(request: FastifyRequest, targets: readonly string[]): Promise<void>
 }
 
-/** Authenticates every request of a scope before its body is read, and holds it to the role its route declares. */
+/** Authenticates every request of a scope before its body is read, and requires the role that its route declares. */
 export function createApiGuard({ authenticate, adminTenant, trail, limits }: GuardOptions): ApiGuard {
   const callers = new WeakMap<FastifyRequest, Caller>()
   const scopes: App[] = []
 
-  /** The caller when it is an operator. For anybody else the routes of operators do not exist. */
+  /** The caller if it is an operator. For all other callers the routes of operators do not exist. */
   const operatorOf = async (request: FastifyRequest): Promise<Caller | undefined> => {
     if (adminTenant === undefined) return undefined
     try {
@@ -56,7 +56,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
         const forOperators = accessOf(config) === operator
         const caller = forOperators ? await operatorOf(request) : await authenticate(request)
         if (!caller) {
-          // The client gets the very answer of a path that no route serves.
+          // The client gets the same answer as for a path that no route serves.
           reply.callNotFound()
           return reply
         }
@@ -82,7 +82,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
       const write = writeOf(request, callers.get(request)!)
       const recorded = async (target: string): Promise<void> =>
         keeper.end(await keeper.begin({ ...write, target }), { status: 204 })
-      // Units of work share round trips. It is done already: the client hears of that, whatever becomes of the record.
+      // Units of work share round trips. The request is already done: the client gets its answer even if the record fails.
       await Promise.all(targets.map(recorded)).catch((err: unknown) =>
         request.log.warn({ err, targets }, 'what else an audited request did is not on record'),
       )
@@ -113,11 +113,11 @@ export function actionOf(method: string, url: string): string {
   return (verb === undefined ? words : [...words, verb]).join('.')
 }
 
-/** Puts the administrative writes of one scope on record: before they are handled, and how they ended. */
+/** Records the administrative writes of one scope: before they are handled, and how they ended. */
 function auditScope(app: App, trail: AuditTrail) {
   const open = new WeakMap<FastifyRequest, AuditEntry>()
   const created = new WeakMap<FastifyRequest, string>()
-  // `/api/profiles/:name` says that what is created in `/api/profiles` is known by its `name`.
+  // `/api/profiles/:name` tells that a thing created in `/api/profiles` is identified by its `name`.
   const keys = new Map<string, string>()
 
   const outcome = async (request: FastifyRequest, reply: { readonly statusCode: number }): Promise<void> => {
@@ -144,7 +144,7 @@ function auditScope(app: App, trail: AuditTrail) {
     })
   })
   return {
-    /** Rejects when the write cannot be put on record: then nobody may do it. */
+    /** Rejects when the write cannot be recorded: then it must not be done. */
     async begin(request: FastifyRequest, caller: Caller): Promise<void> {
       const { url, config } = request.routeOptions
       if (url === undefined || !isAudited(request.method, config)) return
@@ -155,7 +155,7 @@ function auditScope(app: App, trail: AuditTrail) {
   }
 }
 
-/** A request as the log has it, without its target. */
+/** The audit entry of a request, without its target. */
 function writeOf(request: FastifyRequest, { tenantId, keyId, role }: Caller): AuditedWrite {
   const { method, ip, id, routeOptions } = request
   return {

@@ -9,7 +9,7 @@ import type { Bootstrap } from './bootstrap.ts'
 /** Finds the caller of a request by its Authorization header, or throws `unauthorized`. */
 export type Authenticate = (request: Pick<FastifyRequest, 'ip' | 'headers'>) => Promise<Caller>
 
-/** A live key, and whether it may be used from where it was. */
+/** A live key, and whether it may be used from the caller's address. */
 interface FoundKey extends Caller {
   readonly here: boolean
 }
@@ -21,7 +21,7 @@ export interface KeyLookup {
 
 interface AuthenticateOptions {
   readonly tokens: Tokens
-  /** Undefined in a role without a database: then only the bootstrap key is a key. */
+  /** Undefined in a role without a database: then only the bootstrap key is accepted. */
   readonly keys: KeyLookup | undefined
   readonly bootstrap: Bootstrap | undefined
   readonly clientOf: ClientAddress
@@ -33,7 +33,7 @@ export function createAuthenticate(options: AuthenticateOptions): Authenticate {
   const isBootstrap = bootstrap && secretEqual(bootstrap.key)
   return async (request) => {
     const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
-    // Whoever shows no key tries none.
+    // A request without a key does not count as a wrong key.
     if (token === undefined) throw refused()
     const address = clientOf(request)
     if (bootstrap && isBootstrap?.(token)) {

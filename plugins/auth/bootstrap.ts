@@ -8,14 +8,14 @@ const warnEveryMs = 60_000
 interface BootstrapOptions {
   readonly key: string
   readonly tenantId: string
-  /** Whether it goes on working beside the key of an owner. */
+  /** Whether it still works beside an owner key. */
   readonly always: boolean
   /** Undefined in a role without a database: there it is the only key. */
   readonly database: Database | undefined
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** The key of the environment that acts as owner of one tenant, until that tenant has an owner with a key of their own. */
+/** The key from the environment that acts as owner of one tenant, until that tenant has an owner key. */
 export class Bootstrap {
   readonly key: string
   readonly #options: BootstrapOptions
@@ -27,7 +27,7 @@ export class Bootstrap {
     this.#options = options
   }
 
-  /** Whom the key stands for; undefined when it is no key any more. One round trip, as for any other key. */
+  /** The caller for the bootstrap key; undefined when it is no longer accepted. One round trip, as for any other key. */
   async caller(): Promise<Caller | undefined> {
     if (!(await this.works())) return undefined
     this.#used()
@@ -41,7 +41,7 @@ export class Bootstrap {
     return tenant !== undefined && (always || !tenant.owned)
   }
 
-  /** What `/readyz` says of it. */
+  /** The sentence of `/readyz` about it. */
   async check(): Promise<string | void> {
     if (this.#usedAt === undefined || !this.#options.database) return
     const at = this.#usedAt.toISOString().slice(0, 16)
@@ -61,7 +61,7 @@ export class Bootstrap {
 /** Its id as a caller. */
 export const bootstrapId = 'bootstrap'
 
-// A tenant without a row was deleted, or never was.
+// A tenant without a row was deleted or never existed.
 const ownedTenant: Statement = {
   name: 'api_keys_owned_tenant',
   text: `SELECT EXISTS (

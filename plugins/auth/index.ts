@@ -34,17 +34,17 @@ export default definePlugin({
     ),
     bootstrap: Type.Union([Type.Literal('until-owner'), Type.Literal('always')], {
       default: 'until-owner',
-      description:
-        'How long the bootstrap key works: until the bootstrap tenant has a live key of an owner, or beside it, too.',
+      description: 'How long the bootstrap key works: until the bootstrap tenant has a live owner key, or always.',
     }),
     bootstrapTenant: Type.String({ default: 'default' }),
     adminTenant: Type.Optional(
       Type.String({
-        description: 'AGENT_ORC_ADMIN_TENANT: the tenant whose admins manage tenants; nobody does without it.',
+        description:
+          'AGENT_ORC_ADMIN_TENANT: the tenant whose admins manage tenants; without it there are no operators.',
       }),
     ),
     maxKeyLifetime: Type.Optional(
-      Duration(undefined, 'The longest that a key which is minted from now on lives. Absent: for ever.'),
+      Duration(undefined, 'The longest lifetime of keys that are issued from now on. Absent: for ever.'),
     ),
     wrongKeysPerMinute,
     trustedProxies,

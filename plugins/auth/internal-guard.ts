@@ -6,16 +6,16 @@ import { signedHeaders, type Signer } from '#contracts/signing'
 import type { Admission } from '#kit'
 import { authErrors } from './errors.ts'
 
-/** What those who sign are to the tenants that they sign for. */
+/** The role of signing services in the tenants that they sign for. */
 const serviceRole: TenantRole = 'admin'
 
-/** Who signs with one family of keys. */
+/** The services that sign with one family of keys. */
 export interface Plane {
   readonly keyId: string
-  /** What a route may ask for, and whether they have it. */
+  /** The access names of routes, and whether these services have them. */
   readonly accesses: ReadonlyMap<string, boolean>
 }
-/** What the gateway may do: everything an admin of the signed tenant may. */
+/** Gateways may do everything that an admin of the signed tenant may. */
 export const gateways: Plane = {
   keyId: 'service:chat-gateway',
   accesses: new Map([

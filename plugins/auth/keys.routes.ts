@@ -40,7 +40,7 @@ export function apiKeyRoutes(app: App, guard: KeyGuard, service: ApiKeyService):
         tags,
         summary: 'Issue an API key',
         description:
-          'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one; it expires with that key at the latest, may be used from no other addresses and for no other MCP servers and tools, and is revoked with it.',
+          'The token is in this answer and never again. The new key has the role of the calling key or a lower one, expires no later, may be used only from the same addresses and for the same MCP servers and tools, or fewer, and is revoked with it.',
         body: IssueBody,
         response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, limitErrors.limitExceeded) },
       },
@@ -53,7 +53,7 @@ export function apiKeyRoutes(app: App, guard: KeyGuard, service: ApiKeyService):
   lifeRoutes(app, guard, service)
 }
 
-/** How a key is replaced, and ends. */
+/** The routes that replace and revoke a key. */
 function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
   app.post(
     '/api/api-keys/:id/rotate',
@@ -63,7 +63,7 @@ function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
         tags,
         summary: 'Replace an API key by a new one',
         description:
-          'The new key has the label, role, bounds and expiry of the old one, and all that it minted. A key replaces itself, and those below it: what it minted, and what they minted in turn. The token is in this answer and never again. Revoking either of the two revokes both.',
+          'The new key has the label, role, restrictions and expiry of the old one, and takes over the keys that it issued. A key can replace itself and the keys below it. The token is in this answer and never again. Revoking either of the two revokes both.',
         params: IdParams,
         body: KeyRotation,
         response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, notFound, conflict) },
@@ -85,7 +85,7 @@ function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
         tags,
         summary: 'Revoke an API key',
         description:
-          'With all keys that it created, and what those created. Effective with their very next request; their open streams end within two seconds. Members revoke the keys that they created, admins any key but those of owners, owners any key.',
+          'Revokes the key and all keys below it. They are refused on their next request, and their open streams end within two seconds. Members revoke the keys that they created, admins any key except those of owners, owners any key.',
         params: IdParams,
         response: { 204: NoContent, ...failures(forbidden, notFound) },
       },

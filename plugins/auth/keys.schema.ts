@@ -3,7 +3,7 @@ import { keyExpiry, roles } from '#contracts/auth'
 
 const Role = Type.Union(
   roles.map((role) => Type.Literal(role)),
-  { description: 'At most the role of the key that asks; its role when absent.' },
+  { description: 'At most the role of the calling key; by default the same role.' },
 )
 const Time = Type.String({ format: 'date-time' })
 const EntryName = Type.String({ pattern: '^[A-Za-z0-9_-]{1,64}$' })
@@ -20,7 +20,7 @@ export const IssueBody = Type.Object(
         maxItems: 50,
         uniqueItems: true,
         description:
-          'Addresses and networks (`10.0.0.0/8`) from which the key may be used; within those of the key that asks, which it has when absent.',
+          'Addresses and networks (`10.0.0.0/8`) from which the key may be used; within those of the calling key, which are the default.',
       }),
     ),
     mcpServers: Type.Optional(
@@ -28,7 +28,7 @@ export const IssueBody = Type.Object(
         maxItems: 500,
         uniqueItems: true,
         description:
-          'Entries of the MCP catalog that the key may use at `POST /mcp/catalog`; within those of the key that asks, which it has when absent or empty.',
+          'Entries of the MCP catalog that the key may use at `POST /mcp/catalog`; within those of the calling key, which are the default.',
       }),
     ),
     mcpToolPermissions: Type.Optional(
@@ -43,7 +43,7 @@ export const IssueBody = Type.Object(
           additionalProperties: false,
           maxProperties: 500,
           description:
-            'The only tools of an entry that the key may use there, by the name of the entry and as its server names them; all of an entry that is not in it.',
+            'By entry, the only tools that the key may use there, as the server names them; of other entries all tools.',
         },
       ),
     ),
@@ -58,19 +58,19 @@ export const KeyMetadata = Type.Object({
   role: Role,
   createdAt: Time,
   createdBy: Type.String({
-    description: 'The key that minted this one, or has replaced that one since; `bootstrap`, or a command.',
+    description: 'The key that issued this one, or its replacement; `bootstrap`, or a command.',
   }),
-  replaces: Type.Union([Type.String(), Type.Null()], { description: 'The key whose place it took.' }),
+  replaces: Type.Union([Type.String(), Type.Null()], { description: 'The key that it replaced.' }),
   lastUsedAt: MaybeTime,
   expiresAt: MaybeTime,
   allowedAddresses: Type.Union([Type.Array(Type.String()), Type.Null()], {
     description: 'The networks from which it may be used; null: from anywhere.',
   }),
   mcpServers: Type.Array(Type.String(), {
-    description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog`; all when empty.',
+    description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog`; empty means all.',
   }),
   mcpToolPermissions: Type.Record(Type.String(), Type.Array(Type.String()), {
-    description: 'The only tools of an entry that it may use there; all of an entry that is not in it.',
+    description: 'By entry, the only tools that it may use there; of other entries all tools.',
   }),
   revokedAt: MaybeTime,
 })

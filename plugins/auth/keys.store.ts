@@ -57,7 +57,7 @@ export interface NewKey {
 const live = '(revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()))'
 
 /**
- * Until the end of the transaction nobody else mints or revokes keys of the tenant: what a key mints while it is being revoked would
+ * Until the end of the transaction nobody else issues or revokes keys of the tenant: what a key issues while it is being revoked would
  * be missed otherwise. To be called first, because a statement sees what was committed when it began.
  */
 export async function lockKeys(tx: TenantTx): Promise<void> {
@@ -82,31 +82,31 @@ export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata 
   return row && toMetadata(row)
 }
 
-/** A key that mints another one: what it has, the new one has at most. */
-export interface Minter {
+/** A key that issues another one, which has at most the same rights. */
+export interface IssuingKey {
   readonly expiresAt: string | null
   readonly allowedAddresses: readonly string[] | null
   /** Absent: everything. */
   readonly mcp?: McpPermissions | undefined
 }
 
-/** Undefined when the key is valid no longer. */
-export async function findMinter(tx: TenantTx, id: string): Promise<Minter | undefined> {
+/** Undefined when the key is no longer valid. */
+export async function findIssuingKey(tx: TenantTx, id: string): Promise<IssuingKey | undefined> {
   const select = {
     text: `SELECT expires_at AS "expiresAt", allowed_addresses::text[] AS "allowedAddresses",
              mcp_servers, mcp_tool_permissions
            FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ${live}`,
     values: [tx.tenantId, id],
   }
-  const [row] = await tx.query<Minter & PermissionColumns>(select)
+  const [row] = await tx.query<IssuingKey & PermissionColumns>(select)
   return row && { expiresAt: row.expiresAt, allowedAddresses: row.allowedAddresses, mcp: permissionsOf(row) }
 }
 
 /**
- * How many live keys came from a member's key: those of the first member of its line, and what they minted in turn. Counted for
- * each key alone a bound would be none, because each new key could mint as many again.
+ * How many live keys came from a member's key: those of the first member of its line, and what they issued in turn. A count for
+ * each key alone would limit nothing, because each new key could issue as many again.
  */
-export async function countMinted(tx: TenantTx, id: string): Promise<number> {
+export async function countIssued(tx: TenantTx, id: string): Promise<number> {
   const select = {
     text: `WITH RECURSIVE up AS (
              SELECT id, created_by FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2
@@ -118,11 +118,11 @@ export async function countMinted(tx: TenantTx, id: string): Promise<number> {
              UNION
              SELECT k.id FROM tenant_api_keys k JOIN down ON k.created_by = down.id WHERE k.tenant_id = $1 AND ${live}
            )
-           SELECT count(*)::integer - 1 AS minted FROM down`,
+           SELECT count(*)::integer - 1 AS issued FROM down`,
     values: [tx.tenantId, id],
   }
-  const [row] = await tx.query<{ minted: number }>(select)
-  return row!.minted
+  const [row] = await tx.query<{ issued: number }>(select)
+  return row!.issued
 }
 
 /** Newest first. `createdBy` undefined shows every key of the tenant. */
@@ -158,7 +158,7 @@ export async function roleOfKey(
   return row?.role
 }
 
-/** Whether a key was minted by `top`, or by one that is below it. */
+/** Whether a key was issued by `top`, or by one that is below it. */
 export async function isBelow(tx: TenantTx, id: string, top: string): Promise<boolean> {
   const select = {
     text: `WITH RECURSIVE up AS (
@@ -173,8 +173,8 @@ export async function isBelow(tx: TenantTx, id: string, top: string): Promise<bo
 }
 
 /**
- * Puts a new key in the place of another one, with what that one minted. The old one works for `graceSeconds` more, the one that it
- * had replaced no longer: of one place there are two keys at most. Undefined when the key does not work, or was replaced before.
+ * Replaces a key by a new one, which takes over the keys that it issued. The old key works for `graceSeconds` more; a key that the
+ * old one had replaced ends: at most two keys of one line work. Undefined when the key does not work, or was replaced before.
  */
 export async function replaceKey(
   tx: TenantTx,
@@ -211,7 +211,7 @@ export async function replaceKey(
 }
 
 /**
- * Revokes a key with all that it minted, those that it replaced and those that replaced it, and resolves to the ids of those that
+ * Revokes a key with all that it issued, those that it replaced and those that replaced it, and resolves to the ids of those that
  * were not revoked before.
  */
 export async function revokeLine(tx: TenantTx, id: string): Promise<string[]> {

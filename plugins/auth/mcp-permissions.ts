@@ -5,7 +5,7 @@ import type { IssueBody } from './keys.schema.ts'
 /** They are read with each request of the key. */
 const maxBytes = 16 * 1024
 
-/** As a key's row has them; null: everything. */
+/** The columns of a key's row; null: everything. */
 export interface PermissionColumns {
   readonly mcp_servers: readonly string[] | null
   readonly mcp_tool_permissions: Readonly<Record<string, readonly string[]>> | null
@@ -23,21 +23,21 @@ export const columnsOf = ({ servers, tools }: McpPermissions = {}): PermissionCo
   mcp_tool_permissions: tools && Object.keys(tools).length > 0 ? tools : null,
 })
 
-/** What a new key may use: what is asked for, within what its minter may. 400 for more than that, and for too much text. */
-export function mintedPermissions(
+/** The MCP permissions of a new key: those requested, within those of its issuer. 400 for more than that, and for too much text. */
+export function issuedPermissions(
   { mcpServers: servers = [], mcpToolPermissions: tools = {} }: IssueBody,
-  minter: McpPermissions = {},
+  issuer: McpPermissions = {},
 ): McpPermissions {
-  const beyond = minter.servers && servers.find((name) => !minter.servers!.includes(name))
+  const beyond = issuer.servers && servers.find((name) => !issuer.servers!.includes(name))
   if (beyond !== undefined) throw outOfBounds('body/mcpServers', beyond)
   for (const [name, asked] of Object.entries(tools)) {
-    const most = minter.tools && Object.hasOwn(minter.tools, name) ? minter.tools[name]! : asked
+    const most = issuer.tools && Object.hasOwn(issuer.tools, name) ? issuer.tools[name]! : asked
     const tool = asked.find((one) => !most.includes(one))
     if (tool !== undefined) throw outOfBounds(`body/mcpToolPermissions/${name}`, tool)
   }
   const permissions = {
-    servers: servers.length > 0 ? servers : (minter.servers ?? []),
-    tools: { ...minter.tools, ...tools },
+    servers: servers.length > 0 ? servers : (issuer.servers ?? []),
+    tools: { ...issuer.tools, ...tools },
   }
   if (Buffer.byteLength(JSON.stringify(permissions)) > maxBytes) {
     throw invalidField('body', `must not name more MCP servers and tools than fit into ${maxBytes} bytes`)
@@ -46,4 +46,4 @@ export function mintedPermissions(
 }
 
 const outOfBounds = (field: string, name: string) =>
-  invalidField(field, `must not have '${name}', which the key that asks may not use`)
+  invalidField(field, `must not have '${name}', which the calling key may not use`)

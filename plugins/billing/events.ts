@@ -14,7 +14,7 @@ export const eventErrors = errorTable('billing-events', {
   rateLimited: {
     status: 429,
     retry: true,
-    message: 'Too many deliveries from this address; wait as Retry-After says.',
+    message: 'Too many deliveries came from this address; wait as Retry-After says.',
   },
 })
 
@@ -25,7 +25,8 @@ const Receipt = Type.Object({
   outcome: Type.Union(
     ['taken', 'known', 'ignored'].map((one) => Type.Literal(one)),
     {
-      description: '`known`: it was taken before, or is about no tenant here. `ignored`: it says nothing of credit.',
+      description:
+        '`known`: it was received before, or is about no tenant here. `ignored`: it does not concern credit.',
     },
   ),
 })
@@ -65,9 +66,9 @@ export async function eventRoute(
       onRequest: limit,
       schema: {
         tags: ['billing'],
-        summary: 'Take an event of a billing provider',
+        summary: 'Receive an event of a billing provider',
         description:
-          'In the form of the provider, with its signature. The same event again, and events in another order, come to the same.',
+          'In the form of the provider, with its signature. Repeated events, and events in another order, have the same result.',
         params: Params,
         response: {
           200: Receipt,

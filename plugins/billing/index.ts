@@ -65,7 +65,9 @@ export default definePlugin({
       description: 'Models without a price are refused; unless set they are charged nothing, and marked.',
     }),
     publicUrl: Type.Optional(
-      Type.String({ description: 'Where browsers reach this server, for links; as it was asked unless given.' }),
+      Type.String({
+        description: 'The URL of this server for browsers, used in links; the host of the request by default.',
+      }),
     ),
     eventsPerMinute: Type.Integer({ default: 600, minimum: 1, description: 'Deliveries of one address.' }),
     trustedProxies,

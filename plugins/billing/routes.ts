@@ -39,7 +39,7 @@ export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
       ...access('admin'),
       schema: {
         tags,
-        summary: 'See the credit of this tenant',
+        summary: 'Show the credit of this tenant',
         description: 'With the packs that can be bought.',
         response: { 200: WalletView, ...failures(billingNotConfigured) },
       },
@@ -53,7 +53,7 @@ export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
       schema: {
         tags,
         summary: 'Buy credit',
-        description: 'Answers the address of a page on which the payment is made. The credit is there once it was.',
+        description: 'Answers the URL of a payment page. The credit is available after the payment.',
         body: CheckoutBody,
         response: { 200: Link, ...failures(unknownPack, providerFailed, billingNotConfigured) },
       },
@@ -67,7 +67,8 @@ export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
       schema: {
         tags,
         summary: 'Get a link to the page of the billing provider',
-        description: 'Where payments and invoices are. 404 before the first checkout, and where the provider has none.',
+        description:
+          'A page with payments and invoices. 404 before the first checkout, and if the provider has no such page.',
         response: { 200: Link, ...failures(notFound, providerFailed, billingNotConfigured) },
       },
     },
@@ -128,7 +129,7 @@ export function budgetRoutes(app: App, guard: Guard, budgets: Budgets): void {
       ...access('admin'),
       schema: {
         tags,
-        summary: 'List budgets with what is spent of them',
+        summary: 'List budgets and their use',
         response: { 200: BudgetsView, ...failures(billingNotConfigured) },
       },
     },
@@ -142,7 +143,7 @@ export function budgetRoutes(app: App, guard: Guard, budgets: Budgets): void {
         tags,
         summary: 'Replace all budgets',
         description:
-          'Each has a cap for a scope and a period. One that stays goes on with what was spent of it. A raised cap counts at once, also for runs under way; a new budget counts for runs that begin from now on.',
+          'Each has a cap for a scope and a period. A budget that stays keeps what was spent. A raised cap applies at once, also to running runs; a new budget applies to runs that start from now on.',
         body: BudgetsBody,
         response: {
           200: BudgetsView,
@@ -183,7 +184,7 @@ export function operatorRoutes(app: App, { wallet, manual }: OperatorParts): voi
       schema: {
         tags,
         summary: 'Correct what a tenant was charged, or note a refund',
-        description: `${operators} It is another entry: none that is there is changed.`,
+        description: `${operators} Adds an entry; existing entries are never changed.`,
         body: CorrectionBody,
         response: { 201: Posted, ...failures(invalidRequest, notFound, billingNotConfigured) },
       },
@@ -196,7 +197,7 @@ export function operatorRoutes(app: App, { wallet, manual }: OperatorParts): voi
       ...access(operator),
       schema: {
         tags,
-        summary: 'See a payment that was asked for',
+        summary: 'Show a requested payment',
         description: operators,
         params: CheckoutParams,
         response: { 200: CheckoutView, ...failures(notFound, billingNotConfigured) },
@@ -210,8 +211,8 @@ export function operatorRoutes(app: App, { wallet, manual }: OperatorParts): voi
       ...access(operator),
       schema: {
         tags,
-        summary: 'Confirm that a payment has come',
-        description: `${operators} Of the provider \`ledger\` only: others say so themselves. Confirmed again it is one payment.`,
+        summary: 'Confirm that a payment has arrived',
+        description: `${operators} Only for the provider \`ledger\`: other providers report payments themselves. A second confirmation changes nothing.`,
         params: CheckoutParams,
         response: { 200: CheckoutView, ...failures(notFound, billingNotConfigured) },
       },

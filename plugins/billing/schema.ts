@@ -31,7 +31,7 @@ export type Pack = Static<typeof Pack>
 export const WalletView = Type.Object({
   registered: Type.Boolean({ description: 'The tenant has had credit, or has asked for it.' }),
   balanceCents: Cents,
-  heldCents: Type.Number({ description: 'What of it is held for runs that have not ended.' }),
+  heldCents: Type.Number({ description: 'The part that is held for runs that have not ended.' }),
   currency: Type.String(),
   packs: Type.Array(Pack),
   credits: Type.Array(
@@ -41,7 +41,7 @@ export const WalletView = Type.Object({
       priority: Type.Integer({ description: 'Lower ones are spent first.' }),
       expiresAt: Type.Union([Time, Type.Null()]),
     }),
-    { description: 'What the balance is made of, in the order in which it is spent; the first 100.' },
+    { description: 'The parts of the balance, in the order in which they are spent; the first 100.' },
   ),
 })
 export type WalletView = Static<typeof WalletView>
@@ -66,7 +66,7 @@ export type CheckoutView = Static<typeof CheckoutView>
 
 const Reference = Type.String({
   pattern: '^[A-Za-z0-9_.:-]{1,100}$',
-  description: 'Yours. The same one again is answered as the first time, and nothing is written twice.',
+  description: 'Your own reference. A repeated one gets the first answer, and nothing is written twice.',
 })
 
 export const GrantBody = Type.Object(
@@ -79,7 +79,7 @@ export const GrantBody = Type.Object(
         minimum: 0,
         maximum: 1_000,
         default: 50,
-        description: 'Lower ones are spent first; what is paid for has 100.',
+        description: 'Credit with a lower priority is spent first; paid credit has 100.',
       }),
     ),
     reason: Type.Optional(Note),
@@ -96,7 +96,7 @@ export const CorrectionBody = Type.Object(
     kind: Type.Optional(
       Type.Union([Type.Literal('correction'), Type.Literal('refund')], {
         default: 'correction',
-        description: '`refund`: credit that was paid back, so that `cents` is below 0.',
+        description: '`refund`: credit that was paid back, so `cents` is below 0.',
       }),
     ),
     reason: Note,
@@ -108,7 +108,7 @@ export type CorrectionBody = Static<typeof CorrectionBody>
 
 export const Posted = Type.Object({
   reference: Type.String(),
-  written: Type.Boolean({ description: 'False: an entry of this reference was there already.' }),
+  written: Type.Boolean({ description: 'False: an entry with this reference already existed.' }),
   balanceCents: Cents,
 })
 
@@ -125,7 +125,7 @@ export const LedgerEntry = Type.Object({
   id: Type.Integer(),
   at: Time,
   account: Type.String({
-    description: '`credit` is what the tenant has; the others are where it comes from and goes to.',
+    description: "`credit` is the tenant's own account; the others are the opposite accounts.",
   }),
   amountCents: Cents,
   kind: Type.String({
@@ -150,11 +150,11 @@ export const Statement = Type.Object({
   openingCents: Cents,
   closingCents: Cents,
   byKind: Type.Record(Type.String(), Cents, {
-    description: 'What each kind of entry changed. They lead from opening to closing.',
+    description: 'The change by each kind of entry; together they lead from opening to closing.',
   }),
   byProfile: Type.Array(
     Type.Object({ profile: Type.String(), runs: Type.Integer(), chargedCents: Cents, unpricedRuns: Type.Integer() }),
-    { description: 'What runs were charged, the dearest first; at most 1,000.' },
+    { description: 'What runs were charged, highest first; at most 1,000.' },
   ),
   final: Type.Boolean({ description: 'The month is over.' }),
 })
@@ -179,13 +179,13 @@ export const Budget = Type.Object(
         maxLength: 256,
         pattern,
         description:
-          'Name of the profile, id of the published key, end user or session. `*`, as unless given: each one by itself. Not of scope `tenant`.',
+          'Name of the profile, id of the published key, end user or session. `*` (default): each one by itself. Not of scope `tenant`.',
       }),
     ),
     per,
     capCents: Type.Number({ minimum: 0, maximum: mostCents }),
     webhookUrl: Type.Optional(
-      Type.String({ maxLength: 2_000, pattern, description: 'Is told at 80 and at 100 %: `budget.alert`.' }),
+      Type.String({ maxLength: 2_000, pattern, description: 'Receives `budget.alert` at 80 and at 100 %.' }),
     ),
   },
   { additionalProperties: false },
@@ -210,7 +210,7 @@ export const BudgetView = Type.Object({
       heldCents: Cents,
       percent: Type.Integer({ description: 'Of the cap, spent.' }),
     }),
-    { description: 'In the period of now, the fullest 20.' },
+    { description: 'In the current period; the 20 with the highest use.' },
   ),
 })
 export type BudgetView = Static<typeof BudgetView>

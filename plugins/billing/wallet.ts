@@ -166,7 +166,7 @@ export class Wallet {
     return provider
   }
   async #known(tenantId: string): Promise<void> {
-    if (!(await this.#deps.ledger.knows(tenantId))) throw notFound({ message: 'There is no tenant of this id.' })
+    if (!(await this.#deps.ledger.knows(tenantId))) throw notFound({ message: 'No tenant has this id.' })
   }
   async #told(tenantId: string, reference: string, written: boolean): Promise<Outcome> {
     const account = await this.#deps.ledger.account(tenantId)

@@ -104,7 +104,7 @@ const allow = (reply: FastifyReply, origin: string): FastifyReply =>
   reply.header('access-control-allow-origin', origin).header('access-control-expose-headers', exposed)
 
 /**
- * While the gateway stops, its database is away, or it looks nothing up for an address, the allowed origins cannot be read. The answer says nothing but that,
+ * While the gateway stops, its database cannot be reached, or an address is throttled, the allowed origins cannot be read. The answer says nothing but that,
  * so any script may read it: otherwise a browser shows its user a network failure, and the script cannot see `Retry-After`.
  */
 export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply: FastifyReply): void {

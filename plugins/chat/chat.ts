@@ -85,7 +85,7 @@ export function chatRoutes(app: App, parts: ChatParts): void {
         ...asked,
         summary: 'Send a message and stream the answer',
         description:
-          'Without `conversation_id` a conversation begins; both ids are headers of the answer. After a cut, resume with the stream of the run.',
+          'Without `conversation_id` a conversation begins; both ids are headers of the answer. After a lost connection, resume with the stream of the run.',
         response: { 200: EventStream, ...failures(...chatRefusals) },
       },
     },

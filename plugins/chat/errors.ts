@@ -8,33 +8,33 @@ export const chatErrors = errorTable('chat', {
   notPublished: { status: 404, message: 'This agent is not published.', about: 'The agent is disabled.' },
   notFound: {
     status: 404,
-    message: 'There is nothing of this name or id.',
-    about: 'What is asked for is unknown, or of another agent.',
+    message: 'Nothing has this name or id.',
+    about: 'It does not exist, or it belongs to another agent.',
   },
   lost: { status: 410, about: 'The run was lost in a restart; send the message again.' },
   rateLimited: {
     status: 429,
     retry: true,
     message: 'This key has used up its requests of the last minute.',
-    about: 'The key has used up its requests of the last minute; see `Retry-After` and `RateLimit`.',
+    about: 'The key has used up its requests for this minute; see `Retry-After` and `RateLimit`.',
   },
   upstream: {
     status: 502,
     retry: 'as-said',
     about:
-      'The agent failed or cannot be reached. With `public_run_id` and `conversation_id`, unless nothing was begun.',
+      'The agent failed or cannot be reached. With `public_run_id` and `conversation_id`, unless no run was started.',
   },
   unavailable: {
     status: 503,
     retry: true,
     message: unreachable,
-    about: 'Nothing was begun; or this server stops while the run goes on: its answer can be fetched later.',
+    about: 'No run was started; or this server is stopping while the run continues: its answer can be fetched later.',
   },
   syncTimeout: {
     status: 504,
     message: 'The run takes longer than a synchronous call may; it goes on, and its answer can be fetched later.',
     about:
-      'The run takes longer than the agent lets a synchronous call take; it goes on. With `public_run_id` and `conversation_id`.',
+      'The run takes longer than the agent allows for a synchronous call; it continues. With `public_run_id` and `conversation_id`.',
   },
 })
 

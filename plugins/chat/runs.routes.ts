@@ -45,7 +45,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
       schema: {
         tags,
         summary: 'Get the answer of a run',
-        description: '202 until it has ended; then the same answer for ever.',
+        description: '202 until it has ended; then always the same answer.',
         params: RunParams,
         response: {
           200: RunAnswer,
@@ -70,7 +70,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
         tags,
         summary: 'Follow a run',
         description:
-          'From its first event, or behind the one that `Last-Event-ID` names, to `done` or `error`. Of a run that has ended, that one event.',
+          'From its first event, or after the one that `Last-Event-ID` names, to `done` or `error`. A run that has ended has only that event.',
         params: RunParams,
         response: { 200: EventStream, ...failures(...refusals, chatErrors.notFound) },
       },
@@ -91,7 +91,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
       schema: {
         tags,
         summary: 'Cancel a run',
-        description: 'One that has ended stays as it is.',
+        description: 'A run that has ended stays unchanged.',
         params: RunParams,
         response: { 204: NoContent, ...failures(...refusals, chatErrors.notFound, chatErrors.upstream) },
       },
@@ -114,8 +114,7 @@ export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'd
       schema: {
         tags,
         summary: 'Read a conversation',
-        description:
-          'Its newest messages, oldest first and whole; streamed while they are read when they are more than a megabyte.',
+        description: 'Its newest messages, oldest first, complete; streamed when they are more than a megabyte.',
         params: ConversationParams,
         querystring: HistoryQuery,
         response: {

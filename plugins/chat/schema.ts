@@ -24,7 +24,11 @@ export const ChatBody = Type.Object(
     ),
     metadata: Type.Optional(
       Type.Object(
-        { end_user_id: Type.Optional(Type.String({ maxLength: 256, description: 'Your id of the person; kept.' })) },
+        {
+          end_user_id: Type.Optional(
+            Type.String({ maxLength: 256, description: 'Your id of the person; it is stored.' }),
+          ),
+        },
         { additionalProperties: true },
       ),
     ),
@@ -52,8 +56,8 @@ export const RunAnswer = Type.Object({
 })
 
 export const HistoryQuery = Type.Object({
-  limit: Type.Integer({ minimum: 1, maximum: 200, default: 50, description: 'The newest so many messages.' }),
-  include: Type.Optional(Type.Literal('errors', { description: 'Also what was said when a run failed.' })),
+  limit: Type.Integer({ minimum: 1, maximum: 200, default: 50, description: 'The number of newest messages.' }),
+  include: Type.Optional(Type.Literal('errors', { description: 'Also the message of a failed run.' })),
 })
 export const Message = Type.Object({
   role: Type.String(),
@@ -62,7 +66,7 @@ export const Message = Type.Object({
   public_run_id: Type.Optional(Type.String()),
   attachments: Type.Optional(
     Type.Array(Type.Object({ name: Type.Optional(Type.String()), mediaType: Type.String() }), {
-      description: 'What came with the message; its content is not kept.',
+      description: 'The attachments of the message; their content is not stored.',
     }),
   ),
 })
@@ -71,7 +75,7 @@ export const History = Type.Object({ conversation_id: Type.String(), messages: T
 export type History = Static<typeof History>
 
 export const EventStream = eventStream(
-  '`delta` {text}: a chunk of the answer. `tool` {id, name, status} while tools run, if the agent shows them. At last `done` {public_run_id, conversation_id, message} or `error` {code, message, public_run_id}. `id` resumes, `: ping` means nothing.',
+  '`delta` {text}: a chunk of the answer. `tool` {id, name, status} while tools run, if the agent shows them. At the end `done` {public_run_id, conversation_id, message} or `error` {code, message, public_run_id}. `id` resumes, `: ping` means nothing.',
 )
 
 /** What any request of a key may be refused with. */

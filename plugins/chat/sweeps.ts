@@ -161,7 +161,7 @@ export const createIngress = (database: Database, log: FastifyBaseLogger, now?: 
       lingerMs: 3 * 60_000,
       fullSweepMs: 10 * 60_000,
       sweep: (tenantId) => database.batch(tenantId, [{ ...count, values: [tenantId] }]),
-      // One line for all tenants: when the database is away, it is away for each of them.
+      // One line for all tenants: when the database cannot be reached, that is so for each of them.
       onSwept(_everybody, [err, ...more]) {
         if (err !== undefined) log.error({ err, failures: more.length + 1 }, 'ingress.flush_failed')
       },

@@ -1,7 +1,7 @@
 import type { ServerResponse } from 'node:http'
 import type { Held } from '#kit'
 
-/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer; `revoked`: its key is none. */
+/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer; `revoked`: its key is no longer valid. */
 export type GaveUp = 'timeout' | 'stopping' | 'gone' | 'revoked'
 
 /** Who waits. */

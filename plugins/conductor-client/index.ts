@@ -81,7 +81,7 @@ export function createRemoteDispatch(
     }
     const passes = (error: unknown): boolean =>
       error instanceof ConductorLost || (isAppError(error) && meaningOf(error).retryable)
-    // For a caller from memory the gateway tries again itself, after reading the caller anew: a database that is away shows sooner so.
+    // For a caller from memory the gateway tries again itself, after reading the caller anew: such a failure then shows sooner.
     const mayPass = (error: unknown): boolean => passes(error) && (begun || body.chat?.admission === undefined)
     try {
       return await retry(attempt, { ...dispatchWaits, withinMs: patienceMs, signal, mayPass })

@@ -97,7 +97,7 @@ interface AddressRules {
 }
 
 /**
- * The conductor's private address, or a sentence why it is none. Specification 1.1: URLs on the hosting platform's public
+ * The conductor's private address, or a sentence why it is refused. Specification 1.1: URLs on the hosting platform's public
  * domain are rejected at boot. No list knows all platforms, so a name that could be one on the internet must be allowed.
  */
 export function conductorAddress(url: string, rules: AddressRules = {}): URL {

@@ -138,7 +138,7 @@ export class Batch {
     this.callback()
   }
 
-  /** How many statements had completed: after an error, the place of the one that was refused. */
+  /** How many statements had completed; after an error this is the index of the refused one. */
   get completed(): number {
     return this.#at
   }
@@ -158,7 +158,7 @@ export class Batch {
 
 type WireValue = string | Buffer | null
 
-/** What a JavaScript value is on the wire; PostgreSQL infers the type from the statement. Objects are JSON. */
+/** A JavaScript value on the wire; PostgreSQL infers the type from the statement. Objects are JSON. */
 function encodeValue(value: unknown): WireValue {
   if (value === null || value === undefined) return null
   if (typeof value === 'string') return value
@@ -190,7 +190,7 @@ export function isoTime(text: string): string {
     return `${text.slice(0, 10)}T${text.slice(11, 19)}.${fraction.slice(0, 3).padEnd(3, '0')}Z`
   }
   const time = new Date(text.replace(' ', 'T').replace(/([+-]\d\d)$/, '$1:00'))
-  // `infinity`, and years that JavaScript does not know, stay what PostgreSQL calls them.
+  // `infinity`, and years that JavaScript does not know, keep PostgreSQL's text.
   return Number.isNaN(time.getTime()) ? text : time.toISOString()
 }
 
@@ -213,5 +213,5 @@ const parsers = new Map<number, Parser>([
   [1114, asText], // timestamp without time zone
 ])
 
-/** Types of our rows, for our connections alone: `pg.types.setTypeParser` would change those of every user of pg here. */
+/** Parsers for our connections only: `pg.types.setTypeParser` would change those of every user of pg in this process. */
 const parserFor = (oid: number): Parser => parsers.get(oid) ?? defaultParser(oid)

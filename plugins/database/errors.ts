@@ -11,7 +11,7 @@ export function isServerAway(error: unknown): boolean {
   return state === undefined || 'syscall' in (error as object) || awayStates.test(state)
 }
 
-/** True when the connection failed, not the statement: it is of no further use. */
+/** True when the connection failed, not the statement: it cannot be used again. */
 export function isConnectionFailure(error: unknown): boolean {
   const { severity } = error as { severity?: string }
   return severity === 'FATAL' || severity === 'PANIC' || isServerAway(error)
@@ -32,10 +32,10 @@ export const schemaAway = (cause: unknown): AppError =>
 export const databaseBusy = (cause?: unknown): AppError =>
   databaseErrors.databaseBusy({ cause, headers: { 'retry-after': '1' } })
 
-/** The place in its batch of the statement that was refused. */
+/** The index of the refused statement in its batch. */
 export const placeOf = (error: unknown): number | undefined => (error as { place?: number } | undefined)?.place
 
-/** A statement's own error, fit for a log: what PostgreSQL says about the values of the row is left out. */
+/** A statement's own error for a log, without what PostgreSQL says about the values of the row. */
 export function statementError(error: Error, place: number): Error {
   const known = error as Error & { detail?: string; where?: string; place?: number }
   delete known.detail

@@ -1,20 +1,20 @@
-// The thread behind `Database.heartbeat`: it renews one row, and is busy with nothing else. It imports what it needs for that and
-// nothing of ours, because each module is memory and a part of the start.
+// The thread of `Database.heartbeat`: it only renews one row. It imports nothing else of ours, because each module costs memory
+// and start time.
 import { writeSync } from 'node:fs'
 import { type MessagePort, parentPort, workerData } from 'node:worker_threads'
 import pg from 'pg'
 
-/** What the thread is started with. */
+/** The start data of the thread. */
 export interface Task {
   readonly dsn: string
   readonly renew: { readonly name?: string; readonly text: string }
   readonly everyMs: number
   readonly hungMs: number
 }
-/** What the thread tells: each loss, and whether it renews or fails when that changes. */
+/** The messages of the thread: each loss, and changes between renewing and failing. */
 export type Heard = { readonly what: 'renewed' | 'lost' } | { readonly what: 'failed'; readonly why: string }
 
-/** Renews with what the newest pulse named, until there was none for too long. */
+/** Renews with the values of the newest pulse, until there was no pulse for too long. */
 class Renewal {
   readonly #task: Task
   readonly #port: MessagePort
@@ -53,7 +53,7 @@ class Renewal {
     this.#quietMs += this.#task.everyMs
     if (this.#hung && !before) {
       const msg = `this process has been hung for ${this.#task.hungMs} ms: its lease is not renewed any more, and its runs go to others`
-      // Whoever writes the log hangs: this line goes past it.
+      // The logger's thread hangs: write this line directly.
       writeSync(2, `${JSON.stringify({ level: 50, time: new Date().toISOString(), msg })}\n`)
     }
     void this.#beat()
@@ -70,7 +70,7 @@ class Renewal {
       this.#client ??= await this.#connect()
       const { rowCount } = await this.#client.query({ ...this.#task.renew, values })
       if (rowCount) return this.#tell({ what: 'renewed' })
-      // Nothing to renew until the next pulse says what.
+      // Renew nothing until the next pulse brings values.
       if (this.#values === values) this.#values = undefined
       this.#tell({ what: 'lost' })
     } catch (error) {

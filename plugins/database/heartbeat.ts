@@ -7,7 +7,7 @@ const resourceLimits = { maxOldGenerationSizeMb: 24, maxYoungGenerationSizeMb: 1
 /** How long an orderly end may take. */
 const endMs = 2_000
 
-/** The side of the thread whose life is proved. A thread that fails is replaced with the next pulse. */
+/** The main thread's side of the heartbeat. A heartbeat thread that fails is replaced at the next pulse. */
 export function openHeartbeat(dsn: string, options: HeartbeatOptions): Heartbeat {
   const { renew, everyMs, hungMs, onLost, onFailure } = options
   let thread: Worker | undefined
@@ -16,7 +16,7 @@ export function openHeartbeat(dsn: string, options: HeartbeatOptions): Heartbeat
 
   const start = (): Worker => {
     const workerData: Task = { dsn, renew, everyMs, hungMs }
-    // No preloads of this process: they would cost more than what the thread is for.
+    // Without the preloads of this process: they would cost more than the thread itself.
     const started = new Worker(new URL('./heartbeat-thread.ts', import.meta.url), {
       name: 'heartbeat',
       workerData,

@@ -21,11 +21,11 @@ export default definePlugin({
     database: Type.Optional(Type.String()),
     migrate: Type.Boolean({
       default: true,
-      description: 'Bring the schema up to date, the tables of plugins included; false waits until somebody has.',
+      description: 'Migrate the schema, including the tables of plugins; false waits until another process has.',
     }),
     required: Type.Boolean({
       default: false,
-      description: 'Refuse to boot without the database. Otherwise requests are answered 503 until it is there.',
+      description: 'Refuse to boot without the database. Otherwise requests are answered 503 until it is available.',
     }),
     poolSize: Type.Integer({
       minimum: 1,

@@ -34,18 +34,18 @@ export class NotificationListener {
       if (listeners.size > 0 || channels.get(channel) !== listeners) return
       channels.delete(channel)
       const client = await this.#connecting?.catch(() => undefined)
-      // Somebody may have asked for the channel again meanwhile.
+      // The channel may have been requested again meanwhile.
       if (client && !channels.has(channel)) await this.#command(client, 'UNLISTEN', channel).catch(() => {})
     }
     try {
-      // A connection that is older than this channel has to be told of it; after `open` a second LISTEN is harmless.
+      // An older connection does not listen to this channel yet; after `open` a second LISTEN is harmless.
       await this.#command(await this.#connected(), 'LISTEN', channel)
     } catch (error) {
       if (!isAppError(error) && !isServerAway(error)) {
         await stop()
         throw error
       }
-      // The channel is listened to as soon as the server is there; what is notified until then is lost, as in any outage.
+      // LISTEN runs as soon as the server can be reached; notifications until then are lost, as in any outage.
       if (!this.#connecting) this.#broken()
     }
     return stop

@@ -154,7 +154,7 @@ async function censusOf(client: pg.Client): Promise<Census> {
   }
 }
 
-/** What a migration of `plugin` did that none may, as sentences: it keeps to its names, and leaves row security whole. */
+/** What a migration of `plugin` did outside its names or against row security, as sentences. */
 function trespasses(plugin: string, before: Census, after: Census): string[] {
   const own = plugin.replaceAll('-', '_')
   const isOwn = ({ schema, relation }: Relation): boolean =>
@@ -167,7 +167,7 @@ function trespasses(plugin: string, before: Census, after: Census): string[] {
   return [
     ...created.filter((one) => !isOwn(one)).map(({ name }) => `it creates the ${name}, but ${where}`),
     ...touched.filter((one) => !isOwn(one)).map(({ name }) => `it changes or drops the ${name}, but ${where}`),
-    // What was wrong before is not its doing, such as the view of an extension that an operator installed.
+    // Earlier problems are not its fault, such as the view of an extension that an operator installed.
     ...after.problems.filter((problem) => !before.problems.includes(problem)),
   ]
 }

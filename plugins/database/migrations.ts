@@ -28,8 +28,8 @@ export async function readMigrations(folder: URL = ours): Promise<Migration[]> {
 }
 
 /**
- * The migrations that the plugins of a role bring along: by plugin in their order, and by number. They are known by the name
- * that the plugin has of itself, however a role file calls it, because the tables are the same.
+ * The migrations that the plugins of a role bring along: by plugin in their order, and by number. They are recorded under the
+ * plugin's own name, not the role file's entry, because the tables are the same.
  */
 export async function readPluginMigrations(
   plugins: readonly Pick<Plugin, 'name' | 'migrations'>[],
@@ -57,7 +57,7 @@ export async function readPluginMigrations(
   return all
 }
 
-/** Short enough to begin the names of tables, of which PostgreSQL keeps 63 bytes. The schema of pg-boss is nobody else's. */
+/** Short enough to begin the names of tables, of which PostgreSQL keeps 63 bytes. The schema of pg-boss is reserved. */
 const pluginForm = /^(?=.{1,40}$)(?!pgboss$)[a-z][a-z0-9]*(-[a-z0-9]+)*$/
 
 async function readFolder(folder: URL): Promise<Migration[]> {

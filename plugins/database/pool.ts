@@ -10,7 +10,7 @@ const limits = {
   connectionTimeoutMillis: 5_000,
   statement_timeout: 30_000,
   idle_in_transaction_session_timeout: 60_000,
-  // The server's own limit comes first; this one is for an answer that the network has lost.
+  // The server's own limit comes first; this one is for an answer that is lost in the network.
   query_timeout: 35_000,
 }
 
@@ -30,7 +30,7 @@ export interface ConnectionPool {
 
 /** Whether the database may be used. */
 export interface Gate {
-  /** Makes the error that says why not yet; undefined once it may. */
+  /** Makes the error that says why it may not be used yet; undefined once it may. */
   readonly closed: (() => Error) | undefined
 }
 
@@ -107,7 +107,7 @@ function tellErrors(pool: pg.Pool, onError: (error: Error) => void): void {
   })
 }
 
-/** The pool that @fastify/postgres opens on a listener, and ends when that has closed. */
+/** The pool that @fastify/postgres opens on a listener, and closes with it. */
 async function poolOf(listener: App, settings: pg.PoolConfig): Promise<pg.Pool> {
   await listener.register(fastifyPostgres, settings)
   return listener.getDecorator<{ pool: pg.Pool }>('pg').pool
@@ -127,10 +127,10 @@ async function answer(client: pg.PoolClient, batch: Batch, discard: () => void):
   return batch.result()
 }
 
-/** How many connections each kind of work may hold at once. Units are bounded by their lanes and not among them. */
+/** How many connections each kind of work may hold at once. Units are limited by their lanes instead. */
 export type Limits = Readonly<Record<Work, number>>
 
-/** How long a unit of work waits for its turn, in milliseconds. Readers wait behind each other, and nobody behind them. */
+/** How long a unit of work waits for its turn, in milliseconds. Reads wait for each other, and no other work waits for them. */
 const patience: Readonly<Record<Work, number>> = { claims: 5_000, requests: 5_000, reads: 10_000 }
 
 interface Waiter {
@@ -144,7 +144,7 @@ class Share {
   readonly #most: number
   #free: number
   readonly #held = new Map<string, number>()
-  /** By tenant; the one whose turn is next comes first. Whoever waits here has its most, or nothing is free. */
+  /** Waiting work by tenant, the next one first. It waits because its tenant has its maximum, or nothing is free. */
   readonly #waiting = new Map<string, Set<Waiter>>()
 
   constructor(work: Work, size: number) {
@@ -239,7 +239,7 @@ export class Shares {
 
 interface Division {
   readonly size: number
-  /** Connections that are nobody's share: the lanes of units. */
+  /** Connections outside all shares: the lanes of units. */
   readonly lanes: number
   readonly requestsPercent: number
   readonly readsPercent: number

@@ -1,8 +1,8 @@
 import type { SystemTx } from '#contracts/database'
 
 /**
- * Tables that every transaction sees: who the tenants and the processes are, which tenants have a queue, or an account in an app that
- * is due to be renewed, which migrations were applied, and nonces and limits from before a tenant is known.
+ * Tables that every transaction sees: the tenants and the processes, the tenants with a queue or with an app account to renew, the
+ * applied migrations, and nonces and limits from before a tenant is known.
  */
 const untenanted = [
   'tenants',
@@ -39,10 +39,10 @@ interface Table {
   readonly references: readonly { readonly name: string; readonly target: string; readonly pairs: readonly string[] }[]
 }
 
-/** The schema of pg-boss, whose tables hold no tenant's rows: jobs say what is to be done, never with what. */
+/** The schema of pg-boss, whose tables have no tenant data: jobs say what to do, never with which data. */
 const exempt = `n.nspname <> 'pgboss'`
 
-/** SQL: the namespace `n` is none of PostgreSQL's own, such as those of temporary tables. */
+/** SQL: the namespace `n` is not one of PostgreSQL's own, such as those of temporary tables. */
 export const ownNamespace = `n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'`
 
 const tables = `
@@ -65,7 +65,7 @@ const tables = `
   WHERE c.relkind IN ('r', 'p') AND ${ownNamespace} AND ${exempt}
   ORDER BY 1`
 
-// Objects that read rows with the rights of somebody else, and so past row security.
+// Objects that read rows with the rights of another role, and so bypass row security.
 const bypasses = `
   SELECT CASE c.relkind WHEN 'm' THEN 'materialized view ' WHEN 'f' THEN 'foreign table ' ELSE 'view ' END || c.oid::regclass ||
     CASE c.relkind WHEN 'v' THEN ' is not WITH (security_invoker = true)' ELSE ' has no row security' END AS problem
@@ -77,7 +77,7 @@ const bypasses = `
   FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.prosecdef AND ${ownNamespace}
   ORDER BY 1`
 
-/** Everything in the schema that would let one tenant meet another, as sentences; empty when row security is whole. */
+/** Everything in the schema that would show a tenant's rows to another one, as sentences; empty when row security is complete. */
 export async function rowSecurityProblems(tx: Pick<SystemTx, 'query'>): Promise<string[]> {
   const found = await tx.query<Table>({ text: tables })
   const others = await tx.query<{ problem: string }>({ text: bypasses })

@@ -34,7 +34,7 @@ export function dsnOf({ host, port, user, password, database }: AddressParts): s
 
 /** Why a DSN names no server at all, in a sentence without the DSN: it may hold a password. */
 export function dsnProblem(dsn: string): string | undefined {
-  // pg takes anything else for the name of a database on this machine, which would be looked for in vain for ever.
+  // pg takes any other text for the name of a local database, and would try to connect to it for ever.
   if (dsn.startsWith('/')) return undefined
   if (!/^(postgres|postgresql|socket):/.test(dsn)) return 'POSTGRES_DSN must begin with postgres:// or postgresql://'
   try {
@@ -48,14 +48,14 @@ export function dsnProblem(dsn: string): string | undefined {
 /** The database cannot be used now, but may be later, without a restart. */
 export class NotYet extends Error {}
 
-// A network that swallows everything must not hold an attempt for ever.
+// A network that drops all packets must not block an attempt for ever.
 const connectMs = 5_000
 const answerMs = 10_000
 
 /**
  * One attempt to make the database usable: the server answers, row security holds for the role, and the schema is that of
- * this release with the plugins of the role. Resolves to the migrations it applied. Throws `NotYet` for what may pass, and any other error for what an
- * operator has to put right.
+ * this release with the plugins of the role. Resolves to the migrations it applied. Throws `NotYet` for a temporary failure, and any other error for one
+ * that an operator has to correct.
  */
 export async function prepare(dsn: string, migrates: boolean, ofPlugins: readonly Migration[]): Promise<string[]> {
   const wanted = [...(await readMigrations()), ...ofPlugins]
@@ -95,7 +95,7 @@ export async function prepare(dsn: string, migrates: boolean, ofPlugins: readonl
 
 class RoleRefused extends Error {}
 
-/** True for what no waiting changes. */
+/** True for an error that waiting does not change. */
 const isFinal = (error: unknown): boolean => error instanceof RoleRefused || error instanceof MigrationFailed
 
 /** Row security is what keeps tenants apart: a role for whom it does not hold may not be used. Specification 1.1. */
@@ -114,7 +114,7 @@ async function refuseExempt(client: pg.Client): Promise<void> {
 
 const limitMs = 2_000
 
-/** `SELECT 1` within 2 s. Probes that come while one is under way share it, so a hanging server does not eat the pool. */
+/** `SELECT 1` within 2 s. Concurrent probes share one check, so a hanging server does not use up the pool. */
 export function createReadinessCheck(database: Pick<Database, 'systemBatch'>): ReadinessCheck {
   let asking: Promise<unknown> | undefined
   return async () => {
@@ -127,23 +127,23 @@ export function createReadinessCheck(database: Pick<Database, 'systemBatch'>): R
   }
 }
 
-/** The boot waits this long for a database that takes its time, e.g. for a long migration; it goes on behind the boot's back. */
+/** How long the boot waits for a slow database, e.g. for a long migration, which then continues in the background. */
 const bootMs = 10_000
 const waits = { firstMs: 250, longestMs: 2_000 }
 
 interface OpeningOptions {
   /** One attempt; resolves to the migrations it applied. */
   readonly prepare: () => Promise<readonly string[]>
-  /** The boot fails when the database is not there within 10 s; otherwise it goes on without it. */
+  /** The boot fails without the database within 10 s; otherwise it continues without it. */
   readonly required: boolean
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
-  /** Called when an operator has to act after the boot is over: this process must not go on. */
+  /** Called when an operator has to act after the boot: this process must not continue. */
   readonly onRefused: (error: Error) => void
 }
 
 /**
- * Tries to make the database usable, again and again until it is. Resolves when it is, or when the boot should go on without
+ * Tries to make the database usable, again and again until it is. Resolves when it is, or when the boot should continue without
  * it; rejects when an operator has to act. The gate opens once, for good: an outage after that shows in each connection.
  */
 export async function openDatabase(options: OpeningOptions): Promise<Gate> {
@@ -159,7 +159,7 @@ export async function openDatabase(options: OpeningOptions): Promise<Gate> {
     gate.closed = undefined
   }
   const mayPass = (error: unknown): boolean => {
-    // While the boot waits, a wrong password ends it. Later only what could do harm, or can never pass, ends the process.
+    // During the boot a wrong password ends it. Later only harmful or permanent errors end the process.
     if (!(error instanceof NotYet) && (booting || isFinal(error))) return false
     const { message } = error as Error
     if (reason.message !== message) log.warn(`waiting: ${message}`)

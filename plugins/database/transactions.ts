@@ -23,7 +23,7 @@ const set = (name: string, value: string): Statement => ({
   text: 'SELECT set_config($1, $2, true)',
   values: [name, value],
 })
-/** How long a statement may take, in milliseconds; one of a claim as long as the connection allows. It travels with the tenant. */
+/** Time limits of statements in milliseconds; claims have only that of the connection. The limit is set with the tenant. */
 const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000 }
 const setTenant = (tenantId: string, work: Work): Statement =>
   work === 'claims'
@@ -33,7 +33,7 @@ const setTenant = (tenantId: string, work: Work): Statement =>
         text: `SELECT set_config('app.tenant_id', $1, true), set_config('statement_timeout', '${timeouts[work]}', true)`,
         values: [tenantId],
       }
-/** Work without a tenant has its turn like one more tenant. */
+/** Work without a tenant takes turns like one more tenant. */
 const noTenant = ''
 /** SQLSTATE of a statement that took too long. */
 const cancelled = '57014'
@@ -43,7 +43,7 @@ const rollback: Statement = { name: 'ao_rollback', text: 'ROLLBACK' }
 
 /** `shares`: who may use how many connections of the pool. Units are bounded by their lanes. */
 export function createTransactions(pool: ConnectionPool, shares: Shares): Transactions {
-  /** The tenant is set anew only where it changes: most groups have one. */
+  /** The tenant is only set where it changes: most groups have one. */
   const together = async (units: readonly Unit[]): Promise<object[][]> => {
     const statements: Statement[] = []
     const places: number[] = []
@@ -151,7 +151,7 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
       begun = false
       // After a failed statement PostgreSQL answers COMMIT with ROLLBACK, which must not pass for a success.
       if (tag !== statement.text) {
-        throw new Error('The transaction was rolled back, because a failed statement was not let through.', {
+        throw new Error('The transaction was rolled back, because the error of a failed statement was ignored.', {
           cause: failure,
         })
       }
@@ -159,9 +159,9 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
   }
 }
 
-/** Transactions under way at once: one more than needed to keep the server busy while another's answer travels. */
+/** Transactions at once: one more than needed to keep the server busy while another answer is in transit. */
 export const lanes = 2
-/** What one transaction may carry: bounded, because one refused statement repeats them all singly. */
+/** The most units of a transaction: limited, because one refused statement repeats them all singly. */
 const groupSize = 32
 const groupBytes = 1024 * 1024
 
@@ -219,7 +219,7 @@ export function createUnits(
       group.forEach((unit, i) => unit.resolve(rows[i]!))
     } catch (error) {
       const { cause, unit } = error as GroupRefused
-      // An answer that never came says nothing about the units: each caller decides what a repetition means.
+      // A lost answer says nothing about the units: each caller decides whether to repeat.
       if (group.length === 1 || sqlState(cause) === undefined) for (const one of group) one.reject(cause)
       else {
         // The refused unit rolled back the others, too: nothing was committed. The others stay together and are sent again; it runs
@@ -248,7 +248,7 @@ export function createUnits(
 
 const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0)
 
-/** Those of one tenant in their order, and tenants in turn: the backlog of one keeps no unit of another waiting. */
+/** Units of one tenant in their order, and tenants in turn: the backlog of one tenant does not delay another's units. */
 function byTurns(units: readonly Waiting[]): Waiting[] {
   const turns = new Map<string, number>()
   const ranked = units.map((unit) => {

@@ -25,5 +25,5 @@ export const tooLong = (name: string, most: number) =>
   })
 export const tooShort = (name: string, least: number) =>
   secretErrors.secretUnfit({
-    message: `The value of the secret '${name}' has less than ${least} characters, so it could not be found where a host repeats it: write what is no secret into the header itself, and give hosts longer credentials.`,
+    message: `The value of the secret '${name}' has less than ${least} characters, so it could not be found where a host repeats it: write values that are not secret into the header itself, and give hosts longer credentials.`,
   })

@@ -119,7 +119,7 @@ const refusals: Readonly<Record<Refusal, string>> = {
   credentials: 'is no host name or address',
   address:
     'is private, or that of the metadata service of a cloud; the operator names hosts of your own network in ownHosts of the plugin egress',
-  host: 'is none of those that this installation lets sandboxes reach; the operator names them in hosts of the plugin egress',
+  host: 'is not one of the hosts that this installation allows for sandboxes; the operator lists them in hosts of the plugin egress',
 }
 
 /** A host as it is asked, over TLS in any case. */
@@ -164,7 +164,7 @@ function checkHeaders({ host, headers = {} }: EgressEntry): void {
   }
   for (const [name, text] of Object.entries(headers)) {
     const plain = name.toLowerCase()
-    if (!headerName.test(name)) throw invalidEgress(host, 'has a header whose name is none')
+    if (!headerName.test(name)) throw invalidEgress(host, 'has a header with an invalid name')
     if (notHeaders.has(plain))
       throw invalidEgress(host, `may not set the header ${plain}, which is about the connection`)
     if (names.filter((one) => one === plain).length > 1) throw invalidEgress(host, `has the header ${plain} twice`)

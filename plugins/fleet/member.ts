@@ -134,7 +134,7 @@ export class Member {
   }
   #learn(info: RunnerInfo): void {
     const was = this.#reached
-    // A runner of another maker may not say which process it is: if it was away, it then counts as a new process.
+    // A runner of another maker may not say which process it is: if it could not be reached, it then counts as a new process.
     const fresh = this.#known?.instance !== info.instance || (!info.instance && !was)
     this.#known = info
     this.#reached = true
@@ -153,7 +153,7 @@ export class Member {
     if (this.#stopping.signal.aborted || !this.#reached) return
     this.#reached = false
     this.#fleet.changed()
-    if (this.url !== '') this.#fleet.options.log.warn({ err, runner: this.link.hash }, 'a runner is away')
+    if (this.url !== '') this.#fleet.options.log.warn({ err, runner: this.link.hash }, 'a runner cannot be reached')
   }
 }
 

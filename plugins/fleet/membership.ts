@@ -81,7 +81,7 @@ const ReconcileBody = Type.Object(
       Type.Array(Type.String({ minLength: 1, maxLength: 2_048 }), {
         minItems: 1,
         maxItems: 1_000,
-        description: 'Base URLs of runners; those of RUNNER_URLS unless given.',
+        description: 'Base URLs of runners; those of RUNNER_URLS by default.',
       }),
     ),
   },
@@ -94,7 +94,7 @@ const Removed = Type.Object({
   ...address,
   unroutableSessions: orNull(
     Type.Integer(),
-    'Sessions that it still had. Each goes on on another live runner with its last saved conversation; without one it cannot be reached.',
+    'Sessions that it still had. Each continues on another live runner with its last saved conversation; without another runner it cannot be reached.',
   ),
 })
 
@@ -116,7 +116,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         summary: 'Add runners and probe them',
         description:
           'With no body, those of RUNNER_URLS. None is removed. One that answers again may be given sessions at once. Answers ' +
-          'when each was probed; 400 for a URL that is none, or that carries credentials, a query or a fragment.',
+          'when each was probed; 400 for an invalid URL, or one with credentials, a query or a fragment.',
         body: ReconcileBody,
         response: { 200: Reconciled },
       },
@@ -135,7 +135,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
       schema: {
         tags,
         summary: 'Give a runner no new sessions',
-        description: 'Its sessions go on. 404 `not_found` for an unknown hash.',
+        description: 'Its sessions continue. 404 `not_found` for an unknown hash.',
         body: HashBody,
         response: { 200: Address, ...failures(fleetErrors.notFound) },
       },

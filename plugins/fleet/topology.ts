@@ -16,7 +16,7 @@ interface Observation {
   readonly member: FleetMember
   /** The latest probe succeeded. */
   readonly healthy: boolean
-  /** How long that probe took. Null: it failed, or was not made because the runner is away. */
+  /** How long that probe took. Null: it failed, or was not made because the runner cannot be reached. */
   readonly latencyMs: number | null
   readonly topology: RunnerTopology | null
 }
@@ -123,7 +123,7 @@ export async function topologyRoutes(
         summary: 'Show the runners',
         description:
           'In registry order, as this conductor sees them. Null means not measured, never zero. Counts are of whole processes, ' +
-          'across tenants. 429 `rate_limited` beyond the readings per minute of a tenant.',
+          'across tenants. 429 `rate_limited` above the requests per minute of a tenant.',
         response: { 200: Type.Array(TopologyEntry), ...failures(fleetErrors.rateLimited) },
       },
     },

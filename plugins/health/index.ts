@@ -19,7 +19,11 @@ const listenerNames = (names: readonly string[], description: string) =>
   Type.Array(Type.String(), { default: [...names], description })
 
 const healthErrors = errorTable('health', {
-  notReady: { status: 503, retry: 'later', about: 'Something that this process needs is away, or it is stopping.' },
+  notReady: {
+    status: 503,
+    retry: 'later',
+    about: 'Something that this process needs cannot be reached, or the process is stopping.',
+  },
 })
 
 /**
@@ -62,7 +66,7 @@ export default definePlugin({
 
 const Checks = Type.Record(Type.String(), Type.String(), { description: '`ok`, or what is wrong.' })
 const Risks = Type.Optional(
-  Type.Array(Type.String(), { description: 'What whoever runs this process should know of its settings.' }),
+  Type.Array(Type.String(), { description: 'What the operator should know about the settings of this process.' }),
 )
 const Ready = Type.Object({ ready: Type.Literal(true), checks: Checks, risks: Risks })
 const NotReady = Type.Object(
@@ -95,7 +99,7 @@ const readinessRoutes =
       tags: ['health'],
       summary: 'Say whether the process can serve',
       description:
-        'Asks every part that it needs, at most once a second. 503 `not_ready` while one of them is away, and as soon as the process is stopping.',
+        'Checks every part that it needs, at most once a second. 503 `not_ready` while one of them cannot be reached, and as soon as the process is stopping.',
       response: { 200: Ready, 503: NotReady },
     }
     app.get('/readyz', { ...access('public'), schema }, async (request, reply) => {

@@ -17,7 +17,7 @@ export default definePlugin({
   config: Settings({
     url: Type.Optional(
       Type.String({
-        description: 'Address of Redis: limits and wake-ups go there, and to PostgreSQL while it is away.',
+        description: 'Address of Redis: limits and wake-ups go there, and to PostgreSQL while it cannot be reached.',
       }),
     ),
     withoutRedis: Type.Union([Type.Literal('database'), Type.Literal('memory')], {

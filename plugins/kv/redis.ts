@@ -85,7 +85,7 @@ export const addressProblem = (url: string): string | undefined =>
     ? undefined
     : 'REDIS_URL must be an address like redis://user:password@host:6379'
 
-/** Connects, and reconnects by itself for ever. A server that is away now is no failure. */
+/** Connects, and reconnects by itself for ever. A server that cannot be reached now is no failure. */
 export function createRedisStore(url: string, { channels, listener, onLost }: RedisOptions): RedisStore {
   let closing = false
   /** The subscriber is in use: the first subscription opens it. */
@@ -116,7 +116,7 @@ export function createRedisStore(url: string, { channels, listener, onLost }: Re
 
   return {
     opened: firstTry(client).then(async () => {
-      // Where the server is away now the listener has no `redis`: @fastify/redis would hold up the boot for it.
+      // Where the server cannot be reached now the listener has no `redis`: @fastify/redis would hold up the boot for it.
       if (listener && client.status === 'ready') await listener.register(fastifyRedis, { client })
     }),
     claim: async (key, ttlMs) => (await inTime(client.set(`ao:${key}`, '1', 'PX', ttlMs, 'NX'))) === 'OK',

@@ -211,7 +211,7 @@ export class KeptLimits implements TenantLimits {
     clearInterval(this.#timer)
     await this.stored.stop()
   }
-  /** Reads what has changed. While the database is away the limits stay as they were. */
+  /** Reads what has changed. While the database cannot be reached the limits stay as they were. */
   async look(): Promise<void> {
     try {
       const [rows] = await this.#database!.systemBatch<[Row[]]>([changedSince(this.#seen)])

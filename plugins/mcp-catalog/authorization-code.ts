@@ -239,7 +239,7 @@ async function notConnected(cause: unknown): Promise<AppError> {
   return make({ cause: error, message: sentenceOf(error) })
 }
 
-/** RFC 9207: an answer of another authorization server than the one that was asked is none. */
+/** RFC 9207: an answer of another authorization server than the requested one is refused. */
 function checkIssuer({ issuer, issRequired }: Kept, { iss }: Readonly<Record<string, string>>): void {
   if (iss === undefined ? issRequired : issuer !== undefined && iss !== issuer) {
     throw refused('is not the one that the answer comes from')

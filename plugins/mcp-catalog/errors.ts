@@ -12,29 +12,29 @@ export const catalogErrors = errorTable('mcp-catalog', {
   digestNotOffered: {
     status: 409,
     about:
-      'The server does not offer a definition with this digest (any more); `digests` names them. List the tools again.',
+      'The server does not offer definitions with these digests, or no longer; `digests` lists them. List the tools again.',
   },
-  mcpAddressRefused: { status: 400, message: 'The server has an address that may not be asked.' },
+  mcpAddressRefused: { status: 400, message: 'The server has an address that may not be called.' },
   mcpUnreachable: { status: 502, retry: 'later', message: 'The server cannot be reached.' },
   mcpTimeout: { status: 504, retry: 'later', message: 'The server did not answer in time.' },
-  mcpCertificateInvalid: { status: 502, message: 'The certificate of the server is not valid.' },
-  mcpUnauthorized: { status: 502, message: 'The server does not take the credentials of the entry.' },
+  mcpCertificateInvalid: { status: 502, message: "The server's certificate is not valid." },
+  mcpUnauthorized: { status: 502, message: 'The server does not accept the credentials of the entry.' },
   mcpRefused: {
     status: 502,
     retry: 'later',
-    about: 'The server answered with a status that is no success; `status` is it.',
+    about: 'The server answered with an error status, which is in `status`.',
   },
   mcpProtocol: { status: 502, message: 'The server does not answer as an MCP server.' },
   mcpTooLarge: {
     status: 502,
-    message: 'The server has more to say of its tools than is kept (2 MiB), or nests it too deep.',
+    message: "The definitions of the server's tools are larger than 2 MiB, or nested too deeply.",
   },
   mcpTokenRefused: {
     status: 502,
     about: 'The authorization server of the entry gave no access token; the sentence says why.',
   },
-  mcpMethodNotAllowed: { status: 405, message: 'This endpoint keeps no streams: send POST.' },
-  mcpBusy: { status: 503, retry: true, message: 'Many MCP servers are being asked at the moment; try again shortly.' },
+  mcpMethodNotAllowed: { status: 405, message: 'This endpoint offers no streams: send POST.' },
+  mcpBusy: { status: 503, retry: true, message: 'Many MCP servers are being called at the moment; try again shortly.' },
 })
 
 /** What may go wrong when a server is asked. */

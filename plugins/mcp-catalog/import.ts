@@ -36,7 +36,7 @@ const serverFields = {
 const ServerJson = Type.Object(serverFields, {
   additionalProperties: true,
   description:
-    'A `server.json` of the MCP registry. Of it the first remote is taken that speaks streamable HTTP, or else SSE.',
+    'A `server.json` of the MCP registry. The first remote with streamable HTTP is used, or else the first with SSE.',
 })
 type ServerJson = Static<typeof ServerJson>
 
@@ -49,7 +49,7 @@ export const ImportBody = Type.Object(
     headers: Type.Optional(
       Type.Record(Type.String({ maxLength: 200 }), Type.String({ maxLength: 8_000 }), {
         maxProperties: 50,
-        description: 'With `server`: values of the headers that it asks for; secret ones as `secret://<name>`.',
+        description: 'With `server`: values of its headers; secret ones as `secret://<name>`.',
       }),
     ),
     variables: Type.Optional(

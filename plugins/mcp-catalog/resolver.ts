@@ -132,7 +132,7 @@ async function ready(
       ...(tools ? { tools } : {}),
     }
   } catch (error) {
-    // Its authorization server is somebody else's: that costs the run these tools, as a server does that is away.
+    // Its authorization server is somebody else's: that costs the run these tools, as a server does that cannot be reached.
     if (!isAppError(error) || error.code !== 'mcp_token_refused') throw error
     return { server: name, message: error.sentence ?? noToken }
   }

@@ -61,7 +61,7 @@ export function entryReadRoutes(app: App, guard: Guard, service: CatalogService)
       schema: {
         tags,
         summary: 'Get an entry of the catalog',
-        description: 'With what is known of its server, and when it was asked last.',
+        description: 'With the known state of its server, and when it was last contacted.',
         params: NameParams,
         response: { 200: EntryView, ...failures(notFound) },
       },
@@ -78,8 +78,8 @@ export function entryWriteRoutes(app: App, guard: Guard, service: CatalogService
       ...access('admin'),
       schema: {
         tags,
-        summary: 'Enter an MCP server into the catalog',
-        description: 'Profiles name it in `mcpServers`. The server itself is not asked; `POST …/test` does.',
+        summary: 'Add an MCP server to the catalog',
+        description: 'Profiles name it in `mcpServers`. The server itself is not contacted; `POST …/test` does that.',
         body: CreateEntry,
         response: { 201: EntryView, ...failures(...unfit, conflict, managedByConfig) },
       },
@@ -95,9 +95,9 @@ export function entryWriteRoutes(app: App, guard: Guard, service: CatalogService
       ...access('admin'),
       schema: {
         tags,
-        summary: 'Enter an MCP server by its server.json',
+        summary: 'Add an MCP server by its server.json',
         description:
-          'As the official registry has it. Servers that come as packages are refused: nothing is installed here.',
+          'In the form of the official registry. Servers that come as packages are refused: this server installs nothing.',
         body: ImportBody,
         response: { 201: EntryView, ...failures(...unfit, notImportable, conflict, managedByConfig) },
       },
@@ -115,7 +115,7 @@ export function entryWriteRoutes(app: App, guard: Guard, service: CatalogService
         tags,
         summary: 'Replace an entry of the catalog',
         description:
-          'Holds for runs that begin from now on. What the body leaves out, the entry has no more. Another URL is another server: what was accepted of the old one is not of this one.',
+          'Applies to runs that start from now on. A field that the body leaves out is removed. A new URL counts as a new server, without accepted tools.',
         params: NameParams,
         body: ReplaceEntry,
         response: { 200: EntryView, ...failures(...unfit, notFound, managedByConfig) },
@@ -133,7 +133,7 @@ export function entryWriteRoutes(app: App, guard: Guard, service: CatalogService
       schema: {
         tags,
         summary: 'Delete an entry of the catalog',
-        description: 'Runs of profiles that name it go on without its tools, and say so.',
+        description: 'Runs of profiles that name it continue without its tools, and say so.',
         params: NameParams,
         response: { 204: NoContent, ...failures(notFound, managedByConfig) },
       },
@@ -174,7 +174,7 @@ export function toolRoutes(
         tags,
         summary: 'List the tools of an MCP server',
         description:
-          'As the server defines them, and whether runs have them. Kept for some minutes; asked for anew when that is longer ago.',
+          'As the server defines them, and whether runs have them. The list is kept for some minutes and then requested again.',
         params: NameParams,
         querystring: PageQuery,
         response: { 200: Type.Array(ToolView), ...failures(...asking) },
@@ -195,9 +195,9 @@ export function toolRoutes(
       ...access('admin'),
       schema: {
         tags,
-        summary: 'Ask an MCP server what it is',
+        summary: 'Test an MCP server',
         description:
-          'Connects as a run would, with the credentials of the entry, and lists its tools. Each way to fail has an error of its own. An inactive entry can be tested, too.',
+          'Connects as a run would, with the credentials of the entry, and lists the tools. Each kind of failure has its own error. An inactive entry can be tested, too.',
         params: NameParams,
         response: { 200: TestAnswer, ...failures(...asking) },
       },
@@ -219,7 +219,7 @@ export function toolRoutes(
         tags,
         summary: 'Accept tools of an MCP server',
         description:
-          'By the digests of their definitions, so that nothing is accepted that nobody has seen. Runs have them from now on (`toolPolicy: review`).',
+          'By the digests of their definitions, so that only reviewed definitions are accepted. Runs have them from now on (`toolPolicy: review`).',
         params: NameParams,
         body: AcceptBody,
         response: { 200: AcceptAnswer, ...failures(notFound, catalogErrors.digestNotOffered) },

@@ -22,16 +22,16 @@ const ClientCredentials = Type.Object(
     tokenUrl: Type.Optional(
       text(
         2_000,
-        'The token endpoint. Without it the server and its authorization server are asked (RFC 9728, RFC 8414).',
+        'The token endpoint; by default that of the metadata of the server and its authorization server (RFC 9728, RFC 8414).',
       ),
     ),
-    clientId: text(500, 'As the authorization server knows us.'),
+    clientId: text(500, 'The client id at the authorization server.'),
     clientSecret: Type.String({ ...secretRef, description: '`secret://<name>`: a secret of the tenant.' }),
     scopes,
   },
   {
     additionalProperties: false,
-    description: 'How access tokens for the server are got; they are sent as `Authorization`.',
+    description: 'How to get access tokens for the server; they are sent as `Authorization`.',
   },
 )
 
@@ -41,14 +41,17 @@ const AuthorizationCode = Type.Object(
     connection: Type.Optional(
       Type.Union([Type.Literal('tenant'), Type.Literal('user')], {
         description:
-          'Whose account it is: one of the tenant (unless given), which every run uses that names the entry; or one of each end user, which is used through `apps` alone.',
+          "Whose account it is: the tenant's (default), for every run that names the entry; or one of each end user, used only through `apps`.",
       }),
     ),
     issuer: Type.Optional(
-      text(2_000, 'The authorization server. Without it the server is asked who that is (RFC 9728).'),
+      text(2_000, 'The authorization server; by default the one that the server names (RFC 9728).'),
     ),
     clientId: Type.Optional(
-      text(500, 'As the authorization server knows us. Without it we register with that by ourselves (RFC 7591).'),
+      text(
+        500,
+        'The client id at the authorization server; by default the client is registered dynamically (RFC 7591).',
+      ),
     ),
     clientSecret: Type.Optional(
       Type.String({ ...secretRef, description: '`secret://<name>`, for a `clientId` that has a secret.' }),
@@ -58,7 +61,7 @@ const AuthorizationCode = Type.Object(
   {
     additionalProperties: false,
     description:
-      'The owner of an account connects it in a browser: `POST /api/apps/{name}/connect`. With PKCE; tokens are renewed by themselves.',
+      'The owner of an account connects it in a browser: `POST /api/apps/{name}/connect`. With PKCE; tokens are renewed automatically.',
   },
 )
 export type ClientCredentials = Static<typeof ClientCredentials>
@@ -71,14 +74,14 @@ export type OAuth = Static<typeof OAuth>
 export const entryFields = {
   transport: Type.Optional(
     Type.Union([Type.Literal('streamable-http'), Type.Literal('sse')], {
-      description: '`streamable-http` unless given. `sse` is the older one, which not every runtime speaks.',
+      description: '`streamable-http` by default. `sse` is the older one, which not every runtime speaks.',
     }),
   ),
   headers: Type.Optional(
     Type.Record(Type.String({ maxLength: 200 }), Type.String({ maxLength: 8_000 }), {
       maxProperties: 50,
       description:
-        'Sent with every request; a credential as a reference, such as `Bearer secret://github`. Answers show references as they are, and other values as `********`, which in a `PUT` stands for what is stored.',
+        'Sent with every request; a credential as a reference, such as `Bearer secret://github`. Answers show references unchanged, and other values as `********`, which in a `PUT` stands for the stored value.',
     }),
   ),
   oauth: Type.Optional(OAuth),
@@ -86,13 +89,13 @@ export const entryFields = {
     Type.Array(Type.String({ minLength: 1, maxLength: 200 }), {
       maxItems: 500,
       uniqueItems: true,
-      description: 'The only tools of the server that runs may see and call; all when absent.',
+      description: 'The only tools of the server that runs may see and call; by default all.',
     }),
   ),
   toolPolicy: Type.Optional(
     Type.Union([Type.Literal('trust'), Type.Literal('review')], {
       description:
-        '`trust` (unless given): runs have the tools as the server defines them. `review`: only definitions that an admin has accepted; new and changed ones are held back.',
+        '`trust` (default): runs have the tools as the server defines them. `review`: runs have only definitions that an admin has accepted; new and changed ones are withheld.',
     }),
   ),
   description: Type.Optional(Type.String({ maxLength: 2_000 })),
@@ -101,8 +104,8 @@ export const entryFields = {
 const shared = {
   url: text(2_000, 'Where the server is: https on the public internet, or a host of `AGENT_ORC_MCP_ALLOW_HOSTS`.'),
   ...entryFields,
-  active: Type.Optional(Type.Boolean({ description: 'True unless given. Profiles cannot name an inactive entry.' })),
-  managedBy: Type.Optional(Type.Unknown({ description: 'Ignored: the server decides it.' })),
+  active: Type.Optional(Type.Boolean({ description: 'True by default. Profiles cannot name an inactive entry.' })),
+  managedBy: Type.Optional(Type.Unknown({ description: 'Ignored; set by the server.' })),
 }
 const name = Type.String({
   pattern: namePattern,
@@ -120,7 +123,7 @@ export const NameParams = Type.Object({ name: Type.String({ description: 'Name o
 const ServerInfo = Type.Object({
   name: Type.String(),
   version: Type.String(),
-  protocolVersion: Type.Optional(Type.String({ description: 'Of MCP, as both have agreed on it.' })),
+  protocolVersion: Type.Optional(Type.String({ description: 'The negotiated MCP protocol version.' })),
 })
 export type ServerInfo = Static<typeof ServerInfo>
 
@@ -144,17 +147,12 @@ export const EntryView = Type.Object({
   updatedAt: Type.Optional(Time),
   server: Type.Optional(ServerInfo),
   tools: Type.Optional(
-    Type.Object(
-      { count: Type.Integer(), listedAt: Time },
-      { description: 'What the server had when it was asked last.' },
-    ),
+    Type.Object({ count: Type.Integer(), listedAt: Time }, { description: 'What the server last reported.' }),
   ),
   health: Type.Optional(
     Type.Object({
       lastSuccessAt: Type.Optional(Time),
-      latencyMs: Type.Optional(
-        Type.Integer({ description: 'How long it took then to connect and to list the tools.' }),
-      ),
+      latencyMs: Type.Optional(Type.Integer({ description: 'How long that connection and its list of tools took.' })),
       lastFailureAt: Type.Optional(Time),
       lastFailure: Type.Optional(Failure),
     }),
@@ -175,7 +173,7 @@ export const ToolView = Type.Object({
     states.map((state) => Type.Literal(state)),
     {
       description:
-        '`accepted`: runs have it. `new`, `changed`: held back until an admin accepts its digest (`toolPolicy: review`). `not_allowed`: not in `allowedTools`.',
+        '`accepted`: runs have it. `new`, `changed`: withheld until an admin accepts its digest (`toolPolicy: review`). `not_allowed`: not in `allowedTools`.',
     },
   ),
 })
@@ -204,7 +202,7 @@ export const AcceptBody = Type.Object(
 
 const Digest = Type.Object({ name: Type.String(), digest: Type.String() })
 export const AcceptAnswer = Type.Object({
-  accepted: Type.Array(Digest, { description: 'All that runs may have now.' }),
+  accepted: Type.Array(Digest, { description: 'All accepted digests.' }),
   held: Type.Array(Digest, { description: 'What is still held back.' }),
 })
 export type AcceptAnswer = Static<typeof AcceptAnswer>

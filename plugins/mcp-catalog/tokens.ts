@@ -79,7 +79,7 @@ export class Tokens {
       const held = found?.due ? undefined : this.#opened(tenantId, entry, found)
       if (held !== undefined) return held
       if (found?.failure && found.basis === basis) throw catalogErrors.mcpTokenRefused({ message: found.failure })
-      // A token that nobody can open any more is none, whatever its row says.
+      // A token that no key can decrypt any more counts as missing, whatever its row says.
       if (found?.valid && found.token !== null && this.#opened(tenantId, entry, found) === undefined) {
         await dropToken(database, tenantId, entry.name, found.token)
       }
@@ -142,7 +142,7 @@ const leaseFor = `interval '30 seconds'`
 /** For so long after a failure nobody asks again. */
 const pause = `interval '5 seconds'`
 
-/** A token that ends while it is being sent is none. Of a short one half of its last part is enough. */
+/** A token that expires while it is being sent is useless. Of a short one half of its last part is enough. */
 const margin = `least(interval '30 seconds', (expires_at - due_at) / 2)`
 
 const columns = `basis, token, token IS NOT NULL AND expires_at - ${margin} > now() AS valid, coalesce(due_at <= now(), true) AS due,

@@ -31,7 +31,7 @@ const provider = (what: string) =>
       baseUrl: Type.Optional(
         Type.String({
           pattern: '^https?://[^\\s]+$',
-          description: 'Of an OpenAI-compatible server, e.g. https://api.openai.com/v1; none unless given.',
+          description: 'Of an OpenAI-compatible server, e.g. https://api.openai.com/v1; none by default.',
         }),
       ),
       apiKey: Type.Optional(Type.String()),
@@ -97,7 +97,7 @@ export default definePlugin({
     limits?.uses('memoryBytes', async (tenantId) => (await usedBy(database, tenantId)).memoryBytes)
     jobs?.every('memory', config.schedule, (signal) => sweepTenants({ database, vectors, writer, log }, signal))
     onStart(async () => {
-      // The boot does not wait for a database that is away.
+      // The boot does not wait for a database that cannot be reached.
       void extensions
         .open(stopping)
         .then(async ({ trigrams, vectors: present }) => {

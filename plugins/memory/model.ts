@@ -72,7 +72,7 @@ export class MemoryModel {
   isFor(tenantId: string): boolean {
     return this.#parts.tenants.allows(tenantId)
   }
-  /** The statements of a text, one a line. Undefined where the model is not for this tenant, is away, or finds nothing: then rules have the say. */
+  /** The statements of a text, one a line. Undefined where the model is not for this tenant, cannot be reached, or finds nothing: then rules have the say. */
   async process(tenantId: string, text: string): Promise<string | undefined> {
     const { metrics, log } = this.#parts
     if (!this.isFor(tenantId)) return undefined
@@ -122,7 +122,7 @@ export class Embeddings {
   has(tenantId: string): boolean {
     return this.#parts.tenants.allows(tenantId)
   }
-  /** The vector of a question; undefined when the provider is away: a search goes on without. */
+  /** The vector of a question; undefined when the provider cannot be reached: a search goes on without. */
   async ofQuestion(text: string): Promise<readonly number[] | undefined> {
     const vectors = await this.#of([text], questionMs).catch((err: unknown) => {
       this.#parts.log.warn({ err }, 'a search goes on without vectors: the embedding provider did not answer')
@@ -130,7 +130,7 @@ export class Embeddings {
     })
     return vectors?.[0]
   }
-  /** The vectors of texts, in their order. Rejects when the provider is away. */
+  /** The vectors of texts, in their order. Rejects when the provider cannot be reached. */
   ofTexts(texts: readonly string[]): Promise<readonly (readonly number[])[]> {
     return this.#of(texts, batchMs)
   }
@@ -160,7 +160,7 @@ function vectorsOf(answer: unknown, count: number): readonly (readonly number[])
   return sorted.map(({ vector }) => {
     const isVector =
       Array.isArray(vector) && vector.length > 0 && vector.length <= 16_000 && vector.every(Number.isFinite)
-    if (!isVector) throw new Error('the answer has a vector that is none')
+    if (!isVector) throw new Error('the answer has an invalid vector')
     return vector as number[]
   })
 }

@@ -100,7 +100,7 @@ export class MemoryRecall implements Recall {
   }
 }
 
-/** What is a person's and nobody's as well, or several persons', is two memories and one fact. */
+/** The same statement for a person and without a person, or for several persons, is two memories and one fact. */
 function eachOnce<T extends Memory>(memories: readonly T[]): T[] {
   const told = new Set<string>()
   return memories.filter(({ processedContent }) => {

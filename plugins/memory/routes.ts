@@ -64,7 +64,7 @@ export function memoryRoutes(app: App, guard: Guard, { bank, database }: MemoryS
         tags,
         summary: 'Search the memories of a profile',
         description:
-          'Best first. Without `q` everything fits, newest first. Each hit says by which lists it was found.',
+          'Best first. Without `q` everything matches, newest first. Each hit says by which lists it was found.',
         params: NameParams,
         querystring: SearchQuery,
         response: { 200: Hits, ...failures(notFound) },
@@ -122,7 +122,7 @@ export function bankRoutes(app: App, guard: Guard, { database, has }: MemoryServ
         tags,
         summary: 'Show the memory bank',
         description:
-          'What is current, of all profiles. With `limit` a page of memories, newest first; without it by profile. `q` is looked for among the newest 10,000.',
+          'Current memories of all profiles. With `limit` a page, newest first; without it by profile. `q` searches the newest 10,000.',
         querystring: BankQuery,
         response: { 200: Bank },
       },
@@ -170,7 +170,7 @@ export function memoryWriteRoutes(app: App, guard: Guard, bank: MemoryBank): voi
         tags,
         summary: 'Create a memory',
         description:
-          'What says nothing, and what is there already, is not stored: `stored` tells. A statement that corrects another one takes its place, and the other stays as history.',
+          'Junk and duplicates are not stored: see `stored`. A statement that corrects another one supersedes it; the older one stays as history.',
         params: NameParams,
         body: CreateMemory,
         response: {
@@ -191,7 +191,7 @@ export function memoryWriteRoutes(app: App, guard: Guard, bank: MemoryBank): voi
       schema: {
         tags,
         summary: 'Delete a memory',
-        description: 'For good. What it had superseded stays history.',
+        description: 'Permanently. Memories that it superseded stay history.',
         params: MemoryParams,
         response: { 204: NoContent, ...failures(notFound) },
       },

@@ -11,8 +11,8 @@ export const Time = Type.String({
   pattern: '^\\d{4}-\\d{2}-\\d{2}(T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2}))?$',
   description: 'ISO 8601: a day, or a time with its zone.',
 })
-const endUserId = line(256, 'The person whom it is about, as chats name them in `metadata.end_user_id`.')
-const category = line(64, 'A word of your own by which memories are filtered.')
+const endUserId = line(256, 'The person that it is about, as in `metadata.end_user_id` of chats.')
+const category = line(64, 'Your own word to filter memories by.')
 const sources = ['curated', 'mined'] as const
 
 /** What a memory says and where it comes from. Either `rawInput` or `processedContent` is required. Specification 2.11. */
@@ -21,43 +21,38 @@ export const CreateMemory = Type.Object(
     rawInput: Type.Optional(
       text(
         32_768,
-        'A text from which the memory is made: by the model that the server is configured with, or by rules. What is not worth keeping is refused.',
+        'A text from which the memory is extracted, by the configured model or by rules. Text that is not worth keeping is refused.',
       ),
     ),
     processedContent: Type.Optional(
-      text(
-        8_000,
-        'The memory in the words of its author: it is kept as it is, and counts for more than what was made of a text.',
-      ),
+      text(8_000, 'The memory in the words of its author: it is stored unchanged, and ranks above extracted memories.'),
     ),
     category: Type.Optional(category),
-    summary: Type.Optional(line(1_000, 'What it comes to, in a sentence.')),
+    summary: Type.Optional(line(1_000, 'A summary in one sentence.')),
     endUserId: Type.Optional(endUserId),
     sessionId: Type.Optional(
       Type.String({
         pattern: clientIdPattern,
-        description: 'The conversation it was said in: what was said before it there helps to find it.',
+        description: 'The conversation in which it was said: what was said before it helps to find it.',
       }),
     ),
     runId: Type.Optional(Type.String({ pattern: clientIdPattern, description: 'The run that it comes from.' })),
-    eventAt: Type.Optional(Type.String({ ...Time, description: 'When it happened or was said; now unless given.' })),
+    eventAt: Type.Optional(Type.String({ ...Time, description: 'When it happened or was said; now by default.' })),
     confidence: Type.Optional(
       Type.Number({
         minimum: 0,
         maximum: 1,
-        description: 'How sure it is: 1 of `processedContent`, 0.7 of `rawInput`, unless given.',
+        description: 'How sure it is; by default 1 with `processedContent`, 0.7 with `rawInput`.',
       }),
     ),
     ttlSeconds: Type.Optional(
       Type.Integer({
         minimum: 1,
         maximum: 315_360_000,
-        description: 'It is forgotten after this; never unless given.',
+        description: 'It is forgotten after this; never by default.',
       }),
     ),
-    supersedes: Type.Optional(
-      line(64, 'Id of the memory of this profile whose place it takes. That one stays, as history.'),
-    ),
+    supersedes: Type.Optional(line(64, 'Id of the memory of this profile that it supersedes, which stays as history.')),
   },
   { additionalProperties: false },
 )
@@ -80,13 +75,13 @@ export const Memory = Type.Object({
     { description: '`curated`: somebody chose the words. `mined`: they were taken from a text.' },
   ),
   confidence: Type.Number(),
-  language: Type.String({ description: 'By which it is indexed: en, de, es, ru or zh.' }),
+  language: Type.String({ description: 'The language of the index: en, de, es, ru or zh.' }),
   eventAt: Type.Optional(time('When it happened or was said.')),
   createdAt: time('When it was stored.'),
   ttlSeconds: Type.Optional(Type.Integer()),
   expiresAt: Type.Optional(time('When it is forgotten.')),
-  supersedes: Type.Optional(Type.String({ description: 'The memory whose place it took.' })),
-  supersededBy: Type.Optional(Type.String({ description: 'The memory that took its place.' })),
+  supersedes: Type.Optional(Type.String({ description: 'The memory that it superseded.' })),
+  supersededBy: Type.Optional(Type.String({ description: 'The memory that superseded it.' })),
   supersededAt: Type.Optional(time('Since when it is history.')),
 })
 export type Memory = Static<typeof Memory>
@@ -97,10 +92,10 @@ export const NotStored = Type.Object({
   stored: Type.Literal(false),
   reason: Type.Union(
     reasons.map((one) => Type.Literal(one)),
-    { description: '`duplicate`: `id` says the same already. `junk`: there is nothing in it to remember.' },
+    { description: '`duplicate`: the memory `id` already says the same. `junk`: there is nothing to remember.' },
   ),
   detail: Type.Optional(
-    Type.String({ description: 'Of junk: empty, greeting, system_prompt, tool_noise or recalled.' }),
+    Type.String({ description: 'For junk: empty, greeting, system_prompt, tool_noise or recalled.' }),
   ),
   id: Type.Optional(Type.String()),
 })
@@ -125,7 +120,7 @@ export type Why = Static<typeof Why>
 export const Hit = Type.Composite([
   Memory,
   Type.Object({
-    score: Type.Number({ description: '0 to 1: how much of the question it covers, and how far in front it is.' }),
+    score: Type.Number({ description: '0 to 1: how much of the question it covers, and how high it ranks.' }),
     why: Type.Array(Why),
   }),
 ])
@@ -134,11 +129,11 @@ export const Hits = Type.Object({ items: Type.Array(Hit) })
 
 const flag = (description: string) => Type.Optional(Type.Boolean({ default: false, description }))
 const filters = {
-  endUserId: Type.Optional(Type.String({ ...endUserId, description: 'Those of this person only.' })),
-  shared: flag('With `endUserId`: those that are nobody’s as well.'),
+  endUserId: Type.Optional(Type.String({ ...endUserId, description: 'Only memories of this person.' })),
+  shared: flag('With `endUserId`: also memories without an end user.'),
   category: Type.Optional(category),
   from: Type.Optional(
-    Type.String({ ...Time, description: 'Those of this time or later, by `eventAt`, else `createdAt`.' }),
+    Type.String({ ...Time, description: 'Only memories of this time or later, by `eventAt`, or else `createdAt`.' }),
   ),
   to: Type.Optional(Type.String({ ...Time, description: 'Those before this time.' })),
 }
@@ -151,14 +146,19 @@ export const SearchQuery = Type.Object({
     Type.Integer({
       minimum: 1,
       maximum: 1_000_000,
-      description: 'About how many tokens all contents together may have; the best come first.',
+      description: 'The approximate most tokens of all contents together; the best hits come first.',
     }),
   ),
   at: Type.Optional(
-    Type.String({ ...Time, description: 'The time that `yesterday` in the question is seen from; now unless given.' }),
+    Type.String({
+      ...Time,
+      description: 'The time from which `yesterday` in the question is counted; now by default.',
+    }),
   ),
   ...filters,
-  includeSuperseded: flag('History as well. A question about the past (`used to`, `before`) finds it anyway.'),
+  includeSuperseded: flag(
+    'Includes superseded memories. A question about the past (`used to`, `before`) finds them anyway.',
+  ),
 })
 export type SearchQuery = Static<typeof SearchQuery>
 
@@ -178,7 +178,7 @@ export const BankQuery = Type.Object({
     Type.String({
       maxLength: 200,
       pattern: '^[^\\u0000]*$',
-      description: 'Part of a content, a summary, a profile’s name or its id, in any case.',
+      description: 'Part of a content, a summary, a profile’s name or an id; case does not matter.',
     }),
   ),
   category: Type.Optional(category),
@@ -209,19 +209,23 @@ export const Bank = Type.Object({
 
 export const Stats = Type.Object({
   memories: Type.Integer({ description: 'History included.' }),
-  current: Type.Integer({ description: 'Those that nothing has superseded.' }),
+  current: Type.Integer({ description: 'Memories that were not superseded.' }),
   bytes: Type.Integer(),
   profilesWithMemory: Type.Integer(),
   endUsers: Type.Integer(),
   bySource: Type.Record(Type.String(), Type.Integer()),
-  byCategory: Type.Record(Type.String(), Type.Integer(), { description: 'The 100 largest; `` is without one.' }),
+  byCategory: Type.Record(Type.String(), Type.Integer(), {
+    description: 'The 100 largest; `` means without a category.',
+  }),
   byProfile: Type.Record(Type.String(), Type.Integer(), { description: 'The 100 largest.' }),
-  refused: Type.Record(Type.String(), Type.Integer(), { description: 'What was not stored, by why, ever.' }),
+  refused: Type.Record(Type.String(), Type.Integer(), {
+    description: 'How many memories were refused since the beginning, by reason.',
+  }),
   oldest: Type.Optional(Type.String({ format: 'date-time' })),
   newest: Type.Optional(Type.String({ format: 'date-time' })),
   search: Type.Object(
     { similarWords: Type.Boolean(), meaning: Type.Boolean() },
-    { description: 'Whether pg_trgm, and pgvector with an embedding provider, are there.' },
+    { description: 'Whether pg_trgm, and pgvector with an embedding provider, are available.' },
   ),
 })
 export type Stats = Static<typeof Stats>

@@ -7,14 +7,14 @@ import { conflict, errorTable, invalidRequest, notFound } from '#kernel'
 
 export const profileErrors = errorTable('profiles', {
   /** Specification 4.4: the name is part of the string. */
-  unknownSkill: { named: true, status: 400, message: 'This installation has no skill of that name.' },
-  unknownPool: { named: true, status: 400, message: 'There is no pool of that name; create it first.' },
-  unknownMcpServer: { named: true, status: 400, message: 'This installation has no MCP server of that name.' },
+  unknownSkill: { named: true, status: 400, message: 'This installation has no skill with that name.' },
+  unknownPool: { named: true, status: 400, message: 'No pool has that name; create it first.' },
+  unknownMcpServer: { named: true, status: 400, message: 'This installation has no MCP server with that name.' },
   poolWithoutRuntime: { status: 400, about: "The pool is not for profiles of this profile's runtime." },
-  poolInUse: { status: 409, about: 'Profiles name this pool; give them another one or none first.' },
+  poolInUse: { status: 409, about: 'Profiles name this pool; change them first.' },
   preconditionFailed: {
     status: 412,
-    about: 'The profile is at another version than `If-Match` says: read it again, and write with that ETag.',
+    about: 'The profile has changed since the version in `If-Match`: read it again, and write with its new ETag.',
   },
 })
 

@@ -48,7 +48,7 @@ export function poolRoutes(
         tags,
         summary: 'Create a pool',
         description:
-          'A part of the fleet. New sessions of a profile that names it are placed on its live runners only. Broadcast to every runner; it never changes, so make another one and let profiles name that.',
+          'A part of the fleet. New sessions of a profile that names it are placed on its live runners only. It is broadcast to every runner and never changes: create another pool and let profiles name that.',
         body: PoolInput,
         response: { 201: Pool, ...failures(invalidRequest, conflict, limitErrors.limitExceeded) },
       },

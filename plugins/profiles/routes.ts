@@ -49,7 +49,7 @@ export function profileRoutes(app: App, guard: Guard, store: ProfileStore, viewO
         tags,
         summary: 'Get a profile',
         description:
-          'Its latest version. Write with the `ETag` of this answer as `If-Match` to overwrite nothing unseen.',
+          'Its latest version. Write with the `ETag` of this answer as `If-Match` to detect concurrent changes.',
         params: NameParams,
         response: { 200: ProfileView, ...failures(notFound) },
       },
@@ -117,7 +117,7 @@ export function profileWriteRoutes(app: App, guard: Guard, service: ProfileServi
         tags,
         summary: 'Delete a profile',
         description:
-          'Removes it from every runner; existing sessions keep their snapshot. Its versions stay, and go on counting if the name is used again.',
+          'Removes it from every runner; existing sessions keep their snapshot. Its versions stay, and their numbers continue if the name is used again.',
         params: NameParams,
         headers: WriteHeaders,
         response: { 204: NoContent, ...failures(notFound) },

@@ -26,9 +26,7 @@ export const WorkerPlacement = Type.Object(
       description: '`profile`: it names the substrate; `default`: the default of the runners.',
     }),
     servable: Type.Boolean({ description: 'Whether any live runner could run the worker.' }),
-    requested: Type.Optional(
-      Type.String({ description: 'What the profile asks for, when that is not simply what it gets.' }),
-    ),
+    requested: Type.Optional(Type.String({ description: 'What the profile requests, if it gets something else.' })),
     detail: Type.Optional(Type.String({ description: 'Why.' })),
   },
   { description: 'Computed on read, for `workerMode: sandbox` while the fleet is known.' },
@@ -43,19 +41,19 @@ export type ProfileView = Static<typeof ProfileView>
 export const ListQuery = Type.Object({
   ...PageQuery.properties,
   q: Type.Optional(
-    Type.String({ maxLength: 64, pattern: '^[^\\u0000]*$', description: 'Part of the name, in any case.' }),
+    Type.String({ maxLength: 64, pattern: '^[^\\u0000]*$', description: 'Part of the name; case does not matter.' }),
   ),
 })
 
 const runners = Type.Array(
   Type.String({ pattern: '^[0-9a-f]{8}$', description: 'Hash of a runner, as `GET /api/topology` shows it.' }),
-  { minItems: 1, maxItems: 1_000, uniqueItems: true, description: 'Runners of the pool; any unless given.' },
+  { minItems: 1, maxItems: 1_000, uniqueItems: true, description: 'Runners of the pool; any by default.' },
 )
 const runtimes = Type.Array(Type.String({ pattern: '^[a-z][a-z0-9_-]{0,31}$' }), {
   minItems: 1,
   maxItems: 50,
   uniqueItems: true,
-  description: 'Runtimes of the profiles that may name the pool; any unless given.',
+  description: 'Runtimes of the profiles that may name the pool; any by default.',
 })
 
 /** What a client writes. A pool never changes: profiles move from one to another instead. */
@@ -83,7 +81,7 @@ export const VersionEntry = Type.Object({
   version: Type.Integer(),
   createdAt: Type.String({ format: 'date-time' }),
   createdBy: Type.Optional(Type.String({ description: 'Id of the key that wrote it.' })),
-  restoredFrom: Type.Optional(Type.Integer({ description: 'The older version that it repeats.' })),
+  restoredFrom: Type.Optional(Type.Integer({ description: 'The older version that it restores.' })),
 })
 export type VersionEntry = Static<typeof VersionEntry>
 export const ProfileVersion = Type.Object({ ...VersionEntry.properties, profile: Type.Object(stored) })
@@ -101,7 +99,7 @@ export const WriteHeaders = Type.Object({
   'if-match': Type.Optional(
     Type.String({
       pattern: `^\\s*(\\*|${etag}(\\s*,\\s*${etag})*)\\s*$`,
-      description: 'The `ETag` of the profile as it was read: writes only if it still is the stored one, else 412.',
+      description: 'The `ETag` of the profile as you read it: 412 if it has changed since.',
     }),
   ),
 })

@@ -52,7 +52,7 @@ export interface Creator extends Writer {
 /** What the stored profile must be for a write to change it. */
 export interface Expected {
   readonly id?: string | undefined
-  /** The versions that it may have; any unless given. */
+  /** The versions that it may have; any by default. */
   readonly versions?: readonly number[] | undefined
 }
 

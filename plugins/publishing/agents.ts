@@ -157,7 +157,7 @@ async function insertAgent(database: Database, tenantId: string, agent: NewAgent
     ],
   }
   const [rows] = await database.batch<[AgentRow[]]>(tenantId, [insert]).catch(async (error: unknown) => {
-    // The profile went away since it was looked up.
+    // The profile was deleted since it was read.
     if (sqlState(error) === '23503') throw unknownProfile()
     if (sqlState(error) !== '23505') throw error
     // A profile that is published already violates the index of slugs first; it must not be told to choose another slug.

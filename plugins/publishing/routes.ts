@@ -77,7 +77,7 @@ export function publishedRoutes(app: App, guard: Guard, service: PublishingServi
       schema: {
         tags,
         summary: 'List published agents',
-        description: 'Those that are published now, by the name of their profile.',
+        description: 'The agents that are published now, by the name of their profile.',
         querystring: PageQuery,
         response: { 200: Type.Array(PublishedAgent) },
       },
@@ -109,7 +109,7 @@ export function publishedRoutes(app: App, guard: Guard, service: PublishingServi
       schema: {
         tags,
         summary: 'Change a published agent',
-        description: 'What is left out stays as it is. It holds from the next chat request on.',
+        description: 'Omitted fields stay unchanged. Applies from the next chat request on.',
         params: NameParams,
         body: PatchBody,
         response: { 200: PublishedAgent, ...failures(...unfit, publishingErrors.notPublished, conflict) },
@@ -130,7 +130,7 @@ export function metricsRoutes(app: App, guard: Guard, service: PublishingService
       schema: {
         tags,
         summary: 'Measure a published agent',
-        description: 'Of the publication that is active now: 404 `not_published` when there is none.',
+        description: 'For the active publication: 404 `not_published` without one.',
         params: NameParams,
         querystring: SeriesQuery,
         response: { 200: PublishedMetrics, ...failures(publishingErrors.notPublished) },
@@ -207,7 +207,7 @@ function lifeRoutes(app: App, guard: Guard, service: AgentKeyService): void {
         tags,
         summary: 'Replace a key by a new one',
         description:
-          'The new key has the label and the expiry of the old one, or the expiry of the API key that asks when that is sooner. The token is in this answer and never again.',
+          'The new key has the label and the expiry of the old one, or the expiry of the calling API key when that is earlier. The token is in this answer and never again.',
         params: KeyParams,
         body: KeyRotation,
         response: {
@@ -231,7 +231,7 @@ function lifeRoutes(app: App, guard: Guard, service: AgentKeyService): void {
       schema: {
         tags,
         summary: 'Revoke a key',
-        description: 'The next request with it is refused. Keys of a former publication can be revoked, too.',
+        description: 'Its next request is refused. Keys of an earlier publication can be revoked, too.',
         params: KeyParams,
         response: { 204: NoContent, ...failures(notFound, publishingErrors.notPublished) },
       },

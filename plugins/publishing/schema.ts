@@ -22,9 +22,7 @@ const knobs = {
 
 export const PublishBody = Type.Object(
   {
-    slug: Type.Optional(
-      Type.String({ pattern: slugPattern, description: "Made from the profile's name when absent." }),
-    ),
+    slug: Type.Optional(Type.String({ pattern: slugPattern, description: "By default made from the profile's name." })),
     ...knobs,
     webhookUrl: Type.Optional(webhookUrl),
   },
@@ -37,7 +35,7 @@ export const PatchBody = Type.Object(
     ...knobs,
     webhookUrl: Type.Optional(
       Type.Union([webhookUrl, Type.Null()], {
-        description: 'Where the ends of its runs are told; `null` takes it away.',
+        description: 'URL that receives the ends of its runs; `null` removes it.',
       }),
     ),
     enabled: Type.Optional(Type.Boolean({ description: '`false` is a kill switch that keeps the history.' })),

@@ -28,9 +28,9 @@ const tenants = {
          WHERE id > $1 AND erased_at IS NULL ORDER BY id LIMIT 200`,
 }
 const dayMs = 24 * 3_600_000
-/** A tenant of which there is much to delete has so long; the rest comes behind all others, each time for twice as long. */
+/** A tenant of which there is much to delete has so long; the rest comes after all others, each time for twice as long. */
 const usualTurnMs = 60_000
-/** How long a conductor that is away can learn which files to remove. */
+/** For how long a conductor that was down can still learn which files to remove. */
 const notesDays = 30
 
 interface PassParts {

@@ -15,7 +15,7 @@ const ExportedItem = Type.Object(
   {
     additionalProperties: true,
     description:
-      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, behind each run, its log in parts as `events` {runId, events}. Before them what else is kept of the person, such as each `connection`: an account in an app, without its secret; each `memory`, with its history.',
+      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, after each run, its log in parts as `events` {runId, events}. Other data of the person comes first, such as each `connection`: an account in an app, without its secret; each `memory`, with its history.',
   },
 )
 type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>
@@ -96,20 +96,20 @@ const requestMs = 10_000
 
 const tags = ['end users']
 const EndUserParams = Type.Object({
-  id: Type.String({ description: 'As chats name the person in `metadata.end_user_id`.' }),
+  id: Type.String({ description: "The person's id, as in `metadata.end_user_id` of chats." }),
 })
 const count = (description: string) => Type.Integer({ description })
 const Erased = Type.Object({
   endUserId: Type.String(),
-  conversations: count('Conversations that were erased whole, with those who spoke in them.'),
+  conversations: count('Conversations that were erased whole, including what others said in them.'),
   messages: Type.Integer(),
   runs: count('Runs, those that they delegated included, with event logs, files and webhook messages.'),
   sessions: count('Sessions with their saved state.'),
   data: Type.Record(Type.String(), Type.Integer(), {
     description:
-      'What else was kept of them, by its kind, such as `connection`: accounts in apps, which are revoked as well; `memory`: what is remembered of them.',
+      'Other data, by kind, such as `connection`: accounts in apps, which are revoked as well; `memory`: memories about them.',
   }),
-  pending: count('Conversations that something is under way in: they are erased when it is over. 0: nothing is left.'),
+  pending: count('Conversations with running runs: they are erased when these are over. 0: nothing is left.'),
 })
 
 interface EndUserParts {
@@ -132,7 +132,7 @@ export function endUserRoutes(
         tags,
         summary: 'Erase an end user',
         description:
-          'Deletes their conversations with messages, public runs, runs, event logs, files, webhook messages and saved state, and what else is kept of them, such as accounts in apps and memories. Meters stay: they hold no content. May be repeated.',
+          'Deletes their conversations with messages, public runs, runs, event logs, files, webhook messages and saved state, and other data about them, such as accounts in apps and memories. Meters stay: they have no content. May be repeated.',
         params: EndUserParams,
         response: { 200: Erased, ...failures(notFound, retentionErrors.legalHold) },
       },

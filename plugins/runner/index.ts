@@ -30,10 +30,10 @@ export default definePlugin({
   name: 'runner',
   config: Settings({
     baseUrl: url(
-      "Where conductors reach this runner; its hash is part of session ids. The runner listener's own URL unless given.",
+      "Where conductors reach this runner; its hash is part of session ids. The runner listener's own URL by default.",
     ),
-    mcpBaseUrl: url('Where sidecars reach the session MCP endpoint; the base URL unless given.'),
-    capabilities: CommaList('Runtimes this runner takes; those its sidecars report unless given.'),
+    mcpBaseUrl: url('Where sidecars reach the session MCP endpoint; the base URL by default.'),
+    capabilities: CommaList('Runtimes this runner takes; those its sidecars report by default.'),
     maxSessions: Type.Integer({
       default: 100_000,
       minimum: 1,

@@ -29,7 +29,7 @@ export async function readableBy(
   { executors, objects }: { readonly executors: Executors; readonly objects: ObjectStore | undefined },
 ): Promise<ExecuteRun> {
   if (!objects || !hasLinks(order)) return order
-  // One that is away is asked for the run anyway, for a while.
+  // One that cannot be reached is asked for the run anyway, for a while.
   const health = await linkOf(executors, session)
     .health()
     .catch(() => undefined)

@@ -24,10 +24,10 @@ const graceMs = 3_000
 const unwindMs = 1_000
 /** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
 const stateMissingMs = 2_000
-/** How long the runner asks again while a sidecar is still busy with the session's former run, or is away because it restarts. */
+/** How long the runner asks again while a sidecar is still busy with the session's former run, or cannot be reached because it restarts. */
 const busyMs = 3_000
 const busyRetryMs = 25
-/** The same for a sidecar that is away, when another runner can take the run. */
+/** The same for a sidecar that cannot be reached, when another runner can take the run. */
 const awayMs = 250
 /** Larger delays overflow the timer. */
 const maxTimerMs = 2 ** 31 - 1

@@ -28,7 +28,7 @@ interface Leaving {
   readonly log: { readonly lastSeq: number }
   /** Stores its events; false: it is another process's. */
   flush(): Promise<boolean>
-  /** The store has it as nobody's. */
+  /** The store has it without a conductor. */
   parked(): void
 }
 

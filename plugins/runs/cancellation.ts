@@ -24,7 +24,7 @@ export const Terminated = Type.Object({
   found: Type.Boolean({ description: 'The run is known, in memory or in the store.' }),
   cancelled: Type.Boolean({ description: 'This process executed the run and stopped it.' }),
   drained: Type.Boolean({ description: 'The claim was released by its holder within 2 seconds.' }),
-  claimStolen: Type.Boolean({ description: 'The claim was taken from its holder.' }),
+  claimStolen: Type.Boolean({ description: 'The claim was taken over from its holder.' }),
   durableUpdated: Type.Boolean({ description: 'This call moved the stored run to `cancelled`.' }),
   warnings: Type.Array(Type.String(), {
     description: '`unknown_run`, `not_executing_here`, `already_finished`, `drain_timeout`, `store_unavailable`.',

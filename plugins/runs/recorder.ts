@@ -195,7 +195,7 @@ export class Recorder {
     this.#deps.flushes.delete(this.#due)
     return chunk
   }
-  /** A store that is away comes back, or takes the lease of this process with it: then it answers false. */
+  /** A failing store either comes back, or the lease of this process expires with it: then it answers false. */
   #persistently(write: () => Promise<boolean>): Promise<boolean> {
     return retry(write, this.#patience).catch(refused)
   }

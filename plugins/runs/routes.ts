@@ -53,7 +53,7 @@ export const publicWire = {
     ...conductorWire.events,
     access: 'member',
     description:
-      '`session_init` included, and `runtimeSessionId` in each (empty until there is one). Replays what was, then follows to the last one, which is told again to a reader who is behind it.',
+      '`session_init` included, and `runtimeSessionId` in each (empty until there is one). Replays the log, then follows it to the last event, which is repeated for a reader who is past it.',
   },
   cancel: { ...conductorWire.cancel, access: 'member' },
 } as const satisfies Wire
@@ -122,7 +122,7 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
         tags,
         summary: 'Stream the events of a run',
         description:
-          'Replays what was, then follows to the last one, `result` or `error`. `Last-Event-ID` resumes exactly behind the event of that `id`; behind the last one the ending is told again.',
+          'Replays the log, then follows it to the last event, `result` or `error`. `Last-Event-ID` resumes right after the event with that `id`; after the last one the ending is repeated.',
         params: RunParams,
         response: {
           200: eventStream(
@@ -147,7 +147,7 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
         tags,
         summary: 'End a run by force',
         description:
-          'Asks whoever executes the run to end it, waits 2 seconds, then takes it away: a late answer changes nothing. Always 200; look at every field and at `warnings`.',
+          'Asks the executing process to end the run, waits 2 seconds, then takes the run over and ends it: a late answer changes nothing. Always 200; look at every field and at `warnings`.',
         params: RunParams,
         response: { 200: Terminated },
       },

@@ -31,7 +31,7 @@ export const beganNothing = (error: AppError): boolean => tookNothing(error) || 
 /** What a runner says to links that it cannot follow; one of an earlier release does not know what they are. */
 const readsNoLinks = ({ code }: AppError): boolean => code === 'links_unread' || code === 'invalid_request'
 
-/** True when the runner answered and only its sidecar is away. */
+/** True when the runner answered and only its sidecar cannot be reached. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>
   code.startsWith('sidecar_') || (isAppError(cause) && cause.code.startsWith('sidecar_'))
 
@@ -149,7 +149,7 @@ export class RunnerStream {
         }
         if (this.runner === link) return
       } catch (error) {
-        // Another runner may have the run when this one is away or never had it.
+        // Another runner may have the run when this one cannot be reached or never had it.
         if (this.runner === link || this.#signal.aborted || !isAppError(error)) throw error
       }
     }

@@ -160,7 +160,7 @@ export class RunService implements Executor {
       else run.stop(endingOf('interrupted', 'The server that executed this run was stopped.'))
     }
     const over = this.#over()
-    // A store that is away cannot be waited for: its sweep ends these runs once this process's lease is over.
+    // A store that cannot be reached cannot be waited for: its sweep ends these runs once this process's lease is over.
     if (!(await within(over, this.#deps.windDownMs + 1_000))) this.#givingUp.abort()
     await over
     this.#leaveRunners()

@@ -16,26 +16,26 @@ export const sandboxErrors = errorTable('sandboxes', {
   workerTokenUnavailable: {
     status: 503,
     message:
-      'Workers cannot be given tokens: set AGENT_ORC_WORKER_SIGNING_KEY_CURRENT (base64 of at least 32 random bytes) and restart.',
+      'Tokens for workers cannot be issued: set AGENT_ORC_WORKER_SIGNING_KEY_CURRENT (base64 of at least 32 random bytes) and restart.',
   },
   workerTokenFailed: {
     status: 503,
-    message: 'No token could be minted for the worker: check AGENT_ORC_WORKER_SIGNING_KEY_CURRENT of this runner.',
+    message: 'No token could be issued for the worker: check AGENT_ORC_WORKER_SIGNING_KEY_CURRENT of this runner.',
   },
   unsupportedWorkerProtocol: { status: 400, message: 'Send X-Agent-Orc-Worker-Protocol: 1.' },
   pollSuperseded: { status: 409, message: 'A newer poll of this worker took the place of this one.' },
-  unknownRun: { status: 404, message: 'This run is over, or its events are taken already.' },
-  unknownCall: { status: 404, message: 'Nobody waits for this tool call.' },
-  noState: { status: 404, message: 'There is no state of this session here.' },
+  unknownRun: { status: 404, message: 'This run is over, or its events were already taken.' },
+  unknownCall: { status: 404, message: 'No run waits for this tool call.' },
+  noState: { status: 404, message: 'This runner has no state of the session.' },
 
   // The files of the VirtualFS in a sandbox.
   noVfs: { status: 404, message: 'The session of this worker does not use the VirtualFS, or this runner has none.' },
-  fileTooLarge: { status: 413, message: 'A file of a sandbox that goes to the VirtualFS may have 16 MiB.' },
+  fileTooLarge: { status: 413, message: 'A file that a sandbox sends to the VirtualFS may have at most 16 MiB.' },
   lengthRequired: { status: 411, message: 'Send Content-Length with a file.' },
   tooManyFileRequests: {
     status: 429,
     retry: true,
-    message: 'A worker may have 8 requests for files under way at once; send this one again when another one is over.',
+    message: 'A worker may have at most 8 requests for files at once; repeat this one when another has ended.',
   },
 
   // How a run ends whose events do not come. The first two are as those of the link to a static sidecar.
@@ -47,7 +47,7 @@ export const sandboxErrors = errorTable('sandboxes', {
   invalidEvents: { status: 400, message: 'A line of events may have at most 4 MiB.' },
 
   // A worker refuses a run by its only event; the runner by the same name, before a sandbox is started in vain.
-  sessionBusy: { status: 409, retry: 'later', message: 'A run of this session is still under way.' },
+  sessionBusy: { status: 409, retry: 'later', message: 'A run of this session is still running.' },
   /** The conductor brings its copy of the conversation then. */
   sessionStateMissing: { status: 409, message: 'The conversation of the session is not here.' },
 
@@ -55,57 +55,57 @@ export const sandboxErrors = errorTable('sandboxes', {
   callerLeft: { status: 400, message: 'The caller left before there was an answer.' },
   unknownModelProvider: {
     status: 404,
-    message: 'This runner has neither key nor address of a model server of this name.',
+    message: 'This runner has neither a key nor an address for a model provider with this name.',
   },
-  unknownModelCall: { status: 404, message: 'Workers may only call models, and list them.' },
+  unknownModelCall: { status: 404, message: 'Workers may only call and list models.' },
   modelNotAllowed: { status: 403, about: 'Workers may only call the model of the profile of their run.' },
   /** A model call is charged to a run: code in a sandbox may not make calls of its own. */
-  noRunUnderWay: { status: 409, message: 'Models are called in a run, and there is none under way.' },
+  noRunUnderWay: { status: 409, message: 'Models can only be called during a run, and no run is running.' },
   modelCallInBackground: {
     status: 403,
     message: 'A model call in the background could not be measured: leave out `background`, or set it to false.',
   },
   runBudgetSpent: {
     status: 403,
-    message:
-      'The run has spent its budget (limits.maxCostCents of its profile), so no further model call is let through.',
+    message: 'The run has spent its budget (limits.maxCostCents of its profile), so further model calls are refused.',
   },
   tooManyModelCalls: {
     status: 429,
     retry: true,
-    message: 'A run may have 4 model calls under way at once; send this one again when another one is over.',
+    message: 'A run may have at most 4 model calls at once; repeat this one when another has ended.',
   },
   modelServerUnreachable: { status: 502, retry: 'later', message: 'The model server cannot be reached.' },
-  modelKeyRefused: { status: 502, message: "The model server does not take the runner's key." },
-  unknownMcpServer: { status: 404, message: 'The run under way has no MCP server of this name.' },
-  toolNotAllowed: { status: 403, message: 'The run under way may not call this tool of the MCP server.' },
+  modelKeyRefused: { status: 502, message: "The model server does not accept the runner's key." },
+  unknownMcpServer: { status: 404, message: 'The running run has no MCP server with this name.' },
+  toolNotAllowed: { status: 403, message: 'The running run may not call this tool of the MCP server.' },
   mcpServerUnreachable: { status: 502, retry: 'later', message: 'The MCP server cannot be reached.' },
-  mcpServerRefused: { status: 502, message: 'The MCP server does not take its credentials.' },
-  bodyTooLarge: { status: 413, message: 'A request out of a sandbox may have 32 MiB.' },
+  mcpServerRefused: { status: 502, message: 'The MCP server does not accept its credentials.' },
+  bodyTooLarge: { status: 413, message: 'A request from a sandbox may have at most 32 MiB.' },
 
   // The hosts that a profile lets its sandbox reach.
   egressKeyRefused: {
     status: 401,
     message:
-      'Send the key of the run under way, AGENT_ORC_EGRESS_KEY in the environment of its tools. It ends with the run, and only profiles with egress have one.',
+      'Send the key of the running run, AGENT_ORC_EGRESS_KEY in the environment of its tools. It ends with the run, and only profiles with egress have one.',
   },
   proxyKeyRefused: {
     status: 407,
     message:
-      'Use the proxy as http_proxy in the environment of a tool names it. Its key ends with the run, and only profiles with egress have one.',
+      "Use the proxy URL in http_proxy of the tool's environment, with its key. The key ends with the run, and only profiles with egress have one.",
   },
   noTunnels: {
     status: 405,
-    message: 'Write http:// in place of https://: the runner speaks TLS with the host, and opens no tunnels.',
+    message: 'Use http:// in place of https://: the runner speaks TLS with the host, and opens no tunnels.',
   },
   noWebSockets: {
     status: 501,
-    message: 'The runner passes no WebSockets on: use the HTTP interface of the host, which may stream its answers.',
+    message:
+      'The runner does not support WebSockets: use the HTTP interface of the host, which may stream its answers.',
   },
-  invalidTarget: { status: 400, message: 'This is no address of a host: ask for http://<host>/<path>.' },
+  invalidTarget: { status: 400, message: 'The request has no address of a host: use http://<host>/<path>.' },
   egressNotAllowed: {
     status: 403,
-    about: 'The field `egress` of the profile does not let its sandbox do this; the sentence says what is missing.',
+    about: 'The field `egress` of the profile does not allow this; the sentence says what is missing.',
   },
   egressAddressNotAllowed: {
     status: 403,
@@ -114,19 +114,23 @@ export const sandboxErrors = errorTable('sandboxes', {
   tooManyEgressRequests: {
     status: 429,
     retry: true,
-    message: 'A sandbox may have 16 requests to hosts under way at once; send this one again when another one is over.',
+    message: 'A sandbox may have at most 16 requests to hosts at once; repeat this one when another has ended.',
   },
   egressHostUnreachable: {
     status: 502,
     retry: 'later',
     about: 'The host does not answer, or its certificate is not trusted.',
   },
-  egressTooLate: { status: 504, retry: 'later', message: 'The host took too long: a request may take ten minutes.' },
-  egressAnswerTooLarge: { status: 502, message: 'An answer to a sandbox may have 64 MiB.' },
+  egressTooLate: {
+    status: 504,
+    retry: 'later',
+    message: 'The host took too long: a request may take at most ten minutes.',
+  },
+  egressAnswerTooLarge: { status: 502, message: 'An answer to a sandbox may have at most 64 MiB.' },
   egressAnswerEncoded: {
     status: 502,
     message:
-      'The host compressed its answer though it was asked not to, so that the answer cannot be searched for secrets.',
+      'The host compressed its answer although the request forbade it, so the answer cannot be searched for secrets.',
   },
 })
 

@@ -84,7 +84,7 @@ function readRoutes(app: App, begin: Begin): void {
       schema: {
         tags,
         summary: "List the session's files of the VirtualFS",
-        description: 'As far as a sandbox has them as files. 304 for the `ETag` of a list that is still right.',
+        description: 'The files that a sandbox gets. 304 for the `ETag` of an unchanged list.',
         params: WorkerParams,
         response: { 200: VfsTree, 304: NoContent, ...failures(...known) },
       },
@@ -139,7 +139,7 @@ function writeRoutes(app: App, begin: Begin): void {
       schema: {
         tags,
         summary: 'Write a file of the VirtualFS',
-        description: 'With `If-Match` or `If-None-Match: *`. Nothing of a body that breaks off is kept.',
+        description: 'With `If-Match` or `If-None-Match: *`. An incomplete body is not stored.',
         consumes: ['application/octet-stream'],
         params: FileParams,
         headers: Type.Object({ 'if-match': Tag, 'if-none-match': Type.Optional(Type.Literal('*')) }),
@@ -180,7 +180,7 @@ function writeRoutes(app: App, begin: Begin): void {
       schema: {
         tags,
         summary: 'Delete a file of the VirtualFS',
-        description: 'Only as `If-Match` says. One that is not there is no error.',
+        description: 'Respects `If-Match`. A missing file is no error.',
         params: FileParams,
         headers: Type.Object({ 'if-match': Tag }),
         response: { 204: NoContent, ...failures(...ofFile, objectErrors.preconditionFailed) },

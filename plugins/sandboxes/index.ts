@@ -45,7 +45,7 @@ export default definePlugin({
   config: Settings({
     baseUrl: url("As the runner's: under its hash a restarted runner finds the sandboxes that it left behind."),
     workerBaseUrl: url(
-      "Where sandboxes reach this runner; the URL of the listener 'workers' unless given, or else of 'runner'.",
+      "Where sandboxes reach this runner; the URL of the listener 'workers' by default, or else of 'runner'.",
     ),
     providers: CommaList('Names of the sandbox providers to offer; all that this role has when empty.'),
     default: CommaList(

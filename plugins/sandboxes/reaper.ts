@@ -12,7 +12,7 @@ const waits = { firstMs: 1_000, longestMs: 60_000 }
 
 type Doomed = Pick<Sandbox, 'substrate' | 'sandboxId'>
 
-/** Ends sandboxes, and tries again while a provider is away: a forgotten sandbox would cost money for ever. */
+/** Ends sandboxes, and tries again while a provider cannot be reached: a forgotten sandbox would cost money for ever. */
 export interface Reaper {
   /** Registers a launch under way, so that its sandbox is destroyed on stop even when nobody waits for it any more. */
   expect(substrate: Substrate, launching: Promise<{ readonly sandboxId: string }>): void

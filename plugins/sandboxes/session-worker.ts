@@ -13,7 +13,7 @@ import type { Reaper } from './reaper.ts'
 import { createAwakeMeter, createUses, isPolling, type Sandbox, stateOf } from './sandbox.ts'
 import type { WarmPools } from './warm-pools.ts'
 
-/** How long the worker of a sandbox that was awake may be silent, between two polls or while its network is away, before it is given up. */
+/** How long the worker of a sandbox that was awake may be silent, between two polls or while its network is down, before it is given up. */
 const silentMs = 10_000
 
 export type Start = 'launched' | 'warm' | 'resumed' | 'running'

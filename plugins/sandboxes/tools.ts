@@ -77,8 +77,8 @@ const readFile = workerTool({
     type: 'object',
     properties: {
       path: pathOf('Relative to the workspace.'),
-      offset: { type: 'integer', minimum: 0, description: 'Lines to skip; none unless given.' },
-      limit: { type: 'integer', minimum: 1, maximum: 10_000, description: 'Lines to read; 2,000 unless given.' },
+      offset: { type: 'integer', minimum: 0, description: 'Lines to skip; none by default.' },
+      limit: { type: 'integer', minimum: 1, maximum: 10_000, description: 'Lines to read; 2,000 by default.' },
     },
     required: ['path'],
     additionalProperties: false,
@@ -106,8 +106,8 @@ const listFiles = workerTool({
   inputSchema: {
     type: 'object',
     properties: {
-      path: pathOf('Folder, relative to the workspace; the workspace itself unless given.'),
-      depth: { type: 'integer', minimum: 1, maximum: 10, description: 'Levels of folders; 2 unless given.' },
+      path: pathOf('Folder, relative to the workspace; the workspace itself by default.'),
+      depth: { type: 'integer', minimum: 1, maximum: 10, description: 'Levels of folders; 2 by default.' },
     },
     additionalProperties: false,
   },

@@ -11,7 +11,7 @@ import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
 import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
 
-/** Between launches that fail: a provider that is away is not asked in a loop. */
+/** Between launches that fail: a provider that cannot be reached is not asked in a loop. */
 const waits = { firstMs: 1_000, longestMs: 60_000 }
 /** How long a worker that polls may take to come back under its session's id, before another one is launched instead. */
 const bindMs = 5_000

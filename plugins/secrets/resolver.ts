@@ -91,7 +91,7 @@ export function createResolver({ database, keyring, cache, reads, onOutcome }: R
   }
 }
 
-/** One that cannot be read any more is none: the current one does not need it. */
+/** One that can no longer be read is ignored: the current one does not need it. */
 function previousOf(open: () => string): Pick<ResolvedSecret, 'previous'> {
   try {
     return { previous: open() }

@@ -71,7 +71,7 @@ export function secretReadRoutes(app: App, guard: Guard, database: Database): vo
         tags,
         summary: 'List who has read a secret',
         description:
-          'By reader: how often, when last, and which version that was, so that one can see where a new value has arrived. Some seconds late.',
+          'By reader: how often, when last, and which version, to show where a new value has arrived. Some seconds late.',
         params: NameParams,
         querystring: PageQuery,
         response: { 200: Type.Array(SecretRead), ...failures(notFound, secretErrors.secretsUnavailable) },
@@ -95,7 +95,7 @@ export function secretWriteRoutes(app: App, guard: Guard, service: SecretService
       schema: {
         tags,
         summary: 'Create a secret',
-        description: 'Encrypted before it is stored. What refers to it writes `secret://<name>`.',
+        description: 'Encrypted before it is stored. Refer to it as `secret://<name>`.',
         body: CreateSecret,
         response: { 201: SecretMetadata, ...failures(conflict, limitExceeded, secretsUnavailable) },
       },
@@ -113,7 +113,7 @@ export function secretWriteRoutes(app: App, guard: Guard, service: SecretService
         tags,
         summary: 'Replace a secret',
         description:
-          'Stores a new version, which is given out from now on. What the body leaves out (`key`, `expiresAt`) the secret has no more.',
+          'Stores a new version, which is used from now on. If the body leaves out `key` or `expiresAt`, the secret no longer has it.',
         params: NameParams,
         body: UpdateSecret,
         response: { 200: SecretMetadata, ...failures(notFound, limitExceeded, secretsUnavailable) },
@@ -145,7 +145,7 @@ export function secretWriteRoutes(app: App, guard: Guard, service: SecretService
       schema: {
         tags,
         summary: 'Delete a secret',
-        description: 'With all its versions. What refers to it fails from now on, and says so.',
+        description: 'With all its versions. Whatever refers to it fails from now on, and says so.',
         params: NameParams,
         response: { 204: NoContent, ...failures(notFound, secretsUnavailable) },
       },
@@ -177,7 +177,7 @@ export function resolveRoute(app: App, guard: Guard, secrets: Pick<Secrets, 'res
         tags: ['secrets'],
         summary: 'Resolve a secret',
         description:
-          'Signed with the key family `vfs`; the tenant is the signed one. A reference is `secret://<name>` and nothing else.',
+          'Signed with the key family `vfs`; the tenant is the signed one. A reference is exactly `secret://<name>`.',
         body: ResolveBody,
         response: {
           200: Resolved,

@@ -27,7 +27,7 @@ export const CreateSecret = Type.Object(
       Type.String({
         pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
         description:
-          'ISO 8601 with a zone, in the future. From then on the value is not given out any more; `warning` and metrics say so before.',
+          'ISO 8601 with a zone, in the future. After that the value is no longer used; `warning` and metrics announce it.',
       }),
     ),
   },
@@ -52,7 +52,7 @@ const warnings = ['expires_soon', 'expired'] as const
 const warning = Type.Optional(
   Type.Union(
     warnings.map((one) => Type.Literal(one)),
-    { description: '`expired`: the value is not given out any more. `expires_soon`: within two weeks.' },
+    { description: '`expired`: the value is no longer used. `expires_soon`: within two weeks.' },
   ),
 )
 export type Warning = (typeof warnings)[number]
@@ -60,7 +60,7 @@ export type Warning = (typeof warnings)[number]
 export const SecretMetadata = Type.Object({
   name: Type.String(),
   key: Type.Optional(Type.String()),
-  version: Type.Integer({ description: 'Counts the values that it has had; this one is given out.' }),
+  version: Type.Integer({ description: 'The number of its values so far; this is the current one.' }),
   createdAt: Time,
   updatedAt: Time,
   expiresAt: Type.Optional(Time),
@@ -75,7 +75,7 @@ export const SecretVersion = Type.Object({
   createdBy: Type.String({ description: 'Id of the key that wrote it.' }),
   expiresAt: Type.Optional(Time),
   restoredFrom: Type.Optional(Type.Integer()),
-  masterKey: Type.String({ description: 'Id of the master key that it hangs on.' }),
+  masterKey: Type.String({ description: 'Id of the master key that encrypts it.' }),
 })
 export type SecretVersion = Static<typeof SecretVersion>
 

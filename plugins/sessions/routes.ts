@@ -20,7 +20,7 @@ const SessionListQuery = Type.Composite([
       Type.String({
         maxLength: 200,
         description:
-          'Part of the session id or the profile name, looked for in the newest 10,000 sessions; a whole id is found in all.',
+          'Part of the session id or the profile name, searched in the newest 10,000 sessions; a whole id is found in all sessions.',
       }),
     ),
   }),
@@ -58,7 +58,7 @@ export function sessionRoutes(app: App, service: SessionService, { guard, who }:
         tags,
         summary: 'Shut a session down',
         description:
-          'For good: no run starts in it again, and runs that wait for it are cancelled. 409 `session_busy` while it executes one: cancel that first.',
+          'Permanently: no run starts in it again, and runs that wait for it are cancelled. 409 `session_busy` while it executes one: cancel that first.',
         params: SessionParams,
         response: { 204: NoContent, ...failures(sessionErrors.notFound, sessionErrors.sessionBusy) },
       },
@@ -144,7 +144,7 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         tags: ['sessions'],
         summary: 'Show the sandbox worker of a session',
         description:
-          'None for a session whose profile uses static workers, for an unknown one, and before its first run.',
+          '404 for a session whose profile uses static workers, for an unknown session, and before the first run.',
         params: SessionParams,
         response: { 200: WorkerLease, ...failures(sessionErrors.noSandboxWorker, sessionErrors.upstream) },
       },

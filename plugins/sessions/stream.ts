@@ -40,7 +40,7 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void
         tags: ['sessions'],
         summary: 'Follow a session across its runs',
         description:
-          'The events of all runs of the session in order, then those to come. `Last-Event-ID` resumes exactly behind the event of that `id`. Ends when the session is shut down.',
+          'The events of all runs of the session in order, then those of future runs. `Last-Event-ID` resumes right after the event with that `id`. Ends when the session is shut down.',
         params: SessionParams,
         response: {
           200: eventStream('`event` is the type of a RunEvent, `data` the RunEvent, `id` one cursor across all runs.'),

@@ -9,9 +9,9 @@ export const importErrors = errorTable('skill-imports', {
   tooManyImports: {
     status: 429,
     retry: true,
-    message: 'Two imports of this tenant are being read already; send this one again when one of them is over.',
+    message: 'Two imports of this tenant are already being read; repeat this one when one of them has ended.',
   },
-  brokenUpload: { status: 400, message: 'The multipart body is not whole, or not in the form of multipart/form-data.' },
+  brokenUpload: { status: 400, message: 'The multipart body is incomplete, or not valid multipart/form-data.' },
 })
 
 export const noSuchSkill = () => notFound({ message: 'There is no skill of that name.' })

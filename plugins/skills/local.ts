@@ -44,7 +44,7 @@ export class LocalSkillStore implements SkillStore {
   readonly #tombstones: Tombstones
   #seeds: ReadonlyMap<string, Kept> = new Map()
 
-  /** `tombstones`: the file; in memory alone unless given. */
+  /** `tombstones`: the file; in memory alone by default. */
   constructor(tombstones: string | undefined) {
     this.#tombstones = new Tombstones(tombstones)
   }

@@ -88,7 +88,7 @@ export function skillWriteRoutes(app: App, guard: Guard, catalog: Catalog): void
       schema: {
         tags,
         summary: 'Create a skill',
-        description: 'Of a body alone; one with files is imported. 409 `conflict` when there is one of this name.',
+        description: 'A skill without files; import one with files. 409 `conflict` if one with this name exists.',
         body: NewSkill,
         response: {
           201: WholeSkill,
@@ -109,7 +109,7 @@ export function skillWriteRoutes(app: App, guard: Guard, catalog: Catalog): void
         tags,
         summary: 'Delete a skill',
         description:
-          'Sessions that began with it keep it; new ones of profiles that name it go without it and say so. One of the platform does not come back.',
+          'Sessions that began with it keep it; new sessions of profiles that name it run without it and say so. A platform skill does not come back.',
         params: NameParams,
         response: { 204: NoContent, ...failures(notFound) },
       },
@@ -138,7 +138,7 @@ export async function importRoutes(
         tags,
         summary: 'Try the import of a skill folder',
         description:
-          'Writes no skill. Says everything that is wrong with the folder, and how what is almost right was read; a valid one is kept for 15 minutes, to be committed.',
+          'Stores no skill. Lists all problems of the folder, and small errors that were corrected; a valid folder is kept for 15 minutes, to be committed.',
         consumes: ['multipart/form-data'],
         body: Upload,
         response: {

@@ -16,14 +16,14 @@ const Resource = Type.Object({
 export const NewSkill = Type.Object(
   {
     name: text('Up to 64 lower-case letters and digits, with single hyphens between them.'),
-    description: text('What it does and when to use it: all that a model sees of it at first; up to 1,024 characters.'),
+    description: text('What it does and when to use it. At first a model sees only this; up to 1,024 characters.'),
     body: text('Markdown, which a model reads when it needs the skill; up to 128 KiB.'),
     license: Type.Optional(text('The name of a license, or of a file with it.')),
-    compatibility: Type.Optional(text('What it needs of its surroundings; up to 500 characters.')),
+    compatibility: Type.Optional(text('What it needs from its environment; up to 500 characters.')),
     allowedTools: Type.Optional(
       Type.Array(Type.String({ maxLength: 1_000 }), {
         maxItems: 200,
-        description: 'Tools that it uses: a profile has to have them for the skill to be attached.',
+        description: 'Tools that it uses: a profile must have them to attach the skill.',
       }),
     ),
     metadata: Type.Optional(Metadata),
@@ -54,7 +54,7 @@ export const DryRun = Type.Object({
   valid: Type.Boolean(),
   name: Type.String(),
   problems: Type.Array(Type.String(), { description: 'Everything that keeps the folder from being a skill.' }),
-  forgiven: Type.Array(Type.String(), { description: 'What is not in the form of the format, and how it was read.' }),
+  forgiven: Type.Array(Type.String(), { description: 'Deviations from the format, and how they were corrected.' }),
   resources: Type.Array(Resource),
   requiresSandbox: Type.Boolean(),
   totalBytes: Type.Integer(),

@@ -14,11 +14,10 @@ export const Overview = Type.Object({
   ),
   failedRuns,
   successRate: Type.Union([Type.Number({ minimum: 0, maximum: 1 }), Type.Null()], {
-    description:
-      'Of the runs that ended by themselves, the part that is `ok`; null when there were none. Cancelled ones are left out.',
+    description: 'The fraction of completed runs that is `ok`; null if there were none. Cancelled ones are left out.',
   }),
   durationMs: Type.Union([Type.Object({ p50: count(), p95: count() }), Type.Null()], {
-    description: 'From start to end of the runs that finished; of many within 2.5 %.',
+    description: 'From start to end of finished runs; for many runs accurate to 2.5 %.',
   }),
   ...amounts,
   sessions: Type.Object(
@@ -30,7 +29,7 @@ export const Overview = Type.Object({
       errored: count(),
       shutdown: count(),
     },
-    { description: 'The sessions created in this time, by what they are now.' },
+    { description: 'The sessions created in this time, by current status.' },
   ),
   profiles: count('Right now.'),
   publishedAgents: count('Right now.'),
@@ -57,7 +56,7 @@ export const AgentsQuery = Type.Composite([
 
 export const AgentStats = Type.Object({
   profile: Type.String(),
-  deleted: Type.Boolean({ description: 'The profile is gone; its runs are not.' }),
+  deleted: Type.Boolean({ description: 'The profile was deleted; its runs still exist.' }),
   ...metered,
   failedRuns,
   sessions: count('With a run that finished in this time.'),
@@ -91,7 +90,7 @@ export const UsageTotals = Type.Object({
         spentCents: Type.Number(),
         capCents: Type.Number(),
       }),
-      { description: 'Budgets that are used by 80 % or more now, where there is billing.' },
+      { description: 'With billing: budgets that are used to 80 % or more now.' },
     ),
   ),
 })

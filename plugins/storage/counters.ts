@@ -57,7 +57,7 @@ export class MemoryCounter implements Counter {
       counted.bytes = Math.max(0, found.bytes + counted.bytes - before.bytes)
       counted.objects = Math.max(0, found.objects + counted.objects - before.objects)
     } catch {
-      // The store is away: the old count holds until the next time.
+      // The store cannot be reached: the old count holds until the next time.
     } finally {
       counted.at = Date.now()
       counted.recounting = false

@@ -24,7 +24,7 @@ export default definePlugin({
   name: 'storage',
   config: Settings({
     backend: Type.Optional(
-      Type.String({ description: 'Which backend, e.g. disk or s3; the one that is configured unless given.' }),
+      Type.String({ description: 'Which backend, e.g. disk or s3; the one that is configured by default.' }),
     ),
     recountEvery: Duration(
       '10m',

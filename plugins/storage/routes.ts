@@ -31,8 +31,8 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
       ...access('member'),
       schema: {
         tags,
-        summary: 'Get what the object store is',
-        description: 'Always 200, also where this server has none.',
+        summary: 'Show the object store',
+        description: 'Always 200, also if this server has none.',
         response: { 200: StorageInfo },
       },
     },
@@ -75,7 +75,7 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
         tags,
         summary: 'Get an object',
         description:
-          'As JSON with its content where `Accept` is absent, `*/*` or names `application/json`, and there is no `Range`; else its bytes, whole or a `Range` of them. With `ETag` and `If-None-Match`.',
+          'As JSON with its content if `Accept` is absent, `*/*` or names `application/json`, and there is no `Range`; otherwise its bytes, whole or a `Range`. With `ETag` and `If-None-Match`.',
         params: KeyParams,
         response: {
           200: negotiated('The object.', {
@@ -85,7 +85,7 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
           206: negotiated('The bytes of the `Range`.', {
             'application/octet-stream': Type.String({ format: 'binary' }),
           }),
-          304: Type.Unsafe<undefined>({ type: 'null', description: 'It is the one that `If-None-Match` names.' }),
+          304: Type.Unsafe<undefined>({ type: 'null', description: 'It matches `If-None-Match`.' }),
           ...failures(notFound, objectErrors.rangeNotSatisfiable, ...usual),
         },
       },

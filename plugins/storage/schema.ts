@@ -9,7 +9,7 @@ import {
 } from '#contracts/object-store'
 
 export const StorageInfo = Type.Object({
-  configured: Type.Boolean({ description: 'False: this server has no object store, and all else answers 503.' }),
+  configured: Type.Boolean({ description: 'False: this server has no object store, and the other routes answer 503.' }),
   backend: Type.Optional(Type.String({ description: 'What keeps the objects, e.g. `disk` or `s3`.' })),
   maxObjectBytes: Type.Integer({ description: `The most bytes of one object: ${maxObjectBytes}.` }),
 })
@@ -18,7 +18,7 @@ export const StoredObject = Type.Object({
   key: Type.String(),
   bytes: Type.Integer(),
   contentType: Type.String({ description: 'As it was uploaded.' }),
-  sha256: Type.Optional(Type.String({ description: 'In hex; absent for what another program put into the store.' })),
+  sha256: Type.Optional(Type.String({ description: 'In hex; absent for objects that another program stored.' })),
   updatedAt: Type.String({ format: 'date-time' }),
 })
 
@@ -34,17 +34,19 @@ export const shown = ({ key, bytes, contentType, sha256, updatedAt }: ObjectInfo
 export const ObjectList = Type.Object({
   objects: Type.Array(StoredObject),
   prefixes: Type.Array(Type.String(), {
-    description: 'With a delimiter: what the keys behind the prefix have up to it, each once.',
+    description: 'With a delimiter: the beginnings of keys up to it, each once.',
   }),
-  cursor: Type.Optional(Type.String({ description: 'Of the next page; absent for the last one.' })),
+  cursor: Type.Optional(Type.String({ description: 'The cursor of the next page; absent for the last one.' })),
 })
 
 export const ListQuery = Type.Object({
   prefix: Type.String({ default: '', maxLength: maxKeyBytes, description: 'How the keys begin.' }),
   delimiter: Type.Optional(
-    Type.Literal('/', { description: 'Keys that have it behind the prefix are told as one of `prefixes`.' }),
+    Type.Literal('/', { description: 'Keys that contain it after the prefix are grouped in `prefixes`.' }),
   ),
-  cursor: Type.Optional(Type.String({ maxLength: 2_000, description: 'Of the page before, with the same prefix.' })),
+  cursor: Type.Optional(
+    Type.String({ maxLength: 2_000, description: 'The cursor of the page before, with the same prefix.' }),
+  ),
   limit: Type.Integer({
     default: 100,
     minimum: 1,
@@ -71,10 +73,10 @@ export const KeyParams = Type.Object({
 
 export const Deleted = Type.Object({
   deleted: Type.Integer({ description: `At most ${mostObjectsAtOnce}.` }),
-  more: Type.Boolean({ description: 'Others are left: send the request again.' }),
+  more: Type.Boolean({ description: 'True: some are left, so send the request again.' }),
 })
 
-/** A cursor is the place behind which the next page begins; undefined for text that is none. */
+/** A cursor is the place after which the next page begins; undefined for an invalid one. */
 export const cursorOf = (after: string): string => Buffer.from(after).toString('base64url')
 export function placeOf(cursor: string): string | undefined {
   const bytes = Buffer.from(cursor, 'base64url')

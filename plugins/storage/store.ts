@@ -181,7 +181,7 @@ const reserved = '.agent-orc/'
 /** Removals of a prefix at once that have to be made one by one. */
 const atOnce = 8
 
-/** What tenants and their agents have of a store: to them the reserved keys are none. */
+/** What tenants and their agents have of a store: they cannot use the reserved keys. */
 export function visibleArea(store: ObjectStore): ObjectStore {
   const isReserved = (key: string): boolean => key.startsWith(reserved)
   const list: ObjectStore['list'] = async (tenantId, query) => {

@@ -21,7 +21,7 @@ export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
         tags,
         summary: 'Upload an object',
         description:
-          'The body as it is, 8 MiB at most, with its `Content-Type`. It replaces what is there, unless `If-Match` or `If-None-Match: *` says otherwise. With `x-checksum-sha256`, `Content-MD5` or `Digest` nothing else than those bytes is stored.',
+          'The body as it is, 8 MiB at most, with its `Content-Type`. It replaces an existing object, unless `If-Match` or `If-None-Match: *` forbids it. With `x-checksum-sha256`, `Content-MD5` or `Digest`, only bytes with that checksum are stored.',
         params: KeyParams,
         consumes: ['application/octet-stream'],
         body: Type.Unsafe<unknown>(Type.String({ format: 'binary', description: 'Of any type.' })),
@@ -76,7 +76,7 @@ function deleteRoute(app: App, guard: Guard, store: ObjectStore): void {
         tags,
         summary: 'Delete an object, or all below a prefix',
         description:
-          'A key that ends with `/` deletes the objects below it, 1000 at most: 200 says how many, and whether there are more. Of one object 204; `If-Match` deletes it only as it is known.',
+          'A key that ends with `/` deletes the objects below it, 1000 at most: 200 says how many, and whether there are more. 204 for one object; with `If-Match` it is deleted only if unchanged.',
         params: KeyParams,
         response: {
           200: Deleted,

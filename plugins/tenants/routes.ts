@@ -28,9 +28,9 @@ export function limitRoutes(app: App, guard: Guard, service: TenantService): voi
       ...access('member'),
       schema: {
         tags,
-        summary: 'See what this tenant may have',
+        summary: 'Show the limits of this tenant',
         description:
-          'Every limit with what is used of it. Over one the answer is 429 `limit_reached` or 409 `limit_exceeded`, and names it. Operators change them by `PATCH /api/tenants/{id}`.',
+          'Every limit with its use. Above a limit the answer is 429 `limit_reached` or 409 `limit_exceeded`, and names it. Operators change them by `PATCH /api/tenants/{id}`.',
         response: { 200: Type.Object({ limits: Type.Array(TenantLimit) }) },
       },
     },
@@ -99,7 +99,7 @@ function tenantChangeRoutes(app: App, guard: Guard, service: TenantService): voi
       ...access(operator),
       schema: {
         ...byId,
-        summary: 'Rename, limit, hold or bring back a tenant',
+        summary: 'Rename, limit, hold or restore a tenant',
         body: ChangeTenant,
         response: {
           200: Tenant,
@@ -116,7 +116,7 @@ function tenantChangeRoutes(app: App, guard: Guard, service: TenantService): voi
       schema: {
         tags,
         summary: 'Delete a tenant',
-        description: `${operators} Its keys stop working with their next request, and what it has running is cancelled. Nothing is erased unless \`erase\` says so, or the role file after how many days.`,
+        description: `${operators} Its keys stop working with their next request, and its running runs are cancelled. Nothing is erased unless \`erase\` is true, or the role file says after how many days.`,
         params: IdParams,
         querystring: DeleteQuery,
         response: {

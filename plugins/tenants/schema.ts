@@ -10,7 +10,7 @@ export const isTenantId = (text: string): boolean => /^[A-Za-z0-9_.-]{1,128}$/.t
 
 const Name = Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'For people.' })
 
-const about = 'Limits of this tenant that are not those of the role file; see GET /api/limits for all of them.'
+const about = 'Limits of this tenant that differ from the role file; GET /api/limits shows all.'
 const limit = (maximum: number) => Type.Integer({ minimum: 0, maximum })
 
 const MaybeTime = (description: string) =>
@@ -21,19 +21,19 @@ export const Tenant = Type.Object({
   name: Type.String(),
   limits: Type.Record(Type.String(), limit(Number.MAX_SAFE_INTEGER), { description: about }),
   retention: Type.Record(Type.String(), Type.Integer(), {
-    description: 'Days that things of this tenant are kept, where they are not those of the role file.',
+    description: 'Retention of this tenant in days, where it differs from the role file.',
   }),
-  legalHold: Type.Boolean({ description: 'Nothing of it is deleted, by age or by an erasure.' }),
+  legalHold: Type.Boolean({ description: 'True: its data is not deleted, by age or by an erasure.' }),
   createdAt: Type.String({ format: 'date-time' }),
   deletedAt: Type.Union([Type.String({ format: 'date-time' }), Type.Null()]),
   erasure: Type.Optional(
     Type.Object(
       {
         dueAt: Type.String({ format: 'date-time', description: 'From then on the tenant cannot be brought back.' }),
-        erasedAt: MaybeTime('When nothing of it was left; null while it is not over.'),
-        rows: Type.Record(Type.String(), Type.Integer(), { description: 'How many rows went so far, by table.' }),
+        erasedAt: MaybeTime('When the erasure was complete; null before that.'),
+        rows: Type.Record(Type.String(), Type.Integer(), { description: 'Deleted rows so far, by table.' }),
       },
-      { description: 'Only of a deleted tenant that is to be erased.' },
+      { description: 'Only for a deleted tenant that is to be erased.' },
     ),
   ),
 })
@@ -45,7 +45,7 @@ export const CreatedTenant = Type.Composite([
     ownerKey: Type.Optional(
       Type.Object(
         { id: Type.String(), token: Type.String({ description: 'Shown once, here.' }) },
-        { description: 'Where it was asked for: a key of role owner.' },
+        { description: 'If requested: a key of role owner.' },
       ),
     ),
   }),
@@ -83,7 +83,7 @@ export const ChangeTenant = Type.Object(
         ),
         {
           additionalProperties: false,
-          description: 'What this tenant may have, instead of the limits of the role file; null gives those back.',
+          description: 'Limits of this tenant, instead of those of the role file; null restores those.',
         },
       ),
     ),
@@ -100,7 +100,7 @@ export const ChangeTenant = Type.Object(
         ),
         {
           additionalProperties: false,
-          description: 'How many days things of this tenant are kept; null gives the time of the role file back.',
+          description: "How many days data of this tenant is kept; null restores the role file's time.",
         },
       ),
     ),
@@ -109,7 +109,7 @@ export const ChangeTenant = Type.Object(
         description: 'True: nothing of the tenant is deleted, by age or by an erasure, until it is lifted.',
       }),
     ),
-    deleted: Type.Optional(Type.Literal(false, { description: 'Brings a deleted tenant back, its keys included.' })),
+    deleted: Type.Optional(Type.Literal(false, { description: 'False restores a deleted tenant with its keys.' })),
   },
   { additionalProperties: false, minProperties: 1 },
 )
@@ -120,14 +120,18 @@ export const DeleteQuery = Type.Object({
   erase: Type.Optional(
     Type.Boolean({
       default: false,
-      description: 'Erase it, too: soon, all of it, and for good. Also of a tenant that was deleted before.',
+      description: 'Also erase all its data, soon and permanently; works for an already deleted tenant, too.',
     }),
   ),
 })
 export const FindQuery = Type.Object({ includeDeleted })
 export const ListQuery = Type.Object({
   q: Type.Optional(
-    Type.String({ maxLength: 200, pattern: '^[^\\u0000]*$', description: 'Part of the id or the name, in any case.' }),
+    Type.String({
+      maxLength: 200,
+      pattern: '^[^\\u0000]*$',
+      description: 'Part of the id or the name; case does not matter.',
+    }),
   ),
   includeDeleted,
   ...PageQuery.properties,
@@ -143,11 +147,11 @@ export const TenantLimit = Type.Object({
   name: Type.String(),
   max: Type.Integer({ description: 'How much the tenant may have.' }),
   used: Type.Optional(
-    Type.Number({ description: 'How much it has now, where a number is kept; of streams those of this process.' }),
+    Type.Number({ description: 'Its current use, if it is counted; streams are those of this process.' }),
   ),
   unit: Type.String(),
   own: Type.Boolean({
-    description: 'An operator has given the tenant this limit; false: it is that of the role file.',
+    description: 'True: an operator has set this limit for the tenant; false: it is that of the role file.',
   }),
   about: Type.String(),
 })

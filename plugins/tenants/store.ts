@@ -101,7 +101,7 @@ export async function updateTenant(
 }
 
 /**
- * Deletes a tenant that is not deleted yet, to be erased after so many days; never unless given. With `erase` now, and also one that was
+ * Deletes a tenant that is not deleted yet, to be erased after so many days; never by default. With `erase` now, and also one that was
  * deleted before. Undefined when there is none. One under a legal hold is not touched by `erase`.
  */
 export async function deleteTenant(

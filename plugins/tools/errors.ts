@@ -5,7 +5,7 @@ export const toolErrors = errorTable('tools', {
   calculation: { status: 400, about: 'The expression cannot be computed; the sentence says why.' },
   unknownTimeZone: {
     status: 400,
-    message: 'There is no time zone of that name; use an IANA name such as Europe/Berlin.',
+    message: 'No time zone has that name; use an IANA name such as Europe/Berlin.',
   },
   httpFetch: { status: 400, about: 'The page cannot be read; the sentence says why.' },
 })

@@ -25,10 +25,10 @@ export default definePlugin({
   name: 'tools',
   config: Settings({
     timeout: Duration('30s', 'Longest a tool may take.'),
-    docs: Type.Optional(Type.String({ description: 'Folder with README.md and docs/; the one shipped unless given.' })),
+    docs: Type.Optional(Type.String({ description: 'Folder with README.md and docs/; the one shipped by default.' })),
     httpFetchTimeout: Duration('10s'),
     httpFetchHosts: CommaList(
-      'Hosts that `http_fetch` may read, `.example.com` with its subdomains; any public one unless given.',
+      'Hosts that `http_fetch` may read, `.example.com` with its subdomains; any public one by default.',
     ),
     delegationDepth: Type.Integer({
       default: 3,
@@ -64,7 +64,7 @@ export default definePlugin({
 })
 
 interface BuiltinToolSettings {
-  /** A folder with README.md and docs/; the one shipped unless given. */
+  /** A folder with README.md and docs/; the one shipped by default. */
   readonly docs?: string | undefined
   readonly httpFetchTimeout: number
   /** Empty: any public host. */

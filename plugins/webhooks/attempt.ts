@@ -29,7 +29,7 @@ export const createAttempt =
       if (isAppError(error)) return error
       throw error
     })
-    // The tenant may mend its secret: the message waits as if its receiver was away.
+    // The tenant may mend its secret: the message waits as if its receiver could not be reached.
     if (isAppError(keys)) return outcomeOf(failed(keys.message), message, Math.random())
     const timestamp = Math.floor(Date.now() / 1_000)
     const headers = {
@@ -137,7 +137,7 @@ function explain(error: unknown, signal: AbortSignal): string {
 
 const minute = 60_000
 const hour = 60 * minute
-/** Waits between attempts, as Standard Webhooks suggests them: a receiver that is away for a day loses nothing. */
+/** Waits between attempts, as Standard Webhooks suggests them: a receiver that cannot be reached for a day loses nothing. */
 export const schedule = [5_000, 5 * minute, 30 * minute, 2 * hour, 5 * hour, 10 * hour, 10 * hour] as const
 /** The longest pause that a receiver may ask for. */
 const maxPauseMs = 12 * hour

@@ -17,7 +17,7 @@ export function deliveryRoutes(app: App, guard: Guard, service: WebhookService):
       schema: {
         tags,
         summary: 'List webhook messages',
-        description: 'Newest first: what was delivered, what is on its way, and what was given up.',
+        description: 'Newest first: delivered, pending and given up.',
         querystring: DeliveryQuery,
         response: { 200: Type.Array(Delivery) },
       },
@@ -49,7 +49,7 @@ export function deliveryRoutes(app: App, guard: Guard, service: WebhookService):
       schema: {
         tags,
         summary: 'Send a webhook message again',
-        description: 'Under the same id, and with all its attempts. One that is still on its way stays as it is.',
+        description: 'Under the same id, with the full number of attempts. A pending message is unchanged.',
         params: DeliveryParams,
         response: { 202: Delivery, ...failures(notFound, webhookErrors.webhooksUnavailable) },
       },
@@ -69,7 +69,7 @@ export function secretRoutes(app: App, guard: Guard, service: WebhookService): v
       schema: {
         tags,
         summary: 'Read the signing secret',
-        description: 'What receivers of this tenant verify messages with; see standardwebhooks.com.',
+        description: 'The secret with which receivers of this tenant verify messages; see standardwebhooks.com.',
         response: { 200: Secret, ...failures(webhookErrors.webhooksUnavailable) },
       },
     },
@@ -86,7 +86,7 @@ export function secretRoutes(app: App, guard: Guard, service: WebhookService): v
         tags,
         summary: 'Sign with a secret of your own',
         description:
-          'The secret is looked up at each delivery. For 24 hours messages carry the signature of what it replaces, too; also when its value is replaced later.',
+          'The secret is read at each delivery. For 24 hours messages also have the signature of the previous secret; the same applies when its value changes later.',
         body: OwnSecret,
         response: {
           200: Secret,
@@ -113,7 +113,7 @@ export function secretRoutes(app: App, guard: Guard, service: WebhookService): v
       schema: {
         tags,
         summary: 'Replace the signing secret',
-        description: 'With one that this server makes. For 24 hours messages carry the signatures of both secrets.',
+        description: 'With a new one from this server. For 24 hours messages have the signatures of both secrets.',
         response: { 200: Secret, ...failures(webhookErrors.webhooksUnavailable) },
       },
     },

@@ -9,8 +9,8 @@ export type DeliveryState = (typeof deliveryStates)[number]
 
 export const Delivery = Type.Object({
   id: Type.String({ description: 'The `webhook-id` of the message: the same in every attempt.' }),
-  type: Type.String({ description: '`run.finished`, or what else is told, such as `app.connection.expired`.' }),
-  runId: Type.Optional(Type.String({ description: 'The run whose end it tells.' })),
+  type: Type.String({ description: '`run.finished`, or another event such as `app.connection.expired`.' }),
+  runId: Type.Optional(Type.String({ description: 'The run that ended.' })),
   url: Type.String(),
   state: Type.Union(
     deliveryStates.map((state) => Type.Literal(state)),
@@ -36,11 +36,11 @@ export const DeliveryParams = Type.Object({ id: Type.String({ description: 'Id o
 
 export const Secret = Type.Object({
   secret: Type.String({
-    description: '`whsec_…`: what receivers verify signatures with; or `secret://<name>`, the value of which it is.',
+    description: '`whsec_…`, the secret that verifies signatures; or `secret://<name>`, whose value it is.',
   }),
   version: Type.Integer(),
   previousUntil: Type.Union([Time, Type.Null()], {
-    description: 'Until then messages carry the signature of the secret before, too.',
+    description: 'Until then messages also have the signature of the previous secret.',
   }),
 })
 export type Secret = Static<typeof Secret>

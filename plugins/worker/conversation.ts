@@ -6,7 +6,7 @@ import type { Disk, DiskState } from './disk.ts'
 import { isRefusal, type RevisedState, type RunnerClient } from './runner-client.ts'
 import { workerErrors } from './errors.ts'
 
-/** How long an upload is tried while the runner is away. After that the copy on disk and the next upload have to do. */
+/** How long an upload is tried while the runner cannot be reached. After that the copy on disk and the next upload have to do. */
 const uploadMs = 60_000
 
 /** The conversation of one session between its runtime, the disk and the runner. All of it is best effort. */

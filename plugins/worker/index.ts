@@ -83,7 +83,7 @@ interface Worker {
 const settleMs = 5_000
 /** A runner that answers nothing at once, against the protocol, is not asked more often than this. */
 const leastPollMs = 100
-/** How long a tool's result is kept for a runner that is away: longer than it takes to restart, shorter than it is waited for. */
+/** How long a tool's result is kept for a runner that cannot be reached: longer than it takes to restart, shorter than it is waited for. */
 const resultMs = 60_000
 
 /** Asks the runner of one session for work, and does it. */
@@ -176,7 +176,7 @@ function createPoll(runner: RunnerClient, log: FastifyBaseLogger, signal: AbortS
   let away = false
   const mayPass = (err: unknown): boolean => {
     if (isRefusal(err)) return false
-    if (!away) log.warn({ err }, 'the runner is away')
+    if (!away) log.warn({ err }, 'the runner cannot be reached')
     return (away = true)
   }
   return async (after: number): Promise<PollAnswer | undefined> => {

@@ -1,7 +1,7 @@
 import { isAppError } from '#kernel'
 import { retry } from '#kit'
 
-/** A runner that comes back is found within 5 s; a thousand workers of one that is away ask it 200 times a second. */
+/** A runner that comes back is found within 5 s; a thousand workers of one that cannot be reached ask it 200 times a second. */
 export const waits = { firstMs: 100, longestMs: 5_000, spread: true }
 
 /** When a worker gives up what it is doing. */

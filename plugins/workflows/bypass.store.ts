@@ -15,7 +15,7 @@ interface Asking {
 }
 
 /**
- * Rejects with 403 `wrong_approver` when what is done to a node goes around an approval of a role that the caller does not have:
+ * Rejects with 403 `wrong_approver` when what is done to a node bypasses an approval that requires a role which the caller does not have:
  * what is ended lets go on what is behind it; what is skipped may have an approval behind it skipped; what is put in the place of a node is not
  * what was approved; and a rerun would do again what was approved once.
  */
@@ -87,8 +87,8 @@ function reached<K extends string>(
 
 function refusal(approval: string, role: TenantRole, passing: Passing) {
   const told = {
-    end: 'This node would go around it',
-    skip: 'Skipping this node would go around it',
+    end: 'This node would bypass it',
+    skip: 'Skipping this node would bypass it',
     replace: 'What is behind it is not replaced without them',
     rerun: `A rerun would do again what was approved once: begin it from '${approval}', so that it is asked anew`,
   }[passing]

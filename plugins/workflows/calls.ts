@@ -82,7 +82,7 @@ export class Calls {
       : { permits: isPublicAddress, schemes: ['https'] }
     const url = outboundUrl(call.url, policy)
     if (typeof url === 'string') {
-      return final('forbidden_address', `The address may not be asked (${url}): it has to be a public one of https.`)
+      return final('forbidden_address', `The address may not be called (${url}): it must be public and https.`)
     }
     const values = await this.#valuesOf(tenantId, call.secrets)
     const mask = new Mask(Object.values(values))

@@ -56,7 +56,7 @@ export function definitionRoutes(app: App, guard: Guard, { database, service, li
       schema: {
         tags,
         summary: 'Create a workflow definition',
-        description: 'Everything that is wrong with it is told at once, each problem with its path.',
+        description: 'All problems are reported at once, each with its path.',
         body: DefinitionBody,
         response: {
           201: DefinitionInfo,
@@ -103,7 +103,7 @@ export function definitionChangeRoutes(app: App, guard: Guard, { database, servi
       schema: {
         tags,
         summary: 'Change a workflow definition',
-        description: 'The fields that the body has are replaced, which makes the next version. Runs keep theirs.',
+        description: 'Replaces the fields in the body, as a new version. Runs keep their version.',
         params: DefinitionParams,
         body: DefinitionChange,
         response: {
@@ -131,7 +131,7 @@ export function definitionChangeRoutes(app: App, guard: Guard, { database, servi
         tags,
         summary: 'Delete a workflow definition',
         description:
-          'Its runs stay, and go on. Its schedules fail until they are deleted, and say so in their history.',
+          'Its runs stay and continue. Its schedules fail until they are deleted, and say so in their history.',
         params: DefinitionParams,
         response: { 204: NoContent, ...failures(notFound) },
       },

@@ -182,7 +182,7 @@ export class Engine {
       const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
       const most = stopping.aborted ? 0 : this.#room.take(tenantId, abreast - underWay.size)
-      // What came of calls must not be lost while the database is away for a moment.
+      // What came of calls must not be lost while the database cannot be reached for a moment.
       let tries = 0
       // A step that failed may have been stored all the same, with claims that nobody here knows of.
       const stepped = await retry(() => this.#step(driver, { outcomes, mine, most, look: look || tries++ > 0 }), {

@@ -11,15 +11,15 @@ export const workflowErrors = errorTable('workflows', {
     status: 400,
     about: 'The definition cannot be run; `issues` names every problem, and where it is.',
   },
-  invalidInput: { status: 400, about: 'The input does not fit the `inputSchema` of the workflow.' },
-  invalidSchedule: { status: 400, about: 'The schedule can never fire as it is written; `issues` says what is wrong.' },
+  invalidInput: { status: 400, about: 'The input does not match the `inputSchema` of the workflow.' },
+  invalidSchedule: { status: 400, about: 'The schedule as written can never fire; `issues` says what is wrong.' },
   notPaused: {
     status: 409,
     message: 'Only a paused run can be repaired: it pauses when a node fails.',
   },
   runOver: { status: 409, message: 'The workflow run is over.' },
-  outputGone: { status: 410, message: 'An output of the workflow run is not in the object store any more.' },
-  nodeOver: { status: 409, about: 'The node has a terminal status already, or none that goes with what was asked.' },
+  outputGone: { status: 410, message: 'An output of the workflow run is no longer in the object store.' },
+  nodeOver: { status: 409, about: 'The node has already ended, or its status does not allow the request.' },
 })
 
 export function invalidWorkflow(problems: readonly Problem[], at = ''): AppError {

@@ -65,7 +65,7 @@ export class Execution {
     this.#deps = deps
   }
 
-  /** Never rejects, except when `signal` aborted or the database is away: then nobody knows what came of it. */
+  /** Never rejects, except when `signal` aborted or the database cannot be reached: then nobody knows what came of it. */
   async make(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
     const of = { node: attempt.id, attempt: attempt.attempt }
     const large = this.#deps.large.ticket(attempt.tenantId)

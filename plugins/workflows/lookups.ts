@@ -32,7 +32,7 @@ export const createLookups =
       const servers = [...new Set(names.filter((name) => name.includes('/')).map(serverOf))]
       const unknownServers = new Set(servers.length === 0 ? [] : await (mcp?.unknown(tenantId, servers) ?? servers))
       const runners = fleet.describe()
-      // A runner that is away, or an older one, does not say which tools it has: then nobody can say that there is none.
+      // A runner that cannot be reached, or an older one, does not say which tools it has: then nobody can say that there is none.
       const known = runners.length > 0 && runners.every(({ tools }) => tools !== undefined)
       const tools = new Set(runners.flatMap((runner) => runner.tools ?? []))
       return names.filter((name) =>

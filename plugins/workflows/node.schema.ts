@@ -29,11 +29,11 @@ const common = {
     Type.Object(
       {
         max: Type.Integer({ minimum: 0, maximum: 100, description: 'Attempts after the first one.' }),
-        delaySeconds: Type.Optional(seconds('Before the first of them; 1 unless given.', 86_400)),
+        delaySeconds: Type.Optional(seconds('Before the first of them; 1 by default.', 86_400)),
         factor: Type.Optional(
-          Type.Number({ minimum: 1, maximum: 10, description: 'By which each further delay grows; 2 unless given.' }),
+          Type.Number({ minimum: 1, maximum: 10, description: 'By which each further delay grows; 2 by default.' }),
         ),
-        maxDelaySeconds: Type.Optional(seconds('The longest delay; 300 unless given.', 86_400)),
+        maxDelaySeconds: Type.Optional(seconds('The longest delay; 300 by default.', 86_400)),
       },
       strict,
     ),
@@ -43,7 +43,7 @@ const common = {
       exclusiveMinimum: 0,
       maximum: mostSeconds,
       description:
-        'How long one attempt may take. Of `tool` and `http` 60 unless given, and at most an hour. Of `workflow` all the time until the child is over, also that in which it waits, is paused or asks people; an `agent` has its time without that in which its run asks people.',
+        'How long one attempt may take. Of `tool` and `http` 60 by default, and at most an hour. Of `workflow` all the time until the child is over, also that in which it waits, is paused or asks people; an `agent` has its time without that in which its run asks people.',
     }),
   ),
   outputSchema: Type.Optional(
@@ -61,14 +61,14 @@ const common = {
       description: "Of all nodes of the tenant's runs with this key, `concurrencyLimit` are under way at once.",
     }),
   ),
-  concurrencyLimit: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: '1 unless given.' })),
+  concurrencyLimit: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: '1 by default.' })),
   priority: Type.Optional(
     Type.Integer({ minimum: -100, maximum: 100, description: 'Of the ready nodes of a run the highest begin first.' }),
   ),
   onLost: Type.Optional(
     Type.Union([Type.Literal('retry'), Type.Literal('fail')], {
       description:
-        'What becomes of a call whose process died before its answer was known: it is made again with the same idempotency key (`retry`, unless given), or the node fails.',
+        'What becomes of a call whose process died before its answer was known: it is made again with the same idempotency key (`retry`, the default), or the node fails.',
     }),
   ),
 }
@@ -126,15 +126,15 @@ const ownFields = {
   approval: {
     message: template('What is to be approved.', 20_000),
     expiresIn: Type.Optional(
-      Type.Number({ exclusiveMinimum: 0, maximum: mostSeconds, description: 'Seconds; for ever unless given.' }),
+      Type.Number({ exclusiveMinimum: 0, maximum: mostSeconds, description: 'Seconds; for ever by default.' }),
     ),
     onExpiry: Type.Optional(
-      Type.Union([Type.Literal('reject'), Type.Literal('approve')], { description: '`reject` unless given.' }),
+      Type.Union([Type.Literal('reject'), Type.Literal('approve')], { description: '`reject` by default.' }),
     ),
     role: Type.Optional(
       Type.Union(
         roles.map((one) => Type.Literal(one)),
-        { description: 'Who may decide: keys of this role, or of one above; `member` unless given.' },
+        { description: 'Who may decide: keys of this role, or of one above; `member` by default.' },
       ),
     ),
   },
@@ -147,7 +147,7 @@ const ownFields = {
     method: Type.Optional(
       Type.Union(
         ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD'].map((one) => Type.Literal(one)),
-        { description: '`GET` unless given.' },
+        { description: '`GET` by default.' },
       ),
     ),
     headers: Type.Optional(
@@ -158,7 +158,7 @@ const ownFields = {
     body: Type.Optional(json('Sent as JSON, or as it is when it is a text. Its texts are templates.')),
     expect: Type.Optional(
       Type.Array(Type.Integer({ minimum: 100, maximum: 599 }), {
-        description: 'Statuses that are no failure; those below 400 unless given.',
+        description: 'Statuses that are no failure; those below 400 by default.',
       }),
     ),
   },

@@ -79,7 +79,7 @@ export const overBudget: Failure = {
 }
 export const lostError: Failure = {
   code: 'lost',
-  message: 'The server that made the call went away before its answer was known.',
+  message: 'The server that made the call stopped before its answer was known.',
   unknown: true,
 }
 

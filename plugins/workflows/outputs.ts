@@ -93,7 +93,7 @@ export class Outputs {
     }
   }
 
-  /** The JSON of what is stored. Rejects with 410 `output_gone`, and with 503 when the store is away. */
+  /** The JSON of what is stored. Rejects with 410 `output_gone`, and with 503 when the store cannot be reached. */
   async read({ tenantId, runId }: RunKey, stored: string): Promise<string> {
     if (!isLinked(stored)) return stored
     const parts: Buffer[] = []

@@ -75,7 +75,7 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
       schema: {
         tags,
         summary: 'Get a workflow run',
-        description: 'As it is at one moment, with all its nodes. Statuses are numbers.',
+        description: 'The state at one moment, with all its nodes. Statuses are numbers.',
         params: RunParams,
         response: { 200: RunSnapshot, ...failures(notFound) },
       },
@@ -107,7 +107,7 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
       schema: {
         tags,
         summary: 'Get the output of a workflow run',
-        description: 'The whole of it, however large: a snapshot has what is small.',
+        description: 'The whole output, however large; snapshots contain only small ones.',
         params: RunParams,
         response: { 200: Type.Unknown(), ...failures(notFound, outputGone, objectErrors.storageUnavailable) },
       },
@@ -138,7 +138,7 @@ export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: 
         tags,
         summary: 'Follow a workflow run',
         description:
-          'One `snapshot`, then a `plan_status` for each change, until the run is over. `Last-Event-ID` resumes behind the event of that `id`, without a snapshot, at any server.',
+          'One `snapshot`, then a `plan_status` for each change, until the run is over. `Last-Event-ID` resumes after the event with that `id`, without a snapshot, on any server.',
         params: RunParams,
         response: {
           200: eventStream(
@@ -206,7 +206,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
         tags,
         summary: 'Create a workflow run',
         description:
-          'Of a stored definition, in its present version, or of one in the body. It starts at once unless told otherwise.',
+          'Runs the current version of a stored definition, or a definition in the body. It starts at once by default.',
         body: CreateRun,
         response: {
           202: RunAccepted,
@@ -232,7 +232,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
       schema: {
         tags,
         summary: 'Start a workflow run',
-        description: 'Idempotent: a run that was started stays as it is.',
+        description: 'Idempotent: a started run stays unchanged.',
         params: RunParams,
         response: { 202: RunAccepted, ...failures(notFound, ...fundsErrors) },
       },
@@ -249,7 +249,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
       schema: {
         tags,
         summary: 'Cancel a workflow run',
-        description: 'With the agents and child workflows under way. Idempotent: a run that is over stays as it is.',
+        description: 'With its running agents and child workflows. Idempotent: a run that is over stays unchanged.',
         params: RunParams,
         response: { 202: RunAccepted, ...failures(notFound) },
       },
@@ -271,7 +271,7 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
         tags,
         summary: 'Repair a paused workflow run',
         description:
-          '`retry_node` tries a failed node again, `replace_node` puts another one in its place, or in that of one that has not begun, `add_dependency` has a node wait for others, and `abort` gives the run up.',
+          '`retry_node` tries a failed node again, `replace_node` replaces it, or a node that has not begun, `add_dependency` makes a node wait for others, and `abort` gives the run up.',
         params: RunParams,
         body: Repair,
         response: { 200: RunSnapshot, ...failures(invalidWorkflow, notFound, notPaused, nodeOver, wrongApprover) },
@@ -290,7 +290,7 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
       schema: {
         tags,
         summary: 'Run a workflow again from a node',
-        description: 'As a new run: what depends on the node is done anew, and what came of all others is kept.',
+        description: 'As a new run: the node and its dependents run again; the results of all others are kept.',
         params: RunParams,
         body: Rerun,
         response: { 202: RunAccepted, ...failures(notFound, nodeOver, wrongApprover, ...fundsErrors) },
@@ -311,7 +311,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
       schema: {
         tags,
         summary: 'Send a signal to a workflow run',
-        description: 'For the waits of that name. One that nobody waits for yet is kept for the next wait.',
+        description: 'For the waits of that name. A signal without a waiting node is kept for the next wait.',
         params: SignalParams,
         body: Signal,
         response: { 204: NoContent, ...failures(notFound, runOver, nodeOver, limitExceeded) },
@@ -334,7 +334,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
       schema: {
         tags,
         summary: 'Set the status of a node',
-        description: 'Ends a node that is not over, or that failed and holds its run up.',
+        description: 'Ends a node that is not over, or that failed and blocks its run.',
         params: NodeParams,
         body: NodeUpdate,
         response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver, wrongApprover, limitExceeded) },

@@ -49,7 +49,7 @@ export function scheduleRoutes(app: App, guard: Guard, schedules: Schedules): vo
         tags,
         summary: 'Create a schedule',
         description:
-          'Of a workflow, or of a single profile with a prompt. Each of its times fires once, however many servers there are.',
+          'For a workflow, or for a single profile with a prompt. Each of its times fires once, however many servers there are.',
         body: ScheduleBody,
         response: { 201: Schedule, ...failures(invalidSchedule, invalidInput, limitExceeded) },
       },
@@ -68,7 +68,7 @@ export function scheduleRoutes(app: App, guard: Guard, schedules: Schedules): vo
       schema: {
         tags,
         summary: 'Delete a schedule',
-        description: 'With its history. Runs that it has started go on.',
+        description: 'With its history. Runs that it has started continue.',
         params: ScheduleParams,
         response: { 204: NoContent, ...failures(notFound) },
       },
@@ -98,7 +98,7 @@ export function scheduleTimeRoutes(app: App, guard: Guard, schedules: Schedules)
       schema: {
         tags,
         summary: 'Run a schedule now',
-        description: 'Whatever its times are, also when it is paused or a run is under way.',
+        description: 'Independent of its times, also when it is paused or a run is running.',
         params: ScheduleParams,
         response: { 202: RunAccepted, ...failures(notFound, invalidSchedule, limitReached) },
       },
@@ -114,7 +114,7 @@ export function scheduleTimeRoutes(app: App, guard: Guard, schedules: Schedules)
       ...access('member'),
       schema: {
         tags,
-        summary: 'List what became of the times of a schedule',
+        summary: "List the outcomes of a schedule's times",
         description: 'Newest first; the last thousand are kept.',
         params: ScheduleParams,
         querystring: PageQuery,

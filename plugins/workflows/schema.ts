@@ -25,24 +25,24 @@ export type NodeBody = Static<typeof NodeBody>
 
 const webhook = Type.Object(WebhookTarget.properties, {
   ...strict,
-  description: 'Is told of the approvals that nodes, and calls of agents, wait for.',
+  description: 'URL that is told about approvals of nodes and of calls of agents.',
 })
 const settings = {
   description: Type.Optional(Type.String({ maxLength: 10_000 })),
-  inputSchema: Type.Optional(schemaOf('JSON Schema that inputs have to fit.')),
-  outputSchema: Type.Optional(schemaOf('JSON Schema that the output has to fit.')),
+  inputSchema: Type.Optional(schemaOf('JSON Schema that inputs must match.')),
+  outputSchema: Type.Optional(schemaOf('JSON Schema that the output must match.')),
   output: Type.Optional(
-    json('What a completed run gives: its texts are templates. The outputs of the last nodes unless given.'),
+    json('The output of a completed run; its texts are templates. By default the outputs of the last nodes.'),
   ),
   onFailure: Type.Optional(
     Type.Union([Type.Literal('pause'), Type.Literal('fail')], {
-      description: 'What a failed node does to its run: it waits for a repair (`pause`, unless given), or is failed.',
+      description: 'What a failed node does to its run: it waits for a repair (`pause`, the default), or fails.',
     }),
   ),
   maxCostCents: Type.Optional(
     Type.Number({
       exclusiveMinimum: 0,
-      description: 'What the agents of a run may cost together, those under way apart.',
+      description: 'What the agents of a run may cost together, without running ones.',
     }),
   ),
   webhook: Type.Optional(webhook),
@@ -102,13 +102,13 @@ export type DefinitionPreview = Static<typeof DefinitionPreview>
 
 const label = Type.Union(
   runStatuses.map((one) => Type.Literal(one)),
-  { description: 'As a word; snapshots have it as a number.' },
+  { description: 'The status as a word; snapshots have a number.' },
 )
 export const CreateRun = Type.Object(
   {
     workflowDefinitionId: Type.Optional(Type.String({ minLength: 1, maxLength: 64 })),
     definition: Type.Optional(DefinitionBody),
-    input: Type.Optional(Type.Unknown({ description: '`{}` unless given.' })),
+    input: Type.Optional(Type.Unknown({ description: '`{}` by default.' })),
     autoStart: Type.Optional(Type.Boolean({ default: true })),
     webhook: Type.Optional(webhook),
   },
@@ -158,7 +158,7 @@ export const NodeSnapshot = Type.Object({
   agentRunId: Type.Optional(Type.String({ description: 'The run of the agent.' })),
   workflowRunId: Type.Optional(Type.String({ description: 'The run of the child workflow.' })),
   approvalId: Type.Optional(Type.String()),
-  dueAt: Type.Optional(Type.String({ format: 'date-time', description: 'When it is begun or looked at next.' })),
+  dueAt: Type.Optional(Type.String({ format: 'date-time', description: 'When it is started or checked next.' })),
   output: Type.Optional(Type.Unknown()),
   outputTruncated: Type.Optional(
     Type.Boolean({ description: 'The output is too large for a snapshot; `GET …/nodes/{nodeId}` has it.' }),
@@ -215,14 +215,14 @@ export const ScheduleBody = Type.Object(
     profile: Type.Optional(profileName),
     prompt: Type.Optional(Type.String({ minLength: 1, maxLength: 100_000 })),
     cron: Type.String({ minLength: 1, maxLength: 200, description: 'Five fields, or six with seconds in front.' }),
-    timezone: Type.Optional(Type.String({ maxLength: 64, description: 'An IANA name; UTC unless given.' })),
+    timezone: Type.Optional(Type.String({ maxLength: 64, description: 'An IANA name; UTC by default.' })),
     input: Type.Optional(Type.Unknown()),
     overlap: Type.Optional(
       Type.Union(
         ['skip', 'queue', 'allow'].map((one) => Type.Literal(one)),
         {
           description:
-            'When its last run is still under way: nothing (`skip`, unless given), one run behind it (`queue`), or both at once (`allow`).',
+            'When its last run is still under way: nothing (`skip`, the default), one run after it (`queue`), or both at once (`allow`).',
         },
       ),
     ),
@@ -231,12 +231,12 @@ export const ScheduleBody = Type.Object(
         ['none', 'one', 'all'].map((one) => Type.Literal(one)),
         {
           description:
-            'Of the times at which no server was there: none (unless given), the last one, or all, at most 100.',
+            'Which missed times to run when no server was running: none (default), the last one, or all, at most 100.',
         },
       ),
     ),
     jitterSeconds: Type.Optional(
-      Type.Integer({ minimum: 0, maximum: 3_600, description: 'Each time is up to so many seconds late.' }),
+      Type.Integer({ minimum: 0, maximum: 3_600, description: 'Each start is delayed by up to this many seconds.' }),
     ),
   },
   strict,

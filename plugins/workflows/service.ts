@@ -78,7 +78,7 @@ export class WorkflowService {
     })
   }
 
-  /** Idempotent: a run that was started stays as it is. */
+  /** Idempotent: a started run stays unchanged. */
   async start(tenantId: string, runId: string): Promise<RunStatus> {
     const { status } = await this.#deps.store.statusOf(tenantId, runId)
     if (status === 'pending') await this.#deps.store.admit(tenantId)

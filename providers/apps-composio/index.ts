@@ -9,15 +9,15 @@ const text = (description: string) => Type.Optional(Type.String({ description })
 
 const Toolkit = Type.Object(
   {
-    authConfig: text('The auth config of the project at Composio, ac_…; the first that is enabled unless given.'),
+    authConfig: text('The auth config of the project at Composio, ac_…; the first that is enabled by default.'),
     connection: Type.Union([Type.Literal('tenant'), Type.Literal('user')], {
       default: 'user',
       description: 'Whose account it uses: one of each end user, or one of the tenant.',
     }),
     description: text('What models and people read of it.'),
-    version: text('Of its tools, such as 20250905_00; what Composio takes as its default unless given.'),
+    version: text('Of its tools, such as 20250905_00; what Composio takes as its default by default.'),
     tools: Type.Optional(
-      Type.Array(Type.String(), { description: 'The only tools that may be used; all unless given.' }),
+      Type.Array(Type.String(), { description: 'The only tools that may be used; all by default.' }),
     ),
     tenants: Tenants('The tenants that may use it.'),
   },

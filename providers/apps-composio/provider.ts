@@ -208,7 +208,7 @@ export class ComposioProvider implements ToolkitProvider {
 }
 
 const lost = (state: Lost['lost'], reason: string): Lost => ({ lost: state, reason })
-/** What its states mean here; `ACTIVE` is not among them, and an unknown one is none that stops anybody. */
+/** What its states mean here; `ACTIVE` is not among them, and an unknown one stops nobody. */
 const states: Readonly<Record<string, Lost | undefined>> = {
   INITIALIZING: lost('failed', 'The account was not connected.'),
   INITIATED: lost('failed', 'The account was not connected.'),

@@ -27,7 +27,7 @@ export default defineBillingProvider({
         description: 'STRIPE_WEBHOOK_SECRET: with which Stripe signs events to /api/billing/events/stripe.',
       }),
     ),
-    apiUrl: Type.Optional(Type.String({ description: 'Of Stripe itself unless given.' })),
+    apiUrl: Type.Optional(Type.String({ description: 'Of Stripe itself by default.' })),
   }),
   async create({ config: { secretKey, webhookSecret, apiUrl }, log }) {
     if (secretKey === undefined) return undefined
@@ -125,7 +125,7 @@ function stripeProvider(
       } catch (error) {
         const { type } = error as { type?: string }
         if (type === 'StripeAuthenticationError') throw new Error('Stripe does not know STRIPE_SECRET_KEY')
-        // A restricted key may not read the balance; and a Stripe that is away keeps no server from starting.
+        // A restricted key may not read the balance; and a Stripe that cannot be reached keeps no server from starting.
         if (type !== 'StripePermissionError') warn(error, 'Stripe could not be asked whether it knows its key')
       }
     },

@@ -10,7 +10,7 @@ import { defineModelProvider, streamOf } from '#kit/models'
 import { lastOf, respond, type Response } from './rules.ts'
 
 const builtinErrors = errorTable('model-builtin', {
-  unknownModel: { status: 400, message: `The provider 'builtin' has one model: demo.` },
+  unknownModel: { status: 400, message: `The provider 'builtin' has only the model demo.` },
 })
 
 /** `builtin/demo`: answers by rules, so that a fresh installation works without any key. Its answers say that they come from rules. */

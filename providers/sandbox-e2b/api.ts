@@ -28,7 +28,7 @@ interface CallOptions {
 /**
  * E2B's REST API by the client of its package, as far as it is used here. That client tries nothing again, and its `Sandbox`
  * tells a failure of E2B from one of a proxy by its text alone; so it is asked here. Rejects with `E2bError` for what E2B
- * refuses and `NoAnswer` when it is away.
+ * refuses and `NoAnswer` when it cannot be reached.
  */
 export class E2bApi {
   readonly #rest: ApiClient['api']

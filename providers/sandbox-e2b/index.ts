@@ -14,7 +14,7 @@ export default defineSandboxProvider({
   config: Settings({
     apiKey: Type.Optional(Type.String({ description: 'E2B_API_KEY. Without it the provider is not offered.' })),
     domain: Type.String({ default: 'e2b.app', description: 'E2B_DOMAIN.' }),
-    apiUrl: address('E2B_API_URL: https://api.<domain> unless given.'),
+    apiUrl: address('E2B_API_URL: https://api.<domain> by default.'),
     sandboxUrl: address('E2B_SANDBOX_URL: one address for all sandboxes, where E2B is hosted by oneself.'),
     template: Type.Optional(Type.String({ description: 'For profiles that name none.' })),
     command: Type.String({

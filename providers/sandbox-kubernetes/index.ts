@@ -33,7 +33,7 @@ export default defineSandboxProvider({
     ),
     workspaceSize: Type.String({ default: '1Gi', description: 'Of the volume of a session.' }),
     lifetime: Duration('24h', 'A sandbox that no runner has put off the end of for so long is deleted.'),
-    storageClass: Type.Optional(Type.String({ description: "Of that volume; the cluster's default unless given." })),
+    storageClass: Type.Optional(Type.String({ description: "Of that volume; the cluster's default by default." })),
   }),
   async create({ config, log, onStop }) {
     const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, lifetime, ...volume } = config

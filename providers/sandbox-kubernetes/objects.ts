@@ -68,7 +68,7 @@ export function templateOf(name: string | undefined, { image, templates, images 
   throw invalidSandbox(`'${name}' is neither a pod template of this runner nor an image that it lets profiles choose.`)
 }
 
-/** Where the volume of a session is: the agent's files, and beside them what its worker keeps. It stays while the pod is away. */
+/** Where the volume of a session is: the agent's files, and beside them what its worker keeps. It stays while there is no pod. */
 const workspace = '/workspace'
 const stateDir = '/state'
 /** A worker that is told to end uploads its conversation, which takes a moment. */
@@ -79,7 +79,7 @@ const uid = 1000
 export interface VolumeRules {
   /** Size of a workspace, as Kubernetes writes it. */
   readonly workspaceSize: string
-  /** The cluster's default unless given. */
+  /** The cluster's default by default. */
   readonly storageClass: string | undefined
 }
 

@@ -12,7 +12,7 @@ const lifeSign = 'alive'
 const longestSocketPath = 103
 
 interface HomeOptions {
-  /** Where the folder is made; the system's temporary folder unless given. */
+  /** Where the folder is made; the system's temporary folder by default. */
   readonly dir?: string | undefined
   /** Whether other users may pass through: those that sandboxes run as. */
   readonly passable?: boolean

@@ -4,7 +4,7 @@ import type { Folders, Home } from './home.ts'
 
 /** Processes of one sandbox. */
 export interface LocalSandbox {
-  /** The runner's address as the worker sees it; `order.runnerUrl` unless given. */
+  /** The runner's address as the worker sees it; `order.runnerUrl` by default. */
   readonly runnerUrl?: string
   /** Resolves when none of it runs any more. Never rejects. */
   readonly ended: Promise<void>

@@ -14,7 +14,7 @@ export interface S3Settings {
   readonly sessionToken?: string | undefined
   /** Milliseconds to connect, for the headers of an answer, and between two parts of its body. */
   readonly timeoutMs: number
-  /** `network` unless given: what a server of the operator's own may have, over plain http, too. */
+  /** `network` by default: what a server of the operator's own may have, over plain http, too. */
   readonly reach?: 'public' | 'network'
 }
 

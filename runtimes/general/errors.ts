@@ -3,11 +3,11 @@ import { errorTable, isAppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
 
 export const generalErrors = errorTable('general', {
-  unknownModel: { status: 400, about: 'No model provider of this server has the model that the profile names.' },
+  unknownModel: { status: 400, about: 'No model provider of this server has the model in the profile.' },
   invalidState: { status: 400, message: 'The body is not a state bundle of the general runtime.' },
   maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
-  invalidOutput: { status: 422, about: 'The model gave no answer that fits the response format.' },
-  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says how.' },
+  invalidOutput: { status: 422, about: 'The model gave no answer that matches the response format.' },
+  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says why.' },
   toolServerUnavailable: { status: 503, retry: true, message: "The session's tool server cannot be reached." },
 })
 

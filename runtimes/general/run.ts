@@ -259,7 +259,7 @@ class Run {
     this.#turn.dropRefused()
     if ('value' in read) return this.#takeAnswer({ output: read.value })
     if (this.#askedAgain)
-      throw generalErrors.invalidOutput({ message: 'The model gave no answer that fits the response format.' })
+      throw generalErrors.invalidOutput({ message: 'The model gave no answer that matches the response format.' })
     this.#askedAgain = true
     this.#state = 'asking'
     this.#turn.askForAnother(read.problem)

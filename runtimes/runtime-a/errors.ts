@@ -5,10 +5,10 @@ import type { Result } from './sdk.ts'
 export const runtimeAErrors = errorTable('runtime_a', {
   runtimeNotInstalled: {
     status: 503,
-    about: 'The package of the vendor is not installed here; the sentence says how.',
+    about: 'The package of the vendor is not installed here; the sentence says how to install it.',
   },
   unknownModel: { status: 400, about: 'The profile names a model that this runtime cannot run.' },
-  unsupportedAttachment: { status: 400, about: 'The model takes no attachment of this type.' },
+  unsupportedAttachment: { status: 400, about: 'The model does not accept attachments of this type.' },
   unsupportedMcpCredential: {
     status: 400,
     message: "The session's MCP address or token contains ${, which runtime_a cannot pass on.",
@@ -16,12 +16,12 @@ export const runtimeAErrors = errorTable('runtime_a', {
   runtimeBusy: {
     status: 503,
     retry: true,
-    message: 'This sidecar executes as many runs of runtime_a at once as it may.',
+    message: 'This sidecar executes its maximum number of runs of runtime_a.',
   },
   toolServerUnavailable: { status: 503, retry: true, message: "The session's tool server cannot be reached." },
   maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
-  invalidOutput: { status: 422, message: 'The model gave no answer that fits the response format.' },
-  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says how.' },
+  invalidOutput: { status: 422, message: 'The model gave no answer that matches the response format.' },
+  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says why.' },
   runtimeError: {
     status: 502,
     retry: 'as-said',

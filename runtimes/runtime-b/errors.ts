@@ -5,16 +5,19 @@ import type { TurnError } from './protocol.ts'
 export const runtimeBErrors = errorTable('runtime_b', {
   runtimeNotInstalled: {
     status: 503,
-    about: 'The package of the vendor is not installed here; the sentence says how.',
+    about: 'The package of the vendor is not installed here; the sentence says how to install it.',
   },
   unknownModel: { status: 400, about: 'The profile names a model that this runtime cannot run.' },
-  unsupportedAttachment: { status: 400, about: 'The model takes no attachment of this type.' },
-  unsupportedLimit: { status: 400, about: 'The runtime cannot keep a limit of the profile; the sentence names it.' },
+  unsupportedAttachment: { status: 400, about: 'The model does not accept attachments of this type.' },
+  unsupportedLimit: {
+    status: 400,
+    about: 'The runtime does not support a limit of the profile; the sentence names it.',
+  },
   invalidState: { status: 400, message: 'The body is not a state bundle of runtime_b.' },
   runtimeBusy: {
     status: 503,
     retry: true,
-    message: 'This sidecar executes as many runs of runtime_b at once as it may.',
+    message: 'This sidecar executes its maximum number of runs of runtime_b.',
   },
   toolServerUnavailable: {
     status: 503,
@@ -22,11 +25,11 @@ export const runtimeBErrors = errorTable('runtime_b', {
     message: "The session's tool server cannot be reached, or refuses its token.",
   },
   maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
-  invalidOutput: { status: 422, about: 'The model gave no answer that fits the response format.' },
+  invalidOutput: { status: 422, about: 'The model gave no answer that matches the response format.' },
   /** A failure of the model server; the sentence says which. */
-  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says how.' },
+  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says why.' },
   /** A failure of Codex; the sentence says which. */
-  runtimeError: { status: 502, retry: 'as-said', about: 'Codex failed; the sentence says how.' },
+  runtimeError: { status: 502, retry: 'as-said', about: 'Codex failed; the sentence says why.' },
 })
 
 /** True for statuses of failures that may pass. */

@@ -176,7 +176,7 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
   }
   assert.match(await rpc('tools/list', {}), /token__look/)
   assert.match(await rpc('tools/call', { name: 'token__look', arguments: {} }), /seen/)
-  assert.match(await rpc('tools/call', { name: 'echoed__look', arguments: {} }), /does not take the credentials/)
+  assert.match(await rpc('tools/call', { name: 'echoed__look', arguments: {} }), /does not accept the credentials/)
   await api('POST', '/api/mcp/catalog/echoed/test')
   const ofApp = await api('POST', '/api/apps/token/call', { name: 'look', arguments: {} })
   assert.match(JSON.stringify(ofApp.body), /seen/)

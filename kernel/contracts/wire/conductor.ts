@@ -39,7 +39,7 @@ const EventLine = Type.Object(
 export const RunParams = Type.Object({ id: Type.String({ description: 'Id of the run.' }) })
 
 const after = Type.Optional(
-  Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Only events behind this `seq`.' }),
+  Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Only events after this `seq`.' }),
 )
 const EventsQuery = Type.Object({ after })
 
@@ -58,7 +58,7 @@ export const SignedTask = Type.Object(
   { additionalProperties: false },
 )
 
-/** Why a run is not begun, whoever asks. */
+/** Why a run cannot start, for any caller. */
 export const startErrors = [
   invalidRequest,
   runErrors.unknownProfile,
@@ -95,7 +95,7 @@ export const conductorWire = {
     tags,
     summary: 'Start a run',
     description:
-      'In a new session, or in `sessionId`. Answers when a runner has the run, or after 2 seconds; it goes on without the caller. The same `id` with the same task is the same run. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
+      'In a new session, or in `sessionId`. Answers when a runner has accepted the run, or after 2 seconds; the run continues without the caller. The same `id` with the same task is the same run. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
     query: EventsQuery,
     body: SignedTask,
     bodyLimit: maxRunBytes,
@@ -128,7 +128,7 @@ export const conductorWire = {
     tags,
     summary: 'Read the raw event log of a run',
     description:
-      '`session_init` included. Replays what was, then follows to the last one, which is told in any case: behind the end of the log it comes again under the next number.',
+      '`session_init` included. Replays the log, then follows it to the last event. A reader past the end of the log gets that event again under the next number.',
     params: RunParams,
     query: EventsQuery,
     reply: { status: 200, lines: EventLine, description: 'One RunEvent a line.' },
@@ -139,7 +139,7 @@ export const conductorWire = {
     access: 'service',
     tags,
     summary: 'Cancel a run',
-    description: 'Whichever server executes it, or none yet. A run that is over keeps its status.',
+    description: 'Works on any server, also before the run has started. A run that is over keeps its status.',
     params: RunParams,
     reply: { status: 204 },
     absent: true,

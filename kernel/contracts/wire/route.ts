@@ -1,7 +1,7 @@
 import type { Static, TObject, TSchema } from '@sinclair/typebox'
 import type { Listed } from '../errors.ts'
 
-/** Media types, and what OpenAPI says of each. */
+/** Media types with their OpenAPI schemas. */
 export type Forms = Readonly<Record<string, TSchema>>
 
 /** A JSON document. */
@@ -34,7 +34,7 @@ export interface LinesReply {
   readonly json?: TSchema
 }
 
-/** One row of a wire: all that its server and its client have to agree on. Data only. */
+/** One row of a wire: everything on which its server and client must agree. Data only. */
 export interface Route {
   readonly method: 'GET' | 'POST' | 'PUT' | 'DELETE'
   /** The path with `:params`. */
@@ -53,12 +53,12 @@ export interface Route {
   readonly bytes?: Forms
   /** The body is bytes of any type and length, which the handler reads as they come. Never over a link. */
   readonly streams?: true
-  /** Bytes; 1 MiB unless given. */
+  /** Bytes; 1 MiB by default. */
   readonly bodyLimit?: number
   readonly reply: JsonReply | NoReply | BytesReply | FileReply | LinesReply
-  /** What it is known to refuse with. */
+  /** Its errors. */
   readonly errors?: readonly Listed[]
-  /** To the client 404 is no failure: its call resolves to undefined. Where a code is named, only a 404 with this one. */
+  /** The client's call resolves to undefined on 404, or only on a 404 with this code. */
   readonly absent?: true | string
 }
 

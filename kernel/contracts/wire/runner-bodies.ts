@@ -59,11 +59,11 @@ export const Hydrate = Type.Object(
     stateB64: Type.Optional(Type.String({ description: 'Base64 of the exported bundle.' })),
     profile: Type.Optional(Profile),
     contentType: Type.Optional(
-      Type.String({ maxLength: 128, description: "Of the bundle; by the profile's runtime unless given." }),
+      Type.String({ maxLength: 128, description: "Of the bundle; by the profile's runtime by default." }),
     ),
     runtimeSessionId: Type.Optional(Type.String({ maxLength: 1024 })),
     replace: Type.Optional(
-      Type.Boolean({ description: "The runner's own copy, if it has one, is old: this one takes its place." }),
+      Type.Boolean({ description: "The runner's own copy, if any, is old: this one replaces it." }),
     ),
   },
   open,

@@ -4,7 +4,7 @@ import { PinnedSkill, type SkillContent, skillErrors } from '../skills.ts'
 import { tenant } from './runner-bodies.ts'
 import type { Wire } from './route.ts'
 
-// How a version of a skill comes to a runner: a part of the runner's wire.
+// How conductors send a version of a skill to a runner: a part of the runner's wire.
 
 /** A skill of 64 MiB in base64; its description is a small part of it. */
 const maxSkillBytes = 96 * 1024 * 1024
@@ -44,8 +44,8 @@ export const skillRoutes = {
     tags: ['skills'],
     method: 'POST',
     path: '/runner/skills',
-    summary: 'Bring a version of a skill',
-    description: 'One that sessions keep. It is kept by its digest, until the room is needed for others.',
+    summary: 'Send a version of a skill',
+    description: 'A version that sessions use. It is cached by its digest until the space is needed for others.',
     headers: tenant,
     body: WireSkill,
     bodyLimit: maxSkillBytes,

@@ -5,7 +5,7 @@ import { runnerErrors } from '../runner-errors.ts'
 import type { Wire } from './route.ts'
 import * as bodies from './runner-bodies.ts'
 
-// The tools of a runner and of its sessions, and what they leave for conductors: a part of the runner's wire.
+// The tools of a runner and of its sessions, and their calls for conductors: a part of the runner's wire.
 
 const ofTools = { access: 'network', tags: ['tools'] as readonly string[] }
 const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status: 200, json } }) as const
@@ -43,7 +43,7 @@ export const toolRoutes = {
     ...inGet(Type.Array(WaitingCall)),
     path: '/runner/sessions/:id/delegations',
     summary: 'Take the delegations of a session',
-    description: 'Those that wait, and calls of apps. They count as taken, and wait until they are answered.',
+    description: 'Waiting delegations and app calls. They count as taken, and wait until they are answered.',
     ...ofSession,
   },
   objectWrites: {
@@ -51,7 +51,7 @@ export const toolRoutes = {
     ...inGet(Type.Array(ObjectWrite)),
     path: '/runner/sessions/:id/object-writes',
     summary: 'List what a run wrote to the object store',
-    description: 'With tools of this runner, behind number `after`; what comes before it is forgotten.',
+    description: 'With tools of this runner, after number `after`; earlier writes are forgotten.',
     ...ofSession,
     query: Type.Object({ runId: Type.String({ maxLength: 128 }), after: Type.Integer({ minimum: 0, default: 0 }) }),
     absent: true,
@@ -61,7 +61,7 @@ export const toolRoutes = {
     method: 'POST',
     path: '/runner/sessions/:id/delegations',
     summary: 'Answer a delegation',
-    description: 'One that nobody waits for any more is no error.',
+    description: 'An answer that is no longer awaited is no error.',
     ...ofSession,
     body: Type.Composite([Type.Object({ id: Type.String() }), DelegationAnswer]),
     reply: { status: 204 },

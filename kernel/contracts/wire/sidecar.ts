@@ -24,7 +24,7 @@ export const bundleForms = {
   'application/octet-stream': bytes,
 }
 
-/** Besides `ok` and `runtime` a sidecar of another maker need not say anything. */
+/** A sidecar in another language needs only `ok` and `runtime`. */
 const Health = Type.Object(
   {
     ok: Type.Boolean(),

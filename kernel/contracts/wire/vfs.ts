@@ -17,7 +17,7 @@ const view = Type.Object({
   [vfs.vfsSessionHeader]: Type.Optional(
     Type.String({
       pattern: clientIdPattern,
-      description: 'The session whose view it is; the bare mounts unless given.',
+      description: 'The session whose view to use; by default the mounts without a session.',
     }),
   ),
   [vfs.vfsDigestHeader]: Type.Optional(
@@ -28,18 +28,18 @@ const view = Type.Object({
   ),
 })
 const text = (description: string) => Type.Optional(Type.String({ maxLength: 500, description }))
-const known = { 'if-match': text('Only as it is known: its `ETag`, or `*` for any.') }
+const known = { 'if-match': text('Only if the file matches: its `ETag`, or `*` for any.') }
 const reading = Type.Object({
   ...view.properties,
   range: text('Bytes from and to, both included: `bytes=0-99`, `bytes=100-`, `bytes=-100`.'),
-  'if-none-match': text('304 when it is still this `ETag`.'),
-  'if-range': text('The range only of this `ETag`, else all of it.'),
+  'if-none-match': text('304 if the file still has this `ETag`.'),
+  'if-range': text('The range if the file has this `ETag`, otherwise the whole file.'),
 })
 const writing = Type.Object({
   ...view.properties,
   ...known,
-  'if-none-match': text('`*`: only where there is nothing yet.'),
-  'content-type': text('What it is read as again, where the mount keeps it.'),
+  'if-none-match': text('`*`: only if there is no file yet.'),
+  'content-type': text('Its content type, if the mount stores types.'),
 })
 const removing = Type.Object({ ...view.properties, ...known })
 const inMount = Type.Object({
@@ -72,7 +72,7 @@ export const vfsWire = {
     ...inGet(Type.Array(vfs.VfsMount)),
     path: '/vfs/mounts',
     summary: 'List mounts',
-    description: 'Of the tenant; of a session those that its lease allows, and its scratch space.',
+    description: 'The mounts of the tenant, or those that the lease of a session allows, with its scratch space.',
     headers: view,
     errors: [vfsErrors.noVfsSession],
   },
@@ -81,7 +81,7 @@ export const vfsWire = {
     method: 'PUT',
     path: '/vfs/mounts/:mount',
     summary: 'Create or replace a mount of the tenant',
-    description: 'Over its objects, or over a bucket of its own. A mount of the installation cannot be replaced.',
+    description: 'For its objects, or for its own bucket. A mount of the installation cannot be replaced.',
     params: oneMount,
     headers: view,
     body: vfs.VfsMountInput,
@@ -93,7 +93,7 @@ export const vfsWire = {
     method: 'DELETE',
     path: '/vfs/mounts/:mount',
     summary: 'Delete a mount of the tenant',
-    description: 'What is behind it stays.',
+    description: 'Its storage is not deleted.',
     params: oneMount,
     headers: view,
     reply: { status: 204 },
@@ -105,7 +105,7 @@ export const vfsWire = {
     ...inGet(vfs.VfsList),
     path: '/vfs/list/:mount/*',
     summary: 'List a folder',
-    description: 'An empty path is the mount itself. A folder without files is none: its list is empty.',
+    description: 'An empty path is the mount itself. A folder without files does not exist: its list is empty.',
     params: inMount,
     query: vfs.VfsListQuery,
     headers: view,
@@ -140,7 +140,7 @@ export const vfsWire = {
     path: '/vfs/files/:mount/*',
     summary: 'Write a file',
     description:
-      'The body as it is, of any length that the server allows; it replaces what is there unless `If-Match` or `If-None-Match: *` says otherwise. Nothing of a body that breaks off is seen. 201 when it is new.',
+      'The body is the file, of any length that the server allows. It replaces an existing file, unless `If-Match` or `If-None-Match: *` forbids it. An incomplete body changes nothing. 201 for a new file.',
     params: inMount,
     headers: writing,
     streams: true,
@@ -152,14 +152,14 @@ export const vfsWire = {
     method: 'DELETE',
     path: '/vfs/files/:mount/*',
     summary: 'Delete a file, or all below a folder',
-    description: `A path that ends with \`/\` deletes the files below it, ${vfs.mostEntriesAtOnce} at most. \`If-Match\` deletes a file only as it is known.`,
+    description: `A path that ends with \`/\` deletes the files below it, ${vfs.mostEntriesAtOnce} at most. With \`If-Match\` a file is deleted only if unchanged.`,
     params: inMount,
     headers: removing,
     reply: {
       status: 200,
       json: Type.Object({
         deleted: Type.Integer(),
-        more: Type.Boolean({ description: 'Others are left: send the request again.' }),
+        more: Type.Boolean({ description: 'True: some are left, so send the request again.' }),
       }),
     },
     errors: written,
@@ -192,7 +192,7 @@ export const vfsWire = {
     method: 'PUT',
     path: '/vfs/sessions/:id',
     summary: 'Open a session, or renew its lease',
-    description: 'The files of one that is open stay.',
+    description: 'The files of an open session stay.',
     params: oneSession,
     headers: view,
     body: vfs.OpenVfsSession,
@@ -214,7 +214,7 @@ export const vfsWire = {
     method: 'DELETE',
     path: '/vfs/sessions/:id',
     summary: 'Close a session',
-    description: 'Its scratch space and its layers are dropped. One that is not open is no error.',
+    description: 'Deletes its scratch space and its layers. A session that is not open is no error.',
     params: oneSession,
     headers: view,
     reply: { status: 204 },
@@ -224,7 +224,7 @@ export const vfsWire = {
     ...inGet(vfs.VfsAudit),
     path: '/vfs/sessions/:id/audit',
     summary: 'List what a session read and wrote',
-    description: 'The newest first; also of a session that is closed, for as long as the server keeps it.',
+    description: 'Newest first; also for a closed session, as long as the server keeps it.',
     params: oneSession,
     query: Type.Object({
       cursor: Type.Optional(Type.String({ maxLength: 64 })),
@@ -238,7 +238,7 @@ export const vfsWire = {
     ...of('tenant'),
     ...inGet(vfs.VfsUsage),
     path: '/vfs/usage',
-    summary: 'Show what the tenant has here',
+    summary: 'Show the use of the tenant',
     headers: view,
   },
   erase: {
@@ -246,7 +246,7 @@ export const vfsWire = {
     method: 'DELETE',
     path: '/vfs/tenant',
     summary: 'Erase the tenant',
-    description: 'Its sessions, its own mounts and the audit, a part at a time. What is behind mounts stays there.',
+    description: 'Its sessions, its own mounts and the audit, a part at a time. The storage of mounts is not deleted.',
     headers: view,
     reply: { status: 200, json: Type.Object({ deleted: Type.Integer(), more: Type.Boolean() }) },
   },

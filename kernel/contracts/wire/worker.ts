@@ -71,9 +71,9 @@ export const workerPaths = (sessionId: string) => {
      */
     state: `${base}/state`,
     tool: (callId: string) => `${base}/tools/${encodeURIComponent(callId)}`,
-    /** Stands for the API root of a model provider (the `…/v1` of `openai` and `anthropic`); keys stay in the runner. */
+    /** Acts as the API root of a model provider (the `…/v1` of `openai` and `anthropic`); keys stay in the runner. */
     models: (provider: string) => `${base}/models/${encodeURIComponent(provider)}`,
-    /** Stands for the endpoint of an external MCP server of the profile. */
+    /** Acts as the endpoint of an external MCP server of the profile. */
     mcpServer: (name: string) => `${base}/mcp-servers/${encodeURIComponent(name)}`,
     /** `…/{host}/{path}` stands for `https://{host}/{path}`, as far as the profile of the run lets it. */
     egress: `${base}/egress`,

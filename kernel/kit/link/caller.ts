@@ -134,7 +134,7 @@ export class LinkCaller implements Frames {
     switch (kind) {
       case kinds.head: {
         const [status, headers] = JSON.parse(payload.toString('utf8')) as [unknown, ReplyHeaders]
-        if (typeof status !== 'number' || typeof headers !== 'object') throw new LinkError('a head is none')
+        if (typeof status !== 'number' || typeof headers !== 'object') throw new LinkError('a head is invalid')
         return answer.begin(status, headers)
       }
       case kinds.data:

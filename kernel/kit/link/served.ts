@@ -93,7 +93,7 @@ export class ServedLink implements Frames {
     const size = payload.readUInt32BE(0)
     const text = payload.subarray(4, 4 + size)
     const line = this.serving.options.parse(text) as RequestLine | undefined
-    if (typeof line?.route !== 'string') throw new LinkError('a request line is none')
+    if (typeof line?.route !== 'string') throw new LinkError('a request line is invalid')
     this.#last = id
     if (this.#leaving || this.serving.options.streams.ending || this.#open.size >= maxStreams) {
       // It was not begun, so the caller may ask another process.

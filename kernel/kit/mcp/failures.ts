@@ -91,9 +91,9 @@ export function withoutQuotes(error: unknown): unknown {
 
 const sentences: Readonly<Record<Exclude<Reason['kind'], 'status'>, string>> = {
   timeout: 'The server did not answer in time.',
-  address: 'The server has an address that may not be asked.',
+  address: 'The server has an address that may not be called.',
   unreached: 'The server cannot be reached.',
-  certificate: 'The certificate of the server is not valid.',
+  certificate: "The server's certificate is not valid.",
   too_large: 'What the server answers is too large.',
   protocol: 'The server does not answer as an MCP server.',
 }

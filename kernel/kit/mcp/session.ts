@@ -17,12 +17,12 @@ import { listTools, noTimeout } from './tools.ts'
 
 export interface McpAddress {
   readonly url: string
-  /** The older transport, of two connections; streamable HTTP unless given. */
+  /** The older transport, of two connections; streamable HTTP by default. */
   readonly transport?: 'sse' | undefined
   readonly headers?: Readonly<Record<string, string>> | undefined
   /** True for our own endpoint: it is stateless, announces nothing, and bounds its answers. */
   readonly own?: boolean
-  /** The largest answer that is read to its end, and the most that a list has on all its pages; 16 MiB unless given. */
+  /** The largest answer that is read to its end, and the most that a list has on all its pages; 16 MiB by default. */
   readonly maxAnswerBytes?: number
   /** Remembers which revision the server speaks; without it each session begins with a question. */
   readonly eras?: McpEras

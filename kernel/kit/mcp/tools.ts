@@ -14,12 +14,12 @@ const maxPages = 50
 /** The most tools of one server: they are in the memory of each run. */
 const maxTools = 2_000
 
-/** What nobody could name, allow or keep: without a character, longer than lists of allowed tools take, or with what is no text. */
+/** What nobody could name, allow or keep: without a character, longer than lists of allowed tools take, or with characters that are not text. */
 const isName = (name: string): boolean =>
   name !== '' && name.length <= 200 && !name.includes('\0') && name.isWellFormed()
 
 /**
- * Lists the tools of a server; of two with one name the first. Left out are those whose name is none, or whose marks of headers are not as the
+ * Lists the tools of a server; of two with one name the first. It leaves out those with an invalid name, or whose marks of headers are not as the
  * protocol wants them. Rejects with whatever went wrong, and with `tooLarge` where all pages together are.
  */
 export async function listTools(

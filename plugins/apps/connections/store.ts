@@ -25,7 +25,7 @@ export interface Connection {
 
 /** For so long nobody else renews a connection: longer than an authorization server may take. */
 const leaseFor = `interval '30 seconds'`
-/** A token that ends while it is being sent is none. Of a short one half of its last part is enough; one that failed is due later. */
+/** A token that expires while it is being sent is useless. Of a short one half of its last part is enough; one that failed is due later. */
 const margin = `greatest(least(interval '30 seconds', (expires_at - due_at) / 2), interval '0')`
 
 export const columns = `id, provider, toolkit, end_user_id AS "endUserId", state, reason, secret, renewable, fence::text AS fence,

@@ -198,7 +198,7 @@ test('what a server says of who gives tokens is believed of itself alone, and on
     [{ authorization_endpoint: 'javascript:alert(1)' }, 502, /does not answer as one/],
     [{ authorization_endpoint: 'http://pages.test/authorize' }, 400, /not asked without TLS/],
     [{ registration_endpoint: `http://localhost:${port}/register` }, 400, /not asked without TLS/],
-    [{ registration_endpoint: `https://localhost:${port}/register` }, 502, /an address that may not be asked/],
+    [{ registration_endpoint: `https://localhost:${port}/register` }, 502, /an address that may not be called/],
     [{ registration_endpoint: undefined }, 400, /registers no clients by itself/],
   ] as const) {
     s.issuer.metadata = metadata

@@ -3,7 +3,7 @@ import { isAppError, unauthorized, unavailable } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import { runnerHeaders, signedHeaders, type SignedParts, type Signer, type SigningFamily } from '#contracts/signing'
 
-/** How far a sender's clock may be off, either way. */
+/** How far a sender's clock may differ. */
 const maxSkewSeconds = 60
 /** A nonce is remembered for both sides of the skew: a request dated 60 s ahead stays valid for 120 s. */
 const nonceTtlMs = 125_000
@@ -127,7 +127,7 @@ function parse(
 const named = (family: SigningFamily, fields: Fields): Record<string, string> =>
   Object.fromEntries(
     (Object.entries(headersOf(family)) as [Field, string][])
-      // A header without a value would not be what was signed, to a proxy that drops it.
+      // A proxy may drop a header without a value, which would break the signature.
       .filter(([field]) => fields[field] !== '')
       .map(([field, name]) => [name, fields[field]]),
   )

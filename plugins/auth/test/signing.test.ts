@@ -328,7 +328,7 @@ test('a refused signature is logged as signature_invalid, without the caller lea
       () => undefined,
       (e: Error) => e,
     )
-  assert.equal(error?.message, 'The request carries no valid credentials.')
+  assert.equal(error?.message, 'The request has no valid credentials.')
   const [line] = kernel.logs.filter((l) => l['msg'] === 'signature_invalid')
   assert.equal(line?.['reason'], 'the signature matches no key of this family')
   assert.equal(line?.['keyId'], 'CURRENT')

@@ -12,7 +12,7 @@ const tokenErrors = errorTable('tokens', {
   },
 })
 
-/** Mints tokens and hashes them: for a conductor, which issues and checks keys, and for a gateway, which checks those of published agents. */
+/** Makes tokens and hashes them: for a conductor, which issues and checks keys, and for a gateway, which checks those of published agents. */
 export default definePlugin({
   name: 'tokens',
   config: Settings({

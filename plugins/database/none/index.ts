@@ -22,7 +22,7 @@ const none: Database = {
   },
 }
 
-/** Says that a role has no database: what can keeps its state in memory, what cannot answers 503 `database_required`. */
+/** Declares that a role has no database: plugins keep their state in memory or answer 503 `database_required`. */
 export default definePlugin({
   name: 'no-database',
   errors: databaseErrors,

@@ -71,7 +71,11 @@ test('a named statement is prepared once per connection', async (t) => {
 
 test('a statement is planned anew when its tables may have grown, and reads the right columns behind that', async (t) => {
   const { batch, systemBatch } = await open(t, 1)
-  for (let id = 0; id < 320; id += 10) await batch('acme', Array.from({ length: 10 }, (_, i) => insert(id + i)))
+  for (let id = 0; id < 320; id += 10)
+    await batch(
+      'acme',
+      Array.from({ length: 10 }, (_, i) => insert(id + i)),
+    )
   const plans = `SELECT generic_plans + custom_plans AS runs FROM pg_prepared_statements WHERE name = 'insert_note'`
   assert.deepEqual(await systemBatch([{ text: plans }]), [[{ runs: 20 }]])
   assert.deepEqual(await batch('acme', [insert(320)]), [[{ id: 320 }]])

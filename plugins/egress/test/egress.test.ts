@@ -48,7 +48,7 @@ test('public hosts may be named by every tenant, unless the role file says which
   for (const host of ['github.com', '*.api.github.com', 'badexample.com', '*.com.example'])
     assert.match(
       await bounded.check({ host }),
-      /^invalid_egress: .* is none of those that this installation lets/,
+      /^invalid_egress: .* is not one of the hosts that this installation allows/,
       host,
     )
   assert.match(
@@ -77,7 +77,7 @@ test('a private host has to be allowed by the operator, with its port and its te
     assert.match(await check({ host }), /^invalid_egress: .* is private, .*ownHosts/, host)
   assert.match(await check({ host: '10.0.0.7:8443' }, 'globex'), /is private/)
   // A host by its name is no leave for the names below it.
-  assert.match(await check({ host: '*.one.corp.test' }), /is none of those/)
+  assert.match(await check({ host: '*.one.corp.test' }), /is not one of the hosts/)
   const { hosts } = await plugin.resolve('acme', [{ host: '10.0.0.7:8443' }, { host: 'api.github.com' }])
   assert.deepEqual(
     hosts.map(({ host, port, own }) => [host, port, own]),

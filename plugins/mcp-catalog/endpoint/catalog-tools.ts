@@ -182,7 +182,7 @@ export class CatalogTools {
     if (!isOpen) return nothingOf(method)
     const answer = await this.#options.upstreams.pass(tenantId, server, ...asked)
     if (answer !== 'unauthorized') return answer
-    if (!again) throw limited(`'${entry}' does not take the credentials of the entry.`)
+    if (!again) throw limited(`'${entry}' does not accept the credentials of the entry.`)
     await this.#options.dropToken(tenantId, entry)
     this.#resolved.delete(keyOf(tenantId, entry))
     return this.#pass(caller, entry, asked, false)
@@ -302,7 +302,7 @@ function placeOf(cursor: string): Place {
   } catch {
     // Told below.
   }
-  throw invalidParams('The cursor is none of this list; list from the beginning.')
+  throw invalidParams('The cursor does not belong to this list; list from the beginning.')
 }
 
 const noTool = (name: string): Error => invalidParams(`There is no tool '${name.slice(0, 100)}'.`)

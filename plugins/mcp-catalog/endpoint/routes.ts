@@ -73,7 +73,7 @@ const Message = Type.Union([Type.Object({}, { additionalProperties: true }), Typ
   description: 'A JSON-RPC message; a batch of them in the revision of 2025-03-26.',
 })
 const answers = {
-  200: Type.Unknown({ description: 'A JSON-RPC answer; a stream of events when the call asks for its progress.' }),
+  200: Type.Unknown({ description: 'A JSON-RPC answer; a stream of events when the call requests progress.' }),
   202: Type.Unsafe<undefined>({ type: 'null', description: 'A notification: there is nothing to answer.' }),
 }
 
@@ -91,7 +91,7 @@ export function endpointRoutes(
         tags,
         summary: 'Speak MCP with the tools of the catalog',
         description:
-          'Streamable HTTP of the Model Context Protocol, in the revision of 2026-07-28 and those before it. The tools of all active entries are called `<entry>__<tool>`; a key has those that its `mcpServers` and `mcpToolPermissions` leave it.',
+          'Streamable HTTP of the Model Context Protocol, in the revision of 2026-07-28 and those before it. The tools of all active entries are called `<entry>__<tool>`; a key has those that its `mcpServers` and `mcpToolPermissions` allow.',
         body: Message,
         response: answers,
       },
@@ -105,7 +105,7 @@ export function endpointRoutes(
       schema: {
         tags,
         summary: 'Speak MCP with the tools of one entry',
-        description: 'As `POST /mcp/catalog`, with the tools of this entry, called as its server calls them.',
+        description: 'Like `POST /mcp/catalog`, with the tools of this entry under the names of its server.',
         params: NameParams,
         body: Message,
         response: { ...answers, ...failures(notFound) },
@@ -134,7 +134,7 @@ function refusals(app: App, url: string, schema: { readonly params?: typeof Name
       ...access('member'),
       schema: {
         tags,
-        summary: method === 'GET' ? 'Listen to the endpoint: it keeps no streams' : 'End an MCP session: there is none',
+        summary: method === 'GET' ? 'Listen to the endpoint: it offers no streams' : 'End an MCP session: it has none',
         ...schema,
         response: failures(catalogErrors.mcpMethodNotAllowed),
       },

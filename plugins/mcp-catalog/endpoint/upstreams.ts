@@ -331,7 +331,7 @@ const failed = (outcome: CallOutcome, text: string): Called => ({
 })
 const textOf = ({ message }: ProtocolError): string => message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)
 const refusesUs = (name: string): string =>
-  `The tool '${name}' could not be called. Its server does not take the credentials of the entry.`
+  `The tool '${name}' could not be called. Its server does not accept the credentials of the entry.`
 const tooMuch = (name: string): string =>
   `The result of '${name}' is larger than ${maxAnswerBytes / 1024 / 1024} MiB, nests too deep or has too many messages.`
 const broke = (name: string): string =>

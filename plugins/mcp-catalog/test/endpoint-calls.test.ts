@@ -32,7 +32,7 @@ test('a server that is away, silent or unwilling costs its own tools, with a sen
   assert.deepEqual(await speak.call('files__read'), { text: 'read done', isError: false })
   server.before = (_, response) => (response.writeHead(401).end(), true)
   server.forget()
-  assert.match(await said('files__read'), /does not take the credentials/)
+  assert.match(await said('files__read'), /does not accept the credentials/)
 })
 
 test('progress reaches whoever asks for it, and a cancelled call is cancelled at its server', async (t) => {

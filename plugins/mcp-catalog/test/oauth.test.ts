@@ -203,7 +203,7 @@ test('without a token endpoint in the entry the server says whom to ask, and tha
   const { port } = new URL(s.issuer.url)
   for (const [where, why] of [
     [`http://localhost:${port}/token`, /is not asked without TLS/],
-    [`https://localhost:${port}/token`, /has an address that may not be asked/],
+    [`https://localhost:${port}/token`, /has an address that may not be called/],
     [undefined, /does not answer as one|publishes no metadata/],
   ] as const) {
     s.issuer.metadata = where === undefined ? {} : { ...s.issuer.metadata, token_endpoint: where }

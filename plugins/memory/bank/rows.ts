@@ -38,7 +38,7 @@ export const byIndex: Statement = {
 /** Whose memories are meant. */
 export interface Whose {
   readonly endUserId?: string | undefined
-  /** Those that are nobody's as well. */
+  /** Also those without an end user. */
   readonly shared?: boolean | undefined
 }
 
@@ -46,7 +46,7 @@ export interface Whose {
 export const personsOf = ({ endUserId, shared = false }: Whose): readonly number[] | null =>
   endUserId === undefined ? (shared ? [0] : null) : shared ? [personOf(endUserId), 0] : [personOf(endUserId)]
 
-/** The condition on a row `m`, for parameters `$user::text` and `$shared::boolean`. Shared without a user: nobody's alone. */
+/** The condition on a row `m`, for parameters `$user::text` and `$shared::boolean`. Shared without a user: only those without an end user. */
 export const isOf = (user: string, shared: string): string =>
   `(CASE WHEN ${user}::text IS NULL THEN NOT ${shared}::boolean OR m.end_user_id IS NULL
      ELSE m.end_user_id = ${user}::text OR (${shared}::boolean AND m.end_user_id IS NULL) END)`

@@ -160,7 +160,7 @@ export class Writer {
     }
     const made = statementsOf(rawInput!)
     if ('junk' in made || !this.#parts.model) return 'junk' in made ? made : { content: made.content, source: 'mined' }
-    // A model that is away, or says nothing, leaves what the rules have made.
+    // A model that cannot be reached, or says nothing, leaves what the rules have made.
     const said = await this.#parts.model.process(tenantId, withoutRecalled(rawInput!.toWellFormed()))
     return { content: said?.slice(0, mostContent) ?? made.content, source: 'mined' }
   }

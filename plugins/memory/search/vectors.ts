@@ -64,7 +64,7 @@ export class VectorList {
     ])
     this.#open = true
   }
-  /** The memories nearest to a question; none when the provider is away. */
+  /** The memories nearest to a question; none when the provider cannot be reached. */
   async near(tenantId: string, bank: number, whose: Whose, question: string): Promise<readonly Near[]> {
     if (!this.#open || !this.#embeddings.has(tenantId)) return []
     const vector = await this.#embeddings.ofQuestion(question)

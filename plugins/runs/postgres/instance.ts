@@ -121,7 +121,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
   }
   const { close } = lease
   return Object.assign(lease, {
-    /** Starts to listen to the other conductors, unless it does already. Rejects while the database is away. */
+    /** Starts to listen to the other conductors, unless it does already. Rejects while the database cannot be reached. */
     async listen(onLeft: (tenantId: string) => void): Promise<void> {
       if (stops.length === 0) stops.push(await db.listen(asks, asked))
       if (stops.length === 1) stops.push(await db.listen(leftTo, onLeft))

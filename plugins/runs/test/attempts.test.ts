@@ -391,7 +391,7 @@ test('an orphan that has no time left is not wanted; one that was begun often en
     },
   })
   await stage(t, { store })
-  const message = 'The server that executed this run went away before it ended.'
+  const message = 'The server that executed this run stopped before the run ended.'
   assert.deepEqual(answers, [
     true,
     { code: 'interrupted', message },

@@ -111,7 +111,7 @@ export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
           tags,
           summary: 'Reach a host, below a path',
           description:
-            'As the proxy, for programs that know none: stands for `https://{host}/`. The key of the run may come as what the host would take for its own: a bearer token, a password, `x-api-key`.',
+            "Like the proxy, for programs without proxy support: it stands for `https://{host}/`. Send the key of the run as the host's own credential: a bearer token, a password, `x-api-key`.",
           params: HostParams,
           response: { ...answers, ...failures(sandboxErrors.egressKeyRefused, ...refusals) },
         },

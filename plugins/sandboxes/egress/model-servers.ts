@@ -4,7 +4,7 @@ import { anthropicUsage, openaiUsage, type UsageOf } from './usage.ts'
 
 const baseUrl = (description: string) =>
   Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', expects: 'an http or https URL', description }))
-const tenants = Type.Optional(Tenants('The tenants whose workers may call it; all unless given.'))
+const tenants = Type.Optional(Tenants('The tenants whose workers may call it; all by default.'))
 const apiKey = Type.Optional(Type.String({ description: 'Stays in the runner.' }))
 
 /** The model servers that workers reach through the runner, with the same settings as the model providers of a sidecar. */

@@ -86,7 +86,7 @@ function modelRoutes(
     tags,
     summary: 'Call a model server',
     description:
-      "Stands for the provider's API root. The runner adds the key; the worker's own token may come as `x-api-key`, too. The body is JSON and names the model of the run under way.",
+      "Acts as the provider's API root. The runner adds the key; the worker's own token may also be sent as `x-api-key`. The body is JSON and names the model of the run under way.",
     params: ModelParams,
     response: {
       200: { description: 'As the model server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },

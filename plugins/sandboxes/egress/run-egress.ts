@@ -40,7 +40,7 @@ interface EgressSettings {
   /** Authorities of hosts beside those of the system, as PEM. */
   readonly ca?: () => string | undefined
   readonly resolve?: Resolve
-  /** Ten minutes unless given. */
+  /** Ten minutes by default. */
   readonly requestMs?: number
 }
 

@@ -14,7 +14,7 @@ export interface Target {
 const absolute = /^(https?):\/\/([^/?#@\\]+)([^?#]*)(\?[^#]*)?$/i
 const printable = /^[\x21-\x7e]*$/
 
-/** Of `http://api.example.com/v1/x?y`. Undefined for what is no URL, or has a user in it. */
+/** Of `http://api.example.com/v1/x?y`. Undefined for an invalid URL, or one with a user. */
 export function targetOf(url: string): Target | undefined {
   const [, scheme, authority, path = '', query = ''] = absolute.exec(url) ?? []
   if (scheme === undefined || authority === undefined || !printable.test(url)) return undefined

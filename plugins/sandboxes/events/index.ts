@@ -11,18 +11,18 @@ const sandboxEventErrors = errorTable('sandbox-events', {
   unreadableEvent: {
     status: 400,
     message: 'The body cannot be read, or is larger than 64 KiB.',
-    about: 'This is no delivery of the provider, or is larger than 64 KiB.',
+    about: 'The body is not a delivery of the provider, or is larger than 64 KiB.',
   },
   signatureInvalid: {
     status: 401,
     message: 'The signature of this delivery is missing or wrong.',
-    about: 'The provider signs, and this is not signed with its secret.',
+    about: 'The delivery is not signed with the secret of the provider.',
   },
   notFound: { status: 404, message: 'No sandbox provider of this name sends events here.' },
   rateLimited: {
     status: 429,
     retry: true,
-    message: 'Too many deliveries from this address; wait as Retry-After says.',
+    message: 'Too many deliveries came from this address; wait as Retry-After says.',
   },
 })
 
@@ -100,7 +100,7 @@ async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promis
       onRequest: limit,
       schema: {
         tags: ['sandboxes'],
-        summary: 'Take an event of a sandbox provider',
+        summary: 'Receive an event of a sandbox provider',
         description:
           'For webhooks of providers, in their own form, signed where the provider signs. No key: all it can do is have runners ' +
           'ask anew how a sandbox is. 429 `rate_limited` beyond the deliveries per minute of an address.',

@@ -46,7 +46,7 @@ export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll,
         tags,
         summary: 'Ask for commands',
         description:
-          'Held open until there is one. A command comes again until a poll says `after` it; a newer poll ends an older one.',
+          'Held open until there is one. A command is repeated until a poll has passed it with `after`; a newer poll ends an older one.',
         params: SessionParams,
         querystring: PollQuery,
         headers: Type.Object({ [workerProtocolHeader]: Type.Optional(Type.String({ description: 'Required: 1.' })) }),
@@ -240,7 +240,7 @@ function uploadRoute(app: App, auth: WorkerAuth, uploads: NewestOfAll['uploads']
         tags,
         summary: 'Give the runner a copy of the state',
         description:
-          'An older copy, by `X-Agent-Orc-State-Rev`, changes nothing. The connection of one that is still on its way is closed.',
+          'A copy with an older `X-Agent-Orc-State-Rev` changes nothing; its connection is closed if it is still being sent.',
         consumes: Object.keys(bundleForms),
         params: SessionParams,
         headers: PutHeaders,

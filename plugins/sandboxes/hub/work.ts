@@ -19,7 +19,7 @@ export interface RunWay {
   readonly runnerUrl: string
   /** Measures its model calls, and says which it may make. */
   readonly calls: ModelCalls
-  /** The hosts that its sandbox may reach; none unless given. */
+  /** The hosts that its sandbox may reach; none by default. */
   readonly egress?: RunEgress | undefined
   /** Its runtime may touch files of the VirtualFS by itself. */
   readonly vfs?: boolean

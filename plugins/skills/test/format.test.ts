@@ -89,7 +89,7 @@ test('everything that nobody can guess is a problem, all at once', () => {
     [skill('license: MIT'), [/'description' is missing/, /'name' is missing/]],
     [
       skill(`name: a--b\ndescription: ${'d'.repeat(1_025)}\ncompatibility: ${'c'.repeat(501)}`),
-      [/1024/, /500/, /'a--b' is none/],
+      [/1024/, /500/, /'a--b' is invalid/],
     ],
     [
       skill('name: a\ndescription:\n  nested: text\nmetadata: text'),

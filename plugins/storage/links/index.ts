@@ -79,9 +79,9 @@ function downloadRoute(app: App, guard: Guard, store: PostgresLinks | undefined)
       ...access('member'),
       schema: {
         tags: ['runs'],
-        summary: 'Get a large content of a run',
+        summary: 'Get a linked object of a run',
         description:
-          'An attachment, or the whole result of a tool that its event shows the beginning of: the bytes, with `Range` and `ETag`. It is kept for as long as the run.',
+          'An attachment, or the whole result of a tool whose event shows only the beginning: the bytes, with `Range` and `ETag`. It is kept as long as the run.',
         params: ObjectParams,
         response: {
           200: negotiated('The bytes.', {

@@ -21,7 +21,7 @@ testToolProvider('storage', plugins, {
       tool: 'storage_put',
       input: { key: '../b', content: 'x' },
       ok: false,
-      matches: /not one that an object can have/,
+      matches: /An object cannot have this key/,
     },
     { tool: 'storage_get', input: { key: 'none' }, ok: false, matches: /no object 'none'/ },
     { tool: 'storage_list', input: {}, matches: /^a\/b \(5 bytes/ },

@@ -11,7 +11,7 @@ export const currentTime: PlatformTool = {
       timeZone: {
         type: 'string',
         maxLength: 64,
-        description: 'IANA name, for example Europe/Berlin. UTC unless given.',
+        description: 'IANA name, for example Europe/Berlin. UTC by default.',
       },
     },
     additionalProperties: false,

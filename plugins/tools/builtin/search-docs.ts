@@ -16,7 +16,7 @@ interface Section {
 }
 type Search = (query: string, limit: number) => Section[]
 
-/** Full-text search over README.md and docs/ of a folder, those of this package unless given. Read at the first call, then kept. */
+/** Full-text search over README.md and docs/ of a folder, those of this package by default. Read at the first call, then kept. */
 export function createSearchDocs(root = bundledDocs): PlatformTool {
   let opening: Promise<Search> | undefined
   return {

@@ -8,8 +8,8 @@ import type { SessionEndpoint } from './server.ts'
 
 /** What is refused before JSON-RPC; what a call of a tool comes to is told in its terms: -32602 and -32603. */
 const sessionMcpErrors = errorTable('session-mcp', {
-  unknownSession: { status: 404, about: 'The session is none of this runner, has failed or was shut down.' },
-  methodNotAllowed: { status: 405, message: 'This endpoint keeps no streams: send POST.' },
+  unknownSession: { status: 404, about: 'The session is not on this runner, has failed or was shut down.' },
+  methodNotAllowed: { status: 405, message: 'This endpoint offers no streams: send POST.' },
 })
 
 /**

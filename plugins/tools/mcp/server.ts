@@ -19,7 +19,7 @@ export class SessionEndpoint {
   }
 }
 
-/** A longer id is none that a model server gave; the call is then as if it had no id. */
+/** A longer id was not given by a model server; the call then counts as one without an id. */
 const maxCallId = 256
 
 /**

@@ -9,7 +9,7 @@ type Paced = (request: FastifyRequest, body: AsyncIterable<Uint8Array>) => Async
 type PassOn = (request: FastifyRequest, reply: FastifyReply, target: string) => Promise<FastifyReply>
 
 const about =
-  'What [the VirtualFS server](vfs.json) answers to the path without `/api`, for the tenant of the key. `X-VFS-Session` selects the view of a session.'
+  'Passes the request to [the VirtualFS server](vfs.json), under the path without `/api`, for the tenant of the key. `X-VFS-Session` selects the view of a session.'
 
 const methods = {
   GET: { who: 'member', summary: 'Read from the VirtualFS' },

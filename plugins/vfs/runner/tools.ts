@@ -82,15 +82,15 @@ const read = tool(
   {
     name: 'vfs_read',
     description:
-      'Reads a file of the virtual file system. Text is read by lines, a long one in parts; what is no text is given as base64, by bytes.',
+      'Reads a file of the virtual file system. Text is read by lines, a long one in parts; other files are given as base64, by bytes.',
     input: {
       path: pathOf('mount/folder/file'),
       offset: { type: 'integer', minimum: 0, default: 0, description: 'Lines to skip; bytes with base64.' },
-      limit: { type: 'integer', minimum: 1, description: 'Lines to read, 2,000 unless given; bytes with base64.' },
+      limit: { type: 'integer', minimum: 1, description: 'Lines to read, 2,000 by default; bytes with base64.' },
       encoding: {
         type: 'string',
         enum: ['text', 'base64'],
-        description: 'text unless given, or base64 where it is none.',
+        description: '`text` by default; base64 for a file that is not text.',
       },
     },
     required: ['path'],
@@ -180,7 +180,7 @@ const write = tool(
   },
 )
 
-/** Undefined for what is no base64; line ends in it are allowed. */
+/** Undefined for invalid base64; line ends in it are allowed. */
 function decoded(text: string): Buffer | undefined {
   const packed = text.replaceAll(/[\r\n]/g, '')
   return /^[A-Za-z0-9+/]*={0,2}$/.test(packed) && packed.length % 4 === 0 ? Buffer.from(packed, 'base64') : undefined

@@ -142,7 +142,7 @@ const accessOf = ({ at, operation, mount, path, bytes, outcome }: Line): VfsAcce
   outcome,
 })
 
-/** A line that was cut by the end of a process is none. */
+/** A line that was cut by the end of a process is ignored. */
 function parsed(text: string): Line[] {
   try {
     return text === '' ? [] : [JSON.parse(text) as Line]

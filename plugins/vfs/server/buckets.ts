@@ -60,7 +60,7 @@ export class BucketPool {
     } catch (error) {
       return isAppError(error)
         ? error.message
-        : 'has an endpoint that may not be asked: https and a public host, unless the operator names it'
+        : 'has an endpoint that may not be called: it must be https and a public host, unless the operator names it'
     }
   }
 

@@ -23,7 +23,7 @@ export const MountSettings = Settings(
     path: text('Of a folder: where it is. {tenant} stands for the tenant.'),
     prefix: text('Of objects and s3: how the keys begin that are seen, e.g. docs/. {tenant} stands for the tenant.'),
     bucket: text('Of s3.'),
-    endpoint: text('Of s3: the URL of the service; AWS in the region unless given.'),
+    endpoint: text('Of s3: the URL of the service; AWS in the region by default.'),
     region: Type.String({ default: 'us-east-1', description: 'Of s3.' }),
     accessKeyId: text('Of s3: the key, or secret://name for the secret of each tenant.'),
     secretAccessKey: text('Of s3: the key, or secret://name for the secret of each tenant.'),

@@ -102,8 +102,8 @@ test('a bucket is mounted with the secrets of the tenant, by the role file and b
     ['a prefix that steps up', { ...own, prefix: '../globex/' }, /prefix that no path/],
     ['a bucket of the objects', { kind: 'objects', bucket: 'data' }, /no bucket and no credentials/],
     ['no URL', { ...own, endpoint: 'x' }, /no URL/],
-    ['a private host', { ...own, endpoint: 'http://169.254.169.254/' }, /may not be asked/],
-    ['a private host of nobody', { ...own, endpoint: `http://localhost:1` }, /may not be asked/],
+    ['a private host', { ...own, endpoint: 'http://169.254.169.254/' }, /may not be called/],
+    ['a private host of nobody', { ...own, endpoint: `http://localhost:1` }, /may not be called/],
   ]
   for (const [what, input, message, name = 'x'] of refused) {
     const { status, body } = await putMount(url, signer, 'acme', name, input)

@@ -31,7 +31,7 @@ test(
     const { kernel, identity } = await startWorker(t, { url: runner.url })
     await runner.until(() => runner.polls[0])
     await runner.stop()
-    await until(() => kernel.logs.some(({ msg }) => msg === 'the runner is away'), 'it is noticed')
+    await until(() => kernel.logs.some(({ msg }) => msg === 'the runner cannot be reached'), 'it is noticed')
     const before = runner.polls.length
     await runner.restart()
     await runner.until(() => runner.polls.length > before)
@@ -39,7 +39,7 @@ test(
     runner.order(identity.sessionId, { kind: 'run', envelope })
     await runner.run(envelope.runId)
     const said = kernel.logs.map(({ msg }) => msg).filter((msg) => /runner is/.test(String(msg)))
-    assert.deepEqual(said, ['the runner is away', 'the runner is back'])
+    assert.deepEqual(said, ['the runner cannot be reached', 'the runner is back'])
   },
 )
 

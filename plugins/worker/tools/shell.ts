@@ -27,7 +27,7 @@ export const ScriptInput = Type.Object({
   /** In `folder`. */
   path: Path,
   args: Type.Optional(Type.Array(Type.String())),
-  /** In the workspace, and the script's current folder; the workspace itself unless given. */
+  /** In the workspace, and the script's current folder; the workspace itself by default. */
   folder: Type.Optional(Path),
   /** Written to `folder` first. */
   files: Type.Optional(Type.Array(ScriptFile)),

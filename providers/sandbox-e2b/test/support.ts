@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import type { TestContext } from 'node:test'
 import { definePlugin } from '#kernel'
-import { type LaunchOrder, type SandboxProvider, SandboxProviders } from '#contracts/sandbox'
-import { startSuiteRunner, suiteWorker, testKernel, testOrder } from '#testing'
+import { type SandboxProvider, SandboxProviders } from '#contracts/sandbox'
+import { openLaunches, suiteWorker, testKernel } from '#testing'
 import e2b from '../index.ts'
 import type { FakeE2bOptions } from './fake/options.ts'
 import { type FakeE2b, startFakeE2b } from './fake/server.ts'
@@ -37,7 +37,7 @@ export async function providerOf(t: TestContext, config: Record<string, unknown>
   return { provider: found[0], logs }
 }
 
-/** The provider before a fake, and workers of it that poll. What they leave behind ends with the fake. */
+/** The provider with a fake service, and launches of it whose workers poll. */
 export async function setUp(
   t: TestContext,
   config: Record<string, unknown> = {},
@@ -46,20 +46,6 @@ export async function setUp(
   const fake = await startFakeE2b(t, options)
   const { provider, logs } = await providerOf(t, { ...settingsFor(fake), ...config })
   assert.ok(provider)
-  const runner = await startSuiteRunner(t)
-  const orderOf = (fields?: Partial<LaunchOrder>): LaunchOrder => testOrder(runner.url, fields)
-  const launch = async (fields?: Partial<LaunchOrder>) => {
-    const order = orderOf(fields)
-    const { sandboxId } = await provider.launch(order, new AbortController().signal)
-    return { order, sandboxId, session: runner.session(order.sessionId) }
-  }
-  /** Launches, and waits for the worker's first poll. */
-  const start = async (fields?: Partial<LaunchOrder>) => {
-    const order = orderOf(fields)
-    const first = runner.session(order.sessionId).polled()
-    const started = await launch(order)
-    await first
-    return started
-  }
+  const { order: orderOf, launch, start } = await openLaunches(t, provider)
   return { fake, provider, logs, orderOf, launch, start }
 }

@@ -58,7 +58,7 @@ export interface Cgroups {
   contain(name: string, pids: readonly number[], limits: SandboxLimits): Promise<() => Promise<void>>
 }
 
-/** Throws an Error with a sentence when the folder is none, or lacks what limits need. */
+/** Throws an Error with a sentence when the folder is not a cgroup, or lacks what limits need. */
 export async function openCgroups(folder: string): Promise<Cgroups> {
   const found = await statfs(folder).catch(() => undefined)
   if (found?.type !== cgroup2) throw new Error(`${folder} is no cgroup of version 2.`)

@@ -12,8 +12,7 @@ export default definePlugin({
     timeout: Duration('30s', 'To connect, for the beginning of an answer, and between two parts of it.'),
     dir: Type.Optional(
       Type.String({
-        description:
-          'A folder in which uploads wait until they are whole; the temporary one of the system unless given.',
+        description: 'A folder in which uploads wait until they are whole; the temporary one of the system by default.',
       }),
     ),
   }),

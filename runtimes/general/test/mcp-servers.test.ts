@@ -297,7 +297,7 @@ test('a server is not connected to at an address that its entry may not have, wh
     metadata: { url: 'http://169.254.169.254/mcp', addresses: 'network' },
     own: { url: server.url, addresses: 'network' },
   })
-  const message = 'The server has an address that may not be asked.'
+  const message = 'The server has an address that may not be called.'
   assert.deepEqual(
     stages(events, 'mcp_server_unavailable').map((stage) => [stage.server, stage.message]),
     ['literal', 'named', 'metadata'].map((name) => [name, message]),

@@ -246,7 +246,7 @@ const searchSpec = (count: number, about: string): LanguageModelV4FunctionTool =
     type: 'object',
     properties: {
       query: { type: 'string', description: 'A few words about what the tool should do.' },
-      limit: { type: 'integer', minimum: 1, maximum: maxHits, description: `${usualHits} unless given.` },
+      limit: { type: 'integer', minimum: 1, maximum: maxHits, description: `${usualHits} by default.` },
     },
     required: ['query'],
     additionalProperties: false,

@@ -185,7 +185,7 @@ async function listAll(client: Client): Promise<number> {
 async function measureSize(service: Service, model: CallingModel, count: number): Promise<Record<string, number>> {
   const client = await connect(`${service.base}/mcp/catalog`, service.key)
   // The first list has every server asked.
-  while ((await listAll(client)) < count * 50) say('servers are being asked')
+  while ((await listAll(client)) < count * 50) say('servers are being called')
   const found = {
     'list all tools': await took(() => listAll(client), 10),
     'a page of tools': await took(() => client.listTools(), 20),

@@ -6,7 +6,7 @@ import type { Agent } from '../stories.ts'
 import { questionOf, wordMs } from './model.ts'
 
 /** Where clients find the service: a ready gateway, chosen anew for each request. */
-export interface Door {
+export interface Target {
   readonly agent: Agent
   gateway(): string
 }
@@ -49,14 +49,14 @@ const answerMs = 40_000
 const text = (value: unknown): string | undefined => (typeof value === 'string' ? value : undefined)
 
 /** Sends one message and reads the answer to its end, as the documentation says that a client should. Never rejects. */
-export async function chat(door: Door, question: Question, turnsBefore: number): Promise<Told> {
-  const told = question.streamed ? await streamed(door, question) : await whole(door, question)
+export async function chat(target: Target, question: Question, turnsBefore: number): Promise<Told> {
+  const told = question.streamed ? await streamed(target, question) : await whole(target, question)
   return { ...told, question, turnsBefore }
 }
 
 type Lived = Omit<Told, 'question' | 'turnsBefore'>
 
-const urlOf = ({ agent, gateway }: Door): string => `${gateway()}/v1/chat/default/${agent.slug}`
+const urlOf = ({ agent, gateway }: Target): string => `${gateway()}/v1/chat/default/${agent.slug}`
 
 const bodyOf = ({ words, tag, conversation }: Question): object => ({
   message: questionOf(words, tag),
@@ -72,13 +72,13 @@ const refusal = (what: string, answer: Pick<Answer, 'status' | 'body'> | undefin
     ? `${what}: ${answer.status} ${String(answer.body['error'])}: ${String(answer.body['message'])}`
     : `${what}: no answer`
 
-async function whole(door: Door, question: Question): Promise<Lived> {
+async function whole(target: Target, question: Question): Promise<Lived> {
   const lived = { closed: 0, broken: 0, longestGapMs: 0 }
   const key = randomBytes(12).toString('hex')
   const began = performance.now()
   const until = began + patienceMs
   for (let repeated = 0; ; repeated++) {
-    const answer = await ask(urlOf(door), door.agent.key, 'POST', bodyOf(question), answerMs, key).catch(
+    const answer = await ask(urlOf(target), target.agent.key, 'POST', bodyOf(question), answerMs, key).catch(
       () => undefined,
     )
     if ((!answer || isNotYet(answer)) && performance.now() < until) {
@@ -111,16 +111,22 @@ async function whole(door: Door, question: Question): Promise<Lived> {
   }
 }
 
-async function streamed(door: Door, question: Question): Promise<Lived> {
+async function streamed(target: Target, question: Question): Promise<Lived> {
   const key = randomBytes(12).toString('hex')
   const began = performance.now()
   const until = began + patienceMs
   for (let repeated = 0; ; repeated++) {
-    const first = await open(`${urlOf(door)}/stream`, door.agent.key, 'POST', bodyOf(question), 0, answerMs, key).catch(
-      () => undefined,
-    )
+    const first = await open(
+      `${urlOf(target)}/stream`,
+      target.agent.key,
+      'POST',
+      bodyOf(question),
+      0,
+      answerMs,
+      key,
+    ).catch(() => undefined)
     const waitedMs = performance.now() - began
-    if (first?.status === 200) return { ...(await follow(door, first)), repeated, waitedMs }
+    if (first?.status === 200) return { ...(await follow(target, first)), repeated, waitedMs }
     if ((!first || isNotYet(first)) && performance.now() < until) {
       await sleep(againMs)
       continue
@@ -140,7 +146,7 @@ async function streamed(door: Door, question: Question): Promise<Lived> {
 }
 
 /** Reads a stream. When it ends before the run does, it resumes at any gateway after the last event it has. */
-async function follow(door: Door, first: Reading): Promise<Omit<Lived, 'repeated' | 'waitedMs'>> {
+async function follow(target: Target, first: Reading): Promise<Omit<Lived, 'repeated' | 'waitedMs'>> {
   const id = first.headers.get('x-public-run-id') ?? ''
   const conversationId = first.headers.get('x-conversation-id') ?? undefined
   const readings: Seen[][] = []
@@ -171,8 +177,8 @@ async function follow(door: Door, first: Reading): Promise<Omit<Lived, 'repeated
   let problem: string | undefined
   for (let until = performance.now() + patienceMs; !end && performance.now() < until;) {
     const before = last
-    const url = `${urlOf(door)}/runs/${id}/stream`
-    const reading = await open(url, door.agent.key, 'GET', undefined, last, answerMs).catch(() => undefined)
+    const url = `${urlOf(target)}/runs/${id}/stream`
+    const reading = await open(url, target.agent.key, 'GET', undefined, last, answerMs).catch(() => undefined)
     if (reading?.status === 200) await read(reading)
     else problem = refusal('not resumed', reading)
     if (last > before) until = performance.now() + patienceMs

@@ -52,14 +52,14 @@ async function main(options: Options): Promise<boolean> {
 
     const random = createRandom(options.seed)
     const gateways: readonly Name[] = ['gateway-1', 'gateway-2']
-    const door = {
+    const target = {
       agent: plain,
       gateway() {
         const ready = gateways.filter(readiness.isReady)
         return cluster.url(random.pick(ready.length > 0 ? ready : gateways))
       },
     }
-    const load = startLoad(door, random, options.rate, options.seconds)
+    const load = startLoad(target, random, options.rate, options.seconds)
     const progress = setInterval(() => say(`  ${load.begun} begun, ${load.told.length} over`), progressMs)
     stops.push(() => clearInterval(progress))
     await sleep(aroundMs)

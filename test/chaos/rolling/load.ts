@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Random } from '../random.ts'
-import { chat, type Door, type Told } from './chats.ts'
+import { chat, type Target, type Told } from './chats.ts'
 import { turnOf, wordMs } from './model.ts'
 
 export interface Load {
@@ -24,7 +24,7 @@ const continuedShare = 0.5
 const kept = 100
 
 /** Begins chats at a steady rate, without waiting for earlier ones. */
-export function startLoad(door: Door, random: Random, rate: number, longestSeconds: number): Load {
+export function startLoad(target: Target, random: Random, rate: number, longestSeconds: number): Load {
   const told: Told[] = []
   let conversations: Conversation[] = []
   let begun = 0
@@ -35,7 +35,7 @@ export function startLoad(door: Door, random: Random, rate: number, longestSecon
     const streamed = random.chance(streamedShare)
     // A conversation is used by one client at a time, as by one person.
     const before = random.chance(continuedShare) ? conversations.shift() : undefined
-    const lived = await chat(door, { words, tag, streamed, conversation: before?.id }, before?.turns ?? 0)
+    const lived = await chat(target, { words, tag, streamed, conversation: before?.id }, before?.turns ?? 0)
     told.push(lived)
     const id = lived.conversationId ?? before?.id
     const good = turnOf(lived.answer ?? '', words, tag) !== undefined

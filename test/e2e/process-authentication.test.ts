@@ -49,7 +49,7 @@ async function routesOf(listener: string): Promise<Sent[]> {
   return [...documented, ...others.map((target) => ({ method: 'GET', target }))]
 }
 
-/** A cluster whose inner doors are closed, with an agent that uses a tool. */
+/** A cluster whose processes authenticate each other, with an agent that uses a tool. */
 async function closedCluster(t: Parameters<typeof startCluster>[0], env: Record<string, string> = {}) {
   const cluster = await startCluster(t, 'four', {
     env: {

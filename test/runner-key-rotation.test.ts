@@ -55,7 +55,7 @@ async function run(runner: RunnerLink, isOver = (): boolean => false): Promise<s
 }
 const never = new AbortController().signal
 
-test('keys of the inner doors rotate without one failed run, in whatever order conductors, runner and sidecar are restarted', async (t) => {
+test('the keys of runners and sidecars rotate without one failed run, in whatever order conductors, runner and sidecar are restarted', async (t) => {
   const [toRunner, toSidecar] = [await frontDoor(t), await frontDoor(t)]
   const booted = new Map<Name, Started>()
   const conductors = new Map<Name, ReturnType<typeof conductor>>()
