@@ -6,6 +6,8 @@ import type { Writer } from './bank/write.ts'
 import { mine } from './mining.ts'
 import type { VectorList } from './search/vectors.ts'
 
+/** What is left of a tenant after so long has its turn in the next pass: those of others come before it. */
+const usualTurnMs = 20_000
 /** Rows of one transaction. */
 const atOnce = 200
 
@@ -38,13 +40,17 @@ export interface SweepParts {
   readonly vectors: VectorList | undefined
   readonly writer: Writer
   readonly log: Pick<FastifyBaseLogger, 'warn'>
+  readonly turnMs?: number
 }
 
 /** Deletes what has had its time, remembers what was said, and embeds what has no vector, of all tenants. */
-export async function sweepTenants({ database, vectors, writer, log }: SweepParts, signal: AbortSignal): Promise<void> {
+export async function sweepTenants(parts: SweepParts, signal: AbortSignal): Promise<void> {
+  const { database, vectors, writer, log, turnMs = usualTurnMs } = parts
+  const turn = (): AbortSignal => AbortSignal.any([signal, AbortSignal.timeout(turnMs)])
   const reads = database.as('reads')
   for await (const id of tenantIds(reads, 'stored')) {
-    for (let full = true; full && !signal.aborted;) {
+    const deleting = turn()
+    for (let full = true; full && !deleting.aborted;) {
       const [, gone, recalls] = await reads.batch<[object[], object[], object[]]>(id, [
         { ...lock, values: [id] },
         expired(id),
@@ -57,7 +63,7 @@ export async function sweepTenants({ database, vectors, writer, log }: SweepPart
     await mine({ database, writer, log }, id, signal).catch((err: unknown) => {
       log.warn({ err, tenant: id }, 'conversations could not be mined; it is tried again')
     })
-    await vectors?.embed(id, signal).catch((err: unknown) => {
+    await vectors?.embed(id, turn()).catch((err: unknown) => {
       log.warn({ err, tenant: id }, 'memories could not be embedded; it is tried again')
     })
   }

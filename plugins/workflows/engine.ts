@@ -275,12 +275,15 @@ export class Engine {
       driver.wake()
       this.#deps.metrics.attempted(attempt.spec.type, outcome, performance.now() - began)
     }
-    this.#deps.execution.make(attempt, abort.signal).then(end, (err: unknown) => {
-      if (!abort.signal.aborted)
-        this.#deps.log.warn({ err, runId: attempt.runId, node: attempt.id }, 'an attempt was lost')
-      // Somebody makes it again; of one that was taken or cancelled meanwhile it says nothing.
-      end({ node: attempt.id, attempt: attempt.attempt, kind: 'lost' })
-    })
+    const turn = this.#room.turn(attempt.tenantId, abort.signal)
+    turn
+      .then(() => this.#deps.execution.make(attempt, abort.signal))
+      .then(end, (err: unknown) => {
+        if (!abort.signal.aborted)
+          this.#deps.log.warn({ err, runId: attempt.runId, node: attempt.id }, 'an attempt was lost')
+        // Somebody makes it again; of one that was taken or cancelled meanwhile it says nothing.
+        end({ node: attempt.id, attempt: attempt.attempt, kind: 'lost' })
+      })
   }
 
   /** Renews the leases of all that is under way here, and leaves what has been taken or cancelled meanwhile. */

@@ -1,13 +1,19 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { TenantLimits } from '#contracts/limits'
+import { Pace } from '#kit'
 
 /** Attempts that a process makes at once. */
 const mostOfAll = 2_000
 /** So long room is left to the runs that gave it, before those that wait for some are told. */
 const tellAfterMs = 10
+/** Attempts pass as writes of the API do: at this many times the average that `writesPerMinute` allows, and so many at once. */
+const paceFactor = 6
+const atOnce = 100
 
 /**
  * Room for the attempts of one process. Each tenant has as much of it as its limit `workflowCalls` says, however many runs it has begun,
- * so that calls which hang leave room for those of others.
+ * so that calls which hang leave room for those of others; and they take turns, so that a graph of thousands of nodes, which is one
+ * request, leaves the process to others as well.
  */
 export class Room {
   readonly #limits: Pick<TenantLimits, 'of'> | undefined
@@ -15,6 +21,7 @@ export class Room {
   readonly #taken = new Map<string, number>()
   /** Runs by tenant that have more to do than there was room for. */
   readonly #waiting = new Map<string, Set<string>>()
+  readonly #pace = new Pace({ atOnce, longestMs: Infinity })
   #all = 0
   #telling: NodeJS.Timeout | undefined
 
@@ -36,6 +43,12 @@ export class Room {
     const part = Math.min(wanted, Math.ceil(this.of(tenantId) / 4))
     this.#add(tenantId, part)
     return part
+  }
+  /** Resolves when it is the turn of an attempt that has room. */
+  async turn(tenantId: string, signal: AbortSignal): Promise<void> {
+    const perMinute = this.#limits?.of(tenantId).writesPerMinute ?? Infinity
+    const waitMs = this.#pace.turnOf(tenantId, 60_000 / (Math.max(1, perMinute) * paceFactor))!
+    if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false })
   }
   give(tenantId: string, count: number): void {
     this.#add(tenantId, -count)

@@ -81,9 +81,10 @@ export class WorkflowRunStore {
     await this.#billing?.gate(tenantId)
   }
 
-  /** Why a tenant may begin nothing now, as a sentence. */
+  /** Why a tenant may begin nothing by schedule now, as a sentence. It waits for its turn, as what requests begin has waited. */
   async refusal(tenantId: string): Promise<string | undefined> {
     try {
+      await this.#limits?.turn(tenantId, 'writesPerMinute', 1, { patient: true })
       await this.admit(tenantId)
       return undefined
     } catch (error) {

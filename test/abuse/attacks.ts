@@ -18,7 +18,7 @@ async function runThrough(client: Client, body: object): Promise<string | undefi
   return sessionId
 }
 
-export const attacks: readonly Attack[] = [
+const single: readonly Attack[] = [
   {
     name: 'heavy schemas, 14 at a time',
     // One that takes longer than a schema may is refused with 400, which is what most of them come to on a slow machine.
@@ -160,6 +160,24 @@ export const attacks: readonly Attack[] = [
     judge: judgeDelegations,
   },
   ...attacksOnStores,
+]
+
+/** What one tenant can do at full effort. */
+const together: Attack = {
+  name: 'all of these at once, by one tenant',
+  meant: /^(2\d\d|400|409|429|opened)$/,
+  warmMs: 10_000,
+  async prepare(hostile, told) {
+    for (const attack of single) await attack.prepare?.(hostile, told)
+  },
+  async run(hostile, told, stop) {
+    await Promise.all(single.map((attack) => attack.run(hostile, told, stop)))
+  },
+}
+
+export const attacks: readonly Attack[] = [
+  ...single,
+  together,
   // The last one: its address is throttled for a minute, and all are at one.
   {
     name: 'a key that was revoked, 32 at a time',

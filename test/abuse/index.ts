@@ -58,6 +58,9 @@ const plan = {
   delegatedRuns: 20,
   delegationDepth: 2,
   delegatedAtOnce: 10,
+  workflowRuns: 50,
+  workflowCalls: 50,
+  workflowSchedules: 20,
 }
 
 function readOptions(args: string[]): Options {
@@ -109,6 +112,7 @@ async function start(processes: Processes): Promise<Fleet> {
       ...files.env,
       AGENT_ORC_ADMIN_TENANT: operatorTenant,
       AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+      AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
     },
   })
   const roots = [...cluster.pids(), files.pid]

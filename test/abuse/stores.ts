@@ -141,6 +141,36 @@ export const attacksOnStores: readonly Attack[] = [
     },
   },
   {
+    name: 'workflows: maps of 200 templates, and agents that hang, 16 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      const items = Array.from({ length: 200 }, (_, i) => i)
+      const map = { id: 'm', type: 'map', items, node: { type: 'condition', if: 'item % 7 == 0' } }
+      const waits = { id: 'w', type: 'agent', profile: hostile.profiles.hanging, prompt: '{{ nodes.m.output | size }}' }
+      await flood(16, stop, async (n) => {
+        const nodes = [map, { ...waits, dependsOn: ['m'] }]
+        if (n % 8 !== 7) return client.send('POST', '/api/workflows/runs', { definition: { name: `w${n}`, nodes } })
+        return client.send('GET', '/api/workflows/runs?limit=100')
+      })
+      await client.close()
+    },
+  },
+  {
+    name: 'secrets and schedules, written and listed, 16 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      for (let n = 0; n < 20; n++) await client.send('POST', '/api/secrets', { name: `s${n}`, value: 'first' })
+      // Each is due every second.
+      const schedule = { profile: hostile.profiles.hanging, prompt: 'x', cron: '* * * * * *', overlap: 'allow' }
+      await flood(16, stop, (n) => {
+        if (n % 4 === 0) return client.send('PUT', `/api/secrets/s${n % 20}`, { value: `${n} `.repeat(4_000) })
+        if (n % 4 === 1) return client.send('POST', '/api/workflows/schedules', schedule)
+        return client.send('GET', n % 4 === 2 ? '/api/secrets' : '/api/audit?limit=200')
+      })
+      await client.close()
+    },
+  },
+  {
     name: 'imports of skills with 400 files, 8 at a time',
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)

@@ -68,7 +68,7 @@ export default definePlugin({
 
 /** Tenants and connections of one look, and connections that are seen to at once, those of one tenant among them. */
 const tenantsAtOnce = 100
-const ofTenantAtOnce = 50
+const ofTenantAtOnce = 16
 const abreast = 16
 const tenantsAbreast = 4
 /** What is being seen to by somebody else is looked at again after this. */

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
 import { test } from 'node:test'
 import type { Database } from '#contracts/database'
+import { type SweepParts, sweepTenants } from '../sweep.ts'
 import { isTold } from '../text/facts.ts'
 import { stage } from './stage.ts'
 
@@ -120,3 +122,26 @@ test('of a message what somebody tells is remembered, not what they ask, want do
   )
   assert.deepEqual(other.filter(isTold), [])
 })
+
+test(
+  'a tenant with very much to embed keeps no other one waiting for more than its turn',
+  { timeout: 30_000 },
+  async () => {
+    const reads = { systemBatch: async () => [[{ id: 'big' }, { id: 'small' }]], batch: async () => [[], [], []] }
+    const served: string[] = []
+    const parts = {
+      database: { as: () => reads },
+      writer: { asksModel: () => false },
+      vectors: {
+        async embed(id: string, signal: AbortSignal) {
+          if (id === 'big') await once(signal, 'abort')
+          served.push(id)
+        },
+      },
+      log: { warn: (fields: { err: unknown }) => assert.fail(String(fields.err)) },
+      turnMs: 5,
+    }
+    await sweepTenants(parts as unknown as SweepParts, new AbortController().signal)
+    assert.deepEqual(served, ['big', 'small'])
+  },
+)

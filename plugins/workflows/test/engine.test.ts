@@ -294,3 +294,19 @@ test('calls of one tenant that hang leave room for those of others, and what wai
   }
   assert.equal(http.effects.filter(({ path }) => path === '/hangs').length, 24)
 })
+
+test('runs by schedule are writes of their tenant: there are none where it may make none', async (t) => {
+  const s = await stage(t)
+  const hog = await s.other('hog')
+  assert.equal((await hog('POST', '/api/profiles', { name: 'echo', model: 'builtin/demo' })).status, 201)
+  const schedule = { profile: 'echo', prompt: 'Hello', cron: '* * * * * *', overlap: 'allow' }
+  const made = await hog('POST', '/api/workflows/schedules', schedule)
+  assert.equal(made.status, 201, JSON.stringify(made.body))
+  await s.call('PATCH', '/api/tenants/hog', { limits: { writesPerMinute: 0 } })
+  let rows: Body[] = []
+  while (rows.length < 10 && !rows.some(({ outcome }) => outcome === 'failed')) {
+    await new Promise((resolve) => setTimeout(resolve, 20))
+    rows = (await hog('GET', `/api/workflows/schedules/${made.body.id}/history`)).body
+  }
+  assert.match(rows.find(({ outcome }) => outcome === 'failed')?.message ?? '', /writesPerMinute/)
+})

@@ -1,0 +1,32 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { setImmediate as turn } from 'node:timers/promises'
+import { defaultLimits, type Limits } from '#contracts/limits'
+import { Room } from '../room.ts'
+
+const limited = (own: Partial<Limits>) => ({ of: () => ({ ...defaultLimits, ...own }) })
+
+test('whoever claims at the same moment finds room as well, and what waits is told when there is some', async () => {
+  const told = Promise.withResolvers<string>()
+  const room = new Room(limited({ workflowCalls: 8 }), (_tenantId, runId) => told.resolve(runId))
+  const taken = ['a', 'b', 'c'].map(() => room.take('acme', 100))
+  assert.deepEqual(taken, [2, 2, 1])
+  while (room.of('acme') > 0) room.take('acme', 100)
+  assert.deepEqual([room.take('acme', 1), room.usedBy('acme')], [0, 8])
+  assert.ok(room.take('globex', 100) > 0)
+  room.wait('acme', 'run')
+  room.give('acme', 1)
+  assert.equal(await told.promise, 'run')
+})
+
+test('attempts of a tenant take turns by its plan, and those of others do not wait for them', async () => {
+  const room = new Room(limited({ writesPerMinute: 1 }), () => {})
+  const stop = new AbortController()
+  let passed = 0
+  const turns = Array.from({ length: 110 }, () => room.turn('acme', stop.signal).then(() => passed++))
+  await room.turn('globex', stop.signal)
+  await turn()
+  assert.ok(passed >= 100 && passed < 110, `${passed} at once`)
+  stop.abort()
+  assert.equal((await Promise.allSettled(turns)).at(-1)!.status, 'rejected')
+})
