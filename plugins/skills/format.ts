@@ -34,7 +34,7 @@ export const isSkillName = (text: string): boolean =>
  * selectors, of which writing and emoji have two at most. In a description or a body they are instructions that no reviewer has read.
  */
 const hidden =
-  /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]|[\u200B-\u200F\u2060-\u2064\uFE00-\uFE0F\uFEFF\u{E0100}-\u{E01EF}]{3}/u
+  /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]|(?:[\u200B-\u200F\u2060-\u2064\uFEFF]|\p{Variation_Selector}){3}/u
 const control = /(?![\t\n\r])\p{Cc}/u
 
 /** Notes a character that nobody sees, and none of the control characters that files beside `SKILL.md` may hold. */
