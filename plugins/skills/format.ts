@@ -34,7 +34,7 @@ export const isSkillName = (text: string): boolean =>
  * selectors, of which writing and emoji have two at most. In a description or a body they are instructions that no reviewer has read.
  */
 const hidden =
-  /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]|(?:[\uFE00-\uFE0F\u200B-\u200F\u2060-\u2064\uFEFF]|[\u{E0100}-\u{E01EF}]){3}/u
+  /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]|(?:[\u200B-\u200F\u2060-\u2064\uFEFF]|\p{Variation_Selector}){3}/u
 const control = /(?![\t\n\r])\p{Cc}/u
 
 /** Notes a character that nobody sees, and none of the control characters that files beside `SKILL.md` may hold. */
@@ -149,7 +149,7 @@ function frontMatter(front: string, { problems, forgiven }: Findings): Given | u
   if (typeof strict !== 'string') return strict
   // The usual mistake: a description with a colon in it that nobody quoted.
   const quoted = front.replaceAll(
-    // Blanks are not part of what may follow blanks: otherwise as many ways to divide them would be tried.
+    // A blank is none of what may follow blanks: otherwise as many ways to divide them would be tried.
     /^([A-Za-z-]+):[ \t]+(?![ \t"'|>[{])(.*:(?:[ \t].*)?)$/gm,
     (_, key: string, value: string) => {
       return `${key}: ${JSON.stringify(value.trimEnd())}`
@@ -210,7 +210,7 @@ function nameOf(given: unknown, folder: string | undefined, { problems, forgiven
     problems.push(
       own === ''
         ? "The field 'name' is missing."
-        : `The name '${clip(own)}' is invalid: use up to ${mostName} lower-case letters and digits, with single hyphens between them.`,
+        : `The name '${clip(own)}' is none: up to ${mostName} lower-case letters and digits, with single hyphens between them.`,
     )
   } else if (meant !== own) forgiven.push(`The name '${clip(own)}' was read as '${meant}'.`)
   else if (folder !== undefined && folder.normalize('NFKC') !== meant)

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import { Readable } from 'node:stream'
-import { httpErrors, isAppError, notFound } from '#kernel'
+import { httpErrors, invalidField, isAppError, notFound } from '#kernel'
 import { mostObjectsAtOnce, type ObjectBackend, objectErrors, type WriteCondition } from '#contracts/object-store'
 import {
   isVfsFolder,
@@ -280,5 +280,9 @@ async function removeBelow(tree: Tree, folder: string) {
   return { deleted: paths.length, more }
 }
 
-/** The place of a cursor. One that was made up leads to some place of the same mount. */
-const placeIn = (cursor: string): string => Buffer.from(cursor, 'base64url').toString('utf8')
+/** The place of a cursor. One that was made up leads to some place of the same mount, or is refused: not every store takes any text. */
+function placeIn(cursor: string): string {
+  const place = Buffer.from(cursor, 'base64url').toString('utf8')
+  if (isVfsFolder(place.replace(/\/$/, ''))) return place
+  throw invalidField('querystring/cursor', 'is no cursor of this list; begin without it')
+}

@@ -237,4 +237,6 @@ test('a list is read page by page, whatever is between', async (t) => {
     const wanted = recursive ? paths.filter((path) => path !== 'a/1') : ['a-b', 'a/', 'b/', 'c', 'd.txt', 'é', '😀']
     assert.deepEqual(seen, wanted)
   }
+  for (const cursor of ['AAAA', Buffer.from('../x').toString('base64url')])
+    await assert.rejects(client.list(one, 'files', '', { cursor }), { code: 'invalid_request' })
 })

@@ -41,7 +41,7 @@ export class MountFolder {
       for await (const part of body) {
         bytes += part.length
         if (bytes > most) throw new Error('a file is larger than it was said to be')
-        await handle.write(part)
+        await handle.writeFile(part)
       }
       return { file, ...of }
     } catch (error) {
