@@ -141,11 +141,10 @@ export function createModelConnections({ permits }: { permits?: Permits } = {}):
   return {
     post: (url, request) => exchange(agent, url, 'POST', request),
     async fetch(input, { method = 'GET', headers, body, signal } = {}) {
-      const url = new URL(input instanceof Request ? input.url : input)
+      const text = input instanceof Request ? input.url : String(input)
       // A literal is never looked up, so the guard of the look-up does not see it.
-      if (permits && typeof outboundUrl(url.href, { permits, schemes: ['http', 'https'] }) === 'string') {
-        throw new ForbiddenAddressError()
-      }
+      const url = permits ? outboundUrl(text, { permits, schemes: ['http', 'https'] }) : new URL(text)
+      if (typeof url === 'string') throw new ForbiddenAddressError()
       const given = typeof body === 'string' ? [body] : []
       const request = { headers: headers as Record<string, string>, body: given, signal: signal! }
       return responseOf(await exchange(agent, url, method, request))

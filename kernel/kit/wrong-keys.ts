@@ -40,6 +40,8 @@ export class WrongKeys {
   readonly #now: () => number
   readonly #failures = new Map<string, Failures>()
   readonly #good = new Set<string>()
+  /** The one that is the last of them. */
+  #newest: string | undefined
   /** Refusals that wait to be answered. */
   #held = 0
 
@@ -67,6 +69,8 @@ export class WrongKeys {
     return this.#good.has(key)
   }
   worked(key: string): void {
+    if (key === this.#newest) return
+    this.#newest = key
     // Last in the order of a set is what was added last: the first is the one that is out of use for longest.
     this.#good.delete(key)
     this.#good.add(key)
@@ -74,6 +78,7 @@ export class WrongKeys {
   }
   failed(address: string, key?: string): void {
     if (key !== undefined) this.#good.delete(key)
+    if (key === this.#newest) this.#newest = undefined
     const counted = countedAs(address)
     const failures = this.#of(counted)
     if (failures) failures.count++

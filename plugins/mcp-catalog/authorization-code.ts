@@ -71,9 +71,9 @@ export class AuthorizationCodes {
         clientInformation: { client_id: client.id },
         redirectUrl,
         state,
-        resource: new URL(resource),
         ...(scope === undefined ? {} : { scope }),
       })
+      authorizationUrl.searchParams.set('resource', resource)
       const { authorization_response_iss_parameter_supported: iss } = (metadata ?? {}) as Record<string, unknown>
       const kept: Kept = {
         basis: basisOf(entry),

@@ -60,7 +60,13 @@ export async function findServer(fetch: Fetch, { url }: Pick<Entry, 'url'>, issu
   const { checkResourceAllowed, resourceUrlFromServerUrl } =
     await import('@modelcontextprotocol/sdk/shared/auth-utils.js')
   const own = resourceUrlFromServerUrl(url)
-  const probe = await fetch(url, { method: 'GET', headers: { accept: 'application/json, text/event-stream' } })
+  // As clients do: of who asks otherwise some servers want no proof, and then do not say what they want.
+  const headers = { accept: 'application/json, text/event-stream', 'content-type': 'application/json' }
+  const probe = await fetch(url, {
+    method: 'POST',
+    headers,
+    body: JSON.stringify({ jsonrpc: '2.0', id: 0, method: 'ping' }),
+  })
   await probe.body?.cancel()
   const { resourceMetadataUrl, scope: asked } = auth.extractWWWAuthenticateParams(probe)
   const found = issuer
@@ -74,14 +80,15 @@ export async function findServer(fetch: Fetch, { url }: Pick<Entry, 'url'>, issu
         ...(resourceMetadataUrl ? { resourceMetadataUrl } : {}),
       })
   const { authorizationServerUrl: serverUrl, authorizationServerMetadata: metadata, resourceMetadata } = found
-  const resource = resourceMetadata ? new URL(resourceMetadata.resource) : own
-  if (resourceMetadata && !checkResourceAllowed({ requestedResource: own, configuredResource: resource })) {
+  // As it is published, letter by letter: a URL that is parsed and written again may be another text.
+  const resource = resourceMetadata?.resource ?? own.href
+  if (!checkResourceAllowed({ requestedResource: own, configuredResource: resource })) {
     throw refused('is named by a server that speaks for another one')
   }
   // RFC 8414 3.3.
   if (metadata && withoutSlash(metadata.issuer) !== withoutSlash(serverUrl))
     throw refused('says that it is another one')
-  return { serverUrl, metadata, resource: resource.href, asked, scopes: resourceMetadata?.scopes_supported }
+  return { serverUrl, metadata, resource, asked, scopes: resourceMetadata?.scopes_supported }
 }
 const withoutSlash = (url: string): string => (URL.canParse(url) ? new URL(url).href : url).replace(/\/$/, '')
 
@@ -117,6 +124,8 @@ export async function clientFor(
     fetchFn: fetch,
     clientMetadata: {
       client_name: 'Agent Orc',
+      // What comes back to this machine alone comes back to no page of the web, as servers understand it.
+      ...({ application_type: redirectUrl.startsWith('https:') ? 'web' : 'native' } as object),
       redirect_uris: [redirectUrl],
       grant_types: ['authorization_code', 'refresh_token'],
       response_types: ['code'],

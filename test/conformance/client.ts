@@ -1,6 +1,6 @@
 // Our MCP client as a program, for scenarios of the suite that test clients: the suite gives the URL of its server.
 import { randomUUID } from 'node:crypto'
-import { listTools, type McpSession, openMcp, reasonOf } from '#kit/mcp'
+import { listTools, openMcp, reasonOf } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
 import { AuthorizationCodes, tokenOf } from '../../plugins/mcp-catalog/authorization-code.ts'
 import { entryOf } from '../../plugins/mcp-catalog/entry.ts'
@@ -11,7 +11,13 @@ const url = process.argv.at(-1)!
 const connections = createModelConnections()
 const { signal } = new AbortController()
 
-const given = JSON.parse(context) as { client_id?: string; client_secret?: string }
+/** What the scenario says itself: a client that is registered, calls that are to be made. */
+interface Given {
+  readonly client_id?: string
+  readonly client_secret?: string
+  readonly toolCalls?: readonly { readonly name: string; readonly arguments: Record<string, unknown> }[]
+}
+const given = JSON.parse(context) as Given
 const { client_id: clientId, client_secret: secret } = given
 const asking = { connections: { public: connections, network: connections }, addressesOf: () => 'network' as const }
 
@@ -54,40 +60,40 @@ async function connected(): Promise<string> {
   return tokenOf((await codes.finish(entry, connecting, link.keep, answer)).secret).access
 }
 
-/** A session, with an account where the scenario is about one; a server that takes it no more has it connected anew. */
-async function open(again = true): Promise<McpSession> {
-  const token = !scenario?.startsWith('auth/')
-    ? undefined
-    : scenario.includes('client-credentials')
-      ? await granted()
-      : await connected()
-  const headers: Record<string, string> = token === undefined ? {} : { authorization: `Bearer ${token}` }
-  try {
-    return await openMcp(connections.fetch, { url, headers }, signal)
-  } catch (error) {
-    const reason = reasonOf(error)
-    if (!again || reason.kind !== 'status' || reason.status !== 401) throw error
-    return open(false)
-  }
+/** A token where the scenario is about one. */
+const token = async (): Promise<string | undefined> => {
+  if (!scenario?.startsWith('auth/')) return undefined
+  return scenario.includes('client-credentials') ? granted() : connected()
 }
 
-const session = await open()
-const call = (name: string, args: Record<string, unknown>) =>
-  session.call({ name, input: args, signal, definition: tools.find((tool) => tool.name === name) })
-const tools = await listTools(session, signal)
-
-/** What the scenario wants called with what it has listed. */
-const argumentsOf: Readonly<Record<string, () => Record<string, unknown>>> = {
-  add_numbers: () => ({ a: 2, b: 3 }),
-  json_schema_echo: () => ({ schema: tools.find(({ name }) => name === 'json_schema_2020_12_tool')!.inputSchema }),
-}
-/** What the scenario itself says is to be called. */
-const { toolCalls = [] } = JSON.parse(context) as { toolCalls?: { name: string; arguments: Record<string, unknown> }[] }
-for (const { name, arguments: args } of toolCalls) await call(name, args)
+/** Scenarios that want all tools of their server called. */
 const all = ['sse-retry', 'http-invalid-tool-headers', 'http-standard-headers', 'request-metadata']
-for (const { name } of tools) {
-  const wanted = argumentsOf[name] ?? (all.includes(scenario ?? '') ? () => ({}) : undefined)
-  if (wanted) await call(name, wanted())
+
+async function use(): Promise<void> {
+  const account = await token()
+  const headers: Record<string, string> = account === undefined ? {} : { authorization: `Bearer ${account}` }
+  const session = await openMcp(connections.fetch, { url, headers }, signal)
+  const tools = await listTools(session, signal)
+  const call = (name: string, args: Record<string, unknown>) =>
+    session.call({ name, input: args, signal, definition: tools.find((tool) => tool.name === name) })
+  /** What the scenario wants called with what it has listed. */
+  const argumentsOf: Readonly<Record<string, () => Record<string, unknown>>> = {
+    add_numbers: () => ({ a: 2, b: 3 }),
+    json_schema_echo: () => ({ schema: tools.find(({ name }) => name === 'json_schema_2020_12_tool')!.inputSchema }),
+  }
+  for (const { name, arguments: args } of given.toolCalls ?? []) await call(name, args)
+  for (const { name } of tools) {
+    const everything = scenario?.startsWith('auth/') || all.includes(scenario ?? '')
+    const wanted = argumentsOf[name] ?? (everything ? () => ({}) : undefined)
+    if (wanted) await call(name, wanted())
+  }
+  await session.close()
 }
-await session.close()
+
+await use().catch((error: unknown) => {
+  const reason = reasonOf(error)
+  if (reason.kind !== 'status' || reason.status !== 401) throw error
+  // The account is taken no more: its owner connects it again.
+  return use()
+})
 await connections.close()

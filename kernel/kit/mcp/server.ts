@@ -100,12 +100,14 @@ export class McpEndpoint {
     const headers = Object.entries(request.headers).filter(
       (entry): entry is [string, string] => typeof entry[1] === 'string',
     )
-    const asked = new Request(`http://mcp${request.url}`, { method: 'POST', headers, signal: abort.signal })
     const response = isLegacy(request, body)
-      ? await this.#legacy(asked, body, served, raw, who)
+      ? await this.#legacy(new Headers(headers), body, served, raw, who)
       : isListening(body)
         ? notFound(body)
-        : await this.#modern.fetch(asked, { parsedBody: body, authInfo: authInfoOf(served) })
+        : await this.#modern.fetch(
+            new Request(`http://mcp${request.url}`, { method: 'POST', headers, signal: abort.signal }),
+            { parsedBody: body, authInfo: authInfoOf(served) },
+          )
     const { status } = response
     if (response.body && response.headers.get('content-type')?.startsWith('text/event-stream')) {
       const frames = response.body
@@ -175,7 +177,7 @@ export class McpEndpoint {
 
   /** The revisions before 2026-07-28. Their sessions have a name here and nothing else: it says whose calls a client may cancel. */
   async #legacy(
-    request: Request,
+    headers: Headers,
     body: unknown,
     tools: ServedTools,
     raw: FastifyReply['raw'],
@@ -183,8 +185,11 @@ export class McpEndpoint {
   ): Promise<Response> {
     const message = (Array.isArray(body) ? undefined : body) as JsonRpc | null | undefined
     const { kv } = this.#options
-    const session = kv && request.headers.get('mcp-session-id')
-    const keyOf = (id: unknown): string => hash('sha256', JSON.stringify([who, session, id]))
+    const session = kv && headers.get('mcp-session-id')
+    const keyOf = (id: unknown): string => {
+      const text = JSON.stringify([who, session, id])
+      return text.length <= longestKey ? text : hash('sha256', text)
+    }
     if (session && message?.method === 'notifications/cancelled') {
       const key = keyOf(message.params?.requestId)
       if (!this.#cancel(key)) kv.publish([cancelled], key)
@@ -204,6 +209,8 @@ export class McpEndpoint {
       if (!raw.writableFinished) void server.close()
     })
     await server.connect(transport)
+    // All that is read of a request whose body is there: to make a whole one costs more than to answer a small one.
+    const request = { method: 'POST', headers } as Request
     const response = await transport.handleRequest(request, { parsedBody: body })
     if (kv && message?.method === 'initialize' && response.ok) response.headers.set('mcp-session-id', randomUUID())
     return response
@@ -233,6 +240,8 @@ function guarded(tools: ServedTools, { log, id }: FastifyRequest): ServedTools {
   }
 }
 
+/** Characters of what a call is known by, unless a client has made it longer. */
+const longestKey = 200
 /** The channel on which conductors tell each other of cancelled calls. */
 const cancelled = 'mcp-cancelled'
 
