@@ -24,7 +24,7 @@ export interface ListSql {
   readonly where: string
   readonly values: readonly unknown[]
   /** The columns of the order and their types, by which a later read says behind which row it begins. */
-  readonly order: Readonly<Record<string, 'text' | 'int' | 'timestamptz'>>
+  readonly order: Readonly<Record<string, 'text' | 'int' | 'bigint' | 'timestamptz'>>
   readonly newestFirst?: boolean
   /** A condition that no index answers is looked for among so many rows only, the first in the order, and the answer says so. */
   readonly among?: { readonly first: number; readonly where: string }

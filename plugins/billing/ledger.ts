@@ -217,7 +217,7 @@ export class Ledger {
         where: `tenant_id = $1 AND ($2::text IS NULL OR account = $2) AND ($3::text IS NULL OR kind = $3)
           AND ($4::text IS NULL OR run_id = $4)`,
         values: [tenantId, of ?? null, kind ?? null, runId ?? null],
-        order: { created_at: 'timestamptz', id: 'int' },
+        order: { created_at: 'timestamptz', id: 'bigint' },
         newestFirst: true,
         atOnce: 500,
       },
@@ -240,7 +240,7 @@ export class Ledger {
         tenantId,
         [
           {
-            text: `SELECT ${cents('sum(amount)')} AS cents, now() AT TIME ZONE 'UTC' >= $2::date + interval '1 month' AS final
+            text: `SELECT ${cents('sum(amount)')} AS cents, now() AT TIME ZONE 'UTC' >= $2::date + interval '1 month 1 minute' AS final
                  FROM ledger_entries
                  WHERE tenant_id = $1 AND account = 'credit' AND created_at < ($2::date)::timestamp AT TIME ZONE 'UTC'`,
             values,

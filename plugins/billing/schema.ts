@@ -115,9 +115,9 @@ export const Posted = Type.Object({
 export const LedgerQuery = Type.Composite([
   PageQuery,
   Type.Object({
-    account: Type.Optional(Type.String({ maxLength: 20, description: 'Only this account, e.g. `credit`.' })),
-    kind: Type.Optional(Type.String({ maxLength: 20, description: 'Only such entries, e.g. `model`.' })),
-    runId: Type.Optional(Type.String({ maxLength: 128 })),
+    account: Type.Optional(Type.String({ maxLength: 20, pattern, description: 'Only this account, e.g. `credit`.' })),
+    kind: Type.Optional(Type.String({ maxLength: 20, pattern, description: 'Only such entries, e.g. `model`.' })),
+    runId: Type.Optional(Type.String({ maxLength: 128, pattern })),
   }),
 ])
 const orNull = Type.Union([Type.String(), Type.Null()])
@@ -156,7 +156,7 @@ export const Statement = Type.Object({
     Type.Object({ profile: Type.String(), runs: Type.Integer(), chargedCents: Cents, unpricedRuns: Type.Integer() }),
     { description: 'What runs were charged, highest first; at most 1,000.' },
   ),
-  final: Type.Boolean({ description: 'The month is over.' }),
+  final: Type.Boolean({ description: 'The month is over, since a minute: what was being written then is in it.' }),
 })
 export type Statement = Static<typeof Statement>
 

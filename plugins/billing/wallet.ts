@@ -16,6 +16,8 @@ interface WalletDeps {
   readonly publicUrl: string | undefined
 }
 
+/** Later ones have more digits than PostgreSQL reads. */
+const mostTime = Date.UTC(10_000)
 /** What is given is spent before what was paid for. */
 const grantPriority = 50
 
@@ -103,7 +105,9 @@ export class Wallet {
     reason,
     reference,
   }: GrantBody): Promise<Outcome> {
-    if (expiresAt !== undefined && Date.parse(expiresAt) <= Date.now())
+    // In UTC: PostgreSQL does not read every zone that there may be.
+    const until = expiresAt === undefined ? undefined : new Date(expiresAt)
+    if (until && !(until.getTime() > Date.now() && until.getTime() < mostTime))
       throw invalidField('body/expiresAt', 'must be a time in the future')
     await this.#known(tenantId)
     const credit = {
@@ -111,7 +115,7 @@ export class Wallet {
       kind: 'grant' as const,
       reference: reference ?? newId('grt'),
       priority,
-      ...(expiresAt === undefined ? {} : { expiresAt }),
+      ...(until ? { expiresAt: until.toISOString() } : {}),
       ...(reason === undefined ? {} : { note: reason }),
     }
     return this.#told(tenantId, credit.reference, await this.#deps.ledger.credit(tenantId, credit))

@@ -1,9 +1,19 @@
 import { type Static, Type } from '@sinclair/typebox'
 import type { RunStore } from '#contracts/run-store'
 import { endingOnly, isTerminal } from '#contracts/runs'
-import { type Stop, within } from './ending.ts'
+import { type RunOrder, type Stop, within } from './ending.ts'
+import type { RunLimits } from './limits.ts'
 import { follow, type Logs } from './log.ts'
-import type { Executor } from './run.ts'
+import type { Run } from './run.ts'
+
+/** The runs that this process executes. */
+export interface Executor {
+  readonly limits: RunLimits
+  local(tenantId: string, runId: string): Run | undefined
+  begin(order: RunOrder): Run
+  /** Whether a run of this session could go anywhere now. While it could not, it keeps its place in the line. */
+  takes(sessionId: string): boolean
+}
 
 /** How long a caller waits for a run to be over before it goes on without. Specification 4.8. */
 export const drainWaitMs = 2_000

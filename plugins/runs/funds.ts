@@ -2,11 +2,14 @@ import type { FastifyBaseLogger } from 'fastify'
 import { type Billing, unpricedModel } from '#contracts/billing'
 import { microcentsPerCent, type Prices } from '#contracts/prices'
 import type { Claim } from '#contracts/run-store'
-import type { RunOrder } from './ending.ts'
+import type { Ending, RunOrder } from './ending.ts'
 import type { RunUsage } from './usage.ts'
 
 /** More is held before what is there is spent to the end, so that a model call seldom goes beyond it. */
 const headroom = 0.8
+
+/** Errors by which a run is ended while its model may be at work. */
+const stops: readonly string[] = ['timeout', 'budget_exceeded']
 
 interface FundsDeps {
   readonly billing: Billing
@@ -63,6 +66,12 @@ export class Funds {
     if (spent < Math.min(this.#held * headroom, this.#held - billing.reserveMicrocents)) return undefined
     this.#asked = calls
     return this.#extend(spent)
+  }
+
+  /** Called when the run is over, before it is charged: a call that was cut off is paid for as well, however the run was stopped. */
+  over(ending: Ending, { session, task }: Pick<RunOrder, 'session' | 'task'>, usage: RunUsage): void {
+    if (ending.status === 'ok') return
+    usage.cutOff(session.profile, task.prompt, ending.status === 'cancelled' || stops.includes(ending.code))
   }
 
   /** Microcents, as it would be charged for now. */

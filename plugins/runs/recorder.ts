@@ -1,9 +1,23 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
-import { join, lastSeqOf, type LogChunk } from '#contracts/run-event'
+import { writtenStage } from '#contracts/object-writes'
+import {
+  type EventType,
+  hasStamp,
+  isTerminalType,
+  join,
+  lastSeqOf,
+  type LogChunk,
+  parseLine,
+  peekType,
+} from '#contracts/run-event'
 import { type Retries, retry } from '#kit'
+import { waitingStages } from './delegations.ts'
+import { type Ending, endingOf } from './ending.ts'
 import type { RunLimits } from './limits.ts'
 import type { RunLog } from './log.ts'
+import type { RunnerStream } from './runner-stream.ts'
+import type { RunUsage } from './usage.ts'
 
 /** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
 const flushAfterMs = 100
@@ -108,6 +122,22 @@ export class Recorder {
     this.#schedule()
     return this.#isFull ? this.#room() : undefined
   }
+  /** Takes over what the runner of a stopped run has written since, until it is over in any case. */
+  async lastWords(stream: RunnerStream, usage: RunUsage, isOver: () => boolean): Promise<void> {
+    const { lastSeq } = this.#log
+    const { runId } = this.#claim
+    const events = new RunnerEvents(runId, lastSeq + 1, usage)
+    try {
+      for await (const bytes of stream.lastWords(lastSeq)) {
+        if (isOver()) return
+        const { passed, ending } = events.read(bytes)
+        if (passed) void this.add(passed)
+        if (ending) return
+      }
+    } catch (err) {
+      this.#deps.log.warn({ err, runId }, 'what a stopped run has used last is not known')
+    }
+  }
   /** Stores everything so far; with an attempt, that it begins. False: the claim was lost, or the store is given up. */
   async flush(attempt?: number): Promise<boolean> {
     this.#attempt = attempt
@@ -203,3 +233,102 @@ export class Recorder {
 
 const nothing = Promise.resolve()
 const refused = (): boolean => false
+
+/** What is in a chunk. Nothing is read after an ending. */
+interface Read {
+  readonly passed: LogChunk | undefined
+  readonly ending: Ending | undefined
+  /** It holds a tool call or a result, which must not happen twice. */
+  readonly tools: boolean
+  /** A tool waits for a run of another profile, for a call of an app or of its own, or for a person: the runner knows which. */
+  readonly delegates: boolean
+  /** The agent wrote to the object store: the runner knows what. */
+  readonly writes: boolean
+}
+
+const maxCode = 128
+const maxMessage = 4_000
+const newline = 0x0a
+const bells = waitingStages.map((stage) => Buffer.from(`"stage":"${stage}"`))
+const written = Buffer.from(`"stage":"${writtenStage}"`)
+
+/** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */
+export class RunnerEvents {
+  readonly #runId: string
+  readonly #firstSeq: number
+  readonly #usage: RunUsage
+  #seq: number
+
+  constructor(runId: string, firstSeq: number, usage: RunUsage) {
+    this.#runId = runId
+    this.#firstSeq = this.#seq = firstSeq
+    this.#usage = usage
+  }
+
+  /** `bytes` are whole lines. */
+  read(bytes: Buffer): Read {
+    const firstSeq = this.#seq
+    let start = 0
+    let tools = false
+    let delegates = false
+    let writes = false
+    let ending: Ending | undefined
+    while (start < bytes.length) {
+      // There are about twenty deltas for each other line, and nothing of a delta has to be remembered.
+      if (this.#seq > this.#firstSeq && this.#usage.isPastSandbox(this.#seq)) start = this.#skipDeltas(bytes, start)
+      if (start === bytes.length) break
+      const end = bytes.indexOf(newline, start)
+      const line = bytes.subarray(start, end < 0 ? bytes.length : end)
+      const type = end < 0 ? undefined : peekType(line)
+      ending = type ? this.#understand(type, line) : endingOf('runner_protocol')
+      if (ending) break
+      tools ||= type === 'tool_call' || type === 'tool_result'
+      delegates ||= type === 'progress' && bells.some((stage) => line.includes(stage))
+      writes ||= type === 'progress' && line.includes(written)
+      this.#seq++
+      start = end + 1
+    }
+    const count = this.#seq - firstSeq
+    const passed = count === 0 ? undefined : { firstSeq, count, lines: bytes.subarray(0, start) }
+    return { passed, ending, tools, delegates, writes }
+  }
+
+  /** Counts the deltas from here on, and answers where the first other line begins. */
+  #skipDeltas(bytes: Buffer, from: number): number {
+    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length)
+    let start = from
+    const first = this.#seq
+    while (isDelta(view, start)) {
+      const end = bytes.indexOf(newline, start)
+      if (end < 0) break
+      this.#seq++
+      start = end + 1
+    }
+    if (start > from) this.#usage.said(this.#seq - first, start - from)
+    return start
+  }
+  #understand(type: EventType, line: Buffer): Ending | undefined {
+    // The first stamp proves that runner and conductor count alike; from then on lines are counted.
+    if (this.#seq === this.#firstSeq && !hasStamp(line, this.#runId, this.#seq)) return endingOf('runner_protocol')
+    if (!this.#usage.read(type, line, this.#seq)) return endingOf('runner_protocol')
+    if (!isTerminalType(type)) return undefined
+    const event = parseLine(line)
+    if (!event) return endingOf('runner_protocol')
+    const { text, code, message } = event
+    const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
+    if (type === 'result') return { status: 'ok', result: textOf(text), line: withEnd }
+    // The log has the whole text; the summary appears in lists, so it is cut.
+    const told = { code: textOf(code, 'runtime').slice(0, maxCode), message: textOf(message).slice(0, maxMessage) }
+    return { status: 'error', ...told, line: withEnd }
+  }
+}
+
+const deltaHead = '{"type":"assistant",'
+const deltaWords = Array.from({ length: deltaHead.length / 4 }, (_, i) => Buffer.from(deltaHead).readUInt32BE(4 * i))
+/** By hand, a word at a time: a call of `compare` costs more than all the rest of the scan. */
+function isDelta(view: DataView, start: number): boolean {
+  if (start + deltaHead.length > view.byteLength) return false
+  for (let i = 0; i < deltaWords.length; i++) if (view.getUint32(start + 4 * i) !== deltaWords[i]) return false
+  return true
+}
+const textOf = (value: unknown, fallback = ''): string => (typeof value === 'string' ? value : fallback)

@@ -28,11 +28,10 @@ import {
   terminalLine,
 } from './ending.ts'
 import { Funds } from './funds.ts'
-import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
-import { Recorder, type RecorderDeps } from './recorder.ts'
-import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
+import { Recorder, type RecorderDeps, RunnerEvents } from './recorder.ts'
+import { beganNothing, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
 import { budgetOf, RunUsage } from './usage.ts'
 
 export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, CallApprovalsDeps {
@@ -47,15 +46,6 @@ export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps
   readonly deadlineGraceMs: number
   /** How long a stopped runner stream may take to end before the run ends without it. */
   readonly windDownMs: number
-}
-
-/** The runs that this process executes. */
-export interface Executor {
-  readonly limits: RunLimits
-  local(tenantId: string, runId: string): Run | undefined
-  begin(order: RunOrder): Run
-  /** Whether a run of this session could go anywhere now. While it could not, it keeps its place in the line. */
-  takes(sessionId: string): boolean
 }
 
 /** One claimed run, from its accepted event over the streams of its runners to its terminal event and the release of its session. */
@@ -203,11 +193,14 @@ export class Run {
 
   async #drive(): Promise<'ended' | 'left' | 'discarded'> {
     if (!(await this.#begin())) return this.#leave()
-    this.#attempts().then(this.#decided.resolve, this.#decided.reject)
+    this.#attempts()
+      .then((last) => this.#heard(last))
+      .then(this.#decided.resolve, this.#decided.reject)
     const ending = await this.#decided.promise
     if (this.#state === 'discarded') return 'discarded'
     if (!this.#to('ending')) return this.#leave()
     this.#taken.resolve(undefined)
+    this.#funds?.over(ending, this.#order, this.#usage)
     const terminal = terminalLine(this.claim, this.log.lastSeq + 1, ending)
     const stored = await this.#recorder.finish(
       finishOf(ending, this.#usage, this.#order.session.profile, this.runner),
@@ -303,6 +296,12 @@ export class Run {
       log.warn({ err: error, runId: this.claim.runId }, 'the stream of a run broke')
       return endingOf('runner_lost')
     }
+  }
+  /** Whoever stops a run pays for the model calls that its sandbox had under way: its runner says what they have used. */
+  async #heard(ending: Ending): Promise<Ending> {
+    const stopped = this.#stopped && this.#funds && this.#usage.sandbox
+    if (stopped) await this.#recorder.lastWords(this.#stream, this.#usage, () => this.#isDecided)
+    return ending
   }
   /** No runner took the run. If its caller was not answered yet, it is taken back. */
   async #refused(error: AppError): Promise<Ending> {

@@ -7,18 +7,15 @@ import { limitErrors } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
 import type { Recall } from '#contracts/memory'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
-import { writtenStage } from '#contracts/object-writes'
 import { hasLinks } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
-import { type EventType, hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
 import { skillErrors, type Skills } from '#contracts/skills'
-import { type Ending, endingOf, type RunOrder } from './ending.ts'
+import type { RunOrder } from './ending.ts'
 import type { RunLinks } from './links.ts'
-import { mayWait, waitingStages } from './delegations.ts'
+import { mayWait } from './delegations.ts'
 import { readTurns } from './replay.ts'
-import type { RunUsage } from './usage.ts'
 
 /** The runner certainly did nothing: another one may be asked. */
 const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
@@ -42,6 +39,8 @@ const awayMs = 3_000
 /** How long a run whose caller was told that it is accepted waits for a runner that can take it: nobody else would begin it again. */
 const announcedMs = 30_000
 const awayRetryMs = 100
+/** How long the runner of a stopped run is listened to: it has ended the run by then. */
+const lastWordsMs = 1_000
 
 export interface RunnerStreamDeps {
   readonly store: RunStore
@@ -155,6 +154,13 @@ export class RunnerStream {
     }
   }
 
+  /** What the runner of a run that was stopped has written since, to its end: what its sandbox has used is told there. */
+  async *lastWords(afterSeq: number): AsyncGenerator<Buffer> {
+    const { tenantId, sessionId, runId, epoch } = this.#claim
+    if (this.runner)
+      yield* this.runner.attach(tenantId, { sessionId, runId, afterSeq, epoch }, AbortSignal.timeout(lastWordsMs))
+  }
+
   /** The runner that has the session, if this conductor knows it. */
   get owner(): RunnerLink | undefined {
     return this.#deps.runners.owner(this.#claim.sessionId, this.#session.runner)
@@ -251,100 +257,3 @@ export class RunnerStream {
     return recalled === '' ? body : { ...body, prompt: `${recalled}\n\n${prompt}` }
   }
 }
-
-/** What is in a chunk. Nothing is read after an ending. */
-interface Read {
-  readonly passed: LogChunk | undefined
-  readonly ending: Ending | undefined
-  /** It holds a tool call or a result, which must not happen twice. */
-  readonly tools: boolean
-  /** A tool waits for a run of another profile, for a call of an app or of its own, or for a person: the runner knows which. */
-  readonly delegates: boolean
-  /** The agent wrote to the object store: the runner knows what. */
-  readonly writes: boolean
-}
-
-const maxCode = 128
-const maxMessage = 4_000
-const newline = 0x0a
-const waits = waitingStages.map((stage) => Buffer.from(`"stage":"${stage}"`))
-const written = Buffer.from(`"stage":"${writtenStage}"`)
-
-/** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */
-export class RunnerEvents {
-  readonly #runId: string
-  readonly #firstSeq: number
-  readonly #usage: RunUsage
-  #seq: number
-
-  constructor(runId: string, firstSeq: number, usage: RunUsage) {
-    this.#runId = runId
-    this.#firstSeq = this.#seq = firstSeq
-    this.#usage = usage
-  }
-
-  /** `bytes` are whole lines. */
-  read(bytes: Buffer): Read {
-    const firstSeq = this.#seq
-    let start = 0
-    let tools = false
-    let delegates = false
-    let writes = false
-    let ending: Ending | undefined
-    while (start < bytes.length) {
-      // There are about twenty deltas for each other line, and nothing of a delta has to be remembered.
-      if (this.#seq > this.#firstSeq && this.#usage.isPastSandbox(this.#seq)) start = this.#skipDeltas(bytes, start)
-      if (start === bytes.length) break
-      const end = bytes.indexOf(newline, start)
-      const line = bytes.subarray(start, end < 0 ? bytes.length : end)
-      const type = end < 0 ? undefined : peekType(line)
-      ending = type ? this.#understand(type, line) : endingOf('runner_protocol')
-      if (ending) break
-      tools ||= type === 'tool_call' || type === 'tool_result'
-      delegates ||= type === 'progress' && waits.some((stage) => line.includes(stage))
-      writes ||= type === 'progress' && line.includes(written)
-      this.#seq++
-      start = end + 1
-    }
-    const count = this.#seq - firstSeq
-    const passed = count === 0 ? undefined : { firstSeq, count, lines: bytes.subarray(0, start) }
-    return { passed, ending, tools, delegates, writes }
-  }
-
-  /** Counts the deltas from here on, and answers where the first other line begins. */
-  #skipDeltas(bytes: Buffer, from: number): number {
-    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length)
-    let start = from
-    while (isDelta(view, start)) {
-      const end = bytes.indexOf(newline, start)
-      if (end < 0) break
-      this.#seq++
-      start = end + 1
-    }
-    return start
-  }
-  #understand(type: EventType, line: Buffer): Ending | undefined {
-    // The first stamp proves that runner and conductor count alike; from then on lines are counted.
-    if (this.#seq === this.#firstSeq && !hasStamp(line, this.#runId, this.#seq)) return endingOf('runner_protocol')
-    if (!this.#usage.read(type, line, this.#seq)) return endingOf('runner_protocol')
-    if (!isTerminalType(type)) return undefined
-    const event = parseLine(line)
-    if (!event) return endingOf('runner_protocol')
-    const { text, code, message } = event
-    const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
-    if (type === 'result') return { status: 'ok', result: textOf(text), line: withEnd }
-    // The log has the whole text; the summary appears in lists, so it is cut.
-    const told = { code: textOf(code, 'runtime').slice(0, maxCode), message: textOf(message).slice(0, maxMessage) }
-    return { status: 'error', ...told, line: withEnd }
-  }
-}
-
-const deltaHead = '{"type":"assistant",'
-const deltaWords = Array.from({ length: deltaHead.length / 4 }, (_, i) => Buffer.from(deltaHead).readUInt32BE(4 * i))
-/** By hand, a word at a time: a call of `compare` costs more than all the rest of the scan. */
-function isDelta(view: DataView, start: number): boolean {
-  if (start + deltaHead.length > view.byteLength) return false
-  for (let i = 0; i < deltaWords.length; i++) if (view.getUint32(start + 4 * i) !== deltaWords[i]) return false
-  return true
-}
-const textOf = (value: unknown, fallback = ''): string => (typeof value === 'string' ? value : fallback)

@@ -14,10 +14,10 @@ import { interruptedBy, type NextOutcome, type RunStore, type StartOutcome, type
 import type { Fleet, RunnerLink } from '#contracts/runner'
 import { type RunAccepted, type RunSummary, type Task } from '#contracts/runs'
 import type { Webhooks } from '#contracts/webhooks'
-import type { Cancellation } from './cancellation.ts'
+import type { Cancellation, Executor } from './cancellation.ts'
 import { type RunOrder, within } from './ending.ts'
 import { attachmentBytesOf } from './limits.ts'
-import type { Executor, Run } from './run.ts'
+import type { Run } from './run.ts'
 import { placementOf } from './runner-stream.ts'
 import { FairQueue } from './fair-queue.ts'
 

@@ -20,6 +20,9 @@ const whole = (value: unknown, most: number): number =>
   typeof value === 'number' && value > 0 ? Math.min(Math.round(value), most) : 0
 const cents = (value: unknown): number | undefined =>
   typeof value === 'number' && value >= 0 ? Math.min(value, mostCents) : undefined
+/** About what a delta has around its text, and about how many characters of it a model counts as one token. */
+const bytesAround = 150
+const charsPerToken = 4
 /** When an event was written: what is read again later is priced as it was then. */
 const timeOf = (at: unknown): Date | undefined => {
   const time = typeof at === 'string' ? Date.parse(at) : Number.NaN
@@ -39,12 +42,16 @@ export class RunUsage {
   readonly #prices: Pick<Prices, 'costCents'> | undefined
   readonly #limit: number | undefined
   #calls: Usage | undefined
+  #last: Usage | undefined
   /** The cost of the calls whose price is known in whole millionths of a cent, so that many small costs add up exactly. */
   #known = 0
   #unpriced: string | undefined
   /** The cost of each delegated run with all that it has led to, in millionths of a cent; one without a price counts as nothing. */
   readonly #delegated = new Map<string, number>()
   readonly #tell: ((cents: number) => void) | undefined
+  /** A model call may be under way, and what has come of its answer. Undefined: no runner has the run yet. */
+  #calling: boolean | undefined
+  #answer = { deltas: 0, bytes: 0 }
   #acceptedAt = Infinity
   #sandboxIsKnown = false
   #sandbox: SandboxUse | undefined
@@ -104,6 +111,8 @@ export class RunUsage {
   read(type: EventType | undefined, line: Buffer, seq: number): boolean {
     if (!this.#sandboxIsKnown) this.#readSandbox(type, line, seq)
     if (type === 'tool_call') this.toolCalls++
+    if (type === 'assistant') this.said(1, line.length)
+    if (this.#calling === undefined || type === 'tool_result') this.#calling = true
     if (type !== 'usage' && type !== 'session_init') return true
     const event = parseLine(line)
     if (type === 'usage' && event) this.#add(event)
@@ -111,9 +120,31 @@ export class RunUsage {
     return event !== undefined
   }
 
+  /** Takes note of deltas that were not read one by one. */
+  said(deltas: number, bytes: number): void {
+    this.#calling = true
+    this.#answer = { deltas: this.#answer.deltas + deltas, bytes: this.#answer.bytes + bytes }
+  }
+  /**
+   * The run has ended in the middle of a model call, which nobody says the usage of: it counts as what it has taken in and answered by
+   * then, at least. In a sandbox its runner has measured it. `stopped`: the call may not have answered anything yet.
+   */
+  cutOff({ model, instructions }: Pick<Profile, 'model' | 'instructions'>, prompt: string, stopped: boolean): void {
+    const { deltas, bytes } = this.#answer
+    if (this.#sandbox || !this.#calling || (deltas === 0 && !stopped)) return
+    const before = this.#last
+    const inputTokens = before
+      ? before.inputTokens + before.outputTokens
+      : Math.ceil((instructions.length + prompt.length) / charsPerToken)
+    const outputTokens = Math.max(deltas, Math.ceil((bytes - deltas * bytesAround) / charsPerToken))
+    this.#add({ inputTokens, outputTokens, model, estimated: true })
+  }
+
   /** Calls are priced one by one, so that a run of two models costs what both cost. A runtime that reports a cost is believed. */
   #add(event: Readonly<Record<string, unknown>>): void {
     this.modelCalls++
+    this.#calling = false
+    this.#answer = { deltas: 0, bytes: 0 }
     const before = this.#calls
     const call: Usage = {
       inputTokens: whole(event['inputTokens'], mostTokens),
@@ -121,6 +152,7 @@ export class RunUsage {
       cachedTokens: whole(event['cachedTokens'], mostTokens),
       model: typeof event['model'] === 'string' ? event['model'].slice(0, mostModelChars) : (before?.model ?? ''),
     }
+    this.#last = call
     const cost = cents(event['costCents']) ?? this.#prices?.costCents(call, timeOf(event['at']))
     if (cost === undefined) this.#unpriced = call.model
     else this.#known = Math.min(this.#known + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)

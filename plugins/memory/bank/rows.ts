@@ -27,12 +27,14 @@ export function personOf(endUserId: string | undefined): number {
 
 /**
  * Before statements that look memories up: by indexes alone, whatever the planner takes the tables to be like. A plan that was made
- * while they were empty would read all of them, and go on doing so.
+ * while they were empty would read all of them, and go on doing so. With nothing to choose from, one plan does for all values: some were
+ * made anew for each search, in a fifth of its time.
  */
 export const byIndex: Statement = {
   name: 'memory-by-index',
   text: `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-           set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)`,
+           set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true),
+           set_config('plan_cache_mode', 'force_generic_plan', true)`,
 }
 
 /** Whose memories are meant. */

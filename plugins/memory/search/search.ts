@@ -1,6 +1,6 @@
 import type { Database } from '#contracts/database'
 import type { TenantLimits } from '#contracts/limits'
-import { columns, happened, isOf, type MemoryRow, toMemory } from '../bank/rows.ts'
+import { byIndex, columns, happened, isOf, type MemoryRow, toMemory } from '../bank/rows.ts'
 import type { Hit, Memory, Why } from '../schema.ts'
 import { asksForNow, asksForPast } from '../text/dates.ts'
 import type { StemCache } from '../text/stems.ts'
@@ -165,7 +165,8 @@ export class Search {
       values: [tenantId, ranked.map(({ candidate }) => candidate.id)],
     }
     if (ranked.length === 0) return []
-    const [rows] = await this.#parts.database.as('reads').batch<[(MemoryRow & { terms: string[] })[]]>(tenantId, [read])
+    type Answer = [object[], (MemoryRow & { terms: string[] })[]]
+    const [, rows] = await this.#parts.database.as('reads').batch<Answer>(tenantId, [byIndex, read])
     const byId = new Map(rows.map((row) => [row.id, row]))
     const hits = ranked.flatMap(({ candidate, score, places }) => {
       const row = byId.get(candidate.id)

@@ -94,7 +94,7 @@ export class FakeRunner implements RunnerLink {
   async putSkill(): Promise<void> {}
   vfsLeases = async () => []
   vfsLease = async () => undefined
-  attach(): AsyncIterable<Buffer> {
+  attach: RunnerLink['attach'] = () => {
     throw new AppError('unknown_run', 404)
   }
   async *execute(_tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer> {
