@@ -12,11 +12,13 @@ import type { Outcome } from './outcome.ts'
 import type { Outputs, RunKey } from './outputs.ts'
 import type { Conclusion } from './run-output.ts'
 import type { RunSettings } from './schema.ts'
-import { Transition, type TransitionDeps } from './transition.ts'
+import { type Opening, Transition, type TransitionDeps } from './transition.ts'
 
 /** Attempts at nodes of one run that this process makes at once, and of all runs. */
 const abreast = 100
 const abreastOfAll = 2_000
+/** When a run is looked at again for which there was no room. */
+const noRoomMs = 5_000
 /** A wake-up waits so long for the run to rest; longer calls go on by themselves, under their leases. */
 const patienceMs = 1_500
 /** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
@@ -81,10 +83,14 @@ export class Engine {
   readonly #owner = randomUUID()
   readonly #drivers = new Map<string, Driver>()
   readonly #timers = new Set<NodeJS.Timeout>()
-  #attempts = 0
+  /** Attempts under way here, by tenant. */
+  readonly #attempts = new Map<string, number>()
+  readonly #most: number
+  #all = 0
   #renewing: NodeJS.Timeout | undefined
-  constructor(deps: EngineDeps) {
+  constructor(deps: EngineDeps, most = abreastOfAll) {
     this.#deps = deps
+    this.#most = most
   }
 
   start(): void {
@@ -98,7 +104,8 @@ export class Engine {
     const late = setTimeout(() => {
       for (const { underWay } of this.#drivers.values()) for (const one of underWay.values()) one.abort()
     }, stopMs)
-    await Promise.all([...this.#drivers.values()].map(({ done }) => done))
+    // One whose last step failed is over as well.
+    await Promise.allSettled([...this.#drivers.values()].map(({ done }) => done))
     clearTimeout(late)
   }
 
@@ -143,14 +150,15 @@ export class Engine {
     tenantId: string,
     runId: string,
     change: (transition: Transition, tx: TenantTx) => Promise<T>,
+    opening: Opening = {},
   ): Promise<T | undefined> {
     const { database, kv } = this.#deps
     const made = await database.tenant(tenantId, async (tx) => {
-      const transition = await Transition.of(tx, runId, this.#deps)
+      const transition = await Transition.of(tx, runId, this.#deps, opening)
       if (!transition) return undefined
       const result = await change(transition, tx)
       const moved = await transition.finish()
-      await this.#deps.wakeUps.send(transition.notices.wakes, tx)
+      for (const one of await this.#deps.wakeUps.statements(transition.notices.wakes)) tx.atEnd(one)
       return { result, moved, wakes: transition.notices.wakes, run: transition.run }
     })
     if (!made) return undefined
@@ -170,7 +178,7 @@ export class Engine {
       driver.outcomes = []
       const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
-      const most = stopping.aborted ? 0 : Math.min(abreast - underWay.size, abreastOfAll - this.#attempts)
+      const most = stopping.aborted ? 0 : Math.min(abreast - underWay.size, this.#room(tenantId))
       // What came of calls must not be lost while the database is away for a moment.
       let tries = 0
       // A step that failed may have been stored all the same, with claims that nobody here knows of.
@@ -188,8 +196,8 @@ export class Engine {
       if (driver.outcomes.length > 0) continue
       if (underWay.size === 0) {
         // What there was no room for is done next, by another process if this one stops or has its hands full.
-        if (stepped.more && this.#attempts < abreastOfAll && !stopping.aborted) continue
-        if (stepped.more) await this.#guard(tenantId, runId, 500)
+        if (stepped.more && this.#room(tenantId) > 0 && !stopping.aborted) continue
+        if (stepped.more) await this.#guard(tenantId, runId, stopping.aborted ? 500 : noRoomMs)
         if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)
         // From here to the return nobody else has a turn: a wake-up is heard, or finds no driver.
         if (!driver.again || stopping.aborted) return this.#drop(driver)
@@ -202,6 +210,17 @@ export class Engine {
     }
   }
 
+  /** How many more a tenant may begin: it never has more under way than there is room left, so that hanging calls hold up no others. */
+  #room(tenantId: string): number {
+    return Math.max(0, Math.floor((this.#most - this.#all - (this.#attempts.get(tenantId) ?? 0)) / 2))
+  }
+  #count(tenantId: string, more: 1 | -1): void {
+    this.#all += more
+    const held = (this.#attempts.get(tenantId) ?? 0) + more
+    if (held > 0) this.#attempts.set(tenantId, held)
+    else this.#attempts.delete(tenantId)
+  }
+
   #drop(driver: Driver): void {
     const key = `${driver.tenantId}\n${driver.runId}`
     if (this.#drivers.get(key) === driver) this.#drivers.delete(key)
@@ -209,13 +228,15 @@ export class Engine {
 
   async #step({ tenantId, runId }: Driver, { outcomes, mine, most, look }: Step): Promise<Stepped> {
     let held: Transition | undefined
-    const stepped = await this.transit(tenantId, runId, async (transition) => {
+    // What was under way until now is about to be stored: it is not due.
+    const underWay = [...mine, ...outcomes.map(({ node }) => node)]
+    const opening = { outcomes, due: look ? { owner: this.#owner, underWay } : undefined }
+    const step = async (transition: Transition): Promise<Stepped> => {
       held = transition
       const { run } = transition
-      await transition.apply(outcomes)
       if (!transition.open) return nothing
       if (run.gone) return (await transition.endRun('cancelled'), nothing)
-      if (look) await transition.takeDue(this.#owner, mine)
+      await transition.takeDue()
       // A failure of this very step holds the run up, too.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
       const claimed = await transition.claim(this.#owner, most)
@@ -227,7 +248,8 @@ export class Engine {
         rootId: run.rootRun,
       }))
       return { attempts, leasedForMs: transition.leasedForMs, more: claimed.length >= most && run.unfinished > 0 }
-    })
+    }
+    const stepped = await this.transit(tenantId, runId, step, opening)
     return { ...(stepped ?? nothing), ...(held?.concludes ? { concludes: held.run.settings } : {}) }
   }
 
@@ -241,12 +263,12 @@ export class Engine {
     const abort = new AbortController()
     const { underWay } = driver
     underWay.set(attempt.id, abort)
-    this.#attempts++
+    this.#count(attempt.tenantId, 1)
     const began = performance.now()
     const end = (outcome: Outcome): void => {
       driver.outcomes.push(outcome)
       // Its room is free before anybody sees what came of it.
-      this.#attempts--
+      this.#count(attempt.tenantId, -1)
       underWay.delete(attempt.id)
       driver.wake()
       this.#deps.metrics.attempted(attempt.spec.type, outcome, performance.now() - began)

@@ -5,6 +5,8 @@ export const nodeTypes = ['agent', 'tool', 'condition', 'map', 'loop', 'wait', '
 export type NodeType = (typeof nodeTypes)[number]
 
 export const idPattern = '^[A-Za-z0-9_-]{1,64}$'
+/** No column holds a NUL. */
+export const storablePattern = '^[^\\u0000]*$'
 export const json = (description: string) => Type.Unknown({ description })
 const template = (description: string, maxLength = 100_000) =>
   Type.String({ minLength: 1, maxLength, description: `${description} A template.` })
@@ -58,6 +60,7 @@ const common = {
     Type.String({
       minLength: 1,
       maxLength: 200,
+      pattern: storablePattern,
       description: "Of all nodes of the tenant's runs with this key, `concurrencyLimit` are under way at once.",
     }),
   ),
@@ -90,6 +93,7 @@ const ownFields = {
     tool: Type.String({
       minLength: 1,
       maxLength: 200,
+      pattern: storablePattern,
       description: 'A platform tool, or `<server>/<tool>` of the MCP catalog.',
     }),
     arguments: Type.Optional(Type.Record(Type.String(), Type.Unknown(), { description: 'Texts in it are templates.' })),
@@ -139,7 +143,7 @@ const ownFields = {
     ),
   },
   workflow: {
-    workflowDefinitionId: Type.String({ minLength: 1, maxLength: 64 }),
+    workflowDefinitionId: Type.String({ pattern: idPattern }),
     input: Type.Optional(json('Its texts are templates.')),
   },
   http: {
