@@ -1,5 +1,6 @@
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { roles, type TenantRole } from '#contracts/auth'
+import { ResponseFormat } from '#contracts/prompt'
 
 export const nodeTypes = ['agent', 'tool', 'condition', 'map', 'loop', 'wait', 'approval', 'workflow', 'http'] as const
 export type NodeType = (typeof nodeTypes)[number]
@@ -81,11 +82,8 @@ const ownFields = {
   agent: {
     profile: Type.String({ minLength: 1, maxLength: 64 }),
     prompt: template('What the agent is asked.'),
-    responseFormat: Type.Optional(
-      Type.Record(Type.String(), Type.Unknown(), {
-        description: 'As of a run: the output is then the JSON of the answer.',
-      }),
-    ),
+    // As of a run: the output is then the JSON of the answer.
+    responseFormat: Type.Optional(ResponseFormat),
     sessionId: Type.Optional(template('Go on in this session.', 1_000)),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
   },

@@ -150,12 +150,8 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
   if (type === 'agent') found.name('profiles', node.profile, `${path}/profile`)
   if (type === 'tool') found.name('tools', node.tool, `${path}/tool`)
   if (type === 'workflow') found.name('definitions', node.workflowDefinitionId, `${path}/workflowDefinitionId`)
-  if (type === 'agent' && node.responseFormat) {
-    const { schema } = node.responseFormat as { schema?: unknown }
-    if (typeof schema === 'object' && schema !== null) {
-      found.schemas.push({ path: `${path}/responseFormat/schema`, schema: schema as Record<string, unknown> })
-    }
-  }
+  if (type === 'agent' && node.responseFormat)
+    found.schemas.push({ path: `${path}/responseFormat/schema`, schema: node.responseFormat.schema })
   if (type === 'condition' && typeof node.if === 'string')
     found.express({ text: node.if, path: `${path}/if`, isCondition: true })
   if (type === 'loop') found.express({ text: node.until, path: `${path}/until`, isCondition: true })
