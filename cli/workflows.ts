@@ -2,8 +2,14 @@ import { readFile } from 'node:fs/promises'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type Command, Option } from 'commander'
 import { Value } from '@sinclair/typebox/value'
-import { parse } from 'yaml'
-import { DefinitionBody, type NodeBody, nodeStatuses, runStatuses } from '../plugins/workflows/schema.ts'
+import { parse, stringify } from 'yaml'
+import {
+  DefinitionBody,
+  type DefinitionInfo,
+  type NodeBody,
+  nodeStatuses,
+  runStatuses,
+} from '../plugins/workflows/schema.ts'
 import { edgesOf, problemsOf } from '../plugins/workflows/validate.ts'
 import { devData } from './dev-data.ts'
 import { CliError, columns, type Terminal, terminalOf } from './terminal.ts'
@@ -29,15 +35,32 @@ export function addWorkflows(program: Command): void {
   command('show', 'the nodes of a definition, in an order in which they may run').action(
     async (file: string, _: object, self: Command) => show(await definitionIn(file), terminalOf(self)),
   )
-  command('run', 'run a definition, and follow it to its end')
-    .addOption(new Option('--url <url>', 'conductor; default: the development server of --data').env('CONDUCTOR_URL'))
-    .addOption(new Option('--key <key>', 'API key of the tenant').env('AGENT_ORC_API_KEY'))
-    .option('--data <dir>', 'data directory of agent-orc dev', '.agent-orc')
+  const asking = (made: Command): Command =>
+    made
+      .addOption(new Option('--url <url>', 'conductor; default: the development server of --data').env('CONDUCTOR_URL'))
+      .addOption(new Option('--key <key>', 'API key of the tenant').env('AGENT_ORC_API_KEY'))
+      .option('--data <dir>', 'data directory of agent-orc dev', '.agent-orc')
+  asking(command('run', 'run a definition, and follow it to its end'))
     .option('--input <json>', 'the input, as JSON', '{}')
     .action(async (file: string, options: Options, self: Command) =>
       run(await definitionIn(file), options, terminalOf(self)),
     )
+  asking(command('import', 'store a definition')).action(async (file: string, options: Options, self: Command) => {
+    const { id, version } = await store(await definitionIn(file), options)
+    terminalOf(self).print({ id, version }, () => `stored as ${id}`)
+  })
+  asking(workflows.command('export').description('a stored definition as YAML'))
+    .argument('<id>', 'as `import` says it, or GET /api/workflows/definitions')
+    .action(async (id: string, options: Options, self: Command) => {
+      const { id: _, version: __, createdAt: ___, updatedAt: ____, ...body } = await stored(id, options)
+      terminalOf(self).write(stringify(body, { lineWidth: 0 }))
+    })
 }
+
+const store = async (body: DefinitionBody, options: Options): Promise<DefinitionInfo> =>
+  (await callerOf(options))('POST', '/api/workflows/definitions', body)
+const stored = async (id: string, options: Options): Promise<DefinitionInfo> =>
+  (await callerOf(options))('GET', `/api/workflows/definitions/${encodeURIComponent(id)}`)
 
 async function definitionIn(file: string): Promise<DefinitionBody> {
   const found = await readDefinition(file)

@@ -16,15 +16,16 @@ interface Asking {
 
 /**
  * Rejects with 403 `wrong_approver` when what is done to a node bypasses an approval that requires a role which the caller does not have:
- * what is ended lets go on what is behind it; what is skipped may have an approval behind it skipped; what is put in the place of a node is not
- * what was approved; and a rerun would do again what was approved once.
+ * what is ended lets go on what is behind it; what is skipped, or waits for what may be skipped, may have an approval behind it skipped; what
+ * is put in the place of a node is not what was approved; and a rerun would do again what was approved once.
  */
 export async function mayPass(
   tx: TenantTx,
   { role }: Caller,
-  run: { readonly runId: string; readonly nodeId: string; readonly passing: Passing },
+  run: { readonly runId: string; readonly nodeIds: readonly string[]; readonly passing: Passing },
 ): Promise<void> {
-  const { runId, nodeId, passing } = run
+  const { runId, nodeIds, passing } = run
+  if (nodeIds.length === 0) return
   const counts = passing === 'end' || passing === 'skip' ? isOpen : passing === 'rerun' ? isDecided : () => true
   const above = (await askingIn(tx, runId)).filter((one) => counts(one) && !roleAtLeast(role, roleOf(one.spec)))
   if (above.length === 0) return
@@ -33,15 +34,15 @@ export async function mayPass(
     values: [tx.tenantId, runId],
   })
   const near = reached(
-    nodeId.split('.', 1)[0]!,
+    nodeIds.map((id) => id.split('.', 1)[0]!),
     Map.groupBy(edges, ({ to_node }) => to_node),
     'from_node',
   )
   // A rerun from the approval itself asks anew.
-  if (passing === 'rerun') near.delete(nodeId)
+  if (passing === 'rerun') for (const id of nodeIds) near.delete(id)
   if (passing === 'skip') {
     for (const id of reached(
-      nodeId,
+      nodeIds,
       Map.groupBy(edges, ({ from_node }) => from_node),
       'to_node',
     ))
@@ -74,13 +75,13 @@ async function askingIn(tx: TenantTx, runId: string): Promise<Asking[]> {
   return rows.map(({ spec, ...row }) => ({ ...row, spec: JSON.parse(spec) as WorkflowNode }))
 }
 
-/** A node, and all that lies in one direction of it. */
+/** Nodes, and all that lies in one direction of them. */
 function reached<K extends string>(
-  from: string,
+  from: readonly string[],
   edges: ReadonlyMap<string, readonly Readonly<Record<K, string>>[]>,
   next: K,
 ): Set<string> {
-  const found = new Set([from])
+  const found = new Set(from)
   for (const id of found) for (const edge of edges.get(id) ?? []) found.add(edge[next])
   return found
 }
@@ -88,7 +89,7 @@ function reached<K extends string>(
 function refusal(approval: string, role: TenantRole, passing: Passing) {
   const told = {
     end: 'This node would bypass it',
-    skip: 'Skipping this node would bypass it',
+    skip: 'Skipping this node, or having it wait for others, could bypass it',
     replace: 'What is behind it is not replaced without them',
     rerun: `A rerun would do again what was approved once: begin it from '${approval}', so that it is asked anew`,
   }[passing]

@@ -1,4 +1,4 @@
-import type { TenantTx } from '#contracts/database'
+import type { Statement, TenantTx } from '#contracts/database'
 import type { WorkflowNode } from './node.schema.ts'
 import { leaseMs, nodeColumns, type NodeRow, type NodeTable, ready, running } from './nodes.store.ts'
 import { starts } from './notices.ts'
@@ -45,25 +45,6 @@ export class Claims {
   }
 
   /**
-   * What is due, and what is under a lease, of which so many milliseconds are left: none of those of `owner`, except for `underWay`,
-   * where that is not under way at all, because it never heard that its claim was stored.
-   */
-  async due(owner: string, underWay: readonly string[]): Promise<(NodeRow & { lease_ms: number | null })[]> {
-    const rows = await this.#tx.query<NodeRow & { lease_ms: number | null }>({
-      name: 'workflow-due',
-      text: `SELECT ${nodeColumns}, CASE WHEN n.lease_owner = $3 THEN 0
-               ELSE (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::float8 END AS lease_ms
-             FROM workflow_nodes n
-             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status = ${running}
-               AND (n.lease_until IS NOT NULL AND NOT (n.lease_owner = $3 AND n.id = ANY ($4))
-                 OR n.lease_until IS NULL AND n.due_at <= clock_timestamp())`,
-      values: [...this.#of, owner, underWay],
-    })
-    await this.#nodes.loadSpecs(rows)
-    return rows
-  }
-
-  /**
    * What each of these nodes may cost, so that all of a run together never cost more than it may: an equal part of what is left, of which
    * one part stays while other nodes are still to come. Where nothing is left, those that cost something wait for what others give
    * back, or fail.
@@ -82,11 +63,12 @@ export class Claims {
     }
   }
 
-  /** Runs in which somebody waits for a key that was freed. */
+  /** Runs that go on with a key that was freed: paused ones would keep it from them. */
   async waiting(key: string): Promise<string[]> {
     await this.#lock(key)
     const rows = await this.#tx.query<{ run_id: string }>({
-      text: `SELECT DISTINCT run_id FROM workflow_nodes WHERE tenant_id = $1 AND concurrency_key = $2 AND status = ${ready} LIMIT 20`,
+      text: `SELECT DISTINCT n.run_id FROM workflow_nodes n JOIN workflow_runs r ON r.tenant_id = n.tenant_id AND r.id = n.run_id
+             WHERE n.tenant_id = $1 AND n.concurrency_key = $2 AND n.status = ${ready} AND r.status = 1 LIMIT 20`,
       values: [this.#of[0], key],
     })
     return rows.map(({ run_id }) => run_id)
@@ -130,6 +112,26 @@ export class Claims {
     return row!.used
   }
 }
+
+export type DueRow = NodeRow & { readonly lease_ms: number | null }
+/**
+ * What is due in a run, and what is under a lease, of which so many milliseconds are left: none of those of `owner`, except for
+ * `underWay`, where that is not under way at all, because it never heard that its claim was stored.
+ */
+export const dueNodes = (
+  tenantId: string,
+  runId: string,
+  { owner, underWay }: { readonly owner: string; readonly underWay: readonly string[] },
+): Statement => ({
+  name: 'workflow-due',
+  text: `SELECT ${nodeColumns}, CASE WHEN n.lease_owner = $3 THEN 0
+             ELSE (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::float8 END AS lease_ms
+           FROM workflow_nodes n
+           WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status = ${running}
+             AND (n.lease_until IS NOT NULL AND NOT (n.lease_owner = $3 AND n.id = ANY ($4))
+               OR n.lease_until IS NULL AND n.due_at <= clock_timestamp())`,
+  values: [tenantId, runId, owner, underWay],
+})
 
 /** A node as whoever makes the attempt sees it. */
 export const claimedOf = (

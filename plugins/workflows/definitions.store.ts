@@ -1,5 +1,5 @@
 import { notFound } from '#kernel'
-import type { Database } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
 import { overLimit } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
@@ -28,6 +28,14 @@ const toInfo = ({ id, version, document, created_at, updated_at }: Row): Definit
 
 export const unknownDefinition = () => notFound({ message: 'There is no workflow definition of this id.' })
 
+/** For a batch that asks for something else as well. */
+export const definitionOf = (tenantId: string, id: string): Statement => ({
+  name: 'workflow-definition',
+  text: `SELECT ${columns} FROM ${whole} WHERE d.tenant_id = $1 AND d.id = $2`,
+  values: [tenantId, id],
+})
+export type DefinitionRow = Row
+
 /** The definition as it is now. */
 export async function findDefinition(
   database: Database,
@@ -35,15 +43,8 @@ export async function findDefinition(
   id: string,
 ): Promise<{ id: string; version: number; definition: Definition; info: DefinitionInfo } | undefined> {
   if (!isId('wfdef', id)) return undefined
-  const [[row]] = await database.batch<[Row[]]>(tenantId, [
-    {
-      name: 'workflow-definition',
-      text: `SELECT ${columns} FROM ${whole} WHERE d.tenant_id = $1 AND d.id = $2`,
-      values: [tenantId, id],
-    },
-  ])
-  if (!row) return undefined
-  return { id, version: row.version, definition: JSON.parse(row.document) as Definition, info: toInfo(row) }
+  const [[row]] = await database.batch<[Row[]]>(tenantId, [definitionOf(tenantId, id)])
+  return row && { id, version: row.version, definition: JSON.parse(row.document) as Definition, info: toInfo(row) }
 }
 
 /** Which of some ids nothing has. */

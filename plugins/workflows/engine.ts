@@ -14,7 +14,7 @@ import type { Outputs, RunKey } from './outputs.ts'
 import { Room } from './room.ts'
 import type { Conclusion } from './run-output.ts'
 import type { RunSettings } from './schema.ts'
-import { Transition, type TransitionDeps } from './transition.ts'
+import { type Opening, Transition, type TransitionDeps } from './transition.ts'
 
 /** Attempts at nodes of one run that this process makes at once. */
 const abreast = 100
@@ -104,7 +104,8 @@ export class Engine {
     const late = setTimeout(() => {
       for (const { underWay } of this.#drivers.values()) for (const one of underWay.values()) one.abort()
     }, stopMs)
-    await Promise.all([...this.#drivers.values()].map(({ done }) => done))
+    // One whose last step failed is over as well.
+    await Promise.allSettled([...this.#drivers.values()].map(({ done }) => done))
     clearTimeout(late)
   }
 
@@ -154,14 +155,15 @@ export class Engine {
     tenantId: string,
     runId: string,
     change: (transition: Transition, tx: TenantTx) => Promise<T>,
+    opening: Opening = {},
   ): Promise<T | undefined> {
     const { database, kv } = this.#deps
     const made = await database.tenant(tenantId, async (tx) => {
-      const transition = await Transition.of(tx, runId, this.#deps)
+      const transition = await Transition.of(tx, runId, this.#deps, opening)
       if (!transition) return undefined
       const result = await change(transition, tx)
       const moved = await transition.finish()
-      await this.#deps.wakeUps.send(transition.notices.wakes, tx)
+      for (const one of await this.#deps.wakeUps.statements(transition.notices.wakes)) tx.atEnd(one)
       return { result, moved, wakes: transition.notices.wakes, run: transition.run }
     })
     if (!made) return undefined
@@ -234,13 +236,15 @@ export class Engine {
 
   async #step({ tenantId, runId }: Driver, { outcomes, mine, most, look }: Step): Promise<Stepped> {
     let held: Transition | undefined
-    const stepped = await this.transit(tenantId, runId, async (transition) => {
+    // What was under way until now is about to be stored: it is not due.
+    const underWay = [...mine, ...outcomes.map(({ node }) => node)]
+    const opening = { outcomes, due: look ? { owner: this.#owner, underWay } : undefined }
+    const step = async (transition: Transition): Promise<Stepped> => {
       held = transition
       const { run } = transition
-      await transition.apply(outcomes)
       if (!transition.open) return nothing
       if (run.gone) return (await transition.endRun('cancelled'), nothing)
-      if (look) await transition.takeDue(this.#owner, mine)
+      await transition.takeDue()
       // A failure of this very step holds the run up, too.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
       const claimed = await transition.claim(this.#owner, most)
@@ -252,7 +256,8 @@ export class Engine {
         rootId: run.rootRun,
       }))
       return { attempts, leasedForMs: transition.leasedForMs, more: claimed.length >= most && run.unfinished > 0 }
-    })
+    }
+    const stepped = await this.transit(tenantId, runId, step, opening)
     return { ...(stepped ?? nothing), ...(held?.concludes ? { concludes: held.run.settings } : {}) }
   }
 

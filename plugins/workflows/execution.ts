@@ -179,7 +179,7 @@ export class Execution {
       profile: spec.profile,
       prompt: prompt.replaceAll('\u0000', '\uFFFD'),
       ...(sessionId === undefined ? {} : { sessionId, whenBusy: 'enqueue' as const }),
-      ...(spec.responseFormat ? { responseFormat: spec.responseFormat as NonNullable<Task['responseFormat']> } : {}),
+      ...(spec.responseFormat ? { responseFormat: spec.responseFormat } : {}),
       metadata: {
         ...(JSON.parse(made.metadata) as Record<string, unknown>),
         workflowRunId: runId,

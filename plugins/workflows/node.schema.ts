@@ -1,10 +1,13 @@
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { roles, type TenantRole } from '#contracts/auth'
+import { ResponseFormat } from '#contracts/prompt'
 
 export const nodeTypes = ['agent', 'tool', 'condition', 'map', 'loop', 'wait', 'approval', 'workflow', 'http'] as const
 export type NodeType = (typeof nodeTypes)[number]
 
 export const idPattern = '^[A-Za-z0-9_-]{1,64}$'
+/** No column holds a NUL. */
+export const storablePattern = '^[^\\u0000]*$'
 export const json = (description: string) => Type.Unknown({ description })
 const template = (description: string, maxLength = 100_000) =>
   Type.String({ minLength: 1, maxLength, description: `${description} A template.` })
@@ -58,6 +61,7 @@ const common = {
     Type.String({
       minLength: 1,
       maxLength: 200,
+      pattern: storablePattern,
       description: "Of all nodes of the tenant's runs with this key, `concurrencyLimit` are under way at once.",
     }),
   ),
@@ -78,11 +82,8 @@ const ownFields = {
   agent: {
     profile: Type.String({ minLength: 1, maxLength: 64 }),
     prompt: template('What the agent is asked.'),
-    responseFormat: Type.Optional(
-      Type.Record(Type.String(), Type.Unknown(), {
-        description: 'As of a run: the output is then the JSON of the answer.',
-      }),
-    ),
+    // As of a run: the output is then the JSON of the answer.
+    responseFormat: Type.Optional(ResponseFormat),
     sessionId: Type.Optional(template('Go on in this session.', 1_000)),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
   },
@@ -90,6 +91,7 @@ const ownFields = {
     tool: Type.String({
       minLength: 1,
       maxLength: 200,
+      pattern: storablePattern,
       description: 'A platform tool, or `<server>/<tool>` of the MCP catalog.',
     }),
     arguments: Type.Optional(Type.Record(Type.String(), Type.Unknown(), { description: 'Texts in it are templates.' })),
@@ -139,7 +141,7 @@ const ownFields = {
     ),
   },
   workflow: {
-    workflowDefinitionId: Type.String({ minLength: 1, maxLength: 64 }),
+    workflowDefinitionId: Type.String({ pattern: idPattern }),
     input: Type.Optional(json('Its texts are templates.')),
   },
   http: {

@@ -1,5 +1,6 @@
-import type { TenantTx } from '#contracts/database'
-import { type Failure, mostOutput, type Outcome, unsaid } from './outcome.ts'
+import type { Statement, TenantTx } from '#contracts/database'
+import { storable } from '#kit'
+import { type Failure, mostOutput, type Outcome, type Over, unsaid } from './outcome.ts'
 import { linkMark } from './outputs.ts'
 import { type InnerNode, type NodeType, partOf, topOf, type WorkflowNode } from './node.schema.ts'
 import { nodeStatuses } from './schema.ts'
@@ -47,6 +48,9 @@ export interface Ended {
   readonly error: Failure | undefined
   readonly costCents: number | undefined
 }
+
+/** What `endedWell` answers: a node that is over, or one that became ready by it. */
+export type EndedWell = NodeRow & { readonly over: boolean }
 
 /** A node that came to another status. */
 export interface Moved {
@@ -117,13 +121,11 @@ export class NodeTable {
   }
 
   /**
-   * Ends nodes that were executed well, and tells those that depend on them: what most outcomes come to, as one statement. Resolves to
-   * those that were under way in this very attempt, and to those that became ready.
+   * Ends nodes that were executed well, and tells those that depend on them: what most outcomes come to, as one statement. Its rows are
+   * those that were under way in this very attempt, and those that became ready.
    */
-  async endWell(
-    outcomes: readonly Extract<Outcome, { kind: 'over' }>[],
-  ): Promise<{ readonly ended: readonly NodeRow[]; readonly moved: readonly Moved[] }> {
-    const rows = await this.#tx.query<NodeRow & { over: boolean }>({
+  endedWell(outcomes: readonly Over[]): Statement {
+    return {
       name: 'workflow-end-well',
       text: `WITH over AS (
                UPDATE workflow_nodes n SET status = ${ok}, output = u.output, error = NULL, cost_cents = n.cost_cents + u.cost, reserved_cents = 0,
@@ -150,8 +152,7 @@ export class NodeTable {
         outcomes.map(({ output }) => output ?? null),
         outcomes.map(({ costCents }) => costCents ?? 0),
       ],
-    })
-    return { ended: rows.filter(({ over }) => over), moved: rows.filter(({ over }) => !over) }
+    }
   }
 
   /** Tells those that depend on nodes that these are over. Resolves to those of which something follows: ready ones, and skipped ones. */
@@ -192,6 +193,22 @@ export class NodeTable {
     })
   }
 
+  /** Cancels what maps and loops are divided into, however deep: all that is not over, or holds the run up. Resolves to what that was. */
+  async cancelBelow(rows: readonly NodeRow[]): Promise<NodeRow[]> {
+    const divided = rows.filter(({ type }) => type === 'map' || type === 'loop')
+    if (divided.length === 0) return []
+    const open = await this.#tx.query<NodeRow>({
+      text: `SELECT ${nodeColumns} FROM workflow_nodes n JOIN unnest($3::text[]) AS u (id) ON starts_with(n.id, u.id || '.')
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.status IN (${pending}, ${ready}, ${running}, ${failed})`,
+      values: [...this.#of, divided.map(({ id }) => id)],
+    })
+    await this.loadSpecs(open)
+    const parts = open.filter((row) => row.status !== failed || !this.spec(row).continueOnError)
+    const over = { status: cancelled, output: undefined, error: undefined, costCents: undefined }
+    await this.write(parts.map((row) => ({ row, ...over })))
+    return parts
+  }
+
   /** Parts of a map or loop are over. Undefined when it is over itself. */
   async partsOver(parent: string, count: number): Promise<(NodeRow & { waits: number }) | undefined> {
     const [row] = await this.#tx.query<NodeRow & { waits: number }>({
@@ -220,9 +237,12 @@ export class NodeTable {
   async park(row: NodeRow, { waitsFor, dueInMs }: Extract<Outcome, { kind: 'parked' }>): Promise<string | undefined> {
     if (row.type === 'wait' && waitsFor !== undefined) {
       const [sent] = await this.#tx.query<{ payload: string }>({
-        text: `DELETE FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2 AND 'signal/' || run_id || '/' || name = $3
-               RETURNING payload`,
-        values: [...this.#of, waitsFor],
+        text: `WITH sent AS (SELECT name, payload, later FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2 AND name = $3),
+               last AS (DELETE FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2 AND name IN (SELECT name FROM sent WHERE later = '{}')),
+               next AS (UPDATE workflow_signals SET payload = later[1], later = later[2:]
+                        WHERE tenant_id = $1 AND run_id = $2 AND name IN (SELECT name FROM sent WHERE later <> '{}'))
+               SELECT payload FROM sent`,
+        values: [...this.#of, waitsFor.slice(waitsFor.lastIndexOf('/') + 1)],
       })
       if (sent) return sent.payload
     }
@@ -256,7 +276,7 @@ export class NodeTable {
         inner.type,
         atOnce,
         inner.priority ?? 0,
-        inner.concurrencyKey ?? null,
+        inner.concurrencyKey === undefined ? null : storable(inner.concurrencyKey),
         items,
       ],
     })

@@ -1,6 +1,7 @@
 import type { Wake } from '#contracts/jobs'
 import type { NodeType } from './node.schema.ts'
-import { type Failure, startedBy } from './outcome.ts'
+import { running } from './nodes.store.ts'
+import { type Failure, type Outcome, startedBy } from './outcome.ts'
 import type { RunRow } from './run-row.ts'
 import { runStatuses } from './schema.ts'
 
@@ -48,16 +49,27 @@ export class Notices {
     const started = waits_for ?? startedBy(this.#run.id, id, attempt)
     this.queue({ runId: this.#run.id, leave: started, type }, `${started}/leave`)
   }
+  /** What an attempt has started that does not count any more must not go on: its run was cancelled meanwhile, or its time was up. */
+  leaveLate(outcome: Outcome, row: (Started & { readonly status: number }) | undefined): void {
+    if (outcome.kind !== 'parked' || outcome.waitsFor === undefined || !row) return
+    const isOver = row.attempt > outcome.attempt || (row.attempt === outcome.attempt && row.status !== running)
+    if (isOver) this.leave({ ...row, waits_for: outcome.waitsFor })
+  }
   /** The same for all nodes that were cancelled with the run. */
   leaveAll(): void {
     this.queue({ runId: this.#run.id, leave: 'yes' }, `${this.#run.id}/leave`)
   }
   /** Wakes whoever waits for the end of the run. */
   over(): void {
-    const { id, parentRun, parentNode, scheduleId } = this.#run
+    const { id, parentRun, parentNode } = this.#run
     if (parentRun !== undefined && parentNode !== undefined) {
       this.queue({ runId: parentRun, node: parentNode, child: id }, `${id}/over`)
     }
+    this.rests()
+  }
+  /** The next run of its schedule may begin: one that is paused waits for somebody, and holds nothing up. */
+  rests(): void {
+    const { id, scheduleId } = this.#run
     if (scheduleId !== undefined) this.queue({ scheduleId }, `${scheduleId}/${id}`)
   }
 

@@ -38,6 +38,10 @@ type NewApproval = Omit<AskedNode, 'workflowRunId' | 'nodeId'>
 
 /** A node of a map or loop beside its item. */
 const bytesOfPart = 400
+export type Over = Extract<Outcome, { kind: 'over' }>
+/** What most outcomes are: nothing but what depends on the node follows from it. */
+export const isWell = (one: Outcome): one is Over => one.kind === 'over' && one.status === 'ok' && !one.skips?.length
+
 /** What an outcome stores, nearly: texts are mostly of one byte a character. */
 export function bytesOf(outcome: Come): number {
   if (outcome.kind === 'parts') return outcome.items.reduce((sum, item) => sum + bytesOfPart + item.length, 0)

@@ -2,11 +2,11 @@ import { notFound } from '#kernel'
 import { approvalErrors } from '#contracts/approvals'
 import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
 import type { TenantTx } from '#contracts/database'
-import { invalidWorkflow } from './errors.ts'
+import { invalidWorkflow, workflowErrors } from './errors.ts'
 import { type NodeOf, partOf, roleOf, type WorkflowNode } from './node.schema.ts'
-import { mayBeKeyed } from './runs.store.ts'
+import { bytesOfNode, mayBeKeyed } from './runs.store.ts'
 import type { NodeBody } from './schema.ts'
-import { cycleIn, edgesOf } from './validate.ts'
+import { branchesOf, cycleIn, edgesOf } from './validate.ts'
 
 export interface Found {
   readonly status: number
@@ -70,6 +70,8 @@ export async function replaceNode(tx: TenantTx, runId: string, nodeId: string, n
     })
   }
   if (Array.isArray(dependsOn)) await addDependencies(tx, runId, nodeId, dependsOn as string[])
+  // As in a definition its branches wait for it.
+  for (const branch of branchesOf(node)) await addDependencies(tx, runId, branch, [nodeId])
 }
 
 /** Adds dependencies to a node that has not begun; those that it has already change nothing. */
@@ -104,13 +106,18 @@ export async function addDependencies(
     ])
   }
   if (added.length === 0) return
+  const status = known.get(nodeId)
+  if (status === undefined) throw invalidWorkflow([{ path: 'node', message: `there is no node '${nodeId}'` }])
+  const passed = new Set(await passedFailures(tx, runId))
+  if (status > 1 && (status !== 4 || passed.has(nodeId)))
+    throw workflowErrors.nodeOver({ message: `The node '${nodeId}' runs, or is over already.` })
   await tx.query({
     text: 'INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node) SELECT $1, $2, f, $3 FROM unnest($4::text[]) AS e (f)',
     values: [...of, nodeId, added],
   })
   // Those that are over need not be waited for.
-  const waits = added.filter((id) => known.get(id)! < 3 || known.get(id) === 4).length
-  const alive = added.filter((id) => known.get(id) === 3).length
+  const waits = added.filter((id) => known.get(id)! < 3 || (known.get(id) === 4 && !passed.has(id))).length
+  const alive = added.filter((id) => known.get(id) === 3 || passed.has(id)).length
   await tx.query({
     text: `UPDATE workflow_nodes SET waits = waits + $4::int, alive = alive + $5::int, status = CASE WHEN status = 1 AND $4::int > 0 THEN 0 ELSE status END
            WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
@@ -151,8 +158,14 @@ async function nodesAgain(tx: TenantTx, runId: string, from: string): Promise<st
   }
 }
 
-/** Copies a run, with what came of its nodes except `from` and all that are run again after it. */
-export async function copyRun(tx: TenantTx, runId: string, id: string, from: string, createdBy: string): Promise<void> {
+/** Copies a run, with what came of its nodes except `from` and all that are run again after it. Resolves to about how many bytes that are. */
+export async function copyRun(
+  tx: TenantTx,
+  runId: string,
+  id: string,
+  from: string,
+  createdBy: string,
+): Promise<number> {
   const of = [tx.tenantId, runId, id]
   await tx.query({
     text: `INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth, keyed,
@@ -169,7 +182,7 @@ export async function copyRun(tx: TenantTx, runId: string, id: string, from: str
   await tx.query({
     text: `WITH kept AS (
              SELECT n.id FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.parent IS NULL
-               AND (n.status IN (3, 5) OR n.status = 4 AND n.spec::json->>'continueOnError' = 'true') AND n.id <> ALL ($4::text[])
+               AND (n.status IN (3, 5) OR n.id = ANY ($5::text[])) AND n.id <> ALL ($4::text[])
            )
            INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, parent, part, item, status, waits, alive, attempt, priority,
              concurrency_key, output, error, started_at, finished_at)
@@ -186,11 +199,25 @@ export async function copyRun(tx: TenantTx, runId: string, id: string, from: str
              WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.to_node = n.id
            ) w
            WHERE n.tenant_id = $1 AND n.run_id = $2 AND (n.parent IS NULL OR k.id IS NOT NULL)`,
-    values: [...of, await nodesAgain(tx, runId, from)],
+    values: [...of, await nodesAgain(tx, runId, from), await passedFailures(tx, runId)],
   })
-  await tx.query({
-    text: `UPDATE workflow_runs SET unfinished = (SELECT count(*) FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = $3
-             AND n.parent IS NULL AND n.status < 3) WHERE tenant_id = $1 AND id = $3 AND $2::text IS NOT NULL`,
-    values: of,
+  const [row] = await tx.query<{ bytes: number }>({
+    text: `WITH made AS (
+             SELECT count(*) FILTER (WHERE parent IS NULL AND status < 3) AS unfinished,
+               sum(${bytesOfNode} + octet_length(spec) + coalesce(octet_length(item), 0) + coalesce(octet_length(output), 0)) AS bytes
+             FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2)
+           UPDATE workflow_runs r SET unfinished = made.unfinished FROM made WHERE r.tenant_id = $1 AND r.id = $2
+           RETURNING (made.bytes + octet_length(r.settings) + octet_length(r.input))::float8 AS bytes`,
+    values: [tx.tenantId, id],
   })
+  return row!.bytes
+}
+
+/** Nodes that failed and let those behind them go on. */
+async function passedFailures(tx: TenantTx, runId: string): Promise<string[]> {
+  const rows = await tx.query<{ id: string; spec: string }>({
+    text: 'SELECT id, spec FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND status = 4',
+    values: [tx.tenantId, runId],
+  })
+  return rows.filter(({ spec }) => (JSON.parse(spec) as WorkflowNode).continueOnError).map(({ id }) => id)
 }

@@ -1,4 +1,4 @@
-import type { TenantTx } from '#contracts/database'
+import type { Statement } from '#contracts/database'
 import type { Failure } from './outcome.ts'
 import { runStatuses, type RunSettings, type RunStatus } from './schema.ts'
 
@@ -23,32 +23,33 @@ export interface RunRow {
   error: Failure | undefined
 }
 
-/** Takes hold of a run; undefined when there is none. */
-export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | undefined> {
-  const [row] = await tx.query<{
-    name: string
-    settings: string
-    status: number
-    unfinished: number
-    failed: number
-    seq: number
-    depth: number
-    keyed: boolean
-    gone: boolean
-    parent_run: string | null
-    parent_node: string | null
-    root_run: string | null
-    schedule_id: string | null
-  }>({
-    name: 'workflow-hold',
-    text: `SELECT name, settings, status, unfinished, failed, seq, depth, keyed, parent_run, parent_node, root_run, schedule_id,
-               EXISTS (SELECT FROM tenants WHERE id = $1 AND deleted_at IS NOT NULL) AS gone
-             FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE`,
-    values: [tx.tenantId, runId],
-  })
-  if (!row) return undefined
+export interface HeldRow {
+  id: string
+  name: string
+  settings: string
+  status: number
+  unfinished: number
+  failed: number
+  seq: number
+  depth: number
+  keyed: boolean
+  gone: boolean
+  parent_run: string | null
+  parent_node: string | null
+  root_run: string | null
+  schedule_id: string | null
+}
+/** Takes hold of a run. */
+export const heldRun = (tenantId: string, runId: string): Statement => ({
+  name: 'workflow-hold',
+  text: `SELECT id, name, settings, status, unfinished, failed, seq, depth, keyed, parent_run, parent_node, root_run, schedule_id,
+             EXISTS (SELECT FROM tenants WHERE id = $1 AND deleted_at IS NOT NULL) AS gone
+           FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE`,
+  values: [tenantId, runId],
+})
+export function toRunRow(row: HeldRow): RunRow {
   return {
-    id: runId,
+    id: row.id,
     name: row.name,
     settings: JSON.parse(row.settings) as RunSettings,
     depth: row.depth,
@@ -56,7 +57,7 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
     gone: row.gone,
     parentRun: row.parent_run ?? undefined,
     parentNode: row.parent_node ?? undefined,
-    rootRun: row.root_run ?? runId,
+    rootRun: row.root_run ?? row.id,
     scheduleId: row.schedule_id ?? undefined,
     status: runStatuses[row.status]!,
     unfinished: row.unfinished,
@@ -68,27 +69,25 @@ export async function holdRun(tx: TenantTx, runId: string): Promise<RunRow | und
 }
 
 /** Writes down what a run has come to, and the event that tells of it. */
-export async function moveRun(tx: TenantTx, run: RunRow, event: string): Promise<void> {
-  await tx.query({
-    name: 'workflow-moved',
-    text: `WITH run AS (
-               UPDATE workflow_runs SET status = $3::smallint, unfinished = $4, failed = $5, seq = $6::int, output = coalesce($7, output),
-                 error = CASE WHEN $3::smallint IN (1, 3, 5) THEN NULL ELSE coalesce($8, error) END,
-                 started_at = CASE WHEN $3::smallint > 0 THEN coalesce(started_at, clock_timestamp()) END,
-                 finished_at = CASE WHEN $3::smallint > 2 THEN clock_timestamp() END, moved_at = clock_timestamp()
-               WHERE tenant_id = $1 AND id = $2
-             )
-             INSERT INTO workflow_events (tenant_id, run_id, seq, event) VALUES ($1, $2, $6::int, $9)`,
-    values: [
-      tx.tenantId,
-      run.id,
-      runStatuses.indexOf(run.status),
-      run.unfinished,
-      run.failed,
-      run.seq,
-      run.output ?? null,
-      run.error ? JSON.stringify(run.error) : null,
-      event,
-    ],
-  })
-}
+export const movedRun = (tenantId: string, run: RunRow, event: string): Statement => ({
+  name: 'workflow-moved',
+  text: `WITH run AS (
+             UPDATE workflow_runs SET status = $3::smallint, unfinished = $4, failed = $5, seq = $6::int, output = coalesce($7, output),
+               error = CASE WHEN $3::smallint IN (1, 3, 5) THEN NULL ELSE coalesce($8, error) END,
+               started_at = CASE WHEN $3::smallint > 0 THEN coalesce(started_at, clock_timestamp()) END,
+               finished_at = CASE WHEN $3::smallint > 2 THEN clock_timestamp() END, moved_at = clock_timestamp()
+             WHERE tenant_id = $1 AND id = $2
+           )
+           INSERT INTO workflow_events (tenant_id, run_id, seq, event) VALUES ($1, $2, $6::int, $9)`,
+  values: [
+    tenantId,
+    run.id,
+    runStatuses.indexOf(run.status),
+    run.unfinished,
+    run.failed,
+    run.seq,
+    run.output ?? null,
+    run.error ? JSON.stringify(run.error) : null,
+    event,
+  ],
+})

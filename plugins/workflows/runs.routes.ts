@@ -1,21 +1,18 @@
 import { Readable } from 'node:stream'
 import { Type } from '@sinclair/typebox'
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, eventStream, failures, lastEventId, NoContent, notFound, sse, sseFrame } from '#kernel'
+import { access, type App, failures, NoContent, notFound } from '#kernel'
 import { approvalErrors } from '#contracts/approvals'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import { fundsErrors } from '#contracts/billing'
-import type { Kv } from '#contracts/kv'
 import { limitErrors } from '#contracts/limits'
 import { objectErrors } from '#contracts/object-store'
 import { PageQuery } from '#contracts/paging'
 import { webhookErrors } from '#contracts/webhooks'
 import { sendBody } from '#kit/files'
 import { sendList } from '#kit/lists'
-import { runChannel } from './engine.ts'
 import { workflowErrors } from './errors.ts'
-import type { WorkflowRunStore } from './runs.store.ts'
 import {
   CreateRun,
   NodeParams,
@@ -127,75 +124,6 @@ function streamJson({ method }: FastifyRequest, reply: FastifyReply, json: Async
   return method === 'HEAD' ? reply.send() : sendBody(reply, Readable.from(json, { objectMode: false }))
 }
 
-/** Where changes of runs are stored, and told. */
-type Source = { readonly store: WorkflowRunStore; readonly kv: Kv }
-export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: Source): void {
-  app.get(
-    '/api/workflows/runs/:id/stream',
-    {
-      ...access('member', { stream: true }),
-      schema: {
-        tags,
-        summary: 'Follow a workflow run',
-        description:
-          'One `snapshot`, then a `plan_status` for each change, until the run is over. `Last-Event-ID` resumes after the event with that `id`, without a snapshot, on any server.',
-        params: RunParams,
-        response: {
-          200: eventStream(
-            '`data` is `{workflowRun}`: of a `snapshot` the whole run, of a `plan_status` its status and the nodes that changed.',
-          ),
-        },
-      },
-    },
-    async (request, reply) => {
-      const { tenantId } = guard.callerOf(request)
-      const { id } = request.params
-      const after = lastEventId(request)
-      const snapshot = after === 0 ? await views.snapshot(tenantId, id) : undefined
-      if (!snapshot) await source.store.statusOf(tenantId, id)
-      await sse(request, reply, async function* (signal) {
-        if (snapshot) yield sseFrame('snapshot', `{"workflowRun":${snapshot.json}}`, snapshot.seq)
-        yield* changes(source, { tenantId, runId: id, after: snapshot?.seq ?? after }, signal)
-      })
-      return reply
-    },
-  )
-}
-
-/** Whoever was not told of a change, since its process died before it could, looks by itself. */
-const lookMs = 5_000
-
-async function* changes(
-  { store, kv }: Source,
-  { tenantId, runId, after }: { readonly tenantId: string; readonly runId: string; readonly after: number },
-  signal: AbortSignal,
-): AsyncGenerator<string> {
-  let wake = (): void => {}
-  const told = (): void => wake()
-  const leave = kv.subscribe(runChannel(tenantId, runId), told)
-  signal.addEventListener('abort', told)
-  const timer = setInterval(told, lookMs).unref()
-  try {
-    for (let seq = after; !signal.aborted;) {
-      const woken = new Promise<void>((resolve) => (wake = resolve))
-      // The status first: what it says of an end, the events behind it show.
-      const { status, seq: last } = await store.statusOf(tenantId, runId)
-      for (let read = true; read;) {
-        const events = await store.events(tenantId, runId, seq)
-        for (const one of events) yield sseFrame('plan_status', one.event, one.seq)
-        seq = events.at(-1)?.seq ?? seq
-        read = events.length > 0 && !signal.aborted
-      }
-      if (runStatuses.indexOf(status) > 2 && seq >= last) return
-      await woken
-    }
-  } finally {
-    clearInterval(timer)
-    signal.removeEventListener('abort', told)
-    leave()
-  }
-}
-
 export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService): void {
   app.post(
     '/api/workflows/runs',
@@ -234,7 +162,7 @@ export function runWriteRoutes(app: App, guard: Guard, service: WorkflowService)
         summary: 'Start a workflow run',
         description: 'Idempotent: a started run stays unchanged.',
         params: RunParams,
-        response: { 202: RunAccepted, ...failures(notFound, ...fundsErrors) },
+        response: { 202: RunAccepted, ...failures(notFound, limitReached, limitExceeded, ...fundsErrors) },
       },
     },
     async (request, reply) => {
@@ -293,7 +221,10 @@ export function repairRoutes(app: App, guard: Guard, service: WorkflowService, v
         description: 'As a new run: the node and its dependents run again; the results of all others are kept.',
         params: RunParams,
         body: Rerun,
-        response: { 202: RunAccepted, ...failures(notFound, nodeOver, wrongApprover, ...fundsErrors) },
+        response: {
+          202: RunAccepted,
+          ...failures(notFound, nodeOver, wrongApprover, limitReached, limitExceeded, ...fundsErrors),
+        },
       },
     },
     async (request, reply) => {
@@ -311,7 +242,8 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
       schema: {
         tags,
         summary: 'Send a signal to a workflow run',
-        description: 'For the waits of that name. A signal without a waiting node is kept for the next wait.',
+        description:
+          'For the waits of that name. Up to a hundred signals that nobody waits for yet are kept, each for the next wait.',
         params: SignalParams,
         body: Signal,
         response: { 204: NoContent, ...failures(notFound, runOver, nodeOver, limitExceeded) },

@@ -1,12 +1,12 @@
-import { isAppError, notFound } from '#kernel'
+import { isAppError } from '#kernel'
 import type { Billing } from '#contracts/billing'
 import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
-import { newId } from '#contracts/ids'
+import { isId, newId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { WebhookTarget } from '#contracts/runs'
 import type { OutputSchemas } from '#kit/schemas'
-import { findDefinition } from './definitions.store.ts'
+import { definitionOf, type DefinitionRow, unknownDefinition } from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
 import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
@@ -59,7 +59,7 @@ export interface StoreDeps {
 }
 
 /** A node beside its texts: its row with its entries in indexes, and its edges. */
-const bytesOfNode = 400
+export const bytesOfNode = 400
 
 export class WorkflowRunStore {
   readonly #database: Database
@@ -81,6 +81,15 @@ export class WorkflowRunStore {
     await this.#billing?.gate(tenantId)
   }
 
+  /** Counts a run that is begun in a transaction among those under way, of which there may be so many. Rejects with 429. */
+  async admitIn(tx: TenantTx): Promise<void> {
+    const most = this.#limits?.of(tx.tenantId).workflowRuns
+    if (most === undefined) return
+    await tx.query(lockOf(tx.tenantId))
+    const [row] = await tx.query<{ count: number }>(openOf(tx.tenantId))
+    if (row!.count >= most) throw overLimit('workflowRuns', most)
+  }
+
   /** Why a tenant may begin nothing by schedule now, as a sentence. It waits for its turn, as what requests begin has waited. */
   async refusal(tenantId: string): Promise<string | undefined> {
     try {
@@ -96,20 +105,33 @@ export class WorkflowRunStore {
   /** Stores a run with its nodes, and has it begun. A run of the same id that exists is left as it is. Rejects with 404, 400 `invalid_input`, 402, 429. */
   async create(tenantId: string, wanted: NewRun): Promise<{ id: string; status: RunStatus }> {
     await this.admit(tenantId)
-    const found = wanted.definition
-      ? { id: undefined, version: undefined, definition: wanted.definition }
-      : await findDefinition(this.#database, tenantId, wanted.workflowDefinitionId ?? '')
-    if (!found) throw notFound({ message: 'There is no workflow definition of this id.' })
+    const most = wanted.parent ? undefined : this.#limits?.of(tenantId).workflowRuns
+    const { found, open } = await this.#look(tenantId, wanted, most !== undefined)
     const { inputSchema } = found.definition
     if (inputSchema) {
       const problem = await (await this.#schemas(tenantId, inputSchema)).problemOf(wanted.input)
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
     // Whom a full tenant is refused leaves no wake-up behind, of which it would have thousands before its own work is looked at.
-    const most = wanted.parent ? undefined : this.#limits?.of(tenantId).workflowRuns
-    if (most !== undefined && (await this.countOpen(tenantId)) >= most) throw overLimit('workflowRuns', most)
+    if (most !== undefined && open >= most) throw overLimit('workflowRuns', most)
     const { statements, inserts, made } = await this.#creation(tenantId, wanted, found)
     return made((await this.#database.batch<object[][]>(tenantId, statements))[inserts]!)
+  }
+
+  /** What a run is of, and how many are open, in one round trip. */
+  async #look(
+    tenantId: string,
+    { definition, workflowDefinitionId: id = '' }: NewRun,
+    counts: boolean,
+  ): Promise<{ found: FoundDefinition; open: number }> {
+    const isStored = !definition && isId('wfdef', id)
+    const asked = [...(counts ? [openOf(tenantId)] : []), ...(isStored ? [definitionOf(tenantId, id)] : [])]
+    const rows = await this.#database.batch<object[][]>(tenantId, asked)
+    const open = counts ? (rows.shift() as [{ count: number }])[0].count : 0
+    if (definition) return { found: { id: undefined, version: undefined, definition }, open }
+    const [row] = (rows.shift() ?? []) as DefinitionRow[]
+    if (!row) throw unknownDefinition()
+    return { found: { id, version: row.version, definition: JSON.parse(row.document) as Definition }, open }
   }
 
   /** The same inside a transaction, of a definition that was found, with an input that fits. */
@@ -136,13 +158,11 @@ export class WorkflowRunStore {
     const most = parent ? undefined : limits?.workflowRuns
     const id = wanted.id ?? newId('wfrun')
     const status: RunStatus = wanted.start ? 'running' : 'pending'
-    // Whoever adds a run holds the lock of its tenant, so that each is counted before the next one is added.
-    const lock = { text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))', values: [tenantId] }
     const [asked, given] = [JSON.stringify(settings), wanted.input]
     const specs = nodes.map((node) => JSON.stringify(node))
     const bytes = specs.reduce((sum, spec) => sum + bytesOfNode + spec.length, asked.length + given.length)
     const statements: Statement[] = [
-      ...(most === undefined ? [] : [lock]),
+      ...(most === undefined ? [] : [lockOf(tenantId)]),
       insertion([
         tenantId,
         id,
@@ -177,12 +197,7 @@ export class WorkflowRunStore {
   }
 
   async countOpen(tenantId: string): Promise<number> {
-    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [
-      {
-        text: 'SELECT count(*)::int AS count FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0',
-        values: [tenantId],
-      },
-    ])
+    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [openOf(tenantId)])
     return row!.count
   }
 
@@ -252,27 +267,6 @@ export class WorkflowRunStore {
     ])
     return row!.count
   }
-  /** What the agents of a run have cost, in cents. */
-  async cost(tenantId: string, runId: string): Promise<number> {
-    const [[row]] = await this.#database.batch<[{ cost: number }[]]>(tenantId, [
-      {
-        text: 'SELECT coalesce(sum(cost_cents), 0)::float8 AS cost FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2',
-        values: [tenantId, runId],
-      },
-    ])
-    return row!.cost
-  }
-  /** Whether the run of an agent waits for people, or has. */
-  async hasWaited(tenantId: string, agentRunId: string): Promise<boolean> {
-    const [rows] = await this.#database.batch<[object[]]>(tenantId, [
-      {
-        name: 'workflow-agent-waited',
-        text: 'SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2 AND waited_ms IS NOT NULL',
-        values: [tenantId, agentRunId],
-      },
-    ])
-    return rows.length > 0
-  }
   /** The node that waits for something, while it does. */
   async waiting(tenantId: string, waitsFor: string): Promise<Waiting | undefined> {
     const [[row]] = await this.#database.batch<[{ run_id: string; id: string; attempt: number; spec: string }[]]>(
@@ -290,6 +284,18 @@ export class WorkflowRunStore {
     return row && { ...row, spec: partOf(JSON.parse(row.spec) as WorkflowNode, row.id) }
   }
 }
+
+/** Whoever begins a run holds the lock of its tenant, so that each is counted before the next one is begun. */
+const lockOf = (tenantId: string): Statement => ({
+  name: 'workflow-lock',
+  text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))',
+  values: [tenantId],
+})
+const openOf = (tenantId: string): Statement => ({
+  name: 'workflow-open',
+  text: 'SELECT count(*)::int AS count FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0',
+  values: [tenantId],
+})
 
 export const wakeOf = (tenantId: string, runId: string) => ({ tenantId, what: { tenantId, runId }, key: runId })
 

@@ -12,11 +12,9 @@ import type { WorkflowMetrics } from './metrics.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
 import type { Firing, RunStatus, Schedule, ScheduleBody } from './schema.ts'
 import { checkSchedule, type Target, targetOf } from './targets.ts'
-import { isoOf, jitterOf, lastTimesOf, nextOf, timesOf } from './times.ts'
+import { isoOf, jitterOf, lastTimesOf, missedOf, nextOf, timesOf } from './times.ts'
 import type { Lookups } from './validate.ts'
 
-/** A time that is older than this when it is looked at was missed: no server was there for it. */
-const missedAfterMs = 60_000
 /** So many missed times are made up for. */
 const mostCaughtUp = 100
 
@@ -178,7 +176,7 @@ export class Schedules {
     const due = early < 0 ? come : come.slice(0, early)
     const last = due.at(-1)
     if (!last) return this.#wakeAt(tx, row.id, body, first, now)
-    const missed = due.filter((at) => now.getTime() - at.getTime() - jitterOf(row.id, body, at) > missedAfterMs)
+    const missed = missedOf(row.id, body, due, now)
     const caughtUp =
       { none: [], one: missed.slice(-1), all: missed.slice(-mostCaughtUp) }[body.catchUp as 'none' | 'one' | 'all'] ??
       []
@@ -248,7 +246,9 @@ export class Schedules {
   }
   async #hold(tx: TenantTx, id: string): Promise<{ row: Row; now: Date } | undefined> {
     const [row] = await tx.query<Row & { now: string }>({
-      text: `SELECT ${columns}, clock_timestamp() AS now FROM workflow_schedules WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
+      // Of a tenant that was deleted nothing begins.
+      text: `SELECT ${columns}, clock_timestamp() AS now FROM workflow_schedules WHERE tenant_id = $1 AND id = $2
+               AND NOT EXISTS (SELECT FROM tenants WHERE id = $1 AND deleted_at IS NOT NULL) FOR UPDATE`,
       values: [tx.tenantId, id],
     })
     return row && { row, now: new Date(row.now) }

@@ -1,7 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { profileName } from '#contracts/profiles'
 import { WebhookTarget } from '#contracts/runs'
-import { idPattern, json, nodeTypes, schemaOf, strict, type WorkflowNode } from './node.schema.ts'
+import { idPattern, json, nodeTypes, schemaOf, storablePattern, strict, type WorkflowNode } from './node.schema.ts'
 
 /** Statuses as snapshots have them, by their number. Specification 2.9. */
 export const runStatuses = ['pending', 'running', 'paused', 'completed', 'failed', 'cancelled'] as const
@@ -53,7 +53,7 @@ export const mostNodes = 10_000
 
 export const DefinitionBody = Type.Object(
   {
-    name: Type.String({ minLength: 1, maxLength: 200 }),
+    name: Type.String({ minLength: 1, maxLength: 200, pattern: storablePattern }),
     nodes: Type.Array(NodeBody, { minItems: 1, maxItems: mostNodes }),
     ...settings,
   },
@@ -106,7 +106,7 @@ const label = Type.Union(
 )
 export const CreateRun = Type.Object(
   {
-    workflowDefinitionId: Type.Optional(Type.String({ minLength: 1, maxLength: 64 })),
+    workflowDefinitionId: Type.Optional(Type.String({ pattern: idPattern })),
     definition: Type.Optional(DefinitionBody),
     input: Type.Optional(Type.Unknown({ description: '`{}` by default.' })),
     autoStart: Type.Optional(Type.Boolean({ default: true })),
@@ -178,10 +178,11 @@ export const RunSnapshot = Type.Object({
   nodes: Type.Array(NodeSnapshot),
 })
 
+const NodeId = Type.String({ maxLength: 200, pattern: storablePattern })
 export const Repair = Type.Object(
   {
     action: Type.Union(['retry_node', 'replace_node', 'add_dependency', 'abort'].map((one) => Type.Literal(one))),
-    nodeId: Type.Optional(Type.String({ maxLength: 200 })),
+    nodeId: Type.Optional(NodeId),
     node: Type.Optional(NodeBody),
     dependsOn: Type.Optional(
       Type.Union([
@@ -193,7 +194,7 @@ export const Repair = Type.Object(
   strict,
 )
 export type Repair = Static<typeof Repair>
-export const Rerun = Type.Object({ fromNodeId: Type.String({ maxLength: 200 }) }, strict)
+export const Rerun = Type.Object({ fromNodeId: NodeId }, strict)
 export const NodeUpdate = Type.Object(
   {
     status: Type.Union(terminalStatuses.map((one) => Type.Literal(one))),
@@ -211,7 +212,7 @@ export const Signal = Type.Object(
 export const ScheduleBody = Type.Object(
   {
     name: Type.Optional(Type.String({ maxLength: 200 })),
-    workflowDefinitionId: Type.Optional(Type.String({ minLength: 1, maxLength: 64 })),
+    workflowDefinitionId: Type.Optional(Type.String({ pattern: idPattern })),
     profile: Type.Optional(profileName),
     prompt: Type.Optional(Type.String({ minLength: 1, maxLength: 100_000 })),
     cron: Type.String({ minLength: 1, maxLength: 200, description: 'Five fields, or six with seconds in front.' }),

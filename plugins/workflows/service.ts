@@ -24,7 +24,7 @@ import {
 } from './schema.ts'
 import { approvalOutcome, type Failure, type Outcome } from './outcome.ts'
 import type { Transition } from './transition.ts'
-import { checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
+import { branchesOf, checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
 
 export interface ServiceDeps {
   readonly database: Database
@@ -84,6 +84,7 @@ export class WorkflowService {
     if (status === 'pending') await this.#deps.store.admit(tenantId)
     return this.#change(tenantId, runId, async (transition, tx) => {
       if (transition.run.status !== 'pending') return transition.run.status
+      await this.#deps.store.admitIn(tx)
       transition.run.status = 'running'
       await tx.query({
         text: `UPDATE workflow_nodes SET status = 1 WHERE tenant_id = $1 AND run_id = $2 AND status = 0 AND waits = 0 AND parent IS NULL`,
@@ -117,7 +118,7 @@ export class WorkflowService {
         throw workflowErrors.nodeOver({ message: 'The node is over already.' })
       }
       const passing = status === 'ok' || status === 'error' ? 'end' : 'skip'
-      await mayPass(tx, caller, { runId, nodeId, passing })
+      await mayPass(tx, caller, { runId, nodeIds: [nodeId], passing })
       await transition.endNodes([nodeId], status, {
         ...(kept === undefined ? {} : { output: kept }),
         ...(failure ? { error: failure } : {}),
@@ -126,7 +127,7 @@ export class WorkflowService {
     })
   }
 
-  /** Gives a signal to the waits for it, or keeps it for the next one. */
+  /** Gives a signal to the waits for it, or keeps it for the next one, behind those that came before. */
   async signal(tenantId: string, runId: string, name: string, payload: unknown): Promise<void> {
     const text = await this.#given({ tenantId, runId }, payload ?? null)
     await this.#change(tenantId, runId, async (transition, tx) => {
@@ -141,14 +142,14 @@ export class WorkflowService {
       transition.notices.wake()
       if (waiting.length > 0) return
       const [count] = await tx.query<{ count: number }>({
-        text: 'SELECT count(*)::int AS count FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2',
+        text: 'SELECT coalesce(sum(1 + cardinality(later)), 0)::int AS count FROM workflow_signals WHERE tenant_id = $1 AND run_id = $2',
         values: [tenantId, runId],
       })
       if (count!.count >= 100)
         throw workflowErrors.nodeOver({ message: 'A hundred signals wait for this run already.' })
       await tx.query({
         text: `INSERT INTO workflow_signals (tenant_id, run_id, name, payload) VALUES ($1, $2, $3, $4)
-               ON CONFLICT (tenant_id, run_id, name) DO UPDATE SET payload = excluded.payload`,
+               ON CONFLICT (tenant_id, run_id, name) DO UPDATE SET later = workflow_signals.later || excluded.payload`,
         values: [tenantId, runId, name, text],
       })
     })
@@ -196,7 +197,7 @@ export class WorkflowService {
     if (action === 'replace_node' && !node) throw invalidField('body/node', 'is needed')
     if (action === 'add_dependency' && dependsOn === undefined) throw invalidField('body/dependsOn', 'is needed')
     if (node) {
-      const problems = await nodeProblems({ ...node, id: node.id ?? nodeId }, this.#deps.lookups(tenantId))
+      const problems = await nodeProblems({ ...node, id: nodeId }, this.#deps.lookups(tenantId))
       if (problems.length > 0) throw invalidWorkflow(problems)
       mayWrite(caller.role, [node as NodeBody])
     }
@@ -212,7 +213,10 @@ export class WorkflowService {
         transition.run.failed--
       } else if (action === 'replace_node') {
         mayDecide(caller, found)
-        await mayPass(tx, caller, { runId, nodeId: nodeId!, passing: 'replace' })
+        await mayPass(tx, caller, { runId, nodeIds: [nodeId!], passing: 'replace' })
+        // What it is made to wait for, or skips, may have an approval skipped.
+        const moved = [...(node!.dependsOn ? [nodeId!] : []), ...branchesOf(node!)]
+        await mayPass(tx, caller, { runId, nodeIds: moved, passing: 'skip' })
         if (found.status > 1 && !found.blocks)
           throw workflowErrors.nodeOver({ message: 'The node runs, or is over already.' })
         await replaceNode(tx, runId, nodeId!, { ...node!, id: nodeId } as NodeBody)
@@ -225,6 +229,7 @@ export class WorkflowService {
         if (found.parent !== null || (found.status > 1 && !found.blocks)) {
           throw workflowErrors.nodeOver({ message: 'The node runs, is over already, or is a part of another one.' })
         }
+        await mayPass(tx, caller, { runId, nodeIds: [nodeId!], passing: 'skip' })
         await addDependencies(tx, runId, nodeId!, [dependsOn!].flat())
       }
       transition.notices.wake()
@@ -237,7 +242,7 @@ export class WorkflowService {
     const { tenantId, keyId } = caller
     const id = newId('wfrun')
     await this.#deps.store.admit(tenantId)
-    await this.#deps.database.tenant(tenantId, async (tx) => {
+    const copied = await this.#deps.database.tenant(tenantId, async (tx) => {
       const [run] = await tx.query<{ status: number }>({
         text: 'SELECT status FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR SHARE',
         values: [tenantId, runId],
@@ -248,11 +253,14 @@ export class WorkflowService {
       const from = await nodeOf(tx, runId, fromNodeId)
       if (from.parent !== null)
         throw workflowErrors.nodeOver({ message: 'A run begins again from a node, not from a part of one.' })
-      await mayPass(tx, caller, { runId, nodeId: fromNodeId, passing: 'rerun' })
-      await copyRun(tx, runId, id, fromNodeId, keyId)
+      await mayPass(tx, caller, { runId, nodeIds: [fromNodeId], passing: 'rerun' })
+      await this.#deps.store.admitIn(tx)
+      const bytes = await copyRun(tx, runId, id, fromNodeId, keyId)
       await this.#deps.outputs.lendAll(tx, runId, id)
       await this.#deps.wakeUps.send([wakeOf(tenantId, id)], tx)
+      return bytes
     })
+    this.#deps.limits?.stored.add(tenantId, copied)
     return { id, status: 'running' }
   }
 

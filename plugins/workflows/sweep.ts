@@ -3,39 +3,48 @@ import type { Database } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import { tenantIds } from '#kit'
 
-/** So many runs and schedules of a tenant in one sweep; the next one has the others. */
+/** So many runs and schedules of a tenant in one sweep, any of them; the next one has others. */
 const atOnce = 1_000
 
 /**
- * Looks for what nobody was woken for: running workflows in which nothing has moved for a while, and schedules whose time is past.
- * Wake-ups are not lost by themselves; this is for tables that were restored from a backup, or emptied by hand.
+ * Looks for what nobody was woken for: workflows that have not moved for a while though something of them is due, and schedules whose time
+ * is past. What only waits is left alone: else thousands that wait for people would hide the one that hangs. Wake-ups are not lost by
+ * themselves; this is for tables that were restored from a backup, or emptied by hand.
  */
 export async function sweep(database: Database, wakeUps: WakeUps, signal: AbortSignal): Promise<void> {
   for await (const tenantId of tenantIds(database, 'active')) {
     if (signal.aborted) return
-    const [runs, agents, schedules] = await database.batch<[{ id: string }[], { id: string }[], { id: string }[]]>(
-      tenantId,
-      [
-        {
-          text: `SELECT id FROM workflow_runs WHERE tenant_id = $1 AND status = 1 AND moved_at < now() - interval '10 minutes'
-               ORDER BY moved_at LIMIT ${atOnce}`,
-          values: [tenantId],
-        },
-        {
-          text: `SELECT waits_for AS id FROM workflow_nodes WHERE tenant_id = $1 AND waits_for IS NOT NULL AND status = 2 AND type = 'agent'
-                 AND started_at < now() - interval '10 minutes' LIMIT ${atOnce}`,
-          values: [tenantId],
-        },
-        {
-          text: `SELECT id FROM workflow_schedules WHERE tenant_id = $1 AND status = 'active' AND next_at < now() - interval '2 minutes'
+    type Over = { id: string; run_id: string; node: string; type: string }
+    const [runs, over, schedules] = await database.batch<[{ id: string }[], Over[], { id: string }[]]>(tenantId, [
+      {
+        text: `SELECT id FROM workflow_runs r WHERE tenant_id = $1 AND status = 1 AND moved_at < now() - interval '10 minutes'
+                 AND (unfinished = 0 OR EXISTS (SELECT FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = r.id
+                   AND (n.status = 1 AND coalesce(n.due_at, '-infinity') < now() OR n.status = 2 AND least(n.due_at, n.lease_until) < now())))
+               ORDER BY random() LIMIT ${atOnce}`,
+        values: [tenantId],
+      },
+      {
+        text: `SELECT n.waits_for AS id, n.run_id, n.id AS node, n.type FROM workflow_nodes n
+                 LEFT JOIN runs a ON n.type = 'agent' AND a.tenant_id = $1 AND a.id = n.waits_for
+                 LEFT JOIN workflow_runs c ON n.type = 'workflow' AND c.tenant_id = $1 AND c.id = n.waits_for
+                 WHERE n.tenant_id = $1 AND n.waits_for IS NOT NULL AND n.status = 2 AND n.type IN ('agent', 'workflow')
+                 AND n.started_at < now() - interval '10 minutes'
+                 AND (n.type = 'agent' AND (a.id IS NULL OR a.finished_at IS NOT NULL) OR c.status > 2) ORDER BY random() LIMIT ${atOnce}`,
+        values: [tenantId],
+      },
+      {
+        text: `SELECT id FROM workflow_schedules WHERE tenant_id = $1 AND status = 'active' AND next_at < now() - interval '2 minutes'
                LIMIT ${atOnce}`,
-          values: [tenantId],
-        },
-      ],
-    )
+        values: [tenantId],
+      },
+    ])
     const wakes: Wake[] = [
       ...runs.map(({ id }) => ({ tenantId, what: { tenantId, runId: id }, key: id })),
-      ...agents.map(({ id }) => ({ tenantId, what: { tenantId, agent: id }, key: id })),
+      ...over.map(({ id, run_id: runId, node, type }) => ({
+        tenantId,
+        what: type === 'agent' ? { tenantId, agent: id } : { tenantId, runId, node, child: id },
+        key: `${id}/sweep`,
+      })),
       ...schedules.map(({ id }) => ({ tenantId, what: { tenantId, scheduleId: id }, key: `${id}/sweep` })),
     ]
     await wakeUps.send(wakes)

@@ -41,14 +41,19 @@ export async function targetOf(
 export async function checkSchedule(deps: TargetDeps, tenantId: string, body: ScheduleBody): Promise<void> {
   const problems: Problem[] = []
   const { workflowDefinitionId, profile, prompt } = body
+  const lookups = deps.lookups(tenantId)
   if ((workflowDefinitionId === undefined) === (profile === undefined)) {
     problems.push({ path: 'body', message: 'needs `workflowDefinitionId`, or `profile` and `prompt`' })
   }
-  if (profile !== undefined && prompt === undefined)
-    problems.push({ path: 'body/prompt', message: 'is needed with a profile' })
+  if ((profile === undefined) !== (prompt === undefined))
+    problems.push({
+      path: 'body/prompt',
+      message: profile === undefined ? 'needs a `profile`' : 'is needed with a profile',
+    })
+  const [unfit] = prompt === undefined ? [] : ((await lookups.expressions?.([{ text: prompt }])) ?? [])
+  if (unfit) problems.push({ path: 'body/prompt', message: unfit })
   const cron = cronProblem(body)
   if (cron) problems.push(cron)
-  const lookups = deps.lookups(tenantId)
   if (profile !== undefined && (await lookups.profiles?.([profile]))?.length) {
     problems.push({ path: 'body/profile', message: `there is no profile '${profile}'` })
   }

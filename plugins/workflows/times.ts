@@ -57,6 +57,17 @@ export function jitterOf(id: string, { jitterSeconds = 0 }: ScheduleBody, at: Da
   return (drawn % (jitterSeconds + 1)) * 1_000
 }
 
+/** A time whose turn is longer ago than this when it is looked at was missed: no server was there for it. */
+const missedAfterMs = 60_000
+/** Those of some times that were missed. The turn of one has come when that of all before it has: its own jitter may be shorter. */
+export function missedOf(id: string, body: ScheduleBody, times: readonly Date[], now: Date): Date[] {
+  let turn = 0
+  return times.filter((at) => {
+    turn = Math.max(turn, at.getTime() + jitterOf(id, body, at))
+    return now.getTime() - turn > missedAfterMs
+  })
+}
+
 const longestWaitMs = 366 * 86_400_000
 
 /** In how many milliseconds a wait ends; undefined: not by itself. */

@@ -1,9 +1,10 @@
 import type { Approvals } from '#contracts/approvals'
 import type { TenantTx } from '#contracts/database'
-import { claimedOf, Claims } from './claims.store.ts'
+import { claimedOf, Claims, dueNodes, type DueRow } from './claims.store.ts'
 import {
   cancelled,
   type Ended,
+  type EndedWell,
   failed,
   type NodeRow,
   NodeTable,
@@ -13,9 +14,10 @@ import {
   skipped,
   statusOf,
 } from './nodes.store.ts'
-import { type Claimed, delayMs, type Failure, lostError, type Outcome, unsaid } from './outcome.ts'
+import { type Claimed, type Failure, isWell, type Outcome, unsaid } from './outcome.ts'
 import { Notices, starts } from './notices.ts'
-import { holdRun, moveRun, type RunRow } from './run-row.ts'
+import { Retries } from './retries.ts'
+import { type HeldRow, heldRun, movedRun, type RunRow, toRunRow } from './run-row.ts'
 import type { Outputs } from './outputs.ts'
 import { type Conclusion, outputOf } from './run-output.ts'
 import { type RunStatus, type TerminalStatus } from './schema.ts'
@@ -28,8 +30,13 @@ export interface TransitionDeps {
   readonly approvals: Approvals
 }
 
-/** So often a call whose process died is made again. */
-const mostLost = 5
+/** What is asked for together with the run. */
+export interface Opening {
+  /** What came of attempts. */
+  readonly outcomes?: readonly Outcome[]
+  /** Whose look it is at what is due, and what is no business of that look. */
+  readonly due?: Parameters<typeof dueNodes>[2] | undefined
+}
 
 /**
  * All that happens to a workflow run at one time, in one transaction that holds the row of the run: so each transition compares and
@@ -48,22 +55,43 @@ export class Transition {
   readonly #nodes: NodeTable
   readonly #claims: Claims
   readonly #freed = new Set<string>()
+  readonly #retries: Retries
   readonly #statusBefore: RunStatus
 
-  private constructor(tx: TenantTx, run: RunRow, deps: TransitionDeps) {
+  #due: readonly DueRow[] = []
+
+  private constructor(tx: TenantTx, run: RunRow, nodes: NodeTable, deps: TransitionDeps) {
     this.#tx = tx
     this.#deps = deps
     this.run = run
-    this.#nodes = new NodeTable(tx, run.id)
+    this.#nodes = nodes
     this.#claims = new Claims(tx, run, this.#nodes)
     this.#statusBefore = run.status
     this.notices = new Notices(tx.tenantId, run)
+    this.#retries = new Retries({ runId: run.id, nodes, notices: this.notices, freed: this.#freed })
     const { approvals } = deps
     this.waits = new Waits({ tx, runId: run.id, nodes: this.#nodes, notices: this.notices, approvals })
   }
-  static async of(tx: TenantTx, runId: string, deps: TransitionDeps): Promise<Transition | undefined> {
-    const run = await holdRun(tx, runId)
-    return run && new Transition(tx, run, deps)
+  /** Undefined: there is no such run. */
+  static async of(
+    tx: TenantTx,
+    runId: string,
+    deps: TransitionDeps,
+    { outcomes = [], due }: Opening,
+  ): Promise<Transition | undefined> {
+    const nodes = new NodeTable(tx, runId)
+    const well = outcomes.filter(isWell)
+    const [[held], ...found] = await tx.queries<[HeldRow[], ...object[][]]>([
+      heldRun(tx.tenantId, runId),
+      ...(well.length > 0 ? [nodes.endedWell(well)] : []),
+      ...(due ? [dueNodes(tx.tenantId, runId, due)] : []),
+    ])
+    if (!held) return undefined
+    const made = new Transition(tx, toRunRow(held), nodes, deps)
+    if (well.length > 0) await made.#endWell(found.shift() as EndedWell[])
+    made.#due = (found.shift() ?? []) as DueRow[]
+    await made.apply(outcomes.filter((one) => !isWell(one)))
+    return made
   }
 
   get open(): boolean {
@@ -72,16 +100,16 @@ export class Transition {
 
   /** Takes the outcomes of attempts. One that is about an older attempt, or a node that is over, changes nothing. */
   async apply(outcomes: readonly Outcome[]): Promise<void> {
-    const well = outcomes.filter((one) => one.kind === 'over' && one.status === 'ok' && !one.skips?.length)
-    if (well.length > 0) await this.#endWell(well as Extract<Outcome, { kind: 'over' }>[])
-    const others = outcomes.filter((one) => !well.includes(one))
+    const well = outcomes.filter(isWell)
+    if (well.length > 0) await this.#endWell(await this.#tx.query(this.#nodes.endedWell(well)))
+    const others: readonly Outcome[] = outcomes.filter((one) => !isWell(one))
     if (others.length === 0) return
     const rows = await this.#nodes.load(others.map(({ node }) => node))
     const ended: Ended[] = []
     const skips: string[] = []
     for (const outcome of others) {
       const row = rows.get(outcome.node)
-      if (!row || row.status !== running || row.attempt !== outcome.attempt) this.#leaveLate(outcome, row)
+      if (!row || row.status !== running || row.attempt !== outcome.attempt) this.notices.leaveLate(outcome, row)
       // One that was stored already, though whoever did never heard of it.
       else if (outcome.kind !== 'over' && !row.leased) continue
       else {
@@ -94,8 +122,8 @@ export class Transition {
     }
     await this.end(ended, skips)
   }
-  async #endWell(outcomes: readonly Extract<Outcome, { kind: 'over' }>[]): Promise<void> {
-    const { ended, moved } = await this.#nodes.endWell(outcomes)
+  async #endWell(rows: readonly EndedWell[]): Promise<void> {
+    const [ended, moved] = [rows.filter(({ over }) => over), rows.filter(({ over }) => !over)]
     for (const { id, attempt, concurrency_key } of ended) {
       this.notices.tell(id, ok, attempt)
       if (concurrency_key !== null) this.#freed.add(concurrency_key)
@@ -115,21 +143,15 @@ export class Transition {
       case 'parts':
         return void (await this.#divide(row, outcome))
       case 'later':
-        return void (await this.#putBack(row, outcome.inMs))
+        return void (await this.#retries.putBack(row, outcome.inMs))
       case 'lost':
-        return this.#lose(row)
+        return this.#retries.lose(row)
       case 'over': {
         const { status, output, error, costCents } = outcome
-        if (status === 'error' && (await this.#triesAgain(row, error, costCents))) return undefined
+        if (status === 'error' && (await this.#retries.triesAgain(row, error, costCents))) return undefined
         return { row, status: statusOf(status), output, error, costCents }
       }
     }
-  }
-  /** What an attempt has started that does not count any more must not go on: its run was cancelled meanwhile, or its time was up. */
-  #leaveLate(outcome: Outcome, row: NodeRow | undefined): void {
-    if (outcome.kind !== 'parked' || outcome.waitsFor === undefined || !row) return
-    const isOver = row.attempt > outcome.attempt || (row.attempt === outcome.attempt && row.status !== running)
-    if (isOver) this.notices.leave({ ...row, waits_for: outcome.waitsFor })
   }
   /** Ends nodes whatever they did: those of a client's own mind, too. */
   async endNodes(
@@ -138,11 +160,13 @@ export class Transition {
     { output, error }: { readonly output?: string; readonly error?: Failure } = {},
   ): Promise<void> {
     const rows = [...(await this.#nodes.load(ids)).values()]
-    for (const row of rows) {
+    const parts = await this.#nodes.cancelBelow(rows)
+    for (const row of [...rows, ...parts]) {
       // A failed node that is given another end holds its run up no longer.
       if (row.status === failed) this.run.failed--
       if (row.status === running) this.notices.leave(row)
     }
+    await this.#cancelled(parts)
     await this.waits.close(rows, 'cancelled')
     await this.end(
       rows.map((row) => ({ row, status: statusOf(status), output, error, costCents: undefined })),
@@ -185,9 +209,10 @@ export class Transition {
   }
 
   /** Looks at what is due: times that were waited for, deadlines, and attempts of processes that are gone. */
-  async takeDue(owner: string, underWay: readonly string[]): Promise<void> {
-    const rows = await this.#claims.due(owner, underWay)
+  async takeDue(): Promise<void> {
+    const rows = this.#due
     if (rows.length === 0) return
+    await this.#nodes.loadSpecs(rows)
     const outcomes: Outcome[] = []
     for (const row of rows) {
       const of = { node: row.id, attempt: row.attempt } as const
@@ -219,27 +244,31 @@ export class Transition {
   /** Ends the run before its nodes: what is under way is left and cancelled. */
   async endRun(status: 'cancelled' | 'failed', error?: Failure): Promise<void> {
     const rows = await this.#nodes.cancel()
-    for (const row of rows) this.notices.tell(row.id, cancelled, row.attempt)
-    for (const { concurrency_key } of rows) if (concurrency_key !== null) this.#freed.add(concurrency_key)
-    await this.waits.close(rows, 'cancelled')
-    if (rows.some(({ type, attempt }) => starts(type) && attempt > 0)) {
-      this.notices.leaveAll()
-    }
+    await this.#cancelled(rows)
+    if (rows.some(({ type, attempt }) => starts(type) && attempt > 0)) this.notices.leaveAll()
     this.run.status = status
     this.run.error = error ?? this.run.error
+  }
+  async #cancelled(rows: readonly NodeRow[]): Promise<void> {
+    for (const { id, attempt, concurrency_key } of rows) {
+      this.notices.tell(id, cancelled, attempt)
+      if (concurrency_key !== null) this.#freed.add(concurrency_key)
+    }
+    await this.waits.close(rows, 'cancelled')
   }
 
   /** Writes down what the run has come to, tells readers, and says who is to be woken. Resolves to whether anything changed. */
   async finish(): Promise<boolean> {
     if (this.open) await this.#settle()
     if (!this.open && this.run.status !== 'pending' && this.run.status !== this.#statusBefore) this.notices.over()
+    if (this.run.status === 'paused' && this.run.status !== this.#statusBefore) this.notices.rests()
     // Others may wait for a key that was freed.
     for (const key of [...this.#freed].toSorted()) {
       for (const runId of await this.#claims.waiting(key)) this.notices.queue({ runId }, runId)
     }
     if (this.run.status === this.#statusBefore && !this.notices.told) return false
     this.run.seq++
-    await moveRun(this.#tx, this.run, this.notices.event())
+    this.#tx.atEnd(movedRun(this.#tx.tenantId, this.run, this.notices.event()))
     return true
   }
 
@@ -250,7 +279,7 @@ export class Transition {
       const row = await this.#nodes.partsOver(parent, over.length)
       if (!row) continue
       // A loop looks at its condition before it goes on: that is an attempt of its own.
-      if (row.type === 'loop') await this.#putBack(row, 0)
+      if (row.type === 'loop') await this.#retries.putBack(row, 0)
       else if (row.waits > 0) {
         for (const id of await this.#nodes.nextParts(parent, over.length)) this.notices.tell(id, ready, 0)
       } else await this.#gather(row)
@@ -261,7 +290,7 @@ export class Transition {
   async #gather(row: NodeRow): Promise<void> {
     const isChecked = 'outputSchema' in this.#nodes.spec(row)
     const output = isChecked ? undefined : await this.#nodes.gather(row, this.#deps.outputs.above)
-    if (output === undefined) return this.#putBack(row, 0)
+    if (output === undefined) return this.#retries.putBack(row, 0)
     await this.end([{ row, status: ok, output, error: undefined, costCents: undefined }], [])
   }
   async #park(row: NodeRow, parked: Extract<Outcome, { kind: 'parked' }>): Promise<Ended | undefined> {
@@ -284,38 +313,6 @@ export class Transition {
     if (items.length > 0) return
     await this.end([{ row, status: ok, output: '[]', error: undefined, costCents: undefined }], [])
   }
-  /** Makes a node ready again. */
-  async #again(row: NodeRow, how: Parameters<NodeTable['again']>[1]): Promise<void> {
-    await this.#nodes.again(row, how)
-    this.notices.tell(row.id, ready, row.attempt, how.error)
-    if (row.concurrency_key !== null) this.#freed.add(row.concurrency_key)
-    if (how.inMs > 0) this.notices.wake(how.inMs, `${this.run.id}/${row.id}/${row.attempt}/again`)
-  }
-
-  async #putBack(row: NodeRow, inMs: number): Promise<void> {
-    await this.#again(row, { inMs })
-    // The claim counts it again.
-    await this.#nodes.count(row.id, { attempt: -1 })
-  }
-  async #triesAgain(row: NodeRow, error: Failure | undefined, costCents: number | undefined): Promise<boolean> {
-    const { retry } = this.#nodes.spec(row)
-    if (!retry || row.tries >= retry.max || error?.retryable === false) return false
-    const inMs = delayMs(retry, row.tries)
-    await this.#again(row, { inMs, tries: 1, ...(error ? { error } : {}), costCents: costCents ?? 0 })
-    return true
-  }
-  /** Whoever executed it is gone, and nobody knows what came of it. */
-  async #lose(row: NodeRow): Promise<Ended | undefined> {
-    const isCall = row.type === 'tool' || row.type === 'http'
-    if (isCall && (this.#nodes.spec(row).onLost === 'fail' || row.lost >= mostLost)) {
-      return { row, status: failed, output: undefined, error: lostError, costCents: undefined }
-    }
-    await this.#nodes.count(row.id, { lost: 1 })
-    const inMs = Math.min(row.lost * 2_000, 60_000)
-    // Whatever else a process begins, it begins again under the same name.
-    return void (await (isCall ? this.#again(row, { inMs, error: lostError }) : this.#putBack(row, inMs)))
-  }
-
   async #settle(): Promise<void> {
     const { run } = this
     if (run.failed > 0) {

@@ -55,10 +55,11 @@ export async function problemsOf(body: DefinitionBody, lookups: Lookups = {}): P
 /** The definition of a body without problems. */
 export const checkedDefinition = (body: DefinitionBody): Definition => body as unknown as Definition
 
-/** Everything that is wrong with one node by itself. */
-export async function nodeProblems(node: NodeBody, lookups: Lookups): Promise<Problem[]> {
+/** Everything that is wrong with one node by itself, or with what a part of a map or loop does. */
+export async function nodeProblems({ id, ...node }: NodeBody, lookups: Lookups): Promise<Problem[]> {
   const found = new Findings()
-  checkNode(node, 'node', found)
+  if (String(id).includes('.')) checkNode(node, 'node', found, 1)
+  else checkNode({ id, ...node }, 'node', found)
   await found.lookUpNames(lookups)
   return found.problems
 }
@@ -141,18 +142,16 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
       found.express({ text, path: [path, field, inner].filter(Boolean).join('/') })
     }
   }
+  if (depth > 0 && node.dependsOn) found.add(`${path}/dependsOn`, 'a part depends on nothing')
+  if (depth > 0 && branchesOf(node).length > 0) found.add(path, 'a part has neither `then` nor `else`')
   if (type === 'http') checkSecrets(node, path, found)
   if (type === 'map' && typeof node.items === 'string' && !isTemplate(node.items))
     found.add(`${path}/items`, `a text is no array: a template makes one, such as {{ ${node.items.slice(0, 100)} }}`)
   if (type === 'agent') found.name('profiles', node.profile, `${path}/profile`)
   if (type === 'tool') found.name('tools', node.tool, `${path}/tool`)
   if (type === 'workflow') found.name('definitions', node.workflowDefinitionId, `${path}/workflowDefinitionId`)
-  if (type === 'agent' && node.responseFormat) {
-    const { schema } = node.responseFormat as { schema?: unknown }
-    if (typeof schema === 'object' && schema !== null) {
-      found.schemas.push({ path: `${path}/responseFormat/schema`, schema: schema as Record<string, unknown> })
-    }
-  }
+  if (type === 'agent' && node.responseFormat)
+    found.schemas.push({ path: `${path}/responseFormat/schema`, schema: node.responseFormat.schema })
   if (type === 'condition' && typeof node.if === 'string')
     found.express({ text: node.if, path: `${path}/if`, isCondition: true })
   if (type === 'loop') found.express({ text: node.until, path: `${path}/until`, isCondition: true })
@@ -179,7 +178,6 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
   if (type === 'map' || type === 'loop') {
     if (depth >= mostDepth) found.add(`${path}/node`, `maps and loops are at most ${mostDepth} deep`)
     else checkNode(node.node as NodeBody, `${path}/node`, found, depth + 1)
-    if (node.node && 'dependsOn' in node.node) found.add(`${path}/node/dependsOn`, 'a part depends on nothing')
   }
 }
 
@@ -220,6 +218,12 @@ export const templated: Readonly<Record<NodeType, readonly string[]>> = {
   http: ['url', 'headers', 'body'],
 }
 
+/** The nodes of which a condition skips some. */
+export function branchesOf(node: NodeBody | WorkflowNode): string[] {
+  const { then, else: otherwise } = node as { then?: unknown; else?: unknown }
+  return node.type === 'condition' ? [...textsOf(then), ...textsOf(otherwise)] : []
+}
+
 /** The dependencies of a node, those that a condition adds by naming it included. */
 export function edgesOf(nodes: readonly NodeBody[]): Map<string, Set<string>> {
   const edges = new Map<string, Set<string>>()
@@ -227,9 +231,7 @@ export function edgesOf(nodes: readonly NodeBody[]): Map<string, Set<string>> {
     if (typeof id === 'string') edges.set(id, new Set(textsOf(dependsOn)))
   }
   for (const node of nodes) {
-    if (node.type !== 'condition' || typeof node.id !== 'string') continue
-    const { then, else: otherwise } = node as { then?: unknown; else?: unknown }
-    for (const branch of [...textsOf(then), ...textsOf(otherwise)]) edges.get(branch)?.add(node.id)
+    if (typeof node.id === 'string') for (const branch of branchesOf(node)) edges.get(branch)?.add(node.id)
   }
   return edges
 }

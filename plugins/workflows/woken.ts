@@ -53,7 +53,7 @@ export class Woken {
     if (!node) return
     const run = await this.#deps.runs.findRun(tenantId, agentRunId)
     if (run && !isTerminal(run.status)) {
-      if (await this.#deps.store.hasWaited(tenantId, agentRunId)) {
+      if (await this.#hasWaited(tenantId, agentRunId)) {
         await this.#deps.engine.transit(tenantId, node.run_id, ({ waits }) => waits.retime(node.id))
       }
       const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
@@ -84,7 +84,7 @@ export class Woken {
     if (!node || node.run_id !== runId) return
     const child = await this.#deps.store.statusOf(tenantId, childId)
     if (runStatuses.indexOf(child.status) < 3) return
-    const costCents = await this.#deps.store.cost(tenantId, childId)
+    const costCents = await this.#cost(tenantId, childId)
     const of = { node: node.id, attempt: node.attempt, kind: 'over', costCents } as const
     const why = child.error === null ? undefined : (JSON.parse(child.error) as Failure)
     const outcome: Outcome =
@@ -104,8 +104,29 @@ export class Woken {
           }
     await this.#settle(tenantId, runId, outcome)
   }
+  /** What the agents of a run have cost, in cents. */
+  async #cost(tenantId: string, runId: string): Promise<number> {
+    const [[row]] = await this.#deps.database.batch<[{ cost: number }[]]>(tenantId, [
+      {
+        text: 'SELECT coalesce(sum(cost_cents), 0)::float8 AS cost FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2',
+        values: [tenantId, runId],
+      },
+    ])
+    return row!.cost
+  }
+  /** Whether the run of an agent waits for people, or has. */
+  async #hasWaited(tenantId: string, agentRunId: string): Promise<boolean> {
+    const [rows] = await this.#deps.database.batch<[object[]]>(tenantId, [
+      {
+        name: 'workflow-agent-waited',
+        text: 'SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2 AND waited_ms IS NOT NULL',
+        values: [tenantId, agentRunId],
+      },
+    ])
+    return rows.length > 0
+  }
   async #settle(tenantId: string, runId: string, outcome: Outcome): Promise<void> {
-    await this.#deps.engine.transit(tenantId, runId, (transition) => transition.apply([outcome]))
+    await this.#deps.engine.transit(tenantId, runId, async () => {}, { outcomes: [outcome] })
     this.#deps.limits?.stored.add(tenantId, bytesOf(outcome))
     await this.#deps.engine.drive(tenantId, runId)
   }

@@ -207,6 +207,7 @@ async function definitions(s: Stage): Promise<void> {
       { id: 'f', type: 'wait' },
       { id: 'g', type: 'approval', message: 'x', role: 'king' },
       { id: 'h', type: 'map', items: 'input.list', node: { type: 'wait', seconds: 1 } },
+      { id: 'i', type: 'agent', profile: 'nobody', prompt: 'x', responseFormat: { type: 'nonsense' } },
     ],
   })
   assert.deepEqual([status, body.error], [400, 'invalid_workflow'])
@@ -225,6 +226,8 @@ async function definitions(s: Stage): Promise<void> {
     'nodes/6',
     'nodes/7/role',
     'nodes/8/items',
+    'nodes/9/responseFormat/schema',
+    'nodes/9/responseFormat/type',
   ])
   assert.match(JSON.stringify(body.issues), /must be one of member, admin, owner/)
   assert.match(JSON.stringify(body.issues), /c -> b -> c|b -> c -> b/)

@@ -27,6 +27,7 @@ test('graphs and their readers, on two conductors', async (t) => {
   await t.test('another tenant sees nothing, members run and do not define, and limits are kept', () => tenants(s))
   await t.test('runs of a tenant that was deleted end, and do nothing more', () => deleted(s, http))
   await t.test('a large graph, and a wide map', () => largeGraphs(s))
+  await t.test('wide graphs whose nodes put something out', () => wideOutputs(s, http.url))
   await t.test('random graphs with failures, decisions, repairs, cancels and reruns end as a small model says', () =>
     randomGraphs(s, other, http),
   )
@@ -157,9 +158,10 @@ async function deleted(s: Stage, http: Effects): Promise<void> {
   assert.ok(!http.effects.some(({ path }) => path === '/after'))
 }
 
+// The largest: AGENT_ORC_NODES=10000 npm test -- plugins/workflows/test/graphs.test.ts; of outputs, 2000 are a thousand at once, twice.
+const size = Number(process.env['AGENT_ORC_NODES'] ?? 400)
+
 async function largeGraphs(s: Stage): Promise<void> {
-  // The largest: AGENT_ORC_NODES=10000 npm test -- plugins/workflows/test/graphs.test.ts
-  const size = Number(process.env['AGENT_ORC_NODES'] ?? 400)
   const nodes = Array.from({ length: size }, (_, i) => ({
     id: `n${i}`,
     type: 'condition',
@@ -182,9 +184,39 @@ async function largeGraphs(s: Stage): Promise<void> {
   assert.equal(node(wide, 'm').output.length, size / 2)
 }
 
+/** What is at once is a map's, and that of nodes with a place each, of which one behind them names all. */
+async function wideOutputs(s: Stage, url: string): Promise<void> {
+  const wide = size / 2
+  const call = { type: 'http', url: `${url}/out` }
+  const id = await s.run([
+    { id: 'm', type: 'map', items: Array.from({ length: wide }, (_, i) => i), node: call },
+    ...Array.from({ length: wide }, (_, i) => ({ id: `w${i}`, ...call })),
+    {
+      id: 'end',
+      type: 'map',
+      dependsOn: ['m', ...Array.from({ length: wide }, (_, i) => `w${i}`)],
+      items: [
+        '{{ nodes.m.output | size }}',
+        Array.from({ length: wide }, (_, i) => `{{ nodes.w${i}.output.status }}`).join(),
+      ],
+      node: { type: 'approval', message: '{{ item }}', expiresIn: 0.001, onExpiry: 'approve' },
+    },
+  ])
+  const run = await s.rests(id)
+  assert.equal(run.status, 3, JSON.stringify(run.error))
+  const { body } = await s.call('GET', `/api/workflows/runs/${id}/nodes/m`)
+  assert.deepEqual([body.output.length, new Set(body.output.map((one: Body) => one.body.text)).size], [wide, 1])
+  const { body: asked } = await s.call('GET', `/api/approvals?workflowRunId=${id}`)
+  assert.deepEqual(
+    asked.map(({ message }: Body) => message).toSorted(),
+    [Array(wide).fill('200').join(), String(wide)].toSorted(),
+  )
+}
+
 /** Resolves, when the call of a node that is not answered yet is there, to what answers it. */
 const held = Promise.withResolvers<() => void>()
 const answers = async (effect: Effect) => {
   if (effect.path === '/held') await new Promise<void>((release) => held.resolve(release))
+  if (effect.path === '/out') return { body: { text: 'x'.repeat(8_000) } }
   return answerOf(effect)
 }

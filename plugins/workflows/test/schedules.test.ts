@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { lastTimesOf, timesOf } from '../times.ts'
-import { type Body, stage } from './stage.ts'
+import { jitterOf, lastTimesOf, missedOf, timesOf } from '../times.ts'
+import { type Body, type Stage, stage } from './stage.ts'
 
 test('schedules fire once a time on any number of conductors, and follow their policies', async (t) => {
   const s = await stage(t)
@@ -138,6 +138,43 @@ test('schedules fire once a time on any number of conductors, and follow their p
       assert.equal((await s.call('POST', `/api/workflows/schedules/${of}/run`)).body.error, 'invalid_schedule')
     },
   )
+  await t.test(
+    'one that waits for its turn begins when the run before it is paused, which holds nothing up',
+    async () => {
+      const { body: failing } = await s.call('POST', '/api/workflows/definitions', {
+        name: 'failing',
+        nodes: [
+          { id: 'a', type: 'wait', signal: 'end' },
+          { id: 'b', type: 'condition', dependsOn: ['a'], if: 'input.nothing > 1' },
+        ],
+      })
+      const id = await create({ workflowDefinitionId: failing.id, overlap: 'queue' })
+      const { body: first } = await s.call('POST', `/api/workflows/schedules/${id}/run`)
+      await due(id, 0)
+      await until(id, (all) => outcomes(all).includes('queued'))
+      await s.call('POST', `/api/workflows/runs/${first.id}/signals/end`)
+      await until(id, (all) => outcomes(all).join() === 'started,started')
+    },
+  )
+  await t.test('a tenant that was deleted begins nothing', async () => {
+    const doomed = await s.other('doomed')
+    const { body: own } = await doomed('POST', '/api/workflows/definitions', { name: 'x', nodes: quick.nodes })
+    const order = { workflowDefinitionId: own.id, cron: '* * * * *', catchUp: 'all' }
+    const { body: schedule } = await doomed('POST', '/api/workflows/schedules', order)
+    assert.equal((await s.call('DELETE', '/api/tenants/doomed')).status, 204)
+    const ago = {
+      text: `UPDATE workflow_schedules SET next_at = now() - interval '1 hour' WHERE id = $1`,
+      values: [schedule.id],
+    }
+    await s.database.batch('doomed', [ago])
+    await Promise.all([s.wake(schedule.id, 'doomed'), other.wake(schedule.id, 'doomed')])
+    const open = `SELECT 1 FROM pgboss.job WHERE data->>'scheduleId' = $1 AND state < 'completed' AND start_after <= now()`
+    while ((await s.database.systemBatch<[object[]]>([{ text: open, values: [schedule.id] }]))[0].length > 0)
+      await new Promise((resolve) => setTimeout(resolve, 20))
+    const begun = { text: 'SELECT 1 FROM workflow_firings WHERE tenant_id = $1', values: ['doomed'] }
+    assert.deepEqual(await s.database.batch('doomed', [begun]), [[]])
+  })
+  await t.test('a hostile walk: foreign ids, members, bodies of every shape, limits', () => hostileWalk(s, quick))
   await t.test('a profile alone, pause, resume, and what is refused', async () => {
     await s.call('POST', '/api/profiles', { name: 'echo', model: 'builtin/demo' })
     const id = await create({
@@ -163,6 +200,76 @@ test('schedules fire once a time on any number of conductors, and follow their p
     assert.equal((await s.call('DELETE', `/api/workflows/schedules/${id}`)).status, 204)
     assert.equal((await s.call('GET', `/api/workflows/schedules/${id}`)).status, 404)
   })
+})
+
+async function hostileWalk(s: Stage, definition: Body): Promise<void> {
+  const umbrella = await s.other('umbrella')
+  const member = await s.member()
+  const path = '/api/workflows/schedules'
+  const order = { workflowDefinitionId: definition.id, cron: '0 0 1 1 *' }
+  const { body: mine } = await s.call('POST', path, { ...order, name: 'a\0b', input: ['\0', null, { a: [] }] })
+  assert.deepEqual([mine.name, mine.input], ['a\0b', ['\0', null, { a: [] }]])
+  const writes = [
+    ['POST', '/pause'],
+    ['POST', '/resume'],
+    ['POST', '/run'],
+    ['DELETE', ''],
+  ] as const
+  for (const [method, what] of [...writes, ['GET', ''], ['GET', '/history']] as const) {
+    assert.equal((await umbrella(method, `${path}/${mine.id}${what}`)).status, 404, what)
+    const status = method === 'GET' ? 200 : 403
+    assert.equal((await member(method, `${path}/${mine.id}${what}`)).status, status, what)
+  }
+  assert.equal((await member('POST', path, order)).status, 403)
+  assert.deepEqual((await umbrella('GET', path)).body, [])
+  // What it names is looked for in its own tenant alone, and is unknown as anything else.
+  const foreign = await umbrella('POST', path, order)
+  const unknown = await umbrella('POST', path, { ...order, workflowDefinitionId: `${definition.id.slice(0, -1)}_` })
+  assert.deepEqual([foreign.status, foreign.body.error], [400, 'invalid_schedule'])
+  assert.deepEqual(foreign.body.issues.length, unknown.body.issues.length)
+  for (const [wrong, at] of [
+    [{ cron: '0 0 30 2 *' }, 'body/cron'],
+    [{ cron: '* * * * * * * *' }, 'body/cron'],
+    [{ cron: '*\0 * * * *' }, 'body/cron'],
+    [{ cron: '0 0 1 1 * 1999' }, 'body/cron'],
+    [{ timezone: 'UTC\0' }, 'body/timezone'],
+    [{ timezone: '' }, 'body/timezone'],
+    [{ prompt: 'Hello' }, 'body/prompt'],
+    [{ workflowDefinitionId: undefined, profile: 'nobody', prompt: 'x' }, 'body/profile'],
+    [{ workflowDefinitionId: undefined, profile: 'nobody', prompt: 'Hello {{ input.name' }, 'body/prompt'],
+    [{ profile: 'nobody', prompt: 'x' }, 'body'],
+    [{ workflowDefinitionId: undefined }, 'body'],
+    [{ workflowDefinitionId: 'a\0b' }, 'body/workflowDefinitionId'],
+    [{ jitterSeconds: 1e9 }, 'body/jitterSeconds'],
+    [{ overlap: 'none' }, 'body/overlap'],
+    [{ id: 'mine' }, 'body/id'],
+  ] as const) {
+    const { status, body } = await s.call('POST', path, { ...order, ...wrong })
+    const paths = body.issues?.map((one: Body) => one.path)
+    assert.ok(status === 400 && paths.includes(at), `${JSON.stringify(wrong)}: ${status} ${JSON.stringify(body)}`)
+  }
+  for (const body of [null, [], 'x', 1]) assert.equal((await s.call('POST', path, body)).status, 400)
+  assert.equal((await s.call('POST', path, { ...order, input: 'x'.repeat(2_000_000) })).status, 413)
+  assert.equal((await s.call('GET', `${path}/${mine.id}/history?limit=-1`)).status, 400)
+  // Those that are asked for at once are counted one after the other.
+  await s.call('PATCH', '/api/tenants/umbrella', { limits: { workflowSchedules: 2 } })
+  const { body: own } = await umbrella('POST', '/api/workflows/definitions', { name: 'x', nodes: definition.nodes })
+  const made = await Promise.all(
+    Array.from({ length: 5 }, () => umbrella('POST', path, { ...order, workflowDefinitionId: own.id })),
+  )
+  assert.deepEqual(made.map(({ status }) => status).toSorted(), [201, 201, 409, 409, 409])
+  assert.equal((await s.call('DELETE', `${path}/${mine.id}`)).status, 204)
+  for (const [method, what] of writes) assert.equal((await s.call(method, `${path}/${mine.id}${what}`)).status, 404)
+}
+
+test('a time that a longer jitter before it has held back was not missed', () => {
+  const body = { cron: '* * * * *', jitterSeconds: 3_600 }
+  const [first, second] = [new Date('2026-06-01T10:00:00Z'), new Date('2026-06-01T10:01:00Z')] as const
+  const turn = (id: string, at: Date): number => at.getTime() + jitterOf(id, body, at)
+  let id = 'a'
+  while (turn(id, first) < turn(id, second) + 120_000) id += 'a'
+  const missed = (ms: number) => missedOf(id, body, [first, second], new Date(turn(id, first) + ms))
+  assert.deepEqual([missed(1_000), missed(61_000)], [[], [first, second]])
 })
 
 test('daylight saving: a time that a night does not have comes at the end of its gap, one that it has twice comes once', () => {

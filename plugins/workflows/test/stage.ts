@@ -24,7 +24,7 @@ export interface Stage {
   sweepObjects(): Promise<void>
   readonly call: Call
   /** Has this conductor look at a schedule. */
-  wake(scheduleId: string): Promise<void>
+  wake(scheduleId: string, tenantId?: string): Promise<void>
   /** All that a stream says, until it ends. */
   stream(id: string, after?: number): Promise<string>
   /** The owner of another tenant, which is made for it. */
@@ -91,10 +91,10 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
     database: parts[0]!.database,
     sweepObjects: async () => void (await parts[0]!.data.get('linked objects')!.sweep!('default')),
     call,
-    async wake(scheduleId) {
+    async wake(scheduleId, tenantId = 'default') {
       const text = `INSERT INTO pgboss.job (name, data, policy, expire_seconds, deletion_seconds, keep_until, retry_limit, singleton_key, heartbeat_seconds)
         VALUES ('workflows', $1, 'short', 900, 60, now() + interval '1 day', 10, $2, 30)`
-      const what = JSON.stringify({ tenantId: 'default', scheduleId })
+      const what = JSON.stringify({ tenantId, scheduleId })
       const notify = `SELECT pg_notify('pgboss_' || left(encode(sha224('pgboss'::bytea), 'hex'), 24), 'workflows')`
       await parts[0]!.database.systemBatch([{ text, values: [what, randomBytes(8).toString('hex')] }, { text: notify }])
     },
@@ -152,8 +152,8 @@ export async function startEffects(
     effect: Effect,
     request: IncomingMessage,
   ) =>
-    | { readonly status?: number; readonly body?: unknown }
-    | Promise<{ status?: number; body?: unknown }> = () => ({}),
+    | { readonly status?: number; readonly body?: unknown; readonly location?: string }
+    | Promise<{ status?: number; body?: unknown; location?: string }> = () => ({}),
 ) {
   const effects: Effect[] = []
   const server = createServer((request, reply) => {
@@ -168,8 +168,9 @@ export async function startEffects(
         body: text === '' ? undefined : (JSON.parse(text) as unknown),
       }
       effects.push(effect)
-      const { status = 200, body = { done: true } } = await answer(effect, request)
-      reply.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body))
+      const { status = 200, body = { done: true }, location } = await answer(effect, request)
+      const headers = { 'content-type': 'application/json', ...(location === undefined ? {} : { location }) }
+      reply.writeHead(status, headers).end(JSON.stringify(body))
     })
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))

@@ -1,0 +1,77 @@
+import { access, type App, eventStream, failures, lastEventId, notFound, sse, sseFrame } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import type { Kv } from '#contracts/kv'
+import { runChannel } from './engine.ts'
+import type { WorkflowRunStore } from './runs.store.ts'
+import { RunParams, runStatuses } from './schema.ts'
+import type { RunViews } from './views.store.ts'
+
+/** Where changes of runs are stored, and told. */
+type Source = { readonly store: WorkflowRunStore; readonly kv: Kv }
+export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: Source): void {
+  app.get(
+    '/api/workflows/runs/:id/stream',
+    {
+      ...access('member', { stream: true }),
+      schema: {
+        tags: ['workflows'],
+        summary: 'Follow a workflow run',
+        description:
+          'One `snapshot`, then a `plan_status` for each change, until the run is over. `Last-Event-ID` resumes after the event with that `id`, without a snapshot, on any server.',
+        params: RunParams,
+        response: {
+          200: eventStream(
+            '`data` is `{workflowRun}`: of a `snapshot` the whole run, of a `plan_status` its status and the nodes that changed.',
+          ),
+          ...failures(notFound),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id } = request.params
+      const after = lastEventId(request)
+      const snapshot = after === 0 ? await views.snapshot(tenantId, id) : undefined
+      if (!snapshot) await source.store.statusOf(tenantId, id)
+      await sse(request, reply, async function* (signal) {
+        if (snapshot) yield sseFrame('snapshot', `{"workflowRun":${snapshot.json}}`, snapshot.seq)
+        yield* changes(source, { tenantId, runId: id, after: snapshot?.seq ?? after }, signal)
+      })
+      return reply
+    },
+  )
+}
+
+/** Whoever was not told of a change, since its process died before it could, looks by itself. */
+const lookMs = 5_000
+
+async function* changes(
+  { store, kv }: Source,
+  { tenantId, runId, after }: { readonly tenantId: string; readonly runId: string; readonly after: number },
+  signal: AbortSignal,
+): AsyncGenerator<string> {
+  let wake = (): void => {}
+  const told = (): void => wake()
+  const leave = kv.subscribe(runChannel(tenantId, runId), told)
+  signal.addEventListener('abort', told)
+  const timer = setInterval(told, lookMs).unref()
+  try {
+    for (let seq = after; !signal.aborted;) {
+      const woken = new Promise<void>((resolve) => (wake = resolve))
+      // The status first: what it says of an end, the events behind it show.
+      const { status, seq: last } = await store.statusOf(tenantId, runId)
+      for (let read = true; read;) {
+        const events = await store.events(tenantId, runId, seq)
+        for (const one of events) yield sseFrame('plan_status', one.event, one.seq)
+        seq = events.at(-1)?.seq ?? seq
+        read = events.length > 0 && !signal.aborted
+      }
+      if (runStatuses.indexOf(status) > 2 && seq >= last) return
+      await woken
+    }
+  } finally {
+    clearInterval(timer)
+    signal.removeEventListener('abort', told)
+    leave()
+  }
+}
