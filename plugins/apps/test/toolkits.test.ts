@@ -117,7 +117,7 @@ test('whatever keeps an app from being asked is 502, with a sentence that says w
     text: `UPDATE mcp_entries SET entry = jsonb_set(entry, '{url}', '"http://localhost:1/mcp"') WHERE name = 'slow'`,
   }
   await s.database.batch('default', [moved])
-  assert.match(await failing('/api/apps/slow/tools'), /an address that may not be asked/)
+  assert.match(await failing('/api/apps/slow/tools'), /an address that may not be called/)
 })
 
 test('a tool that an admin has to accept is called in the definition that was accepted, and in no other', async (t) => {
