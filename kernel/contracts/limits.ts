@@ -76,6 +76,12 @@ export const limitKinds = {
     relief: 'later',
     about: 'Streams of events that are open at once, in each process.',
   },
+  openAnswers: {
+    default: 1_000,
+    unit: 'requests',
+    relief: 'later',
+    about: 'Requests whose answers are made or not taken yet, at once, in each process; streams of events apart.',
+  },
   sessions: { default: 1_000_000, unit: 'sessions', relief: 'held', about: 'Sessions that are not shut down.' },
   attachmentBytes: {
     default: 256 * mebi,

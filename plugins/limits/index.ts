@@ -85,6 +85,8 @@ export class KeptLimits implements TenantLimits {
   readonly #whole = new Map<string, Limits>()
   readonly #uses = new Map<LimitName, CountUse>()
   readonly #streams = new AtOnce()
+  /** Other answers that are made, or that nobody has taken yet: each holds up to some megabytes. */
+  readonly #answers = new AtOnce()
   /** Refused requests that are held up, by tenant. */
   readonly #held = new AtOnce()
   /** Requests by tenant and limit, and refused ones. */
@@ -107,6 +109,7 @@ export class KeptLimits implements TenantLimits {
     this.stored = new KeptStoredBytes(database, (tenantId) => this.of(tenantId).storedBytes, log)
     if (database) this.uses('storedBytes', (tenantId) => this.stored.used(tenantId))
     this.uses('openStreams', (tenantId) => this.#streams.of(tenantId))
+    this.uses('openAnswers', (tenantId) => this.#answers.of(tenantId))
   }
 
   of(tenantId: string): Limits {
@@ -132,6 +135,13 @@ export class KeptLimits implements TenantLimits {
       reply.raw.once('close', end)
       done()
     }
+    const countAnswer = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+      if (isStream(request.routeOptions.config)) return
+      const tenantId = guarded.tenantOf(request)
+      const { openAnswers } = this.of(tenantId)
+      if (this.#answers.of(tenantId) >= openAnswers) throw overLimit('openAnswers', openAnswers)
+      reply.raw.once('close', this.#answers.begin(tenantId))
+    }
     // At once, because it is for the routes that follow; the other hook is there when the first request comes.
     app.addHook('onRoute', (route) => {
       if (isStream(route.config)) route.onRequest = [...[route.onRequest ?? []].flat(), countStream]
@@ -140,6 +150,7 @@ export class KeptLimits implements TenantLimits {
       if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
     })
     if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
+    app.addHook('onRequest', countAnswer)
   }
   /** Counts a stream of this process until it is ended, or returns the error of a tenant that has as many as it may. */
   openStream(tenantId: string): (() => void) | AppError {

@@ -22,6 +22,8 @@ const abreast = 100
 const noRoomMs = 5_000
 /** A wake-up waits so long for the run to rest; longer calls go on by themselves, under their leases. */
 const patienceMs = 1_500
+/** Of a tenant with so many calls under way no wake-up waits: those of others are taken behind them. */
+const manyCalls = 20
 /** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
 const soonMs = 60_000
 /** How long stopping waits for calls under way. */
@@ -138,9 +140,10 @@ export class Engine {
       driver.done.catch(() => {})
     }
     const rest = new AbortController()
+    const waitMs = this.#room.usedBy(tenantId) < manyCalls ? patienceMs : 0
     const rests = await Promise.race([
       driver.done.then(() => true),
-      sleep(patienceMs, false, { signal: rest.signal, ref: false }).catch(() => true),
+      sleep(waitMs, false, { signal: rest.signal, ref: false }).catch(() => true),
     ])
     rest.abort()
     // The wake-up is over then: should this process die, another one comes when the leases are over.

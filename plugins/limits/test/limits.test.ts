@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import { type AppError, definePlugin } from '#kernel'
+import fastify from 'fastify'
+import { type App, type AppError, definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
 import { defaultLimits, TenantLimits } from '#contracts/limits'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
@@ -72,6 +73,28 @@ test('of open streams a tenant has as many as it may, and those that were closed
   assert.equal(typeof limits.openStream('acme'), 'function')
   end()
   assert.equal(typeof limits.openStream('acme'), 'object', 'ended twice is ended once')
+})
+
+test('answers that are under way are bounded by tenant, and those that were taken count no more', async (t) => {
+  const limits = new KeptLimits({ openAnswers: 2 } as never, undefined, undefined, { warn() {} })
+  const app = fastify()
+  t.after(() => app.close())
+  limits.guard(app as unknown as App, {
+    tenantOf: ({ headers }) => String(headers['tenant']),
+    writes: 'writesPerMinute',
+  })
+  app.setErrorHandler(({ status, detail }: AppError, _request, reply) => reply.code(status).send(detail))
+  const gate = Promise.withResolvers<string>()
+  app.get('/slow', () => gate.promise)
+  app.get('/', async () => 'quick')
+  const get = async (url: string, tenant: string) => await app.inject({ url, headers: { tenant } })
+  const slow = [get('/slow', 'acme'), get('/slow', 'acme')]
+  const refused = await get('/', 'acme')
+  assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'openAnswers'])
+  assert.equal((await get('/', 'globex')).statusCode, 200)
+  gate.resolve('at last')
+  await Promise.all(slow)
+  while ((await get('/', 'acme')).statusCode !== 200) await new Promise(setImmediate)
 })
 
 test('large bodies wait for as many bytes as their tenant may send, and files flow no faster', async () => {
