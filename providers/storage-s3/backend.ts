@@ -199,10 +199,18 @@ export class S3Backend implements ObjectBackend {
         ...(folders ? { delimiter: '/' } : {}),
       },
     })
-    const { objects, prefixes, truncated } = readList(await body.text())
+    const { objects, prefixes, truncated } = listIn(await textOf(body))
+    // Whose server it is may be a tenant's: what was not asked for is not there.
+    const isAsked = (key: string): boolean => key.startsWith(root + prefix)
     return {
-      objects: objects.map(({ key, bytes }) => ({ key: key.slice(root.length), bytes })),
-      prefixes: prefixes.map((one) => one.slice(root.length)),
+      objects: objects
+        .filter(({ key }) => isAsked(key))
+        .slice(0, limit)
+        .map(({ key, bytes }) => ({ key: key.slice(root.length), bytes })),
+      prefixes: prefixes
+        .filter(isAsked)
+        .slice(0, limit)
+        .map((one) => one.slice(root.length)),
       truncated,
     }
   }
@@ -224,7 +232,7 @@ export class S3Backend implements ObjectBackend {
       bytes: Number(headers['content-length']),
       contentType: String(headers['content-type'] ?? 'application/octet-stream'),
       ...known,
-      updatedAt: new Date(String(headers['last-modified'])).toISOString(),
+      updatedAt: new Date(Date.parse(String(headers['last-modified'])) || 0).toISOString(),
       etag: known.sha256 ?? tag.replaceAll('"', ''),
     }
     return { info, tag }
@@ -255,6 +263,30 @@ function diskFailed(cause: unknown): never {
     : objectErrors.storageUnavailable({ cause })
 }
 
+/** A thousand keys of a kilobyte, each byte of which takes three, and what is said of them. */
+const mostListBytes = 8 * 1024 * 1024
+async function textOf(body: AsyncIterable<Uint8Array>): Promise<string> {
+  const chunks: Uint8Array[] = []
+  let bytes = 0
+  for await (const chunk of body) {
+    bytes += chunk.length
+    if (bytes > mostListBytes) throw noList()
+    chunks.push(chunk)
+  }
+  return Buffer.concat(chunks).toString()
+}
+
+const noList = (cause?: unknown) =>
+  objectErrors.storageUnavailable({ message: 'The S3 server answers a list with something else.', cause })
+
+function listIn(xml: string): Listed {
+  try {
+    return readList(xml)
+  } catch (error) {
+    throw noList(error)
+  }
+}
+
 /** A page of ListObjectsV2. */
 interface Listed {
   readonly objects: readonly { readonly key: string; readonly bytes: number }[]
@@ -283,7 +315,10 @@ export function readList(xml: string): Listed {
   }
   const keyOf = (text: string): string => (coded ? decodeURIComponent(text.replaceAll('+', ' ')) : text)
   const all = (name: string): string[] =>
-    [...xml.matchAll(new RegExp(`<${name}>(.*?)</${name}>`, 'gs'))].map(([, inner]) => inner!)
+    xml
+      .split(`<${name}>`)
+      .slice(1)
+      .map((one) => one.split(`</${name}>`, 1)[0]!)
   return {
     objects: all('Contents').map((one) => ({ key: keyOf(textOf(one, 'Key')), bytes: Number(textOf(one, 'Size')) })),
     prefixes: all('CommonPrefixes').map((one) => keyOf(textOf(one, 'Prefix'))),

@@ -55,6 +55,9 @@ const seen = [
   vfsErrors.mountNotAllowed,
   vfsErrors.noVfsSession,
   vfsErrors.mountUnavailable,
+  limitErrors.limitReached,
+  objectErrors.storageUnavailable,
+  objectErrors.storageMisconfigured,
 ]
 const written = [
   ...seen,
@@ -63,6 +66,7 @@ const written = [
   vfsErrors.isFile,
   objectErrors.preconditionFailed,
   objectErrors.storageFull,
+  objectErrors.invalidKey,
   limitErrors.limitExceeded,
 ]
 

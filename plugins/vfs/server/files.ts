@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import { Readable } from 'node:stream'
 import { httpErrors, invalidField, isAppError, notFound } from '#kernel'
+import { limitErrors } from '#contracts/limits'
 import { mostObjectsAtOnce, type ObjectBackend, objectErrors, type WriteCondition } from '#contracts/object-store'
 import {
   isVfsFolder,
@@ -55,6 +56,8 @@ interface Mounted {
 export class Files {
   readonly #options: Options
   readonly #shares: Shares
+  /** Bytes of the uploads that each tenant has under way: they wait on a disk that all share. */
+  readonly #arriving = new Map<string, number>()
 
   constructor(options: Options) {
     this.#options = options
@@ -127,13 +130,15 @@ export class Files {
       if ((announced ?? 0) > fileBytes) throw tooLarge(fileBytes)
       await this.#checkPlace(tree, path)
       const digest = createHash('sha256')
-      let found = ''
+      let [found, bytes] = ['', 0]
+      const arrives = (more: number): number => this.#arrives(view.tenantId, more)
       const measured = async function* (): AsyncGenerator<Uint8Array> {
-        let bytes = 0
         try {
           for await (const chunk of body) {
             bytes += chunk.length
+            const all = arrives(chunk.length)
             if (bytes > fileBytes) throw tooLarge(fileBytes)
+            if (all > filesAtOnce * fileBytes) throw tooMuchAtOnce(filesAtOnce * fileBytes)
             digest.update(chunk)
             yield chunk
           }
@@ -144,8 +149,12 @@ export class Files {
         found = digest.digest('hex')
         metrics.bytes.inc({ direction: 'in' }, bytes)
       }
-      const { info, replaced } = await tree.put(path, { body: measured(), sha256: () => found, contentType, when })
-      return { entry: info, created: replaced === undefined }
+      try {
+        const { info, replaced } = await tree.put(path, { body: measured(), sha256: () => found, contentType, when })
+        return { entry: info, created: replaced === undefined }
+      } finally {
+        arrives(-bytes)
+      }
     }
     return this.#noted(view, { operation: 'write', mount, path }, work, ({ entry }) => entry.bytes)
   }
@@ -175,6 +184,13 @@ export class Files {
       for (const name of names) trees.set(name, (await this.#mounted(view, name)).tree)
       return search(trees, query)
     })
+  }
+
+  #arrives(tenantId: string, more: number): number {
+    const all = (this.#arriving.get(tenantId) ?? 0) + more
+    if (all > 0) this.#arriving.set(tenantId, all)
+    else this.#arriving.delete(tenantId)
+    return all
   }
 
   async #session({ tenantId, sessionId }: VfsView): Promise<Session | undefined> {
@@ -260,6 +276,14 @@ function check(path: string): void {
   if (!isVfsPath(path)) throw vfsErrors.invalidPath()
 }
 
+/** Of the largest files, so many are a tenant's under way at once; of others as many as its requests. */
+const filesAtOnce = 2
+const tooMuchAtOnce = (max: number) =>
+  limitErrors.limitReached({
+    message: `The uploads of this tenant that are under way have more than ${max} bytes; come again when one is over.`,
+    detail: { limit: 'vfs bytes at once', max },
+    headers: { 'retry-after': '1' },
+  })
 const noMount = () => notFound({ message: 'There is no mount of this name.' })
 const noFile = () => notFound({ message: 'There is no such file.' })
 const tooLarge = (max: number) =>

@@ -4,6 +4,7 @@ import {
   mostObjectsAtOnce,
   type NewObject,
   type ObjectBackend,
+  objectErrors,
   type ObjectInfo,
   type OpenObject,
 } from '#contracts/object-store'
@@ -61,6 +62,13 @@ const fileOf = (path: string, { bytes, contentType, updatedAt, etag }: ObjectInf
   etag,
 })
 
+/** Pages of keys that are no paths, one after another. */
+const mostBare = 100
+const endless = () =>
+  objectErrors.storageUnavailable({
+    message: 'What is behind the mount lists in no order, or too much that is no file.',
+  })
+
 /** The objects of a tenant whose keys begin alike, as files. What a store holds under other names is not seen. */
 export class ObjectTree implements Tree {
   readonly #objects: Pick<ObjectBackend, 'put' | 'open' | 'list' | 'remove'>
@@ -76,10 +84,12 @@ export class ObjectTree implements Tree {
   async *walk(folder: string, { after, recursive, limit }: Walk): AsyncGenerator<VfsEntry> {
     const prefix = this.#prefix + belowOf(folder)
     const query = { prefix, limit: Math.min(limit + 1, mostObjectsAtOnce), folders: !recursive }
+    let bare = 0
     let at: string | undefined = after === '' ? '' : this.#prefix + after + (after.endsWith('/') ? lastCharacter : '')
     while (at !== undefined) {
       const page: Awaited<ReturnType<ObjectBackend['list']>> = await this.#objects.list(this.#tenantId, {
         ...query,
+        ...(bare > 0 ? { limit: mostObjectsAtOnce } : {}),
         after: at,
       })
       const entries: VfsEntry[] = [
@@ -87,6 +97,9 @@ export class ObjectTree implements Tree {
         ...page.prefixes.map((one): VfsEntry => ({ path: one.slice(this.#prefix.length, -1), kind: 'folder' })),
       ].filter(({ path }) => isVfsPath(path))
       yield* entries.sort((a, b) => (isBefore(placeOf(a), placeOf(b)) ? -1 : 1))
+      // A bucket may be a tenant's own: no list of it goes on for ever.
+      bare = entries.length > 0 ? 0 : bare + 1
+      if (bare > mostBare || (page.next !== undefined && !isBefore(at, page.next))) throw endless()
       at = page.next
     }
   }

@@ -179,3 +179,45 @@ test('mounts that a tenant makes at once are all kept, and what others have take
   assert.deepEqual(await mountsOf('acme'), names)
   assert.deepEqual(await mountsOf('globex'), ['theirs'])
 })
+
+test('a bucket whose server lies costs its tenant an answer, and nobody the server', { timeout: 60_000 }, async (t) => {
+  let [xml, asked, modified] = ['', 0, new Date().toUTCString()]
+  const liar = createServer((request, response) => {
+    asked++
+    if (request.method === 'HEAD')
+      return response.writeHead(200, { 'content-length': 3, etag: '"a"', 'last-modified': modified }).end()
+    return response.writeHead(200).end(xml)
+  }).listen(0, '127.0.0.1')
+  await once(liar, 'listening')
+  t.after(() => liar.close())
+  const endpoint = `http://127.0.0.1:${(liar.address() as AddressInfo).port}`
+  const plain = { accessKeyId: 'x', secretAccessKey: 'x' }
+  const mounts = { data: { kind: 's3', bucket: 'data', endpoint, prefix: 'in/', tenants: ['acme'], ...plain } }
+  const { client } = await testVfs(t, { settings: { mounts } })
+  const list = () => client.list({ tenantId: 'acme' }, 'data', '', { recursive: true })
+  const page = (...keys: string[]) =>
+    `<IsTruncated>true</IsTruncated>${keys.map((key) => `<Contents><Key>${key}</Key><Size>1</Size></Contents>`).join('')}`
+  for (const [what, answer] of [
+    ['the same page for ever', page('in/a')],
+    ['keys that are no paths for ever', page('in/b\\\\c')],
+    ['more than a list can be', 'x'.repeat(9 * 1024 * 1024)],
+    ['half of every object', '<Contents>'.repeat(500_000)],
+    ['no key', '<EncodingType>url</EncodingType><Contents><Key>in/%ff</Key></Contents>'],
+  ] as const) {
+    xml = answer
+    asked = 0
+    const said = await list().then(
+      ({ entries }) => `${entries.length} files`,
+      ({ code }: { code: string }) => code,
+    )
+    assert.ok(['storage_unavailable', '0 files'].includes(said), `${what}: ${said}`)
+    assert.ok(asked < 1_000, `${what}: ${asked}`)
+  }
+  // What lies elsewhere, and a time that is none.
+  xml = page('in/a', 'out/b').replace('true', 'false')
+  modified = 'yesterday'
+  assert.deepEqual(
+    (await list()).entries.map(({ path, updatedAt }) => [path, updatedAt]),
+    [['a', '1970-01-01T00:00:00.000Z']],
+  )
+})

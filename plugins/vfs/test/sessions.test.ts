@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { readdir, readFile, utimes, writeFile } from 'node:fs/promises'
+import { readdir, readFile, stat, utimes, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { definePlugin } from '#kernel'
@@ -76,6 +76,27 @@ test('bytes, files and sessions have limits, which uploads at once do not pass t
   await client.close('acme', 's2')
   await until(async () => (await client.usage('acme')).bytes === 90, 'what the closed session had is given back')
   await client.open('acme', 's3', {})
+})
+
+test('uploads that a tenant has under way have so many bytes together, and others have room', async (t) => {
+  const { client, dir } = await testVfs(t, { settings: { mounts, fileBytes: 60 } })
+  const gate = Promise.withResolvers<void>()
+  const body = async function* () {
+    yield Buffer.alloc(50)
+    await gate.promise
+  }
+  const slow = ['a', 'b'].map((path) => client.write(acme, 'files', path, { body: body() }))
+  const incoming = join(dir, 'objects/.incoming')
+  const arrived = async (): Promise<number[]> => {
+    const names = await readdir(incoming).catch(() => [])
+    return Promise.all(names.map(async (name) => (await stat(join(incoming, name))).size))
+  }
+  await until(async () => (await arrived()).join() === '50,50', 'both are under way')
+  await assert.rejects(client.write(acme, 'files', 'more', bytes(30)), { code: 'limit_reached' })
+  await client.write({ tenantId: 'globex' }, 'files', 'more', bytes(30))
+  gate.resolve()
+  await Promise.all(slow)
+  await client.write(acme, 'files', 'more', bytes(60))
 })
 
 test('what a session read and wrote is on record, the newest first, also after its end', async (t) => {
