@@ -28,7 +28,7 @@ export const IssueBody = Type.Object(
         maxItems: 500,
         uniqueItems: true,
         description:
-          'Entries of the MCP catalog that the key may use at `POST /mcp/catalog`; within those of the key that asks, which it has when absent or empty.',
+          'Entries of the MCP catalog that the key may use at `POST /mcp/catalog` and as apps; within those of the key that asks, which it has when absent or empty.',
       }),
     ),
     mcpToolPermissions: Type.Optional(
@@ -67,7 +67,7 @@ export const KeyMetadata = Type.Object({
     description: 'The networks from which it may be used; null: from anywhere.',
   }),
   mcpServers: Type.Array(Type.String(), {
-    description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog`; all when empty.',
+    description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog` and as apps; all when empty.',
   }),
   mcpToolPermissions: Type.Record(Type.String(), Type.Array(Type.String()), {
     description: 'The only tools of an entry that it may use there; all of an entry that is not in it.',

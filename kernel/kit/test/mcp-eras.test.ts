@@ -18,7 +18,7 @@ async function startServer(t: TestContext) {
     refuses: '',
     url: '',
     instructions: '',
-    before: (_: Asked): object | undefined => undefined,
+    before: undefined as ((asked: Asked) => object | undefined) | undefined,
   }
   const handler = createMcpHandler(() => {
     const { instructions } = served
@@ -40,7 +40,7 @@ async function startServer(t: TestContext) {
     const body = await text(request)
     const { method = '', id } = JSON.parse(body) as { method?: string; id?: unknown }
     served.asked.push(`${method} ${request.headers['mcp-param-a'] ?? ''}`.trim())
-    const instead = served.before({ method, headers: request.headers })
+    const instead = served.before?.({ method, headers: request.headers })
     if (instead) {
       response.writeHead('error' in instead ? 400 : 200, { 'content-type': 'application/json' })
       return response.end(JSON.stringify({ jsonrpc: '2.0', id, ...instead }))
