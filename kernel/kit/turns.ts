@@ -1,3 +1,5 @@
+import type { ModelFetch } from '#contracts/model'
+
 /** Does what has one name one after another, and what has other names meanwhile. */
 export class Turns {
   readonly #last = new Map<string, Promise<unknown>>()
@@ -14,3 +16,23 @@ export class Turns {
     }
   }
 }
+
+/** The same fetch, of which a large answer is read when it is its turn: that is awaited for each part behind what is small. */
+export const inTurns =
+  (fetch: ModelFetch, smallBytes: number, turnOf: (part: Uint8Array) => Promise<void>): ModelFetch =>
+  async (input, init) => {
+    const answer = await fetch(input, init)
+    const { status, statusText, headers, body } = answer
+    if (!body || Number(headers.get('content-length') ?? Infinity) <= smallBytes) return answer
+    let bytes = 0
+    const paced = body.pipeThrough(
+      new TransformStream<Uint8Array, Uint8Array>({
+        async transform(part, controller) {
+          bytes += part.length
+          if (bytes > smallBytes) await turnOf(part)
+          controller.enqueue(part)
+        },
+      }),
+    )
+    return new Response(paced, { status, statusText, headers })
+  }

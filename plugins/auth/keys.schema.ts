@@ -28,7 +28,7 @@ export const IssueBody = Type.Object(
         maxItems: 500,
         uniqueItems: true,
         description:
-          'Entries of the MCP catalog that the key may use at `POST /mcp/catalog`; within those of the calling key, which are the default.',
+          'Entries of the MCP catalog that the key may use at `POST /mcp/catalog` and as apps; within those of the calling key, which are the default.',
       }),
     ),
     mcpToolPermissions: Type.Optional(
@@ -67,7 +67,7 @@ export const KeyMetadata = Type.Object({
     description: 'The networks from which it may be used; null: from anywhere.',
   }),
   mcpServers: Type.Array(Type.String(), {
-    description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog`; empty means all.',
+    description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog` and as apps; empty means all.',
   }),
   mcpToolPermissions: Type.Record(Type.String(), Type.Array(Type.String()), {
     description: 'By entry, the only tools that it may use there; of other entries all tools.',

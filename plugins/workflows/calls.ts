@@ -3,12 +3,11 @@ import { isAppError } from '#kernel'
 import { newSessionId } from '#contracts/ids'
 import { shortestSecret } from '#contracts/egress'
 import type { McpServers } from '#contracts/mcp-servers'
-import type { ModelFetch } from '#contracts/model'
 import type { Profile } from '#contracts/profiles'
 import type { Fleet } from '#contracts/runner'
 import { secretErrors, type Secrets, secretsIn, withSecrets } from '#contracts/secrets'
 import { callIdMeta } from '#contracts/tools'
-import { Mask } from '#kit'
+import { inTurns, Mask } from '#kit'
 import {
   guardedLookup,
   isNetworkAddress,
@@ -192,7 +191,7 @@ export class Calls {
     let session: McpSession | undefined
     try {
       session = await mcp.openMcp(
-        inTurns(fetch, context.enter),
+        inTurns(fetch, small, context.enter),
         { url, transport, headers, maxAnswerBytes: mostOutput },
         context.signal,
       )
@@ -287,26 +286,6 @@ async function readUpTo(
   }
   return Buffer.concat(chunks)
 }
-
-/** The same, of which a large answer is read when it is its turn. */
-const inTurns =
-  (fetch: ModelFetch, enter: () => Promise<void>): ModelFetch =>
-  async (input, init) => {
-    const answer = await fetch(input, init)
-    if (!answer.body) return answer
-    let bytes = 0
-    const body = answer.body.pipeThrough(
-      new TransformStream<Uint8Array, Uint8Array>({
-        async transform(chunk, controller) {
-          bytes += chunk.length
-          if (bytes > small) await enter()
-          controller.enqueue(chunk)
-        },
-      }),
-    )
-    const { status, statusText, headers } = answer
-    return new Response(body, { status, statusText, headers })
-  }
 
 /** The request that a node makes of what its templates see. */
 export async function requestOf(

@@ -3,7 +3,10 @@ import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
 import { type Caller, type Guard, permitsServer } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
-import type { McpServers } from '#contracts/mcp-servers'
+import type { TenantLimits } from '#contracts/limits'
+import type { McpServer, McpServers } from '#contracts/mcp-servers'
+import { inTurns } from '#kit'
+import type { ModelConnections } from '#kit/models'
 import { catalogErrors, unknownEntry } from '../errors.ts'
 import { knownName, tags } from '../routes.ts'
 import { NameParams } from '../schema.ts'
@@ -11,7 +14,12 @@ import type { McpEndpoint } from '#kit/mcp-server'
 import type { CatalogTools, CatalogToolsOptions } from './catalog-tools.ts'
 import type { Upstreams, UpstreamsOptions } from './upstreams.ts'
 
-type EndpointOptions = Omit<CatalogToolsOptions, 'upstreams'> & UpstreamsOptions & { readonly kv: Kv | undefined }
+interface EndpointOptions
+  extends Omit<CatalogToolsOptions, 'upstreams' | 'limits'>, Omit<UpstreamsOptions, 'fetchFor'> {
+  readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
+  readonly limits: Pick<TenantLimits, 'of' | 'paced'> | undefined
+  readonly kv: Kv | undefined
+}
 
 interface Parts {
   readonly endpoint: McpEndpoint
@@ -19,6 +27,8 @@ interface Parts {
   readonly upstreams: Upstreams
 }
 
+/** An answer of a server that is larger comes no faster than its tenant may fetch what is large. */
+const smallBytes = 32 * 1024
 /** Clients may keep a list of tools for so long. */
 const listMs = 60_000
 
@@ -58,8 +68,14 @@ export class CatalogEndpoint {
       import('./catalog-tools.ts'),
       import('./upstreams.ts'),
     ])
-    const { kv } = this.#options
-    const upstreams = new Upstreams(this.#options)
+    const { kv, connections, limits } = this.#options
+    const upstreams = new Upstreams({
+      ...this.#options,
+      fetchFor: (tenantId, addresses) =>
+        inTurns(connections[addresses].fetch, smallBytes, async (part) => {
+          for await (const _ of limits?.paced(tenantId, ReadableStream.from([part])) ?? []);
+        }),
+    })
     return {
       upstreams,
       tools: new CatalogTools({ ...this.#options, upstreams }),

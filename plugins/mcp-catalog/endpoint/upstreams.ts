@@ -22,7 +22,7 @@ import {
   type ToolCall,
 } from '#kit/mcp-server'
 import type { McpServer } from '#contracts/mcp-servers'
-import type { ModelConnections } from '#kit/models'
+import type { ModelFetch } from '#contracts/model'
 import type { CatalogMetrics } from '../metrics.ts'
 
 /** Sessions with servers that one tenant, and all together, have in a process; calls that one tenant has under way. */
@@ -41,7 +41,7 @@ const maxAnswerBytes = 4 * 1024 * 1024
 const digestsForMs = 60_000
 
 export interface UpstreamsOptions {
-  readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
+  fetchFor(tenantId: string, addresses: NonNullable<McpServer['addresses']>): ModelFetch
   readonly callMs: number
   readonly metrics: CatalogMetrics
   readonly stopping: AbortSignal
@@ -221,7 +221,7 @@ export class Upstreams {
     const changed = (): void => {
       upstream.digests = undefined
     }
-    const { fetch } = this.#options.connections[addresses]
+    const fetch = this.#options.fetchFor(tenantId, addresses)
     const upstream: Upstream = {
       key,
       tenantId,

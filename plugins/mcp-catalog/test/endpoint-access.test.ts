@@ -65,6 +65,18 @@ test('with `review` only accepted definitions are listed and called, also when a
   assert.match(refused.text, /not as it was accepted/)
 })
 
+test('a large answer comes no faster than its tenant may fetch what is large; a small one waits for nothing', async (t) => {
+  const at = await stage(t, { settings: { callTimeout: '500ms' } })
+  const large = async (): Promise<string> => 'x'.repeat(200_000)
+  const server = await startExternalServer(t, { read: {}, large: { run: large } })
+  await at.call('POST', catalog, { name: 'files', url: server.url })
+  const speak = speaker(at, await tokenOf(at.call))
+  assert.equal(((await speak.call('files__large')) as { isError: boolean }).isError, false)
+  await at.call('PATCH', '/api/tenants/default', { limits: { transferBytesPerMinute: 0 } })
+  assert.deepEqual(await speak.call('files__read'), { text: 'read done', isError: false })
+  assert.match(((await speak.call('files__large')) as { text: string }).text, /took longer than 0.5 s/)
+})
+
 test('a tenant has its turns, its hosts are checked, and there is no stream and no session to end', async (t) => {
   const at = await stage(t, { variables: { AGENT_ORC_HOSTS: 'orc.example' } })
   const server = await startExternalServer(t, { read: {} })

@@ -64,6 +64,35 @@ test('each way to fail has its name, and is what the entry shows', async (t) => 
   assert.equal((await call('POST', `${catalog}/nobody/test`)).status, 404)
 })
 
+test('nobody is sent on by a server: neither a request nor a secret goes where it points', async (t) => {
+  const { call, servers } = await stage(t)
+  const trapped: unknown[] = []
+  const trap = await listen(t, ({ headers }, response) => {
+    trapped.push(headers)
+    response.end()
+  })
+  const pointing = await listen(t, (_, response) => void response.writeHead(307, { location: trap }).end())
+  await call('POST', catalog, { name: 'moved', url: pointing, headers: { 'x-key': 'a plain one' } })
+  assert.deepEqual(failureOf(await call('POST', `${catalog}/moved/test`)), [502, 'mcp_refused'])
+  await call('POST', '/api/secrets', { name: 'client', value: 'long enough' })
+  const oauth = { grant: 'client_credentials', clientId: 'c', clientSecret: 'secret://client' }
+  await call('POST', catalog, { name: 'granted', url: pointing, oauth: { ...oauth, tokenUrl: pointing } })
+  // Whom it asks itself it learns from nobody who redirects, either.
+  await call('POST', catalog, { name: 'asked', url: pointing, oauth })
+  const { unavailable } = await servers.resolve('default', ['granted', 'asked'])
+  assert.deepEqual(
+    unavailable.map(({ server, message }) => [
+      server,
+      /answered 307|publishes no metadata|cannot be asked/.test(message),
+    ]),
+    [
+      ['granted', true],
+      ['asked', true],
+    ],
+  )
+  assert.deepEqual(trapped, [])
+})
+
 test('what cannot be kept of a server is replaced: NUL, and halves of characters', async (t) => {
   const { call } = await stage(t)
   const server = await startExternalServer(t, { read: { description: 'a\0b\ud800c\\u0000' } })
