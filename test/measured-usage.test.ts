@@ -40,7 +40,7 @@ type Lines = Record<string, unknown>[]
 /** `lie` is what the worker does with a run; it calls its model with `ask`, which resolves to 200 or to the code of the error. */
 async function runnerWith(
   t: TestContext,
-  lie: (ask: () => Promise<unknown>) => ReturnType<NonNullable<WorkerScript['run']>>,
+  lie: (ask: () => Promise<unknown>, calculate: () => Promise<unknown>) => ReturnType<NonNullable<WorkerScript['run']>>,
 ) {
   const boxes = new Map<string, ScriptedWorker>()
   const provider = {
@@ -53,7 +53,9 @@ async function runnerWith(
         const text = await reply.text()
         return reply.status === 200 ? 200 : (JSON.parse(text) as { error: string }).error
       }
-      const worker: ScriptedWorker = startScriptedWorker(t, identity, { run: () => lie(ask) })
+      const call = { name: 'calculate', input: { expression: '1+1' } }
+      const calculate = () => found[0]!.invokeTool('acme', session, call, new AbortController().signal)
+      const worker: ScriptedWorker = startScriptedWorker(t, identity, { run: () => lie(ask, calculate) })
       boxes.set('box', worker)
       return { sandboxId: 'box' }
     },
@@ -101,7 +103,7 @@ async function runnerWith(
       prompt: 'hi',
       firstSeq: 2,
       timeoutMs: 60_000,
-      create: { profile: testProfile('coder', { workerMode: 'sandbox', model: 'openai/m' }) },
+      create: { profile: testProfile('coder', { workerMode: 'sandbox', model: 'openai/m', tools: ['calculate'] }) },
       ...(budget ? { budget } : {}),
     }
     const usage = new RunUsage(prices)
@@ -144,6 +146,33 @@ test('a worker that says it used nothing is charged for what it used', async (t)
       ['cached', 0],
     ],
   )
+})
+
+test('a worker that calls tools and tells of fewer is charged for all of them; one that tells is charged once', async (t) => {
+  const call = (id: string) => ({ type: 'tool_call', id, name: 'calculate', arguments: { expression: '1+1' } }) as const
+  for (const [told, end] of [
+    [3, result],
+    [1, result],
+    [0, { type: 'error', code: 'runtime_error', message: 'It broke.' }],
+  ] as const) {
+    await t.test(`${told} of 3`, async (inner) => {
+      const { run } = await runnerWith(inner as TestContext, async function* (_ask, calculate) {
+        for (let n = 0; n < 3; n++) {
+          if (n < told) yield call(`c${n}`)
+          assert.deepEqual(await calculate(), { ok: true, content: '2' })
+        }
+        yield end
+      })
+      const { lines, usage } = await run()
+      assert.equal(usage.toolCalls, 3)
+      const unsaid = lines.filter(({ stage }) => stage === 'unsaid_tool_calls').map(({ count }) => count)
+      assert.deepEqual(unsaid, told === 3 ? [] : [3 - told])
+      assert.deepEqual(
+        lines.map(({ seq }) => seq),
+        lines.map((_, i) => i + 2),
+      )
+    })
+  }
 })
 
 test('a worker that spends more than its run may is refused, and its run is charged for what it spent', async (t) => {

@@ -33,6 +33,8 @@ export const ProgressEvent = open({
   /** In stage `context_trimmed`: how many turns were left out of the prompt, and how many results were cut. */
   droppedTurns: Type.Optional(Type.Integer()),
   cutResults: Type.Optional(Type.Integer()),
+  /** In stage `unsaid_tool_calls`: how many its runner has seen of which its worker has told nothing. */
+  count: Type.Optional(Type.Integer()),
   /** In stage `approval_waiting`: the call that waits for a person. */
   approval: Type.Optional(
     Type.Object({
@@ -55,6 +57,9 @@ export const ProgressEvent = open({
     }),
   ),
 })
+/** What a runner counts for itself of a call that it executes, and what it says at the end of a run whose worker has told of fewer. */
+export const calledStage = 'tool_called'
+export const unsaidCallsStage = 'unsaid_tool_calls'
 const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
 /** A chunk of model text; the chunks of a run joined are its text. */
 export const AssistantEvent = open({ type: Type.Literal('assistant'), text: Type.String(), delta: Type.Literal(true) })

@@ -1,6 +1,7 @@
 import { linesOf, maxLineBytes } from '#kernel'
 import { type EndingCode, type EndingKind, endings } from '#contracts/endings'
 import {
+  calledStage,
   createEventEncoder,
   type EventEncoder,
   hasStamp,
@@ -9,6 +10,7 @@ import {
   peekType,
   readUnstamped,
   type RuntimeEvent,
+  unsaidCallsStage,
 } from '#contracts/run-event'
 import { type FailingStop } from '#contracts/runner'
 import type { MeasuredCalls } from '#contracts/workers'
@@ -44,6 +46,9 @@ export class Relay {
   readonly #inserted: number[] = []
   /** The sidecar's `seq` of each line that was left out, in order. */
   readonly #dropped: number[] = []
+  /** Tool calls that were executed here, and those that its lines tell of. */
+  #called = 0
+  #told = 0
   /** Who measures its model calls. */
   #calls: MeasuredCalls | undefined
   /** The text of an unstamped run so far. */
@@ -88,6 +93,10 @@ export class Relay {
   }
   /** A line between those of the sidecar. */
   insert(event: RuntimeEvent): Buffer {
+    if (event.type === 'progress' && event.stage === calledStage) {
+      this.#called++
+      return nothing
+    }
     // A sidecar that does not stamp has its lines counted as they come.
     if (this.#stamped !== false || this.#distrusted) this.#inserted.push(this.#due)
     return this.own(event)
@@ -113,9 +122,13 @@ export class Relay {
   get #due(): number {
     return this.#next - this.#inserted.length + this.#dropped.length
   }
-  /** Ends the model calls of a run that ends, and returns the lines of what they have used. */
+  /** Ends the model calls of a run that ends, and returns the lines of what they have used, and of tool calls that a worker has kept to itself. */
   #lastUsage(): Buffer {
-    return Buffer.concat((this.#calls?.end() ?? []).map((usage) => this.insert(usage)))
+    const unsaid = this.#distrusted ? this.#called - this.#told : 0
+    this.#called = this.#told
+    const last: RuntimeEvent[] = [...(this.#calls?.end() ?? [])]
+    if (unsaid > 0) last.push({ type: 'progress', stage: unsaidCallsStage, count: unsaid })
+    return Buffer.concat(last.map((event) => this.insert(event)))
   }
   #finish(by: Terminal['by'], code: unknown): void {
     this.#terminal = { by, code: code === undefined ? undefined : String(code) }
@@ -200,7 +213,8 @@ export class Relay {
       this.#dropped.push(this.#due)
       return true
     }
-    if (isTerminalType(event.type) && this.#calls) out.push(this.#lastUsage())
+    if (event.type === 'tool_call') this.#told++
+    if (isTerminalType(event.type)) out.push(this.#lastUsage())
     try {
       out.push(this.own(event))
       this.#saw(event)
@@ -236,6 +250,7 @@ const sendable = /^[\x21-\x7e]{1,1024}$/
 const latestStart = 40
 const closingBrace = 0x7d
 const newline = Buffer.from('\n')
+const nothing = Buffer.alloc(0)
 const deltaHead = Buffer.from('{"type":"assistant","runId":"')
 const [head0, head8, head16] = [0, 8, 16].map((at) => deltaHead.readDoubleLE(at))
 const head21 = deltaHead.readDoubleLE(21)

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { tenantKey } from '#contracts/ids'
 import { overLimit } from '#contracts/limits'
 import type { Replay } from '#contracts/replay'
+import { calledStage } from '#contracts/run-event'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
@@ -79,8 +80,10 @@ export function createToolCalls(
       ...(sandboxes && hasSandbox(profile) ? { sandbox } : {}),
       ...(files ? { vfs: files } : {}),
     }
-    const invoke = (): Promise<ToolResult> =>
-      app ? callApp(toolkit.delegations, app, input, context) : toolkit.invoke(name, input, context)
+    const invoke = (): Promise<ToolResult> => {
+      run?.report({ type: 'progress', stage: calledStage })
+      return app ? callApp(toolkit.delegations, app, input, context) : toolkit.invoke(name, input, context)
+    }
     if (!ledger) return invoke()
     return ledger.call(name, input, callId, async () => {
       const result = await invoke()

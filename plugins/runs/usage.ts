@@ -1,5 +1,5 @@
 import { microcentsPerCent, type Prices } from '#contracts/prices'
-import { type EventType, parseLine, type Usage } from '#contracts/run-event'
+import { type EventType, parseLine, unsaidCallsStage, type Usage } from '#contracts/run-event'
 import type { Profile } from '#contracts/profiles'
 import type { SandboxUse } from '#contracts/run-store'
 import type { RunBudget } from '#contracts/runner'
@@ -12,6 +12,9 @@ const mostModelChars = 200
 /** The most tokens of a run: sums stay exact, and meters within PostgreSQL's bigint. */
 const mostTokensOfRun = 1e15
 const mostMicrocentsOfRun = mostCents * microcentsPerCent
+/** What a runner says of tool calls that a worker has not told of. */
+const unsaid = Buffer.from(`"stage":"${unsaidCallsStage}"`)
+const mostUnsaid = 1_000_000
 /** The most idle seconds that are counted; an idle sandbox is paused long before. */
 const mostIdleSeconds = 7 * 24 * 3_600
 
@@ -112,6 +115,7 @@ export class RunUsage {
     if (!this.#sandboxIsKnown) this.#readSandbox(type, line, seq)
     if (type === 'tool_call') this.toolCalls++
     if (type === 'assistant') this.said(1, line.length)
+    if (type === 'progress' && line.includes(unsaid)) this.toolCalls += whole(parseLine(line)?.['count'], mostUnsaid)
     if (this.#calling === undefined || type === 'tool_result') this.#calling = true
     if (type !== 'usage' && type !== 'session_init') return true
     const event = parseLine(line)

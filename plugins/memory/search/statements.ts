@@ -45,9 +45,9 @@ export const similar = {
   text: `SELECT asked.word, near.term, near.records, near.likeness FROM unnest($3::text[], $4::text[], $5::text[]) AS asked (word, first, behind)
          CROSS JOIN LATERAL (
            SELECT term, records, likeness FROM (
-             SELECT term, records, similarity(term, asked.word)::float8 AS likeness FROM (
+             SELECT term, records, CASE WHEN char_length(term) BETWEEN char_length(asked.word) - 2 AND char_length(asked.word) + 2
+               THEN similarity(term, asked.word)::float8 END AS likeness FROM (
                SELECT term, records FROM memory_terms WHERE tenant_id = $1 AND bank = $2 AND term >= asked.first AND term < asked.behind LIMIT 4000) first_alike
-             WHERE char_length(term) BETWEEN char_length(asked.word) - 2 AND char_length(asked.word) + 2
            ) close_ones WHERE likeness >= 0.4 ORDER BY likeness DESC LIMIT 3) near`,
 }
 

@@ -310,7 +310,7 @@ const telling = prepared(
   `SELECT first_seq, lines FROM run_events
    WHERE tenant_id = :tenant AND run_id = :run
      AND (position('{"type":"usage"'::bytea IN lines) > 0 OR position('{"type":"tool_call"'::bytea IN lines) > 0
-       OR position('"stage":"runner_accepted"'::bytea IN lines) > 0 OR position('"stage":"sandbox"'::bytea IN lines) > 0
+       OR position('"stage":"unsaid_tool_calls"'::bytea IN lines) > 0 OR position('"stage":"runner_accepted"'::bytea IN lines) > 0 OR position('"stage":"sandbox"'::bytea IN lines) > 0
        OR first_seq = (SELECT max(first_seq) FROM run_events WHERE tenant_id = :tenant AND run_id = :run))
    ORDER BY first_seq`,
 )
