@@ -19,8 +19,8 @@ const abreast = 100
 const abreastOfAll = 2_000
 /** When a run is looked at again for which there was no room. */
 const noRoomMs = 5_000
-/** A wake-up waits so long for the run to rest; longer calls go on by themselves, under their leases. */
-const patienceMs = 1_500
+/** A wake-up waits so long for calls of its run; longer ones go on by themselves, under their leases, and hold up no other wake-ups. */
+const patienceMs = 50
 /** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
 const soonMs = 60_000
 /** How long stopping waits for calls under way. */
@@ -53,6 +53,8 @@ interface Driver {
   /** Somebody asked to look again. */
   again: boolean
   wake: () => void
+  /** Resolves once it waits for calls. */
+  readonly calls: PromiseWithResolvers<void>
   done: Promise<void>
 }
 
@@ -124,6 +126,7 @@ export class Engine {
         outcomes: [],
         again: true,
         wake: () => {},
+        calls: Promise.withResolvers(),
         done: Promise.resolve(),
       }
       this.#drivers.set(key, driver)
@@ -135,7 +138,7 @@ export class Engine {
     const rest = new AbortController()
     const rests = await Promise.race([
       driver.done.then(() => true),
-      sleep(patienceMs, false, { signal: rest.signal, ref: false }).catch(() => true),
+      driver.calls.promise.then(() => sleep(patienceMs, false, { signal: rest.signal, ref: false })).catch(() => true),
     ])
     rest.abort()
     // The wake-up is over then: should this process die, another one comes when the leases are over.
@@ -204,6 +207,7 @@ export class Engine {
         continue
       }
       if (driver.again) continue
+      driver.calls.resolve()
       await woken
       // What ends together is stored together.
       await turn()
