@@ -20,10 +20,8 @@ import { type Opening, Transition, type TransitionDeps } from './transition.ts'
 const abreast = 100
 /** A run for which there is no room here is offered to all processes after this; here it goes on as soon as there is some. */
 const noRoomMs = 5_000
-/** A wake-up waits so long for the run to rest; longer calls go on by themselves, under their leases. */
-const patienceMs = 1_500
-/** Of a tenant with so many calls under way no wake-up waits: those of others are taken behind them. */
-const manyCalls = 20
+/** A wake-up waits so long for calls of its run; longer ones go on by themselves, under their leases, and hold up no other wake-ups. */
+const patienceMs = 50
 /** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
 const soonMs = 60_000
 /** How long stopping waits for calls under way. */
@@ -57,6 +55,8 @@ interface Driver {
   /** Somebody asked to look again. */
   again: boolean
   wake: () => void
+  /** Resolves once it waits for calls. */
+  readonly calls: PromiseWithResolvers<void>
   done: Promise<void>
 }
 
@@ -131,6 +131,7 @@ export class Engine {
         outcomes: [],
         again: true,
         wake: () => {},
+        calls: Promise.withResolvers(),
         done: Promise.resolve(),
       }
       this.#drivers.set(key, driver)
@@ -140,10 +141,9 @@ export class Engine {
       driver.done.catch(() => {})
     }
     const rest = new AbortController()
-    const waitMs = this.#room.usedBy(tenantId) < manyCalls ? patienceMs : 0
     const rests = await Promise.race([
       driver.done.then(() => true),
-      sleep(waitMs, false, { signal: rest.signal, ref: false }).catch(() => true),
+      driver.calls.promise.then(() => sleep(patienceMs, false, { signal: rest.signal, ref: false })).catch(() => true),
     ])
     rest.abort()
     // The wake-up is over then: should this process die, another one comes when the leases are over.
@@ -221,6 +221,7 @@ export class Engine {
         if (this.#room.of(tenantId) > 0) continue
         this.#room.wait(tenantId, runId)
       }
+      driver.calls.resolve()
       await woken
       // What ends together is stored together.
       await turn()

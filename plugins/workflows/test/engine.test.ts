@@ -21,7 +21,7 @@ test('what fails, is repaired, cancelled, run again and lost', async (t) => {
     return {}
   })
   const s = await stage(t)
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, s)
   const effectsOf = (id: string): string[] =>
     http.effects.filter(({ key }) => key.startsWith(id)).map(({ key }) => key.slice(id.length + 1))
   const repair = (id: string, body: object) => s.call('POST', `/api/workflows/runs/${id}/repair`, body)

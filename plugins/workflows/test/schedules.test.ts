@@ -5,7 +5,7 @@ import { type Body, type Stage, stage } from './stage.ts'
 
 test('schedules fire once a time on any number of conductors, and follow their policies', async (t) => {
   const s = await stage(t)
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, s)
   const { body: quick } = await s.call('POST', '/api/workflows/definitions', {
     name: 'quick',
     nodes: [{ id: 'a', type: 'condition', if: true }],

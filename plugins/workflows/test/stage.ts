@@ -1,6 +1,9 @@
 import { randomBytes } from 'node:crypto'
 import { createServer, type IncomingMessage } from 'node:http'
+import { mkdtemp, rm } from 'node:fs/promises'
 import type { AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { definePlugin, type Running } from '#kernel'
 import { Database } from '#contracts/database'
@@ -18,6 +21,8 @@ export type Call = (method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE', url: st
 
 export interface Stage {
   readonly dsn: string
+  /** The folder of its object store. */
+  readonly objects: string
   readonly kernel: Running
   readonly database: Database
   /** Sweeps what no run has any more of the tenant `default` out of the object store. */
@@ -38,8 +43,13 @@ export interface Stage {
   rests(id: string): Promise<Body>
 }
 
-/** All roles in one process, on a database of its own or that of another stage. */
-export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly dsn?: string } = {}): Promise<Stage> {
+/** All roles in one process, on a database and an object store of its own or those of another stage. */
+export async function stage(
+  t: Pick<TestContext, 'after'>,
+  { dsn, objects }: Partial<Pick<Stage, 'dsn' | 'objects'>> = {},
+): Promise<Stage> {
+  const dir = objects ?? (await mkdtemp(join(tmpdir(), 'objects-')))
+  if (objects === undefined) t.after(() => rm(dir, { recursive: true, force: true }))
   const parts: { database: Database; data: ReadonlyMap<string, TenantDataStore> }[] = []
   const probe = definePlugin({
     name: 'probe',
@@ -60,7 +70,8 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
     AGENT_ORC_WORKFLOW_ALLOW_HOSTS: [...ports].map((port) => `127.0.0.1:${port}=*`).join(','),
   }
   // Stages on one database tell each other of what moves, as conductors do: a stream would look by itself after seconds only.
-  const kernel = await testRole(t, 'dev', [probe], variables, { settings: { kv: { withoutRedis: 'database' } } })
+  const settings = { kv: { withoutRedis: 'database' }, 'storage-disk': { dir } }
+  const kernel = await testRole(t, 'dev', [probe], variables, { settings })
   const callerWith =
     (token: string): Call =>
     async (method, url, body) => {
@@ -87,6 +98,7 @@ export async function stage(t: Pick<TestContext, 'after'>, { dsn }: { readonly d
   let url: string | undefined
   return {
     dsn: where,
+    objects: dir,
     kernel,
     database: parts[0]!.database,
     sweepObjects: async () => void (await parts[0]!.data.get('linked objects')!.sweep!('default')),
