@@ -149,7 +149,7 @@ function frontMatter(front: string, { problems, forgiven }: Findings): Given | u
   if (typeof strict !== 'string') return strict
   // The usual mistake: a description with a colon in it that nobody quoted.
   const quoted = front.replaceAll(
-    // A blank is none of what may follow blanks: otherwise as many ways to divide them would be tried.
+    // Blanks are not part of what may follow blanks: otherwise as many ways to divide them would be tried.
     /^([A-Za-z-]+):[ \t]+(?![ \t"'|>[{])(.*:(?:[ \t].*)?)$/gm,
     (_, key: string, value: string) => {
       return `${key}: ${JSON.stringify(value.trimEnd())}`
@@ -210,7 +210,7 @@ function nameOf(given: unknown, folder: string | undefined, { problems, forgiven
     problems.push(
       own === ''
         ? "The field 'name' is missing."
-        : `The name '${clip(own)}' is none: up to ${mostName} lower-case letters and digits, with single hyphens between them.`,
+        : `The name '${clip(own)}' is invalid: use up to ${mostName} lower-case letters and digits, with single hyphens between them.`,
     )
   } else if (meant !== own) forgiven.push(`The name '${clip(own)}' was read as '${meant}'.`)
   else if (folder !== undefined && folder.normalize('NFKC') !== meant)
