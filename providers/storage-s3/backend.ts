@@ -19,6 +19,7 @@ import {
 } from '#contracts/object-store'
 import { Turns } from '#kit/turns'
 import type { S3Client } from './client.ts'
+import { type Listed, listIn } from './lists.ts'
 
 const sha256Header = 'x-amz-meta-sha256'
 /** Requests of one list or deletion at once. */
@@ -101,9 +102,12 @@ export class S3Backend implements ObjectBackend {
         const headers = { 'if-match': tag, ...(range ? { range: `bytes=${range.from}-${range.to}` } : {}) }
         const expected = [404, 412]
         const answer = await this.#client.send({ method: 'GET', key: this.#keyOf(tenantId, key), headers, expected })
-        const { etag } = answer.headers
-        // Not every server keeps the condition.
-        if (!expected.includes(answer.statusCode) && (etag === undefined || etag === tag)) return answer.body
+        const { etag, 'content-length': length } = answer.headers
+        const bytes = range ? range.to - range.from + 1 : info.bytes
+        // Not every server keeps the condition, or the range.
+        const isOther = expected.includes(answer.statusCode) || (etag !== undefined && etag !== tag)
+        if (!isOther && length === undefined) return Readable.from(exactly(answer.body, bytes), { objectMode: false })
+        if (!isOther && Number(length) === bytes) return answer.body
         answer.body.on('error', () => {}).destroy()
         throw objectErrors.storageUnavailable({ message: 'The object was replaced while it was read; ask again.' })
       },
@@ -199,7 +203,7 @@ export class S3Backend implements ObjectBackend {
         ...(folders ? { delimiter: '/' } : {}),
       },
     })
-    const { objects, prefixes, truncated } = listIn(await textOf(body))
+    const { objects, prefixes, truncated } = await listIn(body)
     // Whose server it is may be a tenant's: what was not asked for is not there.
     const isAsked = (key: string): boolean => key.startsWith(root + prefix)
     return {
@@ -263,65 +267,13 @@ function diskFailed(cause: unknown): never {
     : objectErrors.storageUnavailable({ cause })
 }
 
-/** A thousand keys of a kilobyte, each byte of which takes three, and what is said of them. */
-const mostListBytes = 8 * 1024 * 1024
-async function textOf(body: AsyncIterable<Uint8Array>): Promise<string> {
-  const chunks: Uint8Array[] = []
-  let bytes = 0
+/** So many bytes were announced: more would be read as the next answer of our connection. */
+async function* exactly(body: AsyncIterable<Uint8Array>, bytes: number): AsyncGenerator<Uint8Array> {
+  let left = bytes
   for await (const chunk of body) {
-    bytes += chunk.length
-    if (bytes > mostListBytes) throw noList()
-    chunks.push(chunk)
+    left -= chunk.length
+    if (left < 0) break
+    yield chunk
   }
-  return Buffer.concat(chunks).toString()
-}
-
-const noList = (cause?: unknown) =>
-  objectErrors.storageUnavailable({ message: 'The S3 server answers a list with something else.', cause })
-
-function listIn(xml: string): Listed {
-  try {
-    return readList(xml)
-  } catch (error) {
-    throw noList(error)
-  }
-}
-
-/** A page of ListObjectsV2. */
-interface Listed {
-  readonly objects: readonly { readonly key: string; readonly bytes: number }[]
-  readonly prefixes: readonly string[]
-  readonly truncated: boolean
-}
-
-const entities: Readonly<Record<string, string>> = { amp: '&', lt: '<', gt: '>', quot: '"', apos: "'" }
-
-const unescaped = (text: string): string =>
-  text.replaceAll(/&(?:#x([0-9a-f]+)|#(\d+)|(\w+));/gi, (all, hex?: string, decimal?: string, name?: string) => {
-    if (hex !== undefined) return String.fromCodePoint(parseInt(hex, 16))
-    if (decimal !== undefined) return String.fromCodePoint(Number(decimal))
-    return entities[name!] ?? all
-  })
-
-/**
- * Reads what a server of S3 lists. Its XML is flat and made by a program, without comments, attributes or CDATA in what is read here,
- * so it needs no parser of documents. Keys are in the encoding of URLs where the server does as it was asked.
- */
-export function readList(xml: string): Listed {
-  const coded = /<EncodingType>\s*url\s*<\/EncodingType>/.test(xml)
-  const textOf = (within: string, name: string): string => {
-    const text = unescaped(new RegExp(`<${name}>([^<]*)</${name}>`).exec(within)?.[1] ?? '')
-    return text
-  }
-  const keyOf = (text: string): string => (coded ? decodeURIComponent(text.replaceAll('+', ' ')) : text)
-  const all = (name: string): string[] =>
-    xml
-      .split(`<${name}>`)
-      .slice(1)
-      .map((one) => one.split(`</${name}>`, 1)[0]!)
-  return {
-    objects: all('Contents').map((one) => ({ key: keyOf(textOf(one, 'Key')), bytes: Number(textOf(one, 'Size')) })),
-    prefixes: all('CommonPrefixes').map((one) => keyOf(textOf(one, 'Prefix'))),
-    truncated: textOf(xml, 'IsTruncated') === 'true',
-  }
+  if (left !== 0) throw objectErrors.storageUnavailable({ message: 'The object store gives other bytes than it said.' })
 }

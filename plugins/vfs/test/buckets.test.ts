@@ -164,6 +164,44 @@ test('reads that the store breaks off are over for their tenant', async (t) => {
     await assert.rejects(client.read({ tenantId: 'acme' }, 'data', 'a'), { code: 'storage_unavailable' })
 })
 
+test('a bucket that gives more or less than it said breaks its own reader off, and says nothing to the next one', async (t) => {
+  const forged = 'abcHTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n[]'
+  let [body, chunked] = [forged, false]
+  const liar = createServer((request, response) => {
+    const head = { etag: '"a"', 'last-modified': new Date().toUTCString() }
+    if (request.method === 'HEAD') return response.writeHead(200, { ...head, 'content-length': 3 }).end()
+    response.writeHead(200, { ...head, ...(chunked ? {} : { 'content-length': body.length }) })
+    return chunked ? response.write('ab', () => response.end(body.slice(2))) : response.end(body)
+  }).listen(0, '127.0.0.1')
+  await once(liar, 'listening')
+  t.after(() => liar.close())
+  const endpoint = `http://127.0.0.1:${(liar.address() as AddressInfo).port}`
+  const plain = { accessKeyId: 'x', secretAccessKey: 'x' }
+  const mounts = { data: { kind: 's3', bucket: 'data', endpoint, tenants: ['acme'], ...plain } }
+  const { client } = await testVfs(t, { settings: { mounts } })
+  const read = async (range?: { from: number; to: number }): Promise<string> => {
+    const file = await client.read({ tenantId: 'acme' }, 'data', 'a', range ? { range } : {})
+    return text(file!.body as AsyncIterable<Buffer>)
+  }
+  for (const [given, inChunks] of [
+    [forged, false],
+    [forged, true],
+    ['ab', false],
+    ['ab', true],
+  ] as const) {
+    ;[body, chunked] = [given, inChunks]
+    await assert.rejects(read(), `${given} ${inChunks}`)
+    assert.deepEqual(
+      (await client.mounts({ tenantId: 'acme' })).map(({ name }) => name),
+      ['data'],
+    )
+  }
+  ;[body, chunked] = ['abc', true]
+  assert.equal(await read(), 'abc')
+  // A server that takes no notice of a range would have its reader take the beginning for the end.
+  await assert.rejects(read({ from: 1, to: 2 }))
+})
+
 test('mounts that a tenant makes at once are all kept, and what others have takes no name away', async (t) => {
   const settings = { mounts: { theirs: { kind: 'objects', tenants: ['globex'] } } }
   const { url, signer, kernel, dir } = await testVfs(t, { settings })

@@ -5,8 +5,9 @@ import { createServer, type IncomingMessage } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import { startFauxqs } from 'fauxqs'
 import { newObject, oddKeys, operatedConductor, testObjectBackend } from '#testing'
-import { readList, type S3Backend } from '../backend.ts'
+import type { S3Backend } from '../backend.ts'
 import { S3Client } from '../client.ts'
+import { readList } from '../lists.ts'
 import { backendFor, keyBytes } from './support.ts'
 
 const keys = {
