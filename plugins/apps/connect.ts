@@ -134,9 +134,13 @@ export class Connector {
       if (active.provider !== provider) throw appErrors.toolkitNotActive()
       const redirectUrl = accounts.redirectUrl ?? ''
       const back = { tenantId, toolkit, endUserId, redirectUrl, signal: this.#patience() }
-      const grant = await toolkits.providerOf(active).finish(back, keep, answer)
-      const stored = await accounts.connected(tenantId, connectionId, provider, grant)
-      if (!stored) throw appErrors.connectRefused({ message: gone })
+      const app = toolkits.providerOf(active)
+      const grant = await app.finish(back, keep, answer)
+      if (!(await accounts.connected(tenantId, connectionId, provider, grant))) {
+        // What was revoked in that moment is not to live on at its app.
+        await app.revoke({ ...back, secret: grant.secret })
+        throw appErrors.connectRefused({ message: gone })
+      }
       return { ok: true, message: `Your account is connected to ${toolkit}. You can close this page.` }
     } catch (error) {
       if (!isAppError(error))

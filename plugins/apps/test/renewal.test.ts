@@ -210,6 +210,17 @@ test('a revoked account is used no more from then on, and is taken back at its s
   await revoke()
   assert.equal((await s.browse(s.issuer.agree(back))).status, 400, 'a link from before is no more')
 
+  // And one that is revoked while its owner comes back is not left at its server.
+  const late = String((await s.begin({ endUserId: 'ann' })).body['url'])
+  const gate = Promise.withResolvers<void>()
+  s.issuer.gate = gate.promise
+  const coming = s.browse(s.issuer.agree(late))
+  while (s.issuer.asked.length < 2) await new Promise((resolve) => setImmediate(resolve))
+  await revoke()
+  gate.resolve()
+  assert.equal((await coming).status, 400)
+  assert.deepEqual(s.issuer.revoked.splice(2), ['refresh-2', 'access-2'])
+
   await s.connect({ endUserId: 'ann' })
   s.issuer.revokes = 503
   assert.equal((await s.call('DELETE', '/api/mcp/catalog/files')).status, 204)
