@@ -146,7 +146,9 @@ export class ApprovalDesk implements Approvals {
       await database.tenant(tenantId, async (tx) => {
         await this.#expire(tx)
         const parked = await tx.query<{ id: string }>({
-          text: `SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = 'parked' AND waited_ms IS NOT NULL LIMIT ${atOnce}`,
+          // Those for which nobody waits any more: thousands that do would hide them.
+          text: `SELECT id FROM runs r WHERE tenant_id = $1 AND claim_owner = 'parked' AND waited_ms IS NOT NULL AND NOT EXISTS (
+                   SELECT FROM approvals a WHERE a.tenant_id = $1 AND a.run_id = r.id AND a.status = 'waiting') LIMIT ${atOnce}`,
           values: [tenantId],
         })
         await this.#wakeIfDecided(

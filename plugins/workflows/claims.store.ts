@@ -135,7 +135,7 @@ export const dueNodes = (
 
 /** A node as whoever makes the attempt sees it. */
 export const claimedOf = (
-  { id, attempt, effect, part, item, started_ms }: NodeRow,
+  { id, attempt, effect, part, item, started_ms, now_ms }: NodeRow,
   spec: WorkflowNode,
   budgetCents: number | undefined,
 ): Claimed => ({
@@ -145,6 +145,7 @@ export const claimedOf = (
   spec,
   part: part ?? undefined,
   item: item ?? undefined,
-  startedMs: started_ms ?? Date.now(),
+  startedMs: started_ms ?? now_ms,
+  nowMs: now_ms,
   budgetCents,
 })

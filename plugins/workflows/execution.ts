@@ -79,7 +79,7 @@ export class Execution {
       if (signal.aborted) throw cause
       // Nothing has begun: what a call meets once it has is in its outcome.
       const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
-      if (isEarly && Date.now() - attempt.startedMs < patienceMs) {
+      if (isEarly && attempt.nowMs - attempt.startedMs < patienceMs) {
         return { ...of, kind: 'later', inMs: 1_000 + Math.random() * 4_000 }
       }
       const error = failureOf(cause)
@@ -290,7 +290,7 @@ export class Execution {
   async #wait(attempt: Attempt, spec: NodeOf<'wait'>, scope: Scope): Promise<Done> {
     const { signal } = spec
     const { seconds = null, until = null } = spec
-    const dueInMs = dueIn(await this.#deps.evaluator.render(attempt.tenantId, { seconds, until }, scope))
+    const dueInMs = dueIn(await this.#deps.evaluator.render(attempt.tenantId, { seconds, until }, scope), attempt.nowMs)
     if (typeof dueInMs === 'object') return over(dueInMs)
     if (dueInMs === 0 && signal === undefined) return { kind: 'over', status: 'ok', output: 'null' }
     return {

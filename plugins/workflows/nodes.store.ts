@@ -23,9 +23,12 @@ export interface NodeRow {
   readonly leased: boolean
   readonly reserved_cents: number
   readonly started_ms: number | null
+  /** The clock of the database: those of processes may be wrong. */
+  readonly now_ms: number
 }
 export const nodeColumns = `n.id, n.type, n.spec, n.parent, n.part, n.item, n.status, n.attempt, n.effect, n.tries, n.lost, n.concurrency_key,
-  n.waits_for, n.lease_until IS NOT NULL AS leased, n.reserved_cents, (extract(epoch FROM n.started_at) * 1000)::float8 AS started_ms`
+  n.waits_for, n.lease_until IS NOT NULL AS leased, n.reserved_cents, (extract(epoch FROM n.started_at) * 1000)::float8 AS started_ms,
+  (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS now_ms`
 
 /** How long an attempt is believed to be executed by who claimed it, unless that says so again. */
 export const leaseMs = 30_000

@@ -59,6 +59,8 @@ export interface Claimed {
   /** What its map or loop gives it, as JSON. */
   readonly item: string | undefined
   readonly startedMs: number
+  /** When it was claimed, by the clock of the database. */
+  readonly nowMs: number
   /** What its agents may cost, where the run has a limit. */
   readonly budgetCents: number | undefined
 }

@@ -70,14 +70,11 @@ export function missedOf(id: string, body: ScheduleBody, times: readonly Date[],
 
 const longestWaitMs = 366 * 86_400_000
 
-/** In how many milliseconds a wait ends; undefined: not by itself. */
-export function dueIn({
-  seconds,
-  until,
-}: {
-  readonly seconds: string
-  readonly until: string
-}): number | Failure | undefined {
+/** In how many milliseconds after `now` a wait ends; undefined: not by itself. */
+export function dueIn(
+  { seconds, until }: { readonly seconds: string; readonly until: string },
+  now: number,
+): number | Failure | undefined {
   if (seconds !== 'null') {
     const wanted = Number(textOf(seconds))
     if (!(wanted >= 0 && wanted * 1_000 <= longestWaitMs)) {
@@ -91,8 +88,8 @@ export function dueIn({
   }
   if (until === 'null') return undefined
   const at = Date.parse(textOf(until))
-  if (!(at - Date.now() <= longestWaitMs)) {
+  if (!(at - now <= longestWaitMs)) {
     return { code: 'bad_time', message: '`until` did not come out as a time within a year.', retryable: false }
   }
-  return Math.max(0, at - Date.now())
+  return Math.max(0, at - now)
 }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { jitterOf, lastTimesOf, missedOf, timesOf } from '../times.ts'
+import { dueIn, jitterOf, lastTimesOf, missedOf, timesOf } from '../times.ts'
 import { type Body, type Stage, stage } from './stage.ts'
 
 test('schedules fire once a time on any number of conductors, and follow their policies', async (t) => {
@@ -270,6 +270,14 @@ test('a time that a longer jitter before it has held back was not missed', () =>
   while (turn(id, first) < turn(id, second) + 120_000) id += 'a'
   const missed = (ms: number) => missedOf(id, body, [first, second], new Date(turn(id, first) + ms))
   assert.deepEqual([missed(1_000), missed(61_000)], [[], [first, second]])
+})
+
+test('a wait is over by the clock of the database, whatever that of a process says', async (t) => {
+  const until = '"2026-06-01T12:00:00+02:00"'
+  const now = Date.parse('2026-06-01T09:59:00Z')
+  t.mock.timers.enable({ apis: ['Date'], now: now + 3_600_000 })
+  assert.equal(dueIn({ seconds: 'null', until }, now), 60_000)
+  assert.equal(dueIn({ seconds: 'null', until }, now + 61_000), 0)
 })
 
 test('daylight saving: a time that a night does not have comes at the end of its gap, one that it has twice comes once', () => {
