@@ -1,6 +1,7 @@
 import { lookup as systemLookup, type LookupAddress } from 'node:dns'
 import { Resolver } from 'node:dns/promises'
 import { isIP, type LookupFunction } from 'node:net'
+import { callbackify } from 'node:util'
 import ipaddr from 'ipaddr.js'
 
 /** Why a URL that a tenant gave may not be asked. */
@@ -136,12 +137,7 @@ export const publicResolve = (servers?: readonly string[]): Resolve => {
     const { code } = four.reason as { code?: string }
     throw Object.assign(new Error(`${host} could not be looked up`), { code: code === 'ENODATA' ? 'ENOTFOUND' : code })
   }
-  return (host, callback) =>
-    // Called behind the promise: what a callback throws is not its rejection.
-    void addressesOf(host).then(
-      (addresses) => process.nextTick(callback, null, addresses),
-      (error: Error) => process.nextTick(callback, error, []),
-    )
+  return callbackify(addressesOf)
 }
 
 export class ForbiddenAddressError extends Error {

@@ -3,6 +3,7 @@ import type { Caller } from '#contracts/auth'
 import { billingErrors, type BillingEvent, type BillingProvider } from '#contracts/billing'
 import { newId } from '#contracts/ids'
 import { microcentsPerCent } from '#contracts/prices'
+import { Turns } from '#kit/turns'
 import { type Ledger, microcents } from './ledger.ts'
 import type { CheckoutView, CorrectionBody, GrantBody, Pack, WalletView } from './schema.ts'
 
@@ -30,6 +31,8 @@ interface Outcome {
 /** How credit comes to tenants: bought, given, corrected. */
 export class Wallet {
   readonly #deps: WalletDeps
+  /** The provider counts what this server asks of it, whichever tenant that is for. */
+  readonly #asking = new Turns()
 
   constructor(deps: WalletDeps) {
     this.#deps = deps
@@ -51,7 +54,10 @@ export class Wallet {
     }
   }
   /** `origin`: where the caller has asked this server. */
-  async checkout({ tenantId, keyId }: Caller, cents: number, origin: string): Promise<{ url: string }> {
+  async checkout(caller: Caller, cents: number, origin: string): Promise<{ url: string }> {
+    return this.#asking.take(caller.tenantId, () => this.#checkout(caller, cents, origin))
+  }
+  async #checkout({ tenantId, keyId }: Caller, cents: number, origin: string): Promise<{ url: string }> {
     const { ledger, packs, currency, name, publicUrl } = this.#deps
     const pack = packs.find((one) => one.cents === cents)
     if (!pack) {
@@ -84,7 +90,8 @@ export class Wallet {
     if (!provider.portal || customer === undefined) {
       throw notFound({ message: 'The billing provider has no page about this tenant.' })
     }
-    return { url: await provider.portal(customer, publicUrl ?? origin) }
+    const page = (): Promise<string> => provider.portal!(customer, publicUrl ?? origin)
+    return { url: await this.#asking.take(tenantId, page) }
   }
   async payment(tenantId: string, id: string): Promise<CheckoutView> {
     const found = await this.#deps.ledger.checkout(tenantId, id)

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import type { Caller } from '#contracts/auth'
 import { testRole } from '#testing'
+import { Wallet as Wallets } from '../wallet.ts'
 import { stage } from './stage.ts'
 
 interface Wallet {
@@ -183,4 +185,30 @@ test('budgets are replaced as a whole, with a clear answer for each that is none
   assert.deepEqual([over.statusCode, over.json<{ error: string }>().error], [409, 'limit_exceeded'])
   assert.equal((await acme('GET', '/api/billing/budgets')).json<{ budgets: object[] }>().budgets.length, 1)
   assert.deepEqual((await operator('GET', '/api/billing/budgets')).json<object>(), { budgets: [] })
+})
+
+test('a tenant asks the provider for one page at a time, whatever it wants at once; another one does not wait for it', async () => {
+  let open = 0
+  let most = 0
+  const gate = Promise.withResolvers<void>()
+  const provider = {
+    async checkout({ tenantId }: { tenantId: string }) {
+      if (tenantId === 'globex') return { url: 'https://pay.example/globex' }
+      most = Math.max(most, ++open)
+      await gate.promise
+      open--
+      return { url: 'https://pay.example/acme' }
+    },
+  }
+  const ledger = { openCheckout: async () => {}, account: async () => undefined }
+  const packs = [{ cents: 100, label: 'one' }]
+  const wallet = new Wallets({ ledger, packs, provider, name: 'fake' } as unknown as ConstructorParameters<
+    typeof Wallets
+  >[0])
+  const buy = (tenantId: string) => wallet.checkout({ tenantId, keyId: 'k' } as Caller, 100, 'https://here')
+  const all = [1, 2, 3, 4].map(() => buy('acme'))
+  assert.equal((await buy('globex')).url, 'https://pay.example/globex')
+  gate.resolve()
+  await Promise.all(all)
+  assert.equal(most, 1)
 })
