@@ -37,8 +37,8 @@ import { fileRoutes, type FilesOf } from './file.routes.ts'
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
 /**
- * Sandboxes of sessions: launched, put to sleep, woken, replaced and ended as their sessions need it; the workers in them, which
- * poll and call back; and the tools that act there.
+ * Sandboxes of sessions: launched, paused, resumed, replaced and ended as their sessions need it; the workers in them, which poll
+ * and call back; and the tools that act there.
  */
 export default definePlugin({
   name: 'sandboxes',
@@ -51,13 +51,16 @@ export default definePlugin({
     default: CommaList(
       'Provider of profiles that name none; of several, the first that is there. With one provider it is that one.',
     ),
-    idlePause: Duration('5m', 'An idle sandbox is put to sleep after this. It keeps its files and its conversation.'),
-    idleDestroy: Duration('24h', 'One that nobody used for so long is ended. The conversation is kept, files are not.'),
+    idlePause: Duration('5m', 'An idle sandbox is paused after this. It keeps its files and its conversation.'),
+    idleDestroy: Duration(
+      '24h',
+      'A sandbox that was unused for this long is ended. The conversation is kept, the files are not.',
+    ),
     countFiles: Duration(
       '5s',
       "How often the files of a tenant's sandboxes are counted, where their provider can tell; less often where that takes long.",
     ),
-    connectTimeout: Duration('60s', 'How long the worker of a new or woken sandbox may take to call the runner.'),
+    connectTimeout: Duration('60s', 'How long the worker of a new or resumed sandbox may take to call the runner.'),
     warm: WarmPoolList,
     logLevel: Type.String({ default: 'warn', description: 'Of the workers.' }),
     lostAfter: Duration('15s', 'A worker with a run is lost when it has not polled, and sent nothing, for this long.'),

@@ -13,7 +13,7 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   const registers = [registry]
   const seconds = new Histogram({
     name: 'runner_sandbox_start_seconds',
-    help: 'How long runs waited for their sandbox, by provider and by how it started.',
+    help: 'How long runs waited for their sandbox, by provider and kind of start.',
     labelNames: ['provider', 'start'],
     buckets: [0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
     registers,
@@ -25,7 +25,7 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   })
   new Gauge({
     name: 'runner_sandboxes',
-    help: 'Sandboxes of this runner, those of sessions as it left them, and the warm ones that wait.',
+    help: 'Sandboxes of this runner: those of sessions by their last known state, and waiting warm ones.',
     labelNames: ['state'],
     registers,
     collect() {
@@ -38,7 +38,7 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   })
   const calls = new Counter({
     name: 'runner_model_calls_total',
-    help: 'Model calls of sandbox workers through this runner that are over, by provider and by who said what they used.',
+    help: 'Ended model calls of sandbox workers through this runner, by provider and source of their usage.',
     labelNames: ['provider', 'usage'],
     registers,
   })
@@ -50,7 +50,7 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   })
   const refusals = new Counter({
     name: 'runner_model_calls_refused_total',
-    help: 'Model calls that were not let through: the budget of the run was spent, or it had too many at once.',
+    help: 'Refused model calls: the budget of the run was spent, or it had too many at once.',
     labelNames: ['provider', 'reason'],
     registers,
   })
