@@ -14,8 +14,8 @@ const Toolkit = Type.Object(
       default: 'user',
       description: 'Whose account it uses: one of each end user, or one of the tenant.',
     }),
-    description: text('What models and people read of it.'),
-    version: text('Of its tools, such as 20250905_00; what Composio takes as its default by default.'),
+    description: text('The description for models and people.'),
+    version: text('The version of its tools, such as 20250905_00; by default that of Composio.'),
     tools: Type.Optional(
       Type.Array(Type.String(), { description: 'The only tools that may be used; all by default.' }),
     ),
@@ -31,7 +31,7 @@ export default definePlugin({
     apiKey: text(
       'COMPOSIO_API_KEY: of a project at Composio; or `secret://<name>`, with which each tenant has a project of its own. Without it there are no such toolkits.',
     ),
-    baseUrl: text('Of a Composio of your own.'),
+    baseUrl: text('The URL of your own Composio.'),
     toolkits: Type.Record(Type.String(), Toolkit, {
       default: {},
       description: 'Those that are active, by their slug at Composio, e.g. gmail.',

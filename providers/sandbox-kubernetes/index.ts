@@ -6,14 +6,16 @@ import { ClusterAccess, KubernetesApi } from './api.ts'
 import { KubernetesProvider } from './provider.ts'
 import { PodTemplate } from './objects.ts'
 
-/** What Kubernetes gives to a pod that asks for its service account. */
+/** The files of a pod's service account. */
 const account = '/var/run/secrets/kubernetes.io/serviceaccount'
 
 /** Workers in pods, by kubernetes-sigs/agent-sandbox: how a fleet larger than one machine runs them. */
 export default defineSandboxProvider({
   name: 'kubernetes',
   config: Settings({
-    namespace: Type.Optional(Type.String({ description: 'Of the sandboxes. Without it the provider is not offered.' })),
+    namespace: Type.Optional(
+      Type.String({ description: 'The namespace of the sandboxes. Without it the provider is not offered.' }),
+    ),
     apiUrl: Type.String({
       default: 'https://kubernetes.default.svc',
       pattern: '^https?://.+$',
@@ -40,7 +42,7 @@ export default defineSandboxProvider({
     if (!namespace) return undefined
     if (!token && !(await isReadable(tokenFile))) {
       log.warn(
-        `the sandbox provider 'kubernetes' is not offered: ${tokenFile} cannot be read. In a pod it is there by itself; elsewhere set AGENT_ORC_KUBERNETES_API and AGENT_ORC_KUBERNETES_TOKEN_FILE`,
+        `the sandbox provider 'kubernetes' is not offered: ${tokenFile} cannot be read. In a pod it exists by itself; elsewhere set AGENT_ORC_KUBERNETES_API and AGENT_ORC_KUBERNETES_TOKEN_FILE`,
       )
       return undefined
     }
