@@ -5,14 +5,14 @@ import { starts } from './notices.ts'
 import { type Claimed, overBudget } from './outcome.ts'
 import type { RunRow } from './run-row.ts'
 
-/** How often it is seen whether others have left something of what the run may cost. */
+/** How often a node checks whether others have released a part of the run's budget. */
 const waitsForBudgetMs = 2_000
 
 type Refused =
   | { readonly kind: 'later'; readonly inMs: number }
   | { readonly kind: 'over'; readonly status: 'error'; readonly error: typeof overBudget }
 
-/** Who takes on which ready nodes of a run, in the transaction that holds it. */
+/** Claims ready nodes of a run, in the transaction that holds it. */
 export class Claims {
   readonly #tx: TenantTx
   readonly #of: readonly [tenantId: string, runId: string]
@@ -131,7 +131,7 @@ export class Claims {
   }
 }
 
-/** A node as whoever makes the attempt sees it. */
+/** A node, as its attempt sees it. */
 export const claimedOf = (
   { id, attempt, effect, part, item, started_ms }: NodeRow,
   spec: WorkflowNode,

@@ -17,7 +17,7 @@ import { Transition, type TransitionDeps } from './transition.ts'
 /** Attempts at nodes of one run that this process makes at once, and of all runs. */
 const abreast = 100
 const abreastOfAll = 2_000
-/** A wake-up waits so long for the run to rest; longer calls go on by themselves, under their leases. */
+/** How long a wake-up waits for the run; longer calls continue by themselves, under their leases. */
 const patienceMs = 1_500
 /** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
 const soonMs = 60_000
@@ -30,7 +30,7 @@ export interface EngineDeps extends TransitionDeps {
   readonly execution: Execution
   readonly kv: Kv
   readonly outputs: Outputs
-  /** What a run gives whose nodes are over. */
+  /** The output of a run whose nodes are over. */
   conclude(key: RunKey, settings: RunSettings): Promise<Conclusion>
   readonly metrics: WorkflowMetrics
   readonly log: FastifyBaseLogger
@@ -40,7 +40,7 @@ export interface EngineDeps extends TransitionDeps {
 /** What readers of a run's events subscribe to. */
 export const runChannel = (tenantId: string, runId: string): string => `workflow:${tenantId}:${runId}`
 
-/** A run that this process carries on just now. */
+/** A run that this process advances at the moment. */
 interface Driver {
   readonly tenantId: string
   readonly runId: string
@@ -67,13 +67,13 @@ interface Stepped {
   readonly attempts: readonly Attempt[]
   readonly leasedForMs: number | undefined
   readonly more: boolean
-  /** Its nodes are over, and what it gives is to be made by these. */
+  /** Its nodes are over, and its output is made from these. */
   readonly concludes?: RunSettings
 }
 
 /**
- * Carries runs on: claims ready nodes, makes the attempts, stores what came of them. It knows nothing that is not in the tables, and
- * any number of processes do so at once; wake-ups tell them which runs to look at.
+ * Advances runs: claims ready nodes, makes the attempts, stores their outcomes. Its whole state is in the tables, and any number of
+ * processes work at once; wake-ups tell them which runs to check.
  */
 export class Engine {
   readonly #deps: EngineDeps
@@ -90,7 +90,7 @@ export class Engine {
   start(): void {
     this.#renewing = setInterval(() => void this.#renew(), leaseMs / 3).unref()
   }
-  /** Begins nothing new, and lets calls under way end for a while. What then still runs, others take over when its lease is over. */
+  /** Starts nothing new, and lets running calls end for a while. Other processes take over the rest when its leases expire. */
   async stop(): Promise<void> {
     clearInterval(this.#renewing)
     for (const timer of this.#timers) clearTimeout(timer)
@@ -102,7 +102,7 @@ export class Engine {
     clearTimeout(late)
   }
 
-  /** Looks at a run, and carries it on as long as there is something to do here. Resolves when it rests, or after a moment. */
+  /** Advances a run as long as there is something to do here. Resolves when it rests, or after a moment. */
   async drive(tenantId: string, runId: string): Promise<void> {
     const key = `${tenantId}\n${runId}`
     let driver = this.#drivers.get(key)
@@ -171,9 +171,9 @@ export class Engine {
       const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
       const most = stopping.aborted ? 0 : Math.min(abreast - underWay.size, abreastOfAll - this.#attempts)
-      // What came of calls must not be lost while the database cannot be reached for a moment.
+      // Outcomes of calls must not be lost while the database cannot be reached for a moment.
       let tries = 0
-      // A step that failed may have been stored all the same, with claims that nobody here knows of.
+      // A failed step may have been stored all the same, with claims that this process does not know.
       const stepped = await retry(() => this.#step(driver, { outcomes, mine, most, look: look || tries++ > 0 }), {
         firstMs: 100,
         longestMs: 5_000,
@@ -187,7 +187,7 @@ export class Engine {
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
       if (driver.outcomes.length > 0) continue
       if (underWay.size === 0) {
-        // What there was no room for is done next, by another process if this one stops or has its hands full.
+        // Work without room now is done next, by another process if this one stops or is busy.
         if (stepped.more && this.#attempts < abreastOfAll && !stopping.aborted) continue
         if (stepped.more) await this.#guard(tenantId, runId, 500)
         if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)
@@ -231,7 +231,7 @@ export class Engine {
     return { ...(stepped ?? nothing), ...(held?.concludes ? { concludes: held.run.settings } : {}) }
   }
 
-  /** Makes what a run gives, and ends it with that. Should this process die meanwhile, whoever is woken next does the same. */
+  /** Makes the output of a run and ends it. If this process dies meanwhile, the next one that is woken does the same. */
   async #conclude({ tenantId, runId }: Driver, settings: RunSettings): Promise<void> {
     const made = await this.#deps.conclude({ tenantId, runId }, settings)
     await this.transit(tenantId, runId, async (transition) => transition.conclude(made))
@@ -245,7 +245,7 @@ export class Engine {
     const began = performance.now()
     const end = (outcome: Outcome): void => {
       driver.outcomes.push(outcome)
-      // Its room is free before anybody sees what came of it.
+      // Its slot is free before its outcome is visible.
       this.#attempts--
       underWay.delete(attempt.id)
       driver.wake()

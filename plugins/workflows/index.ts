@@ -145,7 +145,7 @@ export default definePlugin({
   },
 })
 
-/** The run of an agent has ended: whoever waits for it is woken. */
+/** The run of an agent has ended: wakes the runs that wait for it. */
 const wakeForAgent =
   (wakeUps: WakeUps, log: FastifyBaseLogger) =>
   (told: string): void => {

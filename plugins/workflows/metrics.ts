@@ -12,13 +12,13 @@ export interface WorkflowMetrics {
 export function createWorkflowMetrics(registry: Registry): WorkflowMetrics {
   const attempts = new Counter({
     name: 'workflow_attempts_total',
-    help: 'Attempts at nodes of workflows, by their type and what came of them; `parked` wait for something.',
+    help: 'Attempts at nodes of workflows, by type and outcome; `parked` ones wait for something.',
     labelNames: ['type', 'outcome'],
     registers: [registry],
   })
   const seconds = new Histogram({
     name: 'workflow_attempt_seconds',
-    help: 'How long attempts at nodes were executed by this process.',
+    help: 'How long this process executed attempts at nodes.',
     labelNames: ['type'],
     buckets: [0.005, 0.02, 0.1, 0.5, 2, 10, 60, 600],
     registers: [registry],
@@ -31,7 +31,7 @@ export function createWorkflowMetrics(registry: Registry): WorkflowMetrics {
   })
   const firings = new Counter({
     name: 'workflow_schedule_firings_total',
-    help: 'Times of schedules that this process dealt with, by what became of them.',
+    help: 'Times of schedules that this process handled, by outcome.',
     labelNames: ['outcome'],
     registers: [registry],
   })

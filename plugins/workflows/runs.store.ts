@@ -98,7 +98,7 @@ export class WorkflowRunStore {
     const found = wanted.definition
       ? { id: undefined, version: undefined, definition: wanted.definition }
       : await findDefinition(this.#database, tenantId, wanted.workflowDefinitionId ?? '')
-    if (!found) throw notFound({ message: 'There is no workflow definition of this id.' })
+    if (!found) throw notFound({ message: 'No workflow definition has this id.' })
     const { inputSchema } = found.definition
     if (inputSchema) {
       const problem = await (await this.#schemas(tenantId, inputSchema)).problemOf(wanted.input)
