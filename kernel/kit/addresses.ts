@@ -36,7 +36,7 @@ export function networksOf(names: readonly string[], bounds: readonly string[] |
     const first = firstOf(name, network)
     if (first !== network[0].toString()) throw invalidField(field, `must be the network itself: ${first}/${network[1]}`)
     if (outer?.every(([address, bits]) => bits > network[1] || !isWithin(network[0], [address, bits]))) {
-      throw invalidField(field, `must be within the addresses of the key that mints it: ${outer.map(text).join(', ')}`)
+      throw invalidField(field, `must be within the addresses of the key that issues it: ${outer.map(text).join(', ')}`)
     }
     return text(network)
   })
