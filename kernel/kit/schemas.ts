@@ -26,7 +26,7 @@ export interface OutputSchema {
 /** Rejects with AppError 400 `invalid_response_format` for anything but a JSON Schema of draft 2020-12 or 07, and 429 `too_many_schemas`. */
 export type OutputSchemas = (tenantId: string, schema: Readonly<Record<string, unknown>>) => Promise<OutputSchema>
 
-export interface SchemaBounds {
+interface SchemaBounds {
   /** So many questions of a tenant may wait; 16 by default. */
   readonly mostWaiting?: number
   /** The longest value that is checked; a mebi by default. A thread that one allocation is too large for ends the process, whatever bounds it has. */

@@ -31,7 +31,7 @@ export interface RunDeps {
 }
 
 /** Events in batches of those that are yielded together. */
-export type Events = AsyncGenerator<EventBatch>
+type Events = AsyncGenerator<EventBatch>
 
 /** Model calls of one run unless the profile says otherwise. */
 const defaultMaxSteps = 16

@@ -4,7 +4,7 @@ import { createParser } from 'eventsource-parser'
 import type { ModelFetch } from '#contracts/model'
 import { tooLarge } from './failures.ts'
 
-export interface McpFetchOptions {
+interface McpFetchOptions {
   /** Whether the stream for unasked messages of the server is worth a connection. */
   listens(): boolean
   /** The answer of this request ended without a word about it. `resumes`: the library asks for the rest. `large`: it was too large. */
