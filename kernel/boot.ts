@@ -182,7 +182,7 @@ class Kernel {
   readonly #failed = (error: unknown): void => void this.#failures.push(error)
 }
 
-/** Throws outside of every promise, where nobody can catch it by accident. */
+/** Throws outside of every promise, where it cannot be caught by accident. */
 function throwLater(error: Error): void {
   setImmediate(() => {
     throw error

@@ -26,7 +26,7 @@ const atOnce = 1_000
 /**
  * Ends what is open when its key no longer holds, whatever made it so: revocation, expiry, a tenant that was deleted, in whichever
  * process or by hand in the database. Once a second it asks for the keys of all that is open, each once; while nothing is open it
- * asks nothing. While the database does not answer, what is open stays so: nobody could be let in anew, and nothing is known against
+ * asks nothing. While the database does not answer, open streams stay open: no new caller could be authenticated, and nothing is known against
  * those who are in.
  */
 export class KeyWatch {

@@ -22,7 +22,7 @@ export const ListenerTls = Settings({
   ca: pem('Authorities whose client certificates are accepted.'),
   requestClientCert: Type.Boolean({
     default: false,
-    description: 'Answer nobody without a client certificate that `ca` has signed; /healthz aside. Needs `ca`.',
+    description: 'Require a client certificate that `ca` has signed, except for /healthz. Needs `ca`.',
   }),
 })
 
@@ -55,7 +55,7 @@ export function tlsProblem({ cert, key, ca, requestClientCert }: Static<typeof L
     : undefined
 }
 
-/** How often the files are looked at. Whoever renews a certificate leaves days until the old one expires. */
+/** How often the files are checked. Certificates are renewed days before the old ones expire. */
 const lookEveryMs = 10_000
 
 interface TlsLog {

@@ -41,7 +41,7 @@ export const webGuardSettings = {
 }
 
 /**
- * Hosts of a listener that authenticates nobody, unless it names its own. A page of the web that reaches this machine through DNS
+ * The default hosts of a listener without authentication. A page of the web that reaches this machine through DNS
  * comes under a name: never under an address, which probes use.
  */
 const withoutProof = ['localhost', '0.0.0.0/0', '::/0'] as const

@@ -24,7 +24,7 @@ export default definePlugin({
   }),
   risks: ({ runnerHosts, mcpHosts }, role) => [
     ...(isOpen(role, 'sidecar')
-      ? ['whoever reaches the listener sidecar may use it; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
+      ? ['the listener sidecar has no authentication; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
       : []),
     ...(isReachable(role, 'sidecar') && (runnerHosts.length === 0 || mcpHosts.length === 0)
       ? ['runs may be sent to any host; set AGENT_ORC_RUNNER_HOSTS and AGENT_ORC_MCP_HOSTS']

@@ -55,7 +55,7 @@ export default definePlugin({
   }),
   risks: ({ mcpHosts }, role) => [
     ...(isOpen(role, 'runner')
-      ? ['whoever reaches the listener runner may use it; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
+      ? ['the listener runner has no authentication; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
       : []),
     ...(isReachable(role, 'runner') && mcpHosts.length === 0
       ? ['a run may send its sidecar to any MCP server that is named to it; set AGENT_ORC_MCP_HOSTS']

@@ -122,7 +122,7 @@ async function open(
         signal: ends,
         timeout: noTimeout,
         ...(progress ? { onprogress: progress } : {}),
-        // Without its output schema, which nobody compiles then.
+        // Without its output schema, so that it is not compiled.
         ...(definition ? { toolDefinition: { name, inputSchema: definition.inputSchema } } : {}),
       })
     },
@@ -155,7 +155,7 @@ const usualBytes = 16 * 1024 * 1024
 /** Deeper than anybody means it, and not so deep that writing it again, or keeping it, fails. */
 const maxDepth = 200
 
-/** What nests too deep comes to nobody; an answer of that kind counts as too large. */
+/** Messages that nest too deep are dropped; such an answer counts as too large. */
 function boundDepth(transport: Pick<Transport, 'onmessage'>): void {
   const { onmessage } = transport
   transport.onmessage = (message, ...extra) => {
