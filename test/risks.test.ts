@@ -17,7 +17,7 @@ test('a runner or a sidecar that answers whoever reaches it is a risk of its rol
   const tls = { AGENT_ORC_TLS_CERT: 'c', AGENT_ORC_TLS_KEY: 'k', AGENT_ORC_TLS_CA: 'a' }
   const key = { RUNNER_SIGNING_KEY_CURRENT: secret }
   for (const role of ['runner', 'sidecar']) {
-    const open = new RegExp(`whoever reaches the listener ${role} may use it; set RUNNER_SIGNING_KEY_CURRENT`)
+    const open = new RegExp(`the listener ${role} has no authentication; set RUNNER_SIGNING_KEY_CURRENT`)
     const [first, second, ...rest] = await risks(role, {})
     assert.match(first!, open)
     assert.match(second!, /AGENT_ORC_MCP_HOSTS/)
