@@ -162,7 +162,7 @@ test('only skills of the session, and only files of the skill, are read and run'
     assert.deepEqual(await call('skill_read', { name }, mine), refusal)
     assert.deepEqual(await call('skill_resource', { name, path: 'words.txt' }, mine), refusal)
   }
-  assert.match((await call('skill_read', { name: 'greet' })).content, /in this session; it has: none\.$/)
+  assert.match((await call('skill_read', { name: 'greet' })).content, /has no skill 'greet'; it has: none\.$/)
   for (const path of ['scripts/none.sh', '../secret/scripts/run.sh', '/bin/sh']) {
     const refused = await call('run_skill_script', { skill: 'greet', script: path }, mine)
     assert.equal(refused.ok, false)

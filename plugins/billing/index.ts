@@ -110,7 +110,7 @@ export default definePlugin({
     routes('conductor', async (app) => {
       const outcomes = new Counter({
         name: 'billing_events_total',
-        help: 'Deliveries of billing providers, by what became of them.',
+        help: 'Webhook deliveries of billing providers, by outcome.',
         labelNames: ['outcome'],
         registers: [metrics],
       })
@@ -123,13 +123,13 @@ export default definePlugin({
     limits?.uses('budgets', (tenantId) => budgets.count(tenantId))
     const refused = new Counter({
       name: 'billing_refusals_total',
-      help: 'Runs that were not begun, or ended, for want of credit or of a budget.',
+      help: 'Runs that were refused or ended because credit or a budget was spent.',
       labelNames: ['code'],
       registers: [metrics],
     })
     const audited = new Gauge({
       name: 'billing_discrepancies',
-      help: 'What does not fit together in the ledgers, or could not be looked at, as of the last hourly look. Anything but 0 is a bug.',
+      help: 'Inconsistencies in the ledgers, and checks that failed, at the last hourly check. Anything but 0 is a bug.',
       registers: [metrics],
     })
     jobs?.every('billing', '7 * * * *', (signal) => upkeep({ database, prices, signal, log, audited }))
@@ -145,12 +145,12 @@ interface Choice {
   readonly env: string
 }
 
-/** Specification 1.1: whoever runs more than a development server wants to be paid, or has to say that not. */
+/** Specification 1.1: outside development the operator has to choose a payment provider. */
 function chosen<T>(providers: ReadonlyMap<string, T>, { provider, env }: Choice): T | undefined {
   if (provider === undefined) {
     if (env === 'dev') return undefined
     throw new Error(
-      `AGENT_ORC_ENV is '${env}', and nobody takes payments: set AGENT_ORC_BILLING to ledger or stripe, or AGENT_ORC_ENV to dev`,
+      `AGENT_ORC_ENV is '${env}', which requires a payment provider: set AGENT_ORC_BILLING to ledger or stripe, or AGENT_ORC_ENV to dev`,
     )
   }
   const found = providers.get(provider)

@@ -91,7 +91,7 @@ export default definePlugin({
     })
     new Gauge({
       name: 'agent_orc_database_waiting',
-      help: 'Callers that wait for the connections of their kind of work to be free.',
+      help: 'Callers that wait for a free connection, by kind of work.',
       labelNames: ['work'],
       registers: [metrics],
       collect() {

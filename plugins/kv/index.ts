@@ -85,7 +85,7 @@ function openRedis(url: string, { driver, channels, listener, metrics, ...option
 function createMetrics(registry: Registry, redisUp: () => boolean): (command: string) => void {
   new Gauge({
     name: 'agent_orc_kv_redis_up',
-    help: '1 while Redis is used, 0 while PostgreSQL stands in for it.',
+    help: '1 while Redis is used, 0 while PostgreSQL takes its place.',
     registers: [registry],
     collect() {
       this.set(redisUp() ? 1 : 0)
@@ -93,7 +93,7 @@ function createMetrics(registry: Registry, redisUp: () => boolean): (command: st
   })
   const fallbacks = new Counter({
     name: 'agent_orc_kv_fallback_total',
-    help: 'Commands that were not answered by Redis although there is one, by command.',
+    help: 'Commands that a configured Redis did not answer, by command.',
     labelNames: ['command'],
     registers: [registry],
   })

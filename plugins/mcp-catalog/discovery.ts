@@ -93,7 +93,7 @@ export class Discoveries {
     return (await findDiscovery(database, tenantId, entry)) ?? { ...never }
   }
 
-  /** Asks behind the back of a run that uses the server, so that changes are seen where nobody looks. */
+  /** Asks in the background of a run that uses the server, so that changes are seen without a request for the list. */
   refresh(tenantId: string, entry: Entry): void {
     if (this.#options.stopping.aborted) return
     this.ask(tenantId, entry).catch(() => {})

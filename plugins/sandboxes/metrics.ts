@@ -44,19 +44,19 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   })
   const tokens = new Counter({
     name: 'runner_model_tokens_total',
-    help: 'Tokens of these calls; cached ones are input, too.',
+    help: 'Tokens of ended model calls of sandbox workers. Cached tokens are also counted as input.',
     labelNames: ['provider', 'kind'],
     registers,
   })
   const refusals = new Counter({
     name: 'runner_model_calls_refused_total',
-    help: 'Refused model calls: the budget of the run was spent, or it had too many at once.',
+    help: 'Model calls that were refused because the budget of the run was spent or too many were under way.',
     labelNames: ['provider', 'reason'],
     registers,
   })
   const requests = new Counter({
     name: 'runner_egress_requests_total',
-    help: "Requests of sandboxes to hosts of their profiles, by whose host it is and by the answer's status; unlisted ones were refused.",
+    help: 'Requests of sandboxes to hosts, by kind of host and response status; requests to `unlisted` hosts were refused.',
     labelNames: ['place', 'status'],
     registers,
   })

@@ -49,7 +49,7 @@ export default definePlugin({
     const catalog = new Catalog(store, platform, limits)
     const imports = new Counter({
       name: 'skill_imports_total',
-      help: 'Uploads of skill folders, by what became of them.',
+      help: 'Uploads of skill folders, by outcome.',
       labelNames: ['outcome'],
       registers: [metrics],
     })

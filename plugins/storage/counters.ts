@@ -15,8 +15,8 @@ interface Counted {
 }
 
 /**
- * For a role without a database: counted in the store once, then kept in memory with what this process writes, and counted anew
- * behind the back of whoever writes after a while, because other processes write, too.
+ * For a role without a database: counts the store once and adds what this process writes. It counts anew in the background
+ * after a while, because other processes write, too.
  */
 export class MemoryCounter implements Counter {
   readonly #backend: Backend

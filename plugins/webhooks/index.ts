@@ -38,7 +38,7 @@ export default definePlugin({
     let findRun: FindRun | undefined
     const attempts = new Counter({
       name: 'webhook_attempts_total',
-      help: 'Webhook messages that were posted, by what became of them.',
+      help: 'Webhook messages that were posted, by outcome.',
       labelNames: ['outcome'],
       registers: [metrics],
     })

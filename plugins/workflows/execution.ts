@@ -90,7 +90,7 @@ export class Execution {
     }
   }
 
-  /** What came of it as it is stored. */
+  /** The result as it is stored. */
   async #kept(attempt: Attempt, done: Done): Promise<Done> {
     const { spec } = attempt
     // Conditions say little, and what is linked was looked at before.

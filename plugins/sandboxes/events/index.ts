@@ -158,18 +158,18 @@ function createEventMetrics(registry: Registry, activeFanOuts: () => number): Ev
   const registers = [registry]
   const deliveries = new Counter({
     name: 'sandbox_events_total',
-    help: 'Deliveries of sandbox providers, by outcome.',
+    help: 'Webhook deliveries of sandbox providers, by outcome.',
     labelNames: ['outcome'],
     registers,
   })
   const invalidated = new Counter({
     name: 'sandbox_event_invalidations_total',
-    help: 'Cached states of sandboxes that runners dropped for such a delivery.',
+    help: 'Cached states of sandboxes that runners dropped because of a webhook delivery.',
     registers,
   })
   new Gauge({
     name: 'sandbox_event_fanouts_active',
-    help: 'Deliveries that are being passed on to runners.',
+    help: 'Webhook deliveries that are being passed on to runners.',
     registers,
     collect() {
       this.set(activeFanOuts())

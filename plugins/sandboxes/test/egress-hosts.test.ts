@@ -361,7 +361,7 @@ test('a tunnel is refused with what to write instead', async (t) => {
   socket.on('data', (chunk) => (said += String(chunk)))
   await once(socket, 'close')
   assert.match(said, /^HTTP\/1\.1 405 Method Not Allowed: use http:\/\/ in place of https:\/\/\r\n/)
-  assert.match(said, /"error":"no_tunnels".*"message":"Write http:\/\/ in place of https:\/\//)
+  assert.match(said, /"error":"no_tunnels".*"message":"Use http:\/\/ in place of https:\/\//)
 })
 
 test('without the key of the run under way nothing is passed, not to a route of the runner either', async (t) => {

@@ -55,7 +55,7 @@ export default definePlugin({
     const shares = new Shares(config.requestsAtOnce)
     const counter = new Counter({
       name: 'vfs_proxy_requests_total',
-      help: 'Requests that were passed on to the VirtualFS server, by the status of their answers.',
+      help: 'Requests that were passed on to the VirtualFS server, by response status.',
       labelNames: ['method', 'status'],
       registers: [metrics],
     })
