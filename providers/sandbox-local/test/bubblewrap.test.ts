@@ -56,7 +56,7 @@ test('a template is a command of the role file', async (t) => {
   const launches = await openLaunches(t, provider, { env: marker })
   const { sandboxId } = await launches.launch({ template: 'sleep' })
   assert.equal(await provider.status(sandboxId), 'running')
-  await assert.rejects(launches.launch({ template: 'toString' }), refused(/there are sleep/))
+  await assert.rejects(launches.launch({ template: 'toString' }), refused(/it has sleep\./))
 })
 
 test('further paths can be read, and only read', async (t) => {
