@@ -82,7 +82,7 @@ export default definePlugin({
   },
 })
 
-/** What is known to be wrong is said by the start, and not by the first upload. */
+/** Known misconfigurations fail the start rather than the first upload. */
 async function refuseMisconfigured(name: string, backend: ObjectBackend): Promise<void> {
   await backend.verify?.().catch((cause: Error) => {
     throw new Error(`the storage backend '${name}' is set up with something wrong: ${cause.message}`, { cause })
@@ -95,7 +95,7 @@ interface NoteParts {
   readonly counter: Counter | undefined
 }
 
-/** What agents wrote: counted for the limits of their tenant, and in its audit log under the run that did it. */
+/** Writes of agents: counted for the limits of their tenant, and recorded in its audit log with their run. */
 async function noteWrites(
   { trail, counter }: NoteParts,
   ...[{ tenantId, runId }, writes]: Parameters<ObjectWrites['noted']>

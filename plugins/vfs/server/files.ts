@@ -51,7 +51,7 @@ interface Mounted {
   readonly readOnly: boolean
 }
 
-/** What the server does with files: in whose view, whether it is allowed, and what is noted of it. Rejects with AppErrors. */
+/** All operations on files: selects the view, checks access, and records the operation. Rejects with AppErrors. */
 export class Files {
   readonly #options: Options
   readonly #shares: Shares
@@ -182,7 +182,7 @@ export class Files {
     return kept.allowedMounts.length === 0 || mount === this.#options.scratch || kept.allowedMounts.includes(mount)
   }
 
-  /** The files of a mount as they are seen. Also a mount that is not there is refused to a session whose lease does not name it. */
+  /** The files of a mount in this view. A session is refused a mount outside its lease even if the mount does not exist. */
   async #mounted(view: VfsView, name: string): Promise<Mounted> {
     const { mounts, scratch } = this.#options
     const session = await this.#session(view)
@@ -275,5 +275,5 @@ async function removeBelow(tree: Tree, folder: string) {
   return { deleted: paths.length, more }
 }
 
-/** The place of a cursor. One that was made up leads to some place of the same mount. */
+/** Decodes a cursor. An invented cursor leads to some place in the same mount. */
 const placeIn = (cursor: string): string => Buffer.from(cursor, 'base64url').toString('utf8')

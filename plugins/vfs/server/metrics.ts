@@ -1,6 +1,6 @@
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
 
-/** What is asked of the VirtualFS server, how it ends, how long it takes, and the bytes that flow. */
+/** Operations of the VirtualFS server by outcome, their duration, and bytes read and written. */
 export class Metrics {
   readonly bytes: Counter<'direction'>
   readonly seconds: Histogram<'operation' | 'outcome'>

@@ -65,7 +65,7 @@ export const serverSettings = Settings({
   sweepEvery: Duration('1h', 'How often both are looked after.'),
 })
 
-/** Problems of mounts that a schema cannot see, as one sentence for the boot. */
+/** Problems of mounts that a schema cannot detect, as one sentence for the boot. */
 export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {
   for (const [name, mount] of Object.entries(mounts)) {
     const wrong = problemOf(name, mount, scratch)
@@ -86,7 +86,7 @@ function problemOf(name: string, mount: MountSettings, scratch: string): string 
     return 'needs `bucket`, `accessKeyId` and `secretAccessKey`'
   }
   const place = kind === 'folder' ? (path ?? '') : prefix
-  // The store keeps the objects of tenants apart by itself.
+  // The store itself separates the objects of tenants.
   const isShared = kind !== 'objects' && !place.includes('{tenant}') && !tenants.isApart
   if (isShared && !readOnly) {
     return `would be written by several tenants, who would read each other's files: put {tenant} into its ${kind === 'folder' ? 'path' : 'prefix'}, name one tenant, or make it readOnly`

@@ -11,8 +11,8 @@ interface Options {
 }
 
 /**
- * Closes sessions that nobody uses, removes files that a process which died left behind, and the audit that is old. It is about the
- * folder of this process alone, and begins with its start.
+ * Closes unused sessions, and removes files of processes that died and expired audit. It runs from the start of the process and works
+ * on its folder only.
  */
 export class Sweeper {
   readonly #options: Options
