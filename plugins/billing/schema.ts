@@ -7,9 +7,9 @@ const Cents = Type.Number({ description: 'To the millionth of a cent.' })
 const pattern = '^[^\\u0000]*$'
 const Note = Type.String({ minLength: 1, maxLength: 500, pattern })
 const TenantId = Type.String({ minLength: 1, maxLength: 128, pattern })
-/** The least that there is: a millionth of a cent. */
+/** The smallest amount: a millionth of a cent. */
 const leastCents = 0.000001
-/** The most cents that anybody gives or pays at once. */
+/** The most cents of one grant or payment. */
 const mostCents = 1_000_000_000
 
 export const Pack = Type.Object(

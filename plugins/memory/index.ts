@@ -41,8 +41,8 @@ const provider = (what: string) =>
   )
 
 /**
- * What agents remember: stored once, corrected, searched by words, names and times, and put into first messages. It is in PostgreSQL;
- * a role without a database has none. Specification 2.11 and 4.19.
+ * The memory bank: stores statements once, corrects them, finds them by words, names and times, and adds them to first messages. It needs
+ * PostgreSQL; a role without a database has none. Specification 2.11 and 4.19.
  */
 export default definePlugin({
   name: 'memory',
@@ -118,10 +118,10 @@ export default definePlugin({
   },
 })
 
-/** In a role without a database conversations begin as they are. */
+/** In a role without a database first messages get no memories. */
 const nothing: Recall = { choose: async () => '', chosen: async () => new Map() }
 
-/** Undefined where no server is named. */
+/** Undefined if no server is configured. */
 function settingsOf(
   { baseUrl, apiKey, model }: { baseUrl?: string; apiKey?: string; model?: string },
   name: string,

@@ -2,7 +2,7 @@ import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
 
 type Provider = 'model' | 'embeddings'
 
-/** What is written, searched and recalled, and how the providers that help with it do. */
+/** Metrics of writes, searches and recalls, and of requests to the providers. */
 export class Metrics {
   readonly #writes: Counter<'outcome'>
   readonly #searches: Histogram<'caller'>

@@ -36,7 +36,7 @@ class Provider {
   get model(): string {
     return this.#settings.model
   }
-  /** Rejects when the server does not answer, or not with success. */
+  /** Rejects if the server does not answer or answers with an error. */
   async post(path: string, body: object, timeoutMs: number): Promise<unknown> {
     const { baseUrl, apiKey, model } = this.#settings
     const { origin, pathname } = new URL(baseUrl)
@@ -72,7 +72,7 @@ export class MemoryModel {
   isFor(tenantId: string): boolean {
     return this.#parts.tenants.allows(tenantId)
   }
-  /** The statements of a text, one a line. Undefined where the model is not for this tenant, cannot be reached, or finds nothing: then rules have the say. */
+  /** The statements of a text, one per line. Undefined if the tenant may not use the model, it cannot be reached, or it finds nothing: then rules apply. */
   async process(tenantId: string, text: string): Promise<string | undefined> {
     const { metrics, log } = this.#parts
     if (!this.isFor(tenantId)) return undefined
@@ -115,7 +115,7 @@ export class Embeddings {
     this.#parts = parts
   }
 
-  /** Vectors of other models are no neighbours of its own. */
+  /** The name of the model: vectors of different models cannot be compared. */
   get model(): string {
     return this.#provider.model
   }

@@ -9,7 +9,7 @@ type Wanted = Omit<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'>
   Partial<Pick<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'>>
 
 interface Pooled {
-  /** All settings that it was opened with, to notice a change. */
+  /** All settings that it was opened with, as JSON, to notice a change. */
   readonly settings: string
   readonly bucket: Bucket
   readonly resolvedAt: number
