@@ -54,7 +54,7 @@ test('every shipped role is without risks as config/check.env has it', async () 
 test('risks are in the log of the boot and in /readyz, ready or not', async (t) => {
   const bold = definePlugin({ name: 'bold', risks: () => ['it is bold'], setup: async () => ({}) })
   const kernel = await testKernel(t, [bold, health], { listeners: ['conductor'] })
-  const logged = kernel.logs.filter(({ msg }) => msg === 'the role is set up with a risk')
+  const logged = kernel.logs.filter(({ msg }) => msg === 'the configuration of the role has a risk')
   assert.deepEqual(
     logged.map(({ level, risk }) => [level, risk]),
     [[logged[0]!['level'], 'bold: it is bold']],

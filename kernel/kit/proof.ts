@@ -29,7 +29,7 @@ class Proofs {
   }
   /** Only for a listener that the plugin has named in its `guards`. */
   demand(proof: Proof): void {
-    if (!this.demanded) throw new Error('a plugin demands proof on a listener that its `guards` does not name')
+    if (!this.demanded) throw new Error('a plugin authenticates requests on a listener that its `guards` does not name')
     this.#all.push(proof)
   }
   /** Resolves to the digests that the body must have. Rejects with an AppError. */

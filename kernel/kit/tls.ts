@@ -101,7 +101,7 @@ export class LiveTls {
       this.#files = files
       this.#refused = undefined
       for (const listener of this.#listeners) listener(files)
-      this.#log.info({ validTo: files.cert && new X509Certificate(files.cert).validTo }, 'certificates were read anew')
+      this.#log.info({ validTo: files.cert && new X509Certificate(files.cert).validTo }, 'certificates were reloaded')
     } catch (err) {
       const why = (err as Error).message
       if (why !== this.#refused) this.#log.warn({ err }, 'new certificates cannot be used; the old ones stay')

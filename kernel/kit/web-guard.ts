@@ -54,7 +54,7 @@ const bare = (host: string): string => host.replace(/^\[|\]$/g, '')
 /** The network that an entry names, if any; a single address counts as one. Throws for an invalid one. */
 function namedNetwork(entry: string): Network[] {
   const network = networkOf(entry)
-  if (!network && entry.includes('/')) throw new Error(`'${entry}' is no network`)
+  if (!network && entry.includes('/')) throw new Error(`'${entry}' is not a network`)
   return network ? [network] : []
 }
 

@@ -57,7 +57,7 @@ export async function upkeep({ database, prices, signal, log, audited }: Upkeep)
     } catch (err) {
       if (signal.aborted) return
       found++
-      log.error({ err, tenantId: id }, 'the ledger could not be looked after')
+      log.error({ err, tenantId: id }, 'the upkeep of the ledger failed')
     }
   }
   audited.set(found)

@@ -114,7 +114,7 @@ export class Discoveries {
       if (!isAppError(error)) throw error
       const failure = { code: error.code, message: error.sentence ?? error.code }
       await storeFailure(database, tenantId, entry, failure).catch((err: unknown) =>
-        log.warn({ err, tenantId, server: entry.name }, 'the failure of an MCP server is not on record'),
+        log.warn({ err, tenantId, server: entry.name }, 'the failure of an MCP server could not be recorded'),
       )
       throw error
     }
@@ -179,7 +179,7 @@ export class Discoveries {
       const record = await trail?.begin(write)
       if (record) await trail?.end(record, { status: 200, detail: { policy: entry.toolPolicy, ...shown } })
     } catch (err) {
-      log.warn({ err, tenantId, server: entry.name }, 'a change of the tools of an MCP server is not on record')
+      log.warn({ err, tenantId, server: entry.name }, 'a change of the tools of an MCP server could not be recorded')
     }
   }
 }

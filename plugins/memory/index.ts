@@ -106,7 +106,7 @@ export default definePlugin({
           metrics.has('meaning', vectors?.isOpen ?? false)
         })
         .catch((err: unknown) => {
-          if (!stopping.aborted) log.warn({ err }, 'searches of memories go without extensions of the database')
+          if (!stopping.aborted) log.warn({ err }, 'searches of memories run without extensions of the database')
         })
     })
     return {
@@ -127,7 +127,6 @@ function settingsOf(
   name: string,
 ): ProviderSettings | undefined {
   if (baseUrl === undefined) return undefined
-  if (model === undefined)
-    throw new Error(`the setting ${name}.baseUrl needs ${name}.model: which model is asked there`)
+  if (model === undefined) throw new Error(`the setting ${name}.baseUrl needs ${name}.modelas well`)
   return { baseUrl, model, ...(apiKey === undefined ? {} : { apiKey }) }
 }

@@ -101,7 +101,7 @@ export async function mine(
       if (signal.aborted || performance.now() > until) return
       if (run.memory) {
         if (!(await learn(writer, tenantId, run)))
-          return log.warn({ tenantId }, 'no room for what people say: limit_exceeded')
+          return log.warn({ tenantId }, 'memories of conversations are not stored: limit_exceeded')
         most--
       }
       last = { at: run.recordedAt, run: run.runId }

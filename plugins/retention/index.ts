@@ -74,7 +74,7 @@ export default definePlugin({
     const wake = (): Promise<void> =>
       jobs
         .ask(job)
-        .catch((err: unknown) => log.warn({ err }, 'retention could not be asked for; it begins by its schedule'))
+        .catch((err: unknown) => log.warn({ err }, 'retention could not be started now; it starts by its schedule'))
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)

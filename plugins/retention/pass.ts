@@ -55,7 +55,7 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
       await passOf(parts, tenant, signal).catch((err: unknown) => {
         if (signal.aborted) throw err
         if (isAppError(err) && err.code === retentionErrors.legalHold.row.code) return
-        log.warn({ err, tenant: tenant.id }, 'what is too old of a tenant could not be deleted; it is tried again')
+        log.warn({ err, tenant: tenant.id }, 'expired data of a tenant could not be deleted; it is tried again')
         failures.push(err)
       })
     }
@@ -80,7 +80,7 @@ async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Pr
   }
   await batches.all(id, oldNotes, signal)
   Object.assign(deleted, await sweepData(batches, parts.data, id, signal))
-  if (Object.values(deleted).some((rows) => rows > 0)) log.info({ tenant: id, deleted }, 'what was too old was deleted')
+  if (Object.values(deleted).some((rows) => rows > 0)) log.info({ tenant: id, deleted }, 'expired data was deleted')
 }
 
 const oldNotes: Parameters<Batches['all']>[1] = async (tx, limit) => {

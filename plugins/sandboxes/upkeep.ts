@@ -66,7 +66,7 @@ export function createUpkeep(options: UpkeepOptions): Upkeep {
   }
   const sweep = async (substrate: Substrate): Promise<void> => {
     const mayPass = (err: unknown): boolean => {
-      log.warn({ err, provider: substrate.name }, 'a sandbox provider did not say what was left behind')
+      log.warn({ err, provider: substrate.name }, 'a sandbox provider could not list the sandboxes of former processes')
       return true
     }
     const found = retry(async () => reaper.sweep(substrate, owner()), { ...sweeps, signal: stopping.signal, mayPass })

@@ -85,7 +85,7 @@ export default definePlugin({
 /** Known misconfigurations fail the start rather than the first upload. */
 async function refuseMisconfigured(name: string, backend: ObjectBackend): Promise<void> {
   await backend.verify?.().catch((cause: Error) => {
-    throw new Error(`the storage backend '${name}' is set up with something wrong: ${cause.message}`, { cause })
+    throw new Error(`the storage backend '${name}' is misconfigured: ${cause.message}`, { cause })
   })
 }
 
@@ -115,7 +115,7 @@ function chosen(configured: readonly string[], wanted: string | undefined): stri
     throw new Error(`the storage backend '${wanted}' is not configured; these are: ${configured.join(', ') || 'none'}`)
   }
   if (configured.length > 1) {
-    throw new Error(`several storage backends are configured (${configured.join(', ')}): say which with \`backend\``)
+    throw new Error(`several storage backends are configured (${configured.join(', ')}): choose one with \`backend\``)
   }
   return configured[0]
 }

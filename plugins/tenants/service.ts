@@ -133,7 +133,7 @@ export function createRunCanceller(
   return {
     cancelAll(tenantId: string): void {
       const work = cancel(tenantId)
-        .catch((err: unknown) => log.warn({ err, tenant: tenantId }, 'runs of a deleted tenant go on to their end'))
+        .catch((err: unknown) => log.warn({ err, tenant: tenantId }, 'runs of a deleted tenant continue to their end'))
         .finally(() => under.delete(work))
       under.add(work)
     },

@@ -303,7 +303,7 @@ export class Engine {
     const timer = setTimeout(() => {
       this.#timers.delete(timer)
       this.drive(tenantId, runId).catch((err: unknown) =>
-        this.#deps.log.warn({ err }, 'a workflow run could not be carried on'),
+        this.#deps.log.warn({ err }, 'a workflow run could not be continued'),
       )
     }, afterMs + 5)
     this.#timers.add(timer.unref())

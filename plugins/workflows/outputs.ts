@@ -88,7 +88,7 @@ export class Outputs {
       return linkMark + JSON.stringify(kept.map(({ sha256, bytes: size }): Part => [sha256, size]))
     } catch (err) {
       if (!isAppError(err)) throw err
-      log.warn({ err, tenantId, runId }, 'the object store did not take a large output; it is kept in its row')
+      log.warn({ err, tenantId, runId }, 'the object store did not accept a large output; it is kept in its row')
       return json
     }
   }

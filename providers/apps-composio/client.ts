@@ -31,7 +31,7 @@ export class ComposioClient {
     // Hosts that the operator names may be private.
     const permits = permittedAddresses[own ? 'network' : 'public']
     const url = outboundUrl(baseUrl, { permits, schemes: own ? ['https', 'http'] : ['https'] })
-    if (typeof url === 'string') throw new Error(`apps-composio: baseUrl cannot be asked (${url})`)
+    if (typeof url === 'string') throw new Error(`apps-composio: baseUrl cannot be used (${url})`)
     this.#origin = url.origin
     this.#agent = new Agent({
       connect: { timeout: 10_000, lookup: guardedLookup(systemResolve, permits) },

@@ -48,12 +48,12 @@ export default definePlugin({
       if (!isToolkitName(name)) throw new Error(`apps-composio: no toolkit can be called '${name}'`)
     }
     if (!apiKey) {
-      if (listed.size > 0)
-        throw new Error('apps-composio has toolkits, and needs an apiKey for them: set COMPOSIO_API_KEY')
+      if (listed.size > 0) throw new Error('apps-composio has toolkits, which need an apiKey: set COMPOSIO_API_KEY')
       return { providers: {} }
     }
     if (apiKey.startsWith('secret://')) {
-      if (secretOf(apiKey) === undefined) throw new Error('apps-composio: apiKey refers to no name of a secret')
+      if (secretOf(apiKey) === undefined)
+        throw new Error('apps-composio: apiKey does not refer to a valid name of a secret')
       if (!secrets) throw new Error("apps-composio: apiKey refers to a secret, and this role has no plugin 'secrets'")
     }
     const client = new ComposioClient(baseUrl || undefined)

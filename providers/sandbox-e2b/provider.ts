@@ -68,7 +68,7 @@ export class E2bProvider implements SandboxProvider {
       signal.throwIfAborted()
     } catch (error) {
       await this.destroy(sandboxId).catch((err: unknown) => {
-        log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be ended; E2B pauses it at its time')
+        log.warn({ err, sandboxId }, 'a sandbox of an aborted launch could not be ended; E2B pauses it at its timeout')
       })
       throw error
     }
@@ -162,7 +162,7 @@ export class E2bProvider implements SandboxProvider {
   /** Errors about the profile's settings are for its author; the others are for the operator. */
   #refusal(err: unknown, template: string): unknown {
     if (!(err instanceof E2bError) || !err.itsOwn || (err.status !== 400 && err.status !== 404)) return err
-    this.#options.log.warn({ err, template }, 'E2B starts no such sandbox')
+    this.#options.log.warn({ err, template }, 'E2B refuses the sandbox')
     return invalidSandbox(`E2B starts no sandbox of the template '${template}' for this runner's API key.`)
   }
 }

@@ -147,13 +147,13 @@ export class KubernetesProvider implements SandboxProvider {
       await this.#options.api.patch(sandboxId, { shutdownTime: this.#end() })
     } catch (err) {
       if (isNotFound(err)) this.#used.delete(sandboxId)
-      else this.#options.log.warn({ err, sandboxId }, 'the end of a sandbox could not be put off')
+      else this.#options.log.warn({ err, sandboxId }, 'the time of a sandbox could not be extended')
     }
   }
 
   async #discard(sandboxId: string): Promise<void> {
     await this.destroy(sandboxId).catch((err: unknown) => {
-      this.#options.log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be deleted')
+      this.#options.log.warn({ err, sandboxId }, 'a sandbox of an aborted launch could not be deleted')
     })
   }
 

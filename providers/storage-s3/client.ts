@@ -50,7 +50,7 @@ export class S3Client {
     const { endpoint, bucket, timeoutMs, reach = 'network' } = settings
     const permits = permittedAddresses[reach]
     const url = outboundUrl(endpoint, { permits, schemes: reach === 'public' ? ['https'] : ['http', 'https'] })
-    if (typeof url === 'string') throw new Error(`the endpoint of the S3 storage cannot be asked: ${url}`)
+    if (typeof url === 'string') throw new Error(`the endpoint of the S3 storage cannot be used: ${url}`)
     this.#settings = settings
     this.#base = `${url.origin}${url.pathname.replace(/\/+$/, '')}/${encoded(bucket)}`
     this.#agent = new Agent({

@@ -83,7 +83,7 @@ export class VectorList {
       .batch<[Near[]]>(tenantId, [find])
       .catch((err: unknown): [Near[]] => {
         // Vectors of another length are of another version of the model.
-        this.#log.warn({ err, tenant: tenantId }, 'a search goes on without vectors')
+        this.#log.warn({ err, tenant: tenantId }, 'a search continues without vectors')
         return [[]]
       })
     return rows.filter(({ similarity }) => similarity >= leastSimilar)

@@ -25,7 +25,7 @@ export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
     },
     of(request) {
       const found = admitted.get(request)
-      if (!found) throw new Error(`${request.routeOptions.url} asks which worker calls, but was never protected`)
+      if (!found) throw new Error(`${request.routeOptions.url} reads the calling worker, but has no guard`)
       return found
     },
   }

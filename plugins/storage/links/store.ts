@@ -129,7 +129,7 @@ export class PostgresLinks implements LinkedObjects {
     if (!found) return undefined
     const bytes = await contentOf(await found.read(), link)
     if (bytes) return bytes
-    this.#options.log.warn({ tenantId, key: link.key }, 'a linked object is not what it was')
+    this.#options.log.warn({ tenantId, key: link.key }, 'a linked object does not match its digest')
     return undefined
   }
 

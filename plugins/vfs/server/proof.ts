@@ -48,7 +48,7 @@ export class Callers implements Guard {
   }
   callerOf({ raw }: FastifyRequest): Caller {
     const tenantId = this.#tenants.get(raw)
-    if (tenantId === undefined) throw new Error(`${raw.url} asks who calls, but was never proven`)
+    if (tenantId === undefined) throw new Error(`${raw.url} reads the caller, but the request was not authenticated`)
     return { tenantId, role: 'admin', keyId: 'service:vfs' }
   }
 }

@@ -43,7 +43,7 @@ export class Sweeper {
         if (closed.length > 0) log.info({ tenantId, closed: closed.length }, 'idle VirtualFS sessions were closed')
         await audit.expire(tenantId, Date.now() - auditMs)
       } catch (err) {
-        log.warn({ err, tenantId }, 'what is left of VirtualFS sessions could not be swept')
+        log.warn({ err, tenantId }, 'leftovers of VirtualFS sessions could not be removed')
       }
     }
   }

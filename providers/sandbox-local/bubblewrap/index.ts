@@ -106,7 +106,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
         cleanups.push(await cgroups.contain(order.name, [bwrap.child.pid!, init, ...bwrap.processes()], limits))
       else {
         const exceeded = (): void => {
-          log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, 'a sandbox took more memory than it may')
+          log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, 'a sandbox exceeded its memory limit')
           stop()
         }
         cleanups.push(watchMemory(init, limits.memoryMb, exceeded))
