@@ -6,7 +6,9 @@ import { CommaList } from './settings.ts'
 
 /** The setting of plugins that have to know who a client is. */
 export const trustedProxies = Type.Optional(
-  CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
+  CommaList(
+    'Addresses and networks of your own proxies, whose X-Forwarded-For is trusted for the address of the client.',
+  ),
 )
 
 /** An IP network: its address, and how many bits of it count. */

@@ -29,13 +29,13 @@ export const webGuardSettings = {
     Type.Array(Type.String(hostForm), {
       minItems: 1,
       description:
-        'Under what it may be asked: names, `.example.com` with its subdomains, addresses, networks. Another request is refused. ' +
+        'Host names under which it may be addressed: names, `.example.com` with its subdomains, addresses, networks. Other requests are refused. ' +
         'Absent: anything; where a route asks for no proof, localhost and any address.',
     }),
   ),
   origins: Type.Optional(
     Type.Array(Type.String(originForm), {
-      description: 'Web pages that may send requests, beside those of the host that is asked. Absent: none.',
+      description: 'Origins of web pages that may send requests, beside those of the addressed host. Absent: none.',
     }),
   ),
 }

@@ -25,7 +25,7 @@ export interface ToolkitsOptions {
   readonly accounts: AppAccounts
   readonly limits: Pick<TenantLimits, 'of'> | undefined
   readonly metrics: AppMetrics
-  /** How long an app may take over a call. */
+  /** Timeout of a call of an app. */
   readonly timeoutMs: number
   readonly stopping: AbortSignal
 }

@@ -34,7 +34,7 @@ export default definePlugin({
   config: Settings({
     provider: Type.Optional(
       Type.String({
-        description: 'AGENT_ORC_BILLING: who takes payments, ledger or stripe. Without one nothing is billed.',
+        description: 'AGENT_ORC_BILLING: the payment provider, ledger or stripe. Without one nothing is billed.',
       }),
     ),
     env: Type.String({
@@ -44,25 +44,29 @@ export default definePlugin({
     currency: Type.String({
       default: 'usd',
       pattern: '^[a-z]{3}$',
-      description: 'Of which a cent is the hundredth part.',
+      description: 'The currency; a cent is its hundredth part.',
     }),
-    packs: Type.Array(Pack, { default: defaultPacks, minItems: 1, description: 'What tenants can buy.' }),
+    packs: Type.Array(Pack, {
+      default: defaultPacks,
+      minItems: 1,
+      description: 'The packs of credit that tenants can buy.',
+    }),
     holdCents: Type.Number({
       default: 1,
       minimum: 0.000001,
       maximum: 1_000_000,
-      description: 'How much is held for a run when it starts, and each time when it needs more.',
+      description: 'How much credit is held for a run when it starts, and each time it needs more.',
     }),
     reserveCents: Type.Number({
       default: 0,
       minimum: 0,
       maximum: 1_000_000,
       description:
-        'What has to be left for a run to begin, and for it to go on after a model call: as much as the dearest call costs, and no balance goes below 0 by it.',
+        'Credit that must be left for a run to begin, and to continue after a model call. If it covers the most expensive call, no call takes a balance below 0.',
     }),
     refuseUnpriced: Type.Boolean({
       default: false,
-      description: 'Models without a price are refused; unless set they are charged nothing, and marked.',
+      description: 'Refuses models without a price. By default they are not charged, and are reported.',
     }),
     publicUrl: Type.Optional(
       Type.String({

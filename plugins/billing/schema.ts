@@ -20,7 +20,7 @@ export const Pack = Type.Object(
       Type.String({
         pattern: '^[A-Za-z0-9_-]{1,100}$',
         description:
-          'What the provider calls the price of this pack in its catalog (Stripe: `price_…`), for its taxes and invoices; it must be of `cents`.',
+          'Id of the price of this pack in the catalog of the provider (Stripe: `price_…`), for its taxes and invoices; its amount must be `cents`.',
       }),
     ),
   },

@@ -17,13 +17,14 @@ export default definePlugin({
   config: Settings({
     url: Type.Optional(
       Type.String({
-        description: 'Address of Redis: limits and wake-ups go there, and to PostgreSQL while it cannot be reached.',
+        description:
+          'Address of Redis, for limits and wake-ups; PostgreSQL takes its place while it cannot be reached.',
       }),
     ),
     withoutRedis: Type.Union([Type.Literal('database'), Type.Literal('memory')], {
       default: 'database',
       description:
-        'What is used when there is no `url`. `database`: PostgreSQL, shared by all processes, where the role has one. ' +
+        'The backend without a `url`. `database`: PostgreSQL, shared by all processes, where the role has one. ' +
         '`memory`: this process keeps the state, so it must be the only one.',
     }),
   }),

@@ -36,7 +36,7 @@ export interface DiscoveryOptions {
   readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
   addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
   readonly keepMs: number
-  /** How long a server may take to be connected and to list its tools. */
+  /** Timeout to connect a server and list its tools. */
   readonly timeoutMs: number
   readonly metrics: CatalogMetrics
   readonly limits: Pick<TenantLimits, 'stored'> | undefined

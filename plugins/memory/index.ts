@@ -31,7 +31,7 @@ const provider = (what: string) =>
       baseUrl: Type.Optional(
         Type.String({
           pattern: '^https?://[^\\s]+$',
-          description: 'Of an OpenAI-compatible server, e.g. https://api.openai.com/v1; none by default.',
+          description: 'URL of an OpenAI-compatible server, e.g. https://api.openai.com/v1; none by default.',
         }),
       ),
       apiKey: Type.Optional(Type.String()),
@@ -54,7 +54,7 @@ export default definePlugin({
     tenants: Tenants('The tenants whose texts are sent to the model and the embedding provider.', ['*']),
     schedule: Type.String({
       default: '*/5 * * * *',
-      description: 'When memories that have had their time go, and new ones are embedded: five fields of cron, in UTC.',
+      description: 'When expired memories are deleted and new ones are embedded: five fields of cron, in UTC.',
     }),
   }),
   errors: [databaseErrors, limitErrors, retentionErrors],

@@ -20,7 +20,7 @@ export default definePlugin({
     runnerHosts: CommaList(
       'Hosts of runners whose tools runs may use, as host or host:port; any when empty. A run for another one is refused.',
     ),
-    mcpHosts: CommaList('The same of external MCP servers.'),
+    mcpHosts: CommaList('The same for external MCP servers.'),
   }),
   risks: ({ runnerHosts, mcpHosts }, role) => [
     ...(isOpen(role, 'sidecar')

@@ -27,8 +27,7 @@ export default definePlugin({
   config: Settings({
     dir: Type.Optional(
       Type.String({
-        description:
-          'Folder of skill folders that every tenant has, beside those that explain the tools of the platform.',
+        description: 'Folder with skills for every tenant, beside those that explain the tools of the platform.',
       }),
     ),
   }),

@@ -28,7 +28,7 @@ export default definePlugin({
     ),
     recountEvery: Duration(
       '10m',
-      'Without a database what a tenant has is counted in memory, and counted anew in the store when it writes and this has passed.',
+      'Without a database the usage of a tenant is counted in memory, and counted anew in the store at a write after this time.',
     ),
   }),
   errors: [objectErrors, limitErrors],

@@ -49,8 +49,8 @@ export default definePlugin({
   name: 'workflows',
   config: Settings({
     allowHosts: OwnHosts(
-      'Hosts of your own that nodes of type `http` may ask although they are private or speak plain http, for the tenants that they ' +
-        'name: `api.internal:8080=acme|globex, .corp.example:443=*`.',
+      'Your own hosts that nodes of type `http` may call although they are private or speak plain http, each with its ' +
+        'tenants: `api.internal:8080=acme|globex, .corp.example:443=*`.',
     ),
   }),
   errors: [

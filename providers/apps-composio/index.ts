@@ -12,7 +12,7 @@ const Toolkit = Type.Object(
     authConfig: text('The auth config of the project at Composio, ac_…; the first that is enabled by default.'),
     connection: Type.Union([Type.Literal('tenant'), Type.Literal('user')], {
       default: 'user',
-      description: 'Whose account it uses: one of each end user, or one of the tenant.',
+      description: 'Whose account it uses: one for each end user, or one for the tenant.',
     }),
     description: text('The description for models and people.'),
     version: text('The version of its tools, such as 20250905_00; by default that of Composio.'),
@@ -29,12 +29,12 @@ export default definePlugin({
   name: 'apps-composio',
   config: Settings({
     apiKey: text(
-      'COMPOSIO_API_KEY: of a project at Composio; or `secret://<name>`, with which each tenant has a project of its own. Without it there are no such toolkits.',
+      'COMPOSIO_API_KEY: the key of a project at Composio, or `secret://<name>` if each tenant has its own project. Without it there are no such toolkits.',
     ),
     baseUrl: text('The URL of your own Composio.'),
     toolkits: Type.Record(Type.String(), Toolkit, {
       default: {},
-      description: 'Those that are active, by their slug at Composio, e.g. gmail.',
+      description: 'Active toolkits, by their slug at Composio, e.g. gmail.',
     }),
     toolsFor: Duration('10m', 'How long a list of tools is kept.'),
   }),

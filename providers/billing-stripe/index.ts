@@ -24,7 +24,7 @@ export default defineBillingProvider({
     webhookSecret: Type.Optional(
       Type.String({
         pattern: '^whsec_[A-Za-z0-9+/=_-]+$',
-        description: 'STRIPE_WEBHOOK_SECRET: with which Stripe signs events to /api/billing/events/stripe.',
+        description: 'STRIPE_WEBHOOK_SECRET: the secret with which Stripe signs events to /api/billing/events/stripe.',
       }),
     ),
     apiUrl: Type.Optional(Type.String({ description: 'The URL of the API; by default that of Stripe.' })),

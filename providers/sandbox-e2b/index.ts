@@ -19,9 +19,9 @@ export default defineSandboxProvider({
     template: Type.Optional(Type.String({ description: 'The template for profiles that name none.' })),
     command: Type.String({
       default: 'exec agent-orc start --config /opt/agent-orc/config/worker.yaml',
-      description: 'Starts the worker inside, by a login shell of bash.',
+      description: 'Command that starts the worker inside, run by a login shell of bash.',
     }),
-    home: Type.String({ default: '/home/user', description: 'The home of the user that it runs as.' }),
+    home: Type.String({ default: '/home/user', description: 'Home directory of the user that it runs as.' }),
     timeout: Duration('10m', 'A sandbox that its runner no longer keeps alive is paused after this.'),
     internet: Type.Boolean({ default: false, description: 'Whether sandboxes may reach other hosts than the runner.' }),
   }),

@@ -23,19 +23,24 @@ export default defineSandboxProvider({
       description: 'Of the API server.',
     }),
     token: Type.Optional(Type.String({ description: 'Instead of a file.' })),
-    tokenFile: Type.String({ default: `${account}/token`, description: 'Read for every request: it is replaced.' }),
+    tokenFile: Type.String({
+      default: `${account}/token`,
+      description: 'Read for every request, because the file is replaced from time to time.',
+    }),
     caFile: Type.String({
       default: `${account}/ca.crt`,
       description: 'Authority of the API server; those of the system where there is no such file.',
     }),
     image: Type.Optional(Type.String({ description: 'For profiles that name no template.' })),
-    images: Type.Optional(CommaList('Beginnings of the images that profiles may name as template; `*` for any.')),
+    images: Type.Optional(CommaList('Prefixes of the images that profiles may name as template; `*` for any.')),
     templates: Type.Optional(
       Type.Record(Type.String(), PodTemplate, { description: 'Pods that profiles may name as template.' }),
     ),
-    workspaceSize: Type.String({ default: '1Gi', description: 'Of the volume of a session.' }),
-    lifetime: Duration('24h', 'A sandbox that no runner has put off the end of for so long is deleted.'),
-    storageClass: Type.Optional(Type.String({ description: "Of that volume; the cluster's default by default." })),
+    workspaceSize: Type.String({ default: '1Gi', description: 'Size of the volume of a session.' }),
+    lifetime: Duration('24h', 'A sandbox whose time no runner has extended for this long is deleted.'),
+    storageClass: Type.Optional(
+      Type.String({ description: 'Storage class of that volume; by default that of the cluster.' }),
+    ),
   }),
   async create({ config, log, onStop }) {
     const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, lifetime, ...volume } = config

@@ -18,8 +18,8 @@ export default defineObjectBackend({
     accessKeyId: text('Part of the key that signs requests.'),
     secretAccessKey: text('Part of the key that signs requests.'),
     sessionToken: text('The session token of a temporary key.'),
-    timeout: Duration('30s', 'Time limit to connect, for the beginning of an answer, and between two parts of it.'),
-    dir: text('A folder in which uploads wait until they are complete; by default the temporary folder of the system.'),
+    timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
+    dir: text('Folder for incomplete uploads; by default the temporary folder of the system.'),
   }),
   async create({ config, onStop }) {
     const { bucket, endpoint, region, prefix, accessKeyId, secretAccessKey, sessionToken, timeout, dir } = config

@@ -9,13 +9,13 @@ export const ModelSettings = Type.Object(
     contextTokens: Type.Optional(contextTokens({})),
     images: Type.Optional(
       Type.Boolean({
-        description: 'The model accepts images: it gets those that tools return. False by default.',
+        description: 'The model accepts images, so it gets those that tools return. False by default.',
       }),
     ),
     reasoning: Type.Optional(
       Type.Union(
         (['none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'] as const).map((effort) => Type.Literal(effort)),
-        { description: 'How much it thinks before it answers; by default as the vendor decides.' },
+        { description: 'Reasoning effort; by default that of the vendor.' },
       ),
     ),
   },

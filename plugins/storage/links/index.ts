@@ -21,7 +21,7 @@ export default definePlugin({
     above: Type.Integer({
       default: 64 * 1024,
       minimum: 1024,
-      description: 'Bytes of an attachment or of the result of a tool; what is larger is kept in the object store.',
+      description: 'Bytes of an attachment or a tool result; a larger one is kept in the object store.',
     }),
     uploadsFor: Duration('1d', 'How long an upload waits for a run.'),
   }),

@@ -25,13 +25,13 @@ export default definePlugin({
       Type.String({
         pattern: '^https?://[^\\s]+$',
         description:
-          'Of the VirtualFS server, VFS_BASE_URL. Without it, that of this process; without either there are no routes.',
+          'VFS_BASE_URL: the URL of the VirtualFS server; by default that of this process. With neither there are no routes.',
       }),
     ),
     requestsAtOnce: Type.Integer({
       minimum: 1,
       default: 64,
-      description: 'Requests of one tenant that are under way at once; more are told to come again.',
+      description: 'Concurrent requests of one tenant; further ones are refused for now.',
     }),
     tls: PeerTls,
   }),

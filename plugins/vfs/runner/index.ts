@@ -20,7 +20,7 @@ export default definePlugin({
       Type.String({
         pattern: '^https?://[^\\s]+$',
         description:
-          'Of the VirtualFS server; the listener vfs of this role by default. With neither sessions have no VirtualFS.',
+          'URL of the VirtualFS server; by default the listener vfs of this role. With neither sessions have no VirtualFS.',
       }),
     ),
     tls: PeerTls,

@@ -9,11 +9,10 @@ import { S3Client } from '../client.ts'
 export default definePlugin({
   name: 'storage-buckets',
   config: Settings({
-    timeout: Duration('30s', 'Time limit to connect, for the beginning of an answer, and between two parts of it.'),
+    timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
     dir: Type.Optional(
       Type.String({
-        description:
-          'A folder in which uploads wait until they are complete; by default the temporary folder of the system.',
+        description: 'Folder for incomplete uploads; by default the temporary folder of the system.',
       }),
     ),
   }),
