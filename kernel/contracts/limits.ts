@@ -198,7 +198,12 @@ export const limitKinds = {
     relief: 'held',
     about: 'Scratch spaces and copy-on-write layers of its sessions on the VirtualFS server.',
   },
-  vfsEntries: { default: 200_000, unit: 'files', relief: 'held', about: 'Files there.' },
+  vfsEntries: {
+    default: 200_000,
+    unit: 'files',
+    relief: 'held',
+    about: 'Files in scratch spaces and copy-on-write layers of its sessions on the VirtualFS server.',
+  },
   vfsSessions: {
     default: 10_000,
     unit: 'sessions',

@@ -40,7 +40,7 @@ export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
       schema: {
         tags,
         summary: 'Show the credit of this tenant',
-        description: 'With the packs that can be bought.',
+        description: 'Includes the packs that can be bought.',
         response: { 200: WalletView, ...failures(billingNotConfigured) },
       },
     },

@@ -166,7 +166,7 @@ const scope = Type.Union(scopes.map((one) => Type.Literal(one)))
 const per = Type.Union(
   periods.map((one) => Type.Literal(one)),
   {
-    description: 'Of UTC. `run`: each run with those that it delegates.',
+    description: 'Days and months are those of UTC. `run`: each run with those that it delegates.',
   },
 )
 
@@ -208,7 +208,7 @@ export const BudgetView = Type.Object({
       runId: orNull,
       spentCents: Cents,
       heldCents: Cents,
-      percent: Type.Integer({ description: 'Of the cap, spent.' }),
+      percent: Type.Integer({ description: 'Spent percentage of the cap.' }),
     }),
     { description: 'In the current period; the 20 with the highest use.' },
   ),

@@ -20,7 +20,7 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
       schema: {
         tags,
         summary: 'List pools',
-        description: 'By name.',
+        description: 'Sorted by name.',
         querystring: PageQuery,
         response: { 200: Type.Array(Pool) },
       },

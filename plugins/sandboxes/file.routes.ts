@@ -19,7 +19,7 @@ export type FilesOf = (worker: RemoteWorker) => SessionVfs | undefined
 /** How many requests of one worker may run at once. */
 const mostAtOnce = 8
 
-const WorkerParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
+const WorkerParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Id of the session.' }) })
 const FileParams = Type.Object({
   ...WorkerParams.properties,
   mount: mountName,

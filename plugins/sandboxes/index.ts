@@ -62,7 +62,7 @@ export default definePlugin({
     ),
     connectTimeout: Duration('60s', 'How long the worker of a new or resumed sandbox may take to call the runner.'),
     warm: WarmPoolList,
-    logLevel: Type.String({ default: 'warn', description: 'Of the workers.' }),
+    logLevel: Type.String({ default: 'warn', description: 'Log level of the workers.' }),
     lostAfter: Duration(
       '15s',
       'A worker with a run counts as lost when it has neither polled nor sent anything for this long.',

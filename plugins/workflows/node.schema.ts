@@ -31,7 +31,11 @@ const common = {
         max: Type.Integer({ minimum: 0, maximum: 100, description: 'Attempts after the first one.' }),
         delaySeconds: Type.Optional(seconds('Before the first of them; 1 by default.', 86_400)),
         factor: Type.Optional(
-          Type.Number({ minimum: 1, maximum: 10, description: 'By which each further delay grows; 2 by default.' }),
+          Type.Number({
+            minimum: 1,
+            maximum: 10,
+            description: 'Factor by which each further delay grows; 2 by default.',
+          }),
         ),
         maxDelaySeconds: Type.Optional(seconds('The longest delay; 300 by default.', 86_400)),
       },
@@ -63,7 +67,11 @@ const common = {
   ),
   concurrencyLimit: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: '1 by default.' })),
   priority: Type.Optional(
-    Type.Integer({ minimum: -100, maximum: 100, description: 'Of the ready nodes of a run the highest begin first.' }),
+    Type.Integer({
+      minimum: -100,
+      maximum: 100,
+      description: 'Ready nodes of a run with the highest priority begin first.',
+    }),
   ),
   onLost: Type.Optional(
     Type.Union([Type.Literal('retry'), Type.Literal('fail')], {
@@ -80,7 +88,7 @@ const ownFields = {
     prompt: template('The prompt of the agent.'),
     responseFormat: Type.Optional(
       Type.Record(Type.String(), Type.Unknown(), {
-        description: 'As of a run: the output is then the JSON of the answer.',
+        description: 'As for a run: the output is then the JSON of the answer.',
       }),
     ),
     sessionId: Type.Optional(template('Continue in this session.', 1_000)),

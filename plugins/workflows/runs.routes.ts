@@ -90,7 +90,7 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
       schema: {
         tags,
         summary: 'Get a node of a workflow run',
-        description: 'With its whole output.',
+        description: 'Includes its whole output.',
         params: NodeParams,
         response: { 200: NodeSnapshot, ...failures(notFound, outputGone, objectErrors.storageUnavailable) },
       },
@@ -334,7 +334,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
       schema: {
         tags,
         summary: 'Set the status of a node',
-        description: 'Ends a node that is not over, or that failed and blocks its run.',
+        description: 'Ends a node that has not ended, or that failed and blocks its run.',
         params: NodeParams,
         body: NodeUpdate,
         response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver, wrongApprover, limitExceeded) },

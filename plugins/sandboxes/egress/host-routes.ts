@@ -46,7 +46,7 @@ const refusals = [
   sandboxErrors.noWebSockets,
 ] as const
 const answers = {
-  200: { description: 'As the host answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+  200: { description: 'The answer of the host, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
 }
 
 /**

@@ -89,7 +89,7 @@ function modelRoutes(
       "Acts as the provider's API root. The runner adds the key; the worker's own token may also be sent as `x-api-key`. The body is JSON and names the model of the run under way.",
     params: ModelParams,
     response: {
-      200: { description: 'As the model server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+      200: { description: 'The answer of the model server, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
       ...failures(
         ...refusals,
         sandboxErrors.unknownModelProvider,
@@ -194,7 +194,7 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: Mcp
     description: 'Streamable HTTP of the Model Context Protocol. The runner adds the credentials.',
     params: McpParams,
     response: {
-      200: { description: 'As the MCP server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+      200: { description: 'The answer of the MCP server, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
       ...failures(
         ...refusals,
         sandboxErrors.unknownMcpServer,

@@ -23,7 +23,7 @@ import { type NewestOfAll, whileCalled, type WorkerAuth } from './auth.ts'
 import { receive, type UploadLimits } from './upload.ts'
 
 export const tags = ['workers']
-const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
+const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Id of the session.' }) })
 
 /** Errors of all callbacks of workers. */
 export const refusals = [...Object.values(workerTokenErrors), sandboxErrors.dynamicWorkersUnavailable] as const

@@ -58,7 +58,7 @@ export const serverSettings = Settings({
   ),
   fileBytes: count(5 * 1024 * mebi, 'The largest file that is written.'),
   sessionBytes: count(1024 * mebi, 'Size of the scratch space and copy-on-write layers of a session.'),
-  sessionEntries: count(20_000, 'Files there, those that it deleted from copy-on-write mounts included.'),
+  sessionEntries: count(20_000, 'Files in them, including files that the session deleted from copy-on-write mounts.'),
   requestsAtOnce: count(64, 'Concurrent requests of one tenant; further ones are refused for now.'),
   idle: Duration('7d', 'A session that was unused for this long is closed.'),
   auditFor: Duration('30d', 'How long the audit of a session is kept after its newest entry.'),
