@@ -284,7 +284,10 @@ test('a key expires with the one that minted it at the latest, and later is refu
   assert.equal((await issue({ expiresAt: '2097-01-01T00:00:00Z' })).json().expiresAt, '2097-01-01T00:00:00.000Z')
   const late = await issue({ expiresAt: '2098-01-01T00:00:01Z' })
   assert.equal(late.statusCode, 400)
-  assert.equal(late.json().message, `body/expiresAt must not be after ${expiresAt}, when the key that issues it expires`)
+  assert.equal(
+    late.json().message,
+    `body/expiresAt must not be after ${expiresAt}, when the key that issues it expires`,
+  )
 })
 
 test('with a longest lifetime no key lives longer, whoever mints it', async (t) => {
