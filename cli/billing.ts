@@ -28,7 +28,7 @@ export function addBilling(program: Command): void {
       terminal.print({ tenants, discrepancies: wrong }, () =>
         wrong.length === 0 ? `The ledgers of ${tenants} tenants add up.` : table(wrong),
       )
-      if (wrong.length > 0) throw new CliError(`${wrong.length} things do not fit together`)
+      if (wrong.length > 0) throw new CliError(`${wrong.length} inconsistencies found`)
     })
 }
 

@@ -49,7 +49,7 @@ async function target(agent: string, options: ChatOptions): Promise<{ chatUrl: s
   const gateway = options.url ?? dev?.gatewayUrl
   if (gateway === undefined) throw new CliError('give --url, or start agent-orc dev first', 2)
   if (!/^https?:$/.test(URL.parse(gateway)?.protocol ?? ''))
-    throw new CliError(`--url ${gateway} is no URL of a gateway; it looks like http://127.0.0.1:8090`, 2)
+    throw new CliError(`--url ${gateway} is not the URL of a gateway; it looks like http://127.0.0.1:8090`, 2)
   const tenant = options.tenant ?? dev?.tenant ?? 'default'
   const path = [tenant, agent].map(encodeURIComponent).join('/')
   return { chatUrl: `${gateway.replace(/\/+$/, '')}/v1/chat/${path}`, key }

@@ -56,7 +56,7 @@ export function addConformance(program: Command): void {
       const args = [`--test-reporter=${options.reporter}`, suite, JSON.stringify(check)]
       const child = spawn(process.execPath, args, { stdio: 'inherit' })
       const [code] = (await once(child, 'exit')) as [number | null]
-      if (code !== 0) throw new CliError(`the sidecar at ${options.url} does not keep the contract of a runtime`)
+      if (code !== 0) throw new CliError(`the sidecar at ${options.url} does not meet the contract of a runtime`)
     })
 }
 
@@ -71,11 +71,11 @@ async function runtimeAt(url: string): Promise<string> {
       throw new CliError(`no sidecar answers at ${url}/health: ${(cause as Error).message}`)
     })
   if (health.refused) {
-    throw new CliError(`the sidecar at ${url} wants proof of who calls: set ${runnerKeyVariable} to its key`, 2)
+    throw new CliError(`the sidecar at ${url} requires authentication: set ${runnerKeyVariable} to its key`, 2)
   }
   if (health.ok !== true || typeof health.runtime !== 'string') {
     throw new CliError(`GET ${url}/health must answer {"ok": true, "runtime": "…"}`)
   }
-  if (health.runtime === 'all') throw new CliError('this sidecar serves several runtimes: say which with --runtime', 2)
+  if (health.runtime === 'all') throw new CliError('this sidecar serves several runtimes: choose one with --runtime', 2)
   return health.runtime
 }

@@ -57,7 +57,7 @@ const table = (runners: readonly Runner[]): string =>
 async function ask<T>({ conductor, key }: Options, what: string, body: object | undefined): Promise<T> {
   if (conductor === undefined) throw new CliError('give --conductor, or set CONDUCTOR_INTERNAL_URL', 2)
   if (key === undefined) throw new CliError(`give --key, or set ${keyVariable}`, 2)
-  if (!URL.canParse(conductor)) throw new CliError(`--conductor ${conductor} is no URL`, 2)
+  if (!URL.canParse(conductor)) throw new CliError(`--conductor ${conductor} is not a URL`, 2)
   const url = new URL(`${conductor.replace(/\/+$/, '')}/internal/topology/${what}`)
   const text = body === undefined ? '' : JSON.stringify(body)
   // The call is not about a tenant, but a signature has to name one.

@@ -37,7 +37,8 @@ export function addSecrets(program: Command): void {
     'move all values from AGENT_ORC_MASTER_KEY_PREVIOUS to AGENT_ORC_MASTER_KEY, while everything runs; it may be stopped and begun again at any time',
   ).action(async ({ config }: Options, self: Command) => {
     const keyring = await keyringIn(config)
-    if (keyring.previous === undefined) throw new CliError('set AGENT_ORC_MASTER_KEY_PREVIOUS to the key that is to go')
+    if (keyring.previous === undefined)
+      throw new CliError('set AGENT_ORC_MASTER_KEY_PREVIOUS to the key that is being replaced')
     const terminal = terminalOf(self)
     const result = await withPlatform(config, async (database) => {
       const so = await rewrap(database, keyring, ({ done }) => terminal.step(`${done} values done`))

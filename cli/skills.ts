@@ -59,7 +59,7 @@ async function validate(dir: string, terminal: Terminal): Promise<void> {
     if (reading.problems.length > 0) bad++
     report({ ...reading, valid: reading.problems.length === 0 }, terminal)
   }
-  if (bad > 0) throw new CliError(`${bad} of the folders ${bad === 1 ? 'is no skill' : 'are no skills'}`)
+  if (bad > 0) throw new CliError(`${bad} of the folders ${bad === 1 ? 'is not a skill' : 'are not skills'}`)
 }
 
 async function importAll(dir: string, call: Call, terminal: Terminal): Promise<void> {
@@ -77,7 +77,7 @@ async function importAll(dir: string, call: Call, terminal: Terminal): Promise<v
     }
     const tried = await call<DryRun>('POST', '/api/skills/import', form)
     report({ ...tried, valid: tried.stagingId !== undefined }, terminal)
-    if (tried.stagingId === undefined) throw new CliError(`'${name}' is no skill; nothing of it was imported`)
+    if (tried.stagingId === undefined) throw new CliError(`'${name}' is not a skill; nothing of it was imported`)
     const { version } = await call<Skill>('POST', `/api/skills/import/${tried.stagingId}/commit`)
     terminal.progress(`imported ${tried.name}, version ${version}`)
   }
@@ -94,12 +94,12 @@ async function pull(dir: string, call: Call, all: boolean, terminal: Terminal): 
 /** Writes one skill as a folder. Resolves to the files there that it does not have. */
 async function pullOne(dir: string, call: Call, { name, digest, resources }: Skill): Promise<string[]> {
   if (!isSkillName(name))
-    throw new CliError(`the server names a skill in a way that is no folder: ${JSON.stringify(name)}`)
+    throw new CliError(`the server sent a skill name that cannot be a folder: ${JSON.stringify(name)}`)
   const files = [{ path: 'SKILL.md', executable: false }, ...resources]
   for (const { path, executable } of files) {
     const problem = pathProblem(path)
     if (problem !== undefined)
-      throw new CliError(`the server names a file of '${name}' that is not written: ${problem}`)
+      throw new CliError(`the server names a file of '${name}' that must not be written: ${problem}`)
     const query = new URLSearchParams({ path }).toString()
     const bytes = await call<Buffer>('GET', `/api/skills/${encodeURIComponent(name)}/file?${query}`)
     const file = join(dir, name, path)
@@ -122,7 +122,7 @@ async function pullOne(dir: string, call: Call, { name, digest, resources }: Ski
 async function foldersIn(dir: string): Promise<string[]> {
   const folder = resolve(dir)
   const entries = await readdir(folder, { withFileTypes: true }).catch(() => {
-    throw new CliError(`${dir} is no folder that can be read`, 2)
+    throw new CliError(`${dir} is not a readable folder`, 2)
   })
   if (entries.some(({ name }) => name.toLowerCase() === 'skill.md')) return [folder]
   const inside: string[] = []
@@ -162,7 +162,7 @@ async function callerOf({ url, key, data }: Options): Promise<Call> {
   if (base === undefined || bearer === undefined)
     throw new CliError('give --url and --key, or start agent-orc dev first', 2)
   if (!/^https?:$/.test(URL.parse(base)?.protocol ?? ''))
-    throw new CliError(`--url ${base} is no URL of a conductor`, 2)
+    throw new CliError(`--url ${base} is not the URL of a conductor`, 2)
   return async <T>(method: string, path: string, body?: FormData): Promise<T> => {
     const reply = await fetch(`${base.replace(/\/+$/, '')}${path}`, {
       method,

@@ -68,7 +68,7 @@ class Kernel {
     this.#options = options
     this.#log = options.log ?? createLogger(role.name, role.log?.level ?? 'info')
     this.#risks = risksOf(role)
-    for (const risk of this.#risks) this.#log.warn({ risk }, 'the role is set up with a risk')
+    for (const risk of this.#risks) this.#log.warn({ risk }, 'the configuration of the role has a risk')
     this.listeners = new Listeners(role.listeners, tablesOf(order.map(({ plugin }) => plugin)))
   }
 
@@ -182,7 +182,7 @@ class Kernel {
   readonly #failed = (error: unknown): void => void this.#failures.push(error)
 }
 
-/** Throws outside of every promise, where nobody can catch it by accident. */
+/** Throws outside of every promise, where it cannot be caught by accident. */
 function throwLater(error: Error): void {
   setImmediate(() => {
     throw error

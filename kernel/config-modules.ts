@@ -29,7 +29,7 @@ export async function loadPlugin(use: string, roleFile: string): Promise<Plugin>
   const plugin = module.default
   if (!Value.Check(PluginShape, plugin))
     throw new Error(`'${use}' is not a plugin: its default export must come from definePlugin()`)
-  if (!(Kind in plugin.config)) throw new Error(`'${use}' declares settings that are no TypeBox schema`)
+  if (!(Kind in plugin.config)) throw new Error(`'${use}' declares settings that are not a TypeBox schema`)
   return plugin as unknown as Plugin
 }
 
@@ -64,5 +64,5 @@ function packageUrl(name: string, roleFile: string): string {
       return way()
     } catch {}
   }
-  throw new Error(`'${name}' is no installed package: npm install it, or write ./${name} for a file`)
+  throw new Error(`'${name}' is not an installed package: npm install it, or write ./${name} for a file`)
 }

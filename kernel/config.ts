@@ -21,7 +21,7 @@ const Instead = Settings(
     whenSet: Type.Array(Type.String(), { minItems: 1, description: 'Names of environment variables.' }),
     file: Type.String({ minLength: 1, description: 'A role file, relative to this one.' }),
   },
-  { description: 'Another file that a process is made of where all of these variables are set.' },
+  { description: 'Another role file, added to this one if all of these variables are set.' },
 )
 
 /** One entry under `plugins`; the settings beside `use` belong to the plugin. */
@@ -49,9 +49,9 @@ export const RoleFile = Settings({
     }),
   ),
   preload: Type.Boolean({ default: false, description: 'Load libraries before the role is ready, not at first use.' }),
-  shutdownGrace: Duration('25s', 'How long stopping may take before the process exits anyway.'),
+  shutdownGrace: Duration('25s', 'Time to stop; after that the process exits anyway.'),
   instead: Type.Optional(Instead),
-  plugins: Type.Record(Type.String(), Entry, { description: 'What this role is made of.' }),
+  plugins: Type.Record(Type.String(), Entry, { description: 'The plugins of this role.' }),
 })
 
 interface LoadOptions {

@@ -24,7 +24,7 @@ export const decoded = (entry: Entry): never => Value.Decode(entry.plugin.config
 export const guardedIn = (entries: readonly Entry[]): ReadonlySet<string> =>
   new Set(entries.flatMap((entry) => entry.plugin.guards?.(decoded(entry)) ?? []))
 
-/** What whoever runs a role that can boot should know, one sentence each. */
+/** Risks of a role that can boot, one sentence each. */
 export const risksOf = (role: Role): string[] =>
   role.plugins.flatMap((entry) =>
     (entry.plugin.risks?.(decoded(entry), role) ?? []).map((why) => `${entry.name}: ${why}`),

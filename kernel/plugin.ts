@@ -8,7 +8,7 @@ import type { Origin } from './problems.ts'
 
 type Mode = 'one' | 'maybe' | 'many'
 
-/** A typed name for something plugins share. It carries no code, so depending on it couples nobody. */
+/** A typed name for something plugins share. It carries no code, so depending on it couples no plugins. */
 export interface Capability<T, M extends Mode = 'one'> {
   readonly id: string
   readonly mode: M
@@ -69,7 +69,7 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   readonly innermost: App | undefined
   /** Base URL of a listener, e.g. `http://127.0.0.1:8080`. Throws before the kernel listens: call it lazily. */
   urlOf(listener: string): string
-  /** Mounts routes in a private scope of a named listener. A name nobody declared fails the boot; one switched off mounts nothing. */
+  /** Mounts routes in a private scope of a named listener. An undeclared name fails the boot; a listener that is switched off mounts nothing. */
   routes(listener: string, mount: (app: App) => Promise<void>): void
   /** Code that waits for its first use; with `preload` in the role file it is loaded before `onStart`. May be called more than once. */
   loads(load: () => Promise<unknown>): void
@@ -90,14 +90,14 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
   readonly config: C
   readonly requires: R
   readonly provides: P
-  /** Folder of migrations that the plugin's tables need, `new URL('./migrations/', import.meta.url)`. Whoever migrates the database applies them after ours. */
+  /** Folder of migrations that the plugin's tables need, `new URL('./migrations/', import.meta.url)`. They are applied after ours. */
   readonly migrations?: URL
   /**
    * Listeners on which it has every caller show who it is, with `proofsOf` of the kit, by its settings: the kernel then answers
    * nobody there until it does.
    */
   guards?(config: StaticDecode<C>): readonly string[]
-  /** What whoever runs this role should know, one sentence each: said by the log, `/readyz` and `check-config --strict`. */
+  /** Risks that the operator of this role should know, one sentence each, for the log, `/readyz` and `check-config --strict`. */
   risks?(config: StaticDecode<C>, role: Pick<Role, 'listeners' | 'plugins'>): readonly string[]
   /** What its callers may be told: its own table, and those of contracts that it answers with. */
   readonly errors?: ErrorTable | readonly ErrorTable[]

@@ -17,7 +17,7 @@ test('a runner or a sidecar that answers whoever reaches it is a risk of its rol
   const tls = { AGENT_ORC_TLS_CERT: 'c', AGENT_ORC_TLS_KEY: 'k', AGENT_ORC_TLS_CA: 'a' }
   const key = { RUNNER_SIGNING_KEY_CURRENT: secret }
   for (const role of ['runner', 'sidecar']) {
-    const open = new RegExp(`whoever reaches the listener ${role} may use it; set RUNNER_SIGNING_KEY_CURRENT`)
+    const open = new RegExp(`the listener ${role} has no authentication; set RUNNER_SIGNING_KEY_CURRENT`)
     const [first, second, ...rest] = await risks(role, {})
     assert.match(first!, open)
     assert.match(second!, /AGENT_ORC_MCP_HOSTS/)
@@ -54,7 +54,7 @@ test('every shipped role is without risks as config/check.env has it', async () 
 test('risks are in the log of the boot and in /readyz, ready or not', async (t) => {
   const bold = definePlugin({ name: 'bold', risks: () => ['it is bold'], setup: async () => ({}) })
   const kernel = await testKernel(t, [bold, health], { listeners: ['conductor'] })
-  const logged = kernel.logs.filter(({ msg }) => msg === 'the role is set up with a risk')
+  const logged = kernel.logs.filter(({ msg }) => msg === 'the configuration of the role has a risk')
   assert.deepEqual(
     logged.map(({ level, risk }) => [level, risk]),
     [[logged[0]!['level'], 'bold: it is bold']],

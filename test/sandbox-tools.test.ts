@@ -157,12 +157,12 @@ test('only skills of the session, and only files of the skill, are read and run'
   const { call } = await staged(t)
   const mine = { skills: [greet, { ...greet, name: 'other' }] }
   for (const name of ['secret', '../secret', 'Greet']) {
-    const refusal = { ok: false, content: `There is no skill '${name}' in this session; it has: greet, other.` }
+    const refusal = { ok: false, content: `This session has no skill '${name}'; it has: greet, other.` }
     assert.deepEqual(await call('run_skill_script', { skill: name, script: 'scripts/greet.sh' }, mine), refusal)
     assert.deepEqual(await call('skill_read', { name }, mine), refusal)
     assert.deepEqual(await call('skill_resource', { name, path: 'words.txt' }, mine), refusal)
   }
-  assert.match((await call('skill_read', { name: 'greet' })).content, /in this session; it has: none\.$/)
+  assert.match((await call('skill_read', { name: 'greet' })).content, /has no skill 'greet'; it has: none\.$/)
   for (const path of ['scripts/none.sh', '../secret/scripts/run.sh', '/bin/sh']) {
     const refused = await call('run_skill_script', { skill: 'greet', script: path }, mine)
     assert.equal(refused.ok, false)

@@ -133,7 +133,7 @@ test('sessions and tenants see what is theirs, and only mounts of their lease', 
       /^failed: The session may use these mounts: files, layered, scratch/,
       name,
     )
-  assert.match(await said(two, 'vfs_write', { path: 'manual/x', content: '' }), /^failed: Nothing can be written/)
+  assert.match(await said(two, 'vfs_write', { path: 'manual/x', content: '' }), /^failed: This mount is read-only\./)
 })
 
 test('text is read by lines, what is none as base64 by bytes, and both say how to go on', async (t) => {

@@ -12,11 +12,11 @@ const about = `# Errors
 
 <!-- Written by \`npm run errors\` from the error tables of the plugins: change those. -->
 
-Every refusal has one shape and a fitting status: match on \`error\`, show \`message\`, quote \`request_id\` ([api.md](api.md)). A code is what is listed here, and stays what it is; sentences may become better. Where \`NAME\` follows a code, match on what comes before the colon.
+Every error has one shape and a suitable status: match on \`error\`, show \`message\`, quote \`request_id\` ([api.md](api.md)). Codes are stable; sentences may change. If \`NAME\` follows a code, match on the part before the colon.
 
-**Retry** says whether the same request may succeed later. *Yes*: the answer has \`"retryable": true\`, and a client may repeat it by itself. *As said*: that depends, and \`retryable\` is there when it may. *Later*: not before something has changed that no client can wait for, so there is no \`retryable\`. *No*: change the request.
+**Retry** says whether the same request may succeed later. *Yes*: the answer has \`"retryable": true\`, and a client may repeat it by itself. *As said*: it depends, and \`retryable\` is there when a retry may help. *Later*: only after something has changed that a client cannot wait for, so there is no \`retryable\`. *No*: change the request.
 
-The OpenAPI documents list the same rows as \`x-errors\`: at their root all that the server answers, at a response the codes that the operation is known for. How to add one: [contributing.md](contributing.md#an-error).
+The OpenAPI documents list the same rows as \`x-errors\`: at their root all errors of the server, and at each response the codes of the operation. How to add one: [contributing.md](contributing.md#an-error).
 `
 
 const retries = { true: 'yes', false: 'no', later: 'later', 'as-said': 'as said' } as const
@@ -44,11 +44,11 @@ async function document(): Promise<string> {
   const { services, runtimes } = await shippedTables()
   return [
     about,
-    '## Answers, by subsystem\n\n`http` is what any route may answer. The MCP endpoint of a session answers in JSON-RPC once a message was read: `-32602` with the sentence of a refusal, `-32603` for a failure of ours.\n',
+    '## Answers, by subsystem\n\n`http` has the errors of any route. The MCP endpoint of a session answers in JSON-RPC once it has read a message: `-32602` with the sentence of a refusal, `-32603` for an internal error.\n',
     ...services.map(section),
-    '## How runs end\n\nThe `code` of the `error` event that ends a run, when the service ends it: [endings.ts](../kernel/contracts/endings.ts). *Lost* is a run whose executor stopped: nothing is wrong with it, and with `onCrash: retry` in its profile it is tried again by itself.\n',
+    '## How runs end\n\nThe `code` of the `error` event that ends a run, when the service ends it: [endings.ts](../kernel/contracts/endings.ts). *Lost* is a run whose executor stopped: nothing is wrong with it, and with `onCrash: retry` in its profile it is retried automatically.\n',
     `${table(['Code', 'Status of the run', 'What it means', 'Lost'], endingRows)}\n`,
-    '## Codes of runtimes\n\nA runtime that refuses or fails says so by the `error` event that ends the run; the status is that of the same refusal as an HTTP answer, when a bundle is handed to it for instance.\n',
+    '## Codes of runtimes\n\nA runtime that refuses or fails ends the run with an `error` event; the status is that of the same error as an HTTP answer, for example when the runtime gets a bundle.\n',
     ...runtimes.map(section),
   ].join('\n')
 }

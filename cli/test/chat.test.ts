@@ -82,6 +82,6 @@ test('an address that is no http URL is a usage error in one sentence, not a sta
   for (const url of ['notaurl', 'localhost:8090', 'ftp://127.0.0.1']) {
     const { code, stderr } = await chat(t, url)
     assert.equal(code, 2, url)
-    assert.match(stderr, /^agent-orc: --url .* is no URL of a gateway; it looks like \S+\n$/)
+    assert.match(stderr, /^agent-orc: --url .* is not the URL of a gateway; it looks like \S+\n$/)
   }
 })

@@ -43,8 +43,8 @@ test('conformance proves who it is to a sidecar that demands it, with the key of
   assert.equal(code, 0, stdout + stderr)
   assert.match(stdout, /fail 0/)
   for (const [other, says] of [
-    ['', /wants proof of who calls: set RUNNER_SIGNING_KEY_CURRENT/],
-    [randomBytes(32).toString('base64'), /wants proof of who calls/],
+    ['', /requires authentication: set RUNNER_SIGNING_KEY_CURRENT/],
+    [randomBytes(32).toString('base64'), /requires authentication/],
     ['short', /RUNNER_SIGNING_KEY_CURRENT must be base64 of at least 32 bytes/],
   ] as const) {
     const refused = await check(other)
@@ -78,7 +78,7 @@ test('conformance fails a sidecar in another language that forgets the last even
   ])
   assert.equal(code, 1)
   assert.match(stdout, /not ok \d+ - stranger: a run ends with exactly one result/)
-  assert.match(stderr, /does not keep the contract/)
+  assert.match(stderr, /does not meet the contract/)
 })
 
 test('conformance says that nobody answers, and asks which of several runtimes is meant', async (t) => {

@@ -142,7 +142,7 @@ test('what cannot be moved is said with a count, and everything else is moved', 
   const alone = await run(t, ['secrets', 'rewrap'], { POSTGRES_DSN, AGENT_ORC_MASTER_KEY: fresh })
   assert.deepEqual(
     [alone.code, alone.stderr],
-    [1, 'agent-orc: set AGENT_ORC_MASTER_KEY_PREVIOUS to the key that is to go\n'],
+    [1, 'agent-orc: set AGENT_ORC_MASTER_KEY_PREVIOUS to the key that is being replaced\n'],
   )
   const none = await run(t, ['secrets', 'keys'], { POSTGRES_DSN })
   assert.deepEqual([none.code, none.stderr], [1, 'agent-orc: set AGENT_ORC_MASTER_KEY\n'])

@@ -25,7 +25,7 @@ test('validate says everything that is wrong, folder by folder, and fails when o
   })
   const { code, stdout, stderr } = await run(t, ['skills', 'validate', dir])
   assert.equal(code, 1)
-  assert.match(stderr, /1 of the folders is no skill/)
+  assert.match(stderr, /1 of the folders is not a skill/)
   const [bad, pdf] = stdout
     .trim()
     .split('\n')
@@ -87,5 +87,5 @@ test('a pull that a new version came in between of fails, and so does one whose 
   }
   assert.match(await pull(), /'pdf' changed while it was pulled/)
   skill.resources = [{ path: '../../evil', executable: false }]
-  assert.match(await pull(), /a file of 'pdf' that is not written/)
+  assert.match(await pull(), /a file of 'pdf' that must not be written/)
 })

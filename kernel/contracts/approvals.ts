@@ -97,7 +97,7 @@ export type CallDecision = Static<typeof CallDecision>
 /** What the model gets as the result of a rejected call. */
 export const rejection = (tool: string, { comment, by }: CallDecision): string =>
   by === 'expiry'
-    ? `The call of '${tool}' was not made: nobody approved it in time.`
+    ? `The call of '${tool}' was not made: it was not approved in time.`
     : `The call of '${tool}' was rejected by a person${comment ? `, who says: ${comment}` : '.'}`
 
 /** A tool call that waits for a person. */

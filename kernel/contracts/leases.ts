@@ -46,7 +46,7 @@ export const VfsLease = Type.Object(
     bytes: Type.Optional(
       Type.Integer({ description: 'In its scratch space and its layers; only when a single lease is requested.' }),
     ),
-    entries: Type.Optional(Type.Integer({ description: 'Files there; likewise.' })),
+    entries: Type.Optional(Type.Integer({ description: 'Number of these files; likewise.' })),
   },
   { additionalProperties: true },
 )

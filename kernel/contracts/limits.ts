@@ -59,7 +59,7 @@ export const limitKinds = {
     default: 60_000,
     unit: 'requests',
     relief: 'later',
-    about: 'Messages to published agents, with all their keys together.',
+    about: 'Messages to published agents, with all keys together.',
   },
   transferBytesPerMinute: {
     default: 4 * gibi,
@@ -68,26 +68,26 @@ export const limitKinds = {
     about:
       'Large requests, and files that it sends and fetches, in each process; beyond that they wait for their turn.',
   },
-  runningRuns: { default: 500, unit: 'runs', relief: 'later', about: 'Runs that execute at once, on all conductors.' },
+  runningRuns: { default: 500, unit: 'runs', relief: 'later', about: 'Concurrent runs, on all conductors.' },
   queuedRuns: { default: 2_000, unit: 'runs', relief: 'later', about: 'Runs that wait for their sessions.' },
   openStreams: {
     default: 1_000,
     unit: 'streams',
     relief: 'later',
-    about: 'Streams of events that are open at once, in each process.',
+    about: 'Concurrent streams of events, in each process.',
   },
   openAnswers: {
     default: 1_000,
     unit: 'requests',
     relief: 'later',
-    about: 'Requests whose answers are made or not taken yet, at once, in each process; streams of events apart.',
+    about: 'Requests whose answer is being made or is not read yet, in each process, without streams of events.',
   },
   sessions: { default: 1_000_000, unit: 'sessions', relief: 'held', about: 'Sessions that are not shut down.' },
   attachmentBytes: {
     default: 256 * mebi,
     unit: 'bytes',
     relief: 'later',
-    about: 'Attachments of the runs that execute, in the memory of each conductor.',
+    about: 'Attachments of executing runs, in the memory of each conductor.',
   },
   sandboxes: {
     default: 100,
@@ -115,26 +115,26 @@ export const limitKinds = {
     default: 10 * gibi,
     unit: 'bytes',
     relief: 'later',
-    about: 'What its runs write to their event logs in a day of UTC.',
+    about: 'Bytes that its runs write to their event logs in a day of UTC.',
   },
   storedBytes: {
     default: 100 * gibi,
     unit: 'bytes',
     relief: 'held',
-    about: 'Its data in the database: event logs, prompts, answers, saved state, profiles with their versions.',
+    about: 'Its data in the database: event logs, prompts, answers, saved state, and profiles with their versions.',
   },
   webhookDeliveriesPerMinute: {
     default: 600,
     unit: 'deliveries',
     relief: 'later',
-    about: 'Attempts to deliver webhooks; further ones wait.',
+    about: 'Concurrent deliveries of webhooks; further ones wait.',
   },
   toolCallsPerMinute: {
     default: 30_000,
     unit: 'calls',
     relief: 'later',
     about:
-      'Calls of tools by its agents, on each runner, and at the endpoint of its MCP catalog, on each conductor; further ones wait for their turn.',
+      'Tool calls of its agents, on each runner, and at the endpoint of its MCP catalog, on each conductor; further ones wait for their turn.',
   },
   delegatedRuns: {
     default: 200,
@@ -152,7 +152,7 @@ export const limitKinds = {
     default: 32,
     unit: 'runs',
     relief: 'later',
-    about: 'Runs of one tree of delegations that execute at once.',
+    about: 'Concurrent runs of one tree of delegations.',
   },
   keysPerMember: {
     default: 10,
@@ -172,7 +172,7 @@ export const limitKinds = {
     default: 10_000,
     unit: 'connections',
     relief: 'held',
-    about: 'Accounts in apps, its own and those of its end users; those that ended are counted for 90 days.',
+    about: 'Accounts in apps, its own and those of its end users; ended accounts count for 90 days.',
   },
   secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
   budgets: { default: 200, unit: 'budgets', relief: 'held', about: 'Budgets of billing.' },
@@ -193,7 +193,7 @@ export const limitKinds = {
     default: 1_000,
     unit: 'calls',
     relief: 'later',
-    about: 'Calls of workflow nodes that are under way at once, in each process; those above wait for their turn.',
+    about: 'Concurrent calls of workflow nodes, in each process; further ones wait.',
   },
   openApprovals: {
     default: 1_000,
@@ -210,7 +210,12 @@ export const limitKinds = {
     relief: 'held',
     about: 'Scratch spaces and copy-on-write layers of its sessions on the VirtualFS server.',
   },
-  vfsEntries: { default: 200_000, unit: 'files', relief: 'held', about: 'Files there.' },
+  vfsEntries: {
+    default: 200_000,
+    unit: 'files',
+    relief: 'held',
+    about: 'Files in scratch spaces and copy-on-write layers of its sessions on the VirtualFS server.',
+  },
   vfsSessions: {
     default: 10_000,
     unit: 'sessions',

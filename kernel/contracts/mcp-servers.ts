@@ -32,7 +32,7 @@ export interface ResolvedMcpServers {
 
 /** The MCP servers that profiles may name. */
 export interface McpServers {
-  /** Returns the names that a tenant may not use: nobody knows them, or they are inactive. */
+  /** Returns the names that a tenant may not use: they do not exist or are inactive. */
   unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
   /** Those that a tenant may use, sorted; the first hundred. */
   names(tenantId: string): Promise<readonly string[]>

@@ -190,7 +190,7 @@ export interface BucketSettings {
   readonly reach: 'public' | 'network'
 }
 
-/** Opens buckets of S3 that somebody names. */
+/** Opens S3 buckets that are named at run time. */
 export interface Buckets {
   /** Throws a sentence when the endpoint may not be asked. Keys are the same whatever the tenant. */
   open(settings: BucketSettings): ObjectBackend & {

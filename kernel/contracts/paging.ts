@@ -70,7 +70,7 @@ export function pageHeaders(
     for (const [name, value] of Object.entries({ limit: String(limit), ...place })) params.set(name, value)
     return `<${path}?${params.toString()}>; rel="${rel}"`
   }
-  // Whoever pages by offset goes on so, as long as it is known that there is something.
+  // A client that pages by offset continues that way, as long as more items are known to exist.
   const byOffset = cursor === undefined && offset + limit < total
   const behind = byOffset ? { offset: String(offset + limit) } : next === undefined ? undefined : { cursor: next }
   const links = [

@@ -23,8 +23,8 @@ export const retentionKinds = {
     about: 'Days after its last message that a conversation is kept, with its messages, public runs and saved state.',
   },
   audit: { least: 30, about: 'Days that an entry of the audit log is kept.' },
-  webhooks: { least: 1, about: 'Days that a webhook message is kept that was delivered or given up.' },
-  meters: { least: 1, about: 'Days that the meters of usage are kept, from which stats are read.' },
+  webhooks: { least: 1, about: 'Days that a delivered or given-up webhook message is kept.' },
+  meters: { least: 1, about: 'Days that meters are kept, from which stats are computed.' },
   sessions: { least: 1, about: 'Days after its last use that an idle session is kept, with its saved state.' },
 } as const satisfies Readonly<Record<string, RetentionKind>>
 

@@ -22,7 +22,7 @@ export const Tenants = (description = 'The tenants that may use it.', fallback?:
       }),
       {
         description: `${description} '*' for all; an empty list for none.`,
-        missing: "write '*' for every tenant, a list such as [acme, globex], or [] for nobody",
+        missing: "write '*' for every tenant, a list such as [acme, globex], or [] for none",
         ...(fallback ? { default: fallback } : {}),
       },
     ),

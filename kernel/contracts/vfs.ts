@@ -183,7 +183,7 @@ export const VfsLimits = Type.Object(
     bytes: Type.Optional(
       Type.Integer({ minimum: 0, description: 'In scratch spaces and layers of all its sessions.' }),
     ),
-    entries: Type.Optional(Type.Integer({ minimum: 0, description: 'Files there.' })),
+    entries: Type.Optional(Type.Integer({ minimum: 0, description: 'Number of files in scratch space and layers.' })),
     sessions: Type.Optional(Type.Integer({ minimum: 0, description: 'Open at once.' })),
   },
   { additionalProperties: false },
@@ -218,7 +218,7 @@ export const VfsSession = Type.Object({
   openedAt: Type.String({ format: 'date-time' }),
   lastUsedAt: Type.String({ format: 'date-time' }),
   bytes: Type.Integer({ description: 'In its scratch space and its layers.' }),
-  entries: Type.Integer({ description: 'Files there.' }),
+  entries: Type.Integer({ description: 'Number of files in scratch space and layers.' }),
 })
 export type VfsSession = Static<typeof VfsSession>
 
@@ -241,7 +241,7 @@ export type VfsAudit = Static<typeof VfsAudit>
 
 export const VfsUsage = Type.Object({
   bytes: Type.Integer({ description: 'In scratch spaces and layers of its sessions.' }),
-  entries: Type.Integer({ description: 'Files there.' }),
+  entries: Type.Integer({ description: 'Number of files in scratch space and layers.' }),
   sessions: Type.Integer({ description: 'Open.' }),
 })
 export type VfsUsage = Static<typeof VfsUsage>

@@ -12,7 +12,7 @@ export const ListenerSettings = Settings(
       Type.Integer({
         minimum: 0,
         maximum: 65_535,
-        description: 'TCP port; 0 picks a free one. Empty: the listener is declared and off.',
+        description: 'TCP port; 0 picks a free one. Empty: the listener is declared but off.',
       }),
     ),
     orFree: Type.Optional(

@@ -62,7 +62,7 @@ export class Listeners {
   get innermost(): App | undefined {
     return [...this.#on.values()].at(-1)?.app
   }
-  /** Undefined when it is switched off; throws when nobody declared it. */
+  /** Undefined when it is switched off; throws when it is not declared. */
   find(name: string): App | undefined {
     if (!(name in this.#declared)) throw new Error(`this role declares no listener '${name}'; add it under listeners`)
     return this.#on.get(name)?.app

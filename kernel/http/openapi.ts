@@ -38,7 +38,7 @@ const components = {
   },
   headers: {
     Total: { description: 'The number of items on all pages, up to 10,000.', schema: { type: 'integer' as const } },
-    TotalExact: { description: '`false`: there are more; otherwise absent.', schema: { type: 'string' as const } },
+    TotalExact: { description: '`false` if there are more; otherwise absent.', schema: { type: 'string' as const } },
     NextCursor: { description: 'The `cursor` of the next page, if there is one.', schema: { type: 'string' as const } },
     Link: {
       description: '`rel="next"` and `rel="prev"`; only with `limit`, and only where there is one.',

@@ -23,14 +23,14 @@ import { streamsOf } from './streams.ts'
 export const requestNames = {
   genReqId: () => `req_${randomUUID().slice(24)}`,
   requestIdHeader: false,
-  // A logger of its own for every request costs more than what most requests log: whoever logs names the request.
+  // A logger of its own for every request costs more than what most requests log, so log lines name the request themselves.
   childLoggerFactory: (logger: FastifyBaseLogger) => logger,
 } as const
 
 /** Of every answer: a browser neither guesses what it holds nor keeps it. */
 export const standingHeaders = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' } as const
 const strictTransport = `max-age=${365 * 24 * 60 * 60}`
-/** A proxy in front says whether it was asked over TLS; whoever lies about that tells only itself. */
+/** A proxy in front says whether the request used TLS; a client that lies about that affects only its own answers. */
 const overTls = ({ raw, headers }: FastifyRequest): boolean =>
   'encrypted' in raw.socket || String(headers['x-forwarded-proto']).startsWith('https')
 
@@ -104,7 +104,7 @@ function createDeadlines(limitMs: number) {
   const late = ({ raw }: FastifyRequest): void => handleClientError(requestLate(), raw.socket)
   return {
     set(request: FastifyRequest): void {
-      // What is injected has no connection, and is late for nobody.
+      // An injected request has no connection and no deadline.
       if (!hasBody(request) || !(request.raw.socket instanceof Socket)) return
       // A request that was answered early closes without a word when its connection does: it may not hold the process.
       const limit = setTimeout(late, limitMs, request).unref()

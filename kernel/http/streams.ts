@@ -72,7 +72,7 @@ export const quietConnections = fp(
       quiet.add(socket)
       socket.once('close', () => quiet.delete(socket))
     })
-    // Whoever took over the upgraded connection ends it.
+    // The new owner of an upgraded connection ends it.
     server.on('upgrade', ({ socket }) => quiet.delete(socket))
     server.on('request', ({ socket }, response) => {
       quiet.delete(socket)

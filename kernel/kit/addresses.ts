@@ -6,7 +6,9 @@ import { CommaList } from './settings.ts'
 
 /** The setting of plugins that have to know who a client is. */
 export const trustedProxies = Type.Optional(
-  CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
+  CommaList(
+    'Addresses and networks of your own proxies, whose X-Forwarded-For is trusted for the address of the client.',
+  ),
 )
 
 /** An IP network: its address, and how many bits of it count. */
@@ -36,7 +38,7 @@ export function networksOf(names: readonly string[], bounds: readonly string[] |
     const first = firstOf(name, network)
     if (first !== network[0].toString()) throw invalidField(field, `must be the network itself: ${first}/${network[1]}`)
     if (outer?.every(([address, bits]) => bits > network[1] || !isWithin(network[0], [address, bits]))) {
-      throw invalidField(field, `must be within the addresses of the key that mints it: ${outer.map(text).join(', ')}`)
+      throw invalidField(field, `must be within the addresses of the key that issues it: ${outer.map(text).join(', ')}`)
     }
     return text(network)
   })

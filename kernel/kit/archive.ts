@@ -160,7 +160,7 @@ async function extractInto(
     await Promise.all([pipeline(Readable.from([archive]), gunzip, bounded, tar as unknown as Writable), whole])
     await last
   } finally {
-    // Whoever removes the folder now must not meet a file that is being written.
+    // The folder must not be removed while a file is being written.
     await last.catch(() => {})
   }
   // gunzip stops without an error at bytes that are not gzip.

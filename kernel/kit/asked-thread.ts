@@ -52,7 +52,7 @@ export class AskedThread<Question, Answer> {
   #next(): void {
     if (this.#current || this.#waiting.size === 0) return
     const [first, second] = this.#waiting
-    // Whoever was just answered lets others go first.
+    // A tenant that was just answered lets others go first.
     const [tenantId, line] = first![0] === this.#last && second ? second : first!
     this.#last = tenantId
     this.#current = line.shift()!

@@ -7,7 +7,7 @@ interface Order {
   readonly newestFirst?: boolean
 }
 
-// What a cursor says of its list. Whoever changes the order of a list makes its cursors unknown, which is what they are then.
+// The list of a cursor. A change of a list's order invalidates its cursors.
 const nameOf = ({ order, newestFirst = false }: Order): string =>
   `${Object.keys(order).join()}${newestFirst ? '<' : '>'}`
 const counted = '#'

@@ -28,7 +28,7 @@ const tagsOf = (header: string): string[] =>
 export const isKnown = ({ 'if-none-match': header }: IncomingHttpHeaders, etag: string): boolean =>
   header !== undefined && tagsOf(header).some((tag) => tag === '*' || tag === etag)
 
-/** The condition of a write. One that cannot be kept is refused: whoever sends it would lose what somebody else wrote. */
+/** The condition of a write. An unsupported one is refused: otherwise the write could overwrite another client's data. */
 export function conditionOf({ 'if-match': match, 'if-none-match': none }: IncomingHttpHeaders): WriteCondition {
   if (none !== undefined && none.trim() !== '*') {
     throw objectErrors.preconditionFailed({
@@ -58,7 +58,7 @@ export function rangeOf(header: string | undefined, bytes: number): ByteRange | 
   return from >= bytes ? 'none' : { from, to }
 }
 
-/** The bytes, in the type that they were uploaded with. A browser saves them: they may be a page that somebody wrote. */
+/** The bytes, in the type that they were uploaded with. A browser saves them as a file, because they may be a page from an untrusted author. */
 export async function sendFile(request: FastifyRequest, reply: FastifyReply, found: FoundFile): Promise<FastifyReply> {
   const { info } = found
   const { range: asked, 'if-range': condition } = request.headers

@@ -26,7 +26,7 @@ const atOnce = 1_000
 /**
  * Ends what is open when its key no longer holds, whatever made it so: revocation, expiry, a tenant that was deleted, in whichever
  * process or by hand in the database. Once a second it asks for the keys of all that is open, each once; while nothing is open it
- * asks nothing. While the database does not answer, what is open stays so: nobody could be let in anew, and nothing is known against
+ * asks nothing. While the database does not answer, open streams stay open: no new caller could be authenticated, and nothing is known against
  * those who are in.
  */
 export class KeyWatch {
@@ -67,7 +67,7 @@ export class KeyWatch {
       await Promise.all([...tenants].map(([tenantId, keys]) => this.#end(tenantId, keys)))
       this.#failing = false
     } catch (err) {
-      if (!this.#failing) log.warn({ err }, 'the keys of open streams cannot be looked at; the streams stay open')
+      if (!this.#failing) log.warn({ err }, 'the keys of open streams cannot be checked; the streams stay open')
       this.#failing = true
     }
   }
@@ -81,7 +81,10 @@ export class KeyWatch {
       for (const id of asked) {
         if (valid.has(id)) continue
         const those = keys.get(id)!
-        log.info({ tenant: tenantId, key: id, ended: those.length }, 'a key is valid no longer; what it had open ends')
+        log.info(
+          { tenant: tenantId, key: id, ended: those.length },
+          'a key is not valid any more; its open streams are closed',
+        )
         for (const one of those) one.end()
       }
     }

@@ -55,7 +55,7 @@ async function read(fetch: ModelFetch, place: LinkedPlace, link: ObjectLink, sig
     throw new Error(`the runner answered ${answer.status}`)
   }
   const content = await contentOf(answer.body!, link)
-  if (!content) throw new Error('the content is not that of its link')
+  if (!content) throw new Error('the content does not match its link')
   return content
 }
 

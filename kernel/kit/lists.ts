@@ -94,13 +94,13 @@ const chosenOf = (read: readonly Placed[]): number => read[0]?.chosen ?? read.le
 interface Counted {
   /** One more than are counted when there are more. */
   readonly counted: number
-  /** False: there are rows among which nobody looked. */
+  /** False: some rows were not searched. */
   readonly complete: boolean
 }
 
 type Answer<Row> = [[Counted], (Row & Placed)[], Placed[]]
 
-/** The count of a list and its page in one round trip, unless both look through many rows: where nothing is found once, nobody looks again. */
+/** The count of a list and its page in one round trip, unless both search many rows: if one finds nothing, the other does not search again. */
 async function askBoth<Row extends object>(
   of: ListOf,
   list: ListSql,
@@ -270,7 +270,7 @@ export async function sendItems<T, Shown = T>(
 /** Characters of one part of a document. */
 const partChars = 64 * 1024
 
-/** A JSON array in parts, each made when the one before has left: a long one holds up nobody. */
+/** A JSON array in parts, each made when the one before has left: a long one delays nothing else. */
 export async function* arrayParts<T>(items: readonly T[], shown: (item: T) => unknown = (item) => item) {
   let text = '['
   for (const [i, item] of items.entries()) {

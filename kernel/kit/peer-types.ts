@@ -47,7 +47,7 @@ export interface SignedRequest {
   readonly target: string
   /** Those of the request itself, in lower case. */
   readonly headers: Readonly<Record<string, string>>
-  /** Of nothing where it is a stream, whose bytes nobody knows beforehand. */
+  /** That of nothing for a stream, whose bytes are not known beforehand. */
   readonly body: Uint8Array
   readonly isStream: boolean
 }

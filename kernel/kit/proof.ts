@@ -20,7 +20,7 @@ export type Proof = (request: IncomingMessage) => Promise<string | undefined>
 
 /** What callers of one listener have to show, whatever they ask for. */
 class Proofs {
-  /** True where something is demanded; then nobody is let in until it is known what. */
+  /** True if something is required; then every request is refused until it is known what. */
   readonly demanded: boolean
   readonly #all: Proof[] = []
 
@@ -29,7 +29,7 @@ class Proofs {
   }
   /** Only for a listener that the plugin has named in its `guards`. */
   demand(proof: Proof): void {
-    if (!this.demanded) throw new Error('a plugin demands proof on a listener that its `guards` does not name')
+    if (!this.demanded) throw new Error('a plugin authenticates requests on a listener that its `guards` does not name')
     this.#all.push(proof)
   }
   /** Resolves to the digests that the body must have. Rejects with an AppError. */
@@ -116,7 +116,7 @@ export function isReachable({ listeners }: Listeners, name: string): boolean {
   return port !== undefined && !local
 }
 
-/** True for a reachable listener that answers whoever reaches it, by what the role file says. */
+/** True for a reachable listener without authentication, according to the role file. */
 export const isOpen = (role: Listeners, name: string): boolean =>
   isReachable(role, name) && !role.listeners[name]?.tls?.requestClientCert && !guardedIn(role.plugins).has(name)
 

@@ -9,7 +9,7 @@ import { type ClientAddress, countedAs } from './addresses.ts'
 
 const windowSeconds = 60
 
-/** How many requests somebody may send in any minute. */
+/** How many requests a caller may send in any minute. */
 export interface Limit {
   /** The name of the limit in the headers `RateLimit` and `RateLimit-Policy`. */
   readonly name: string

@@ -1,4 +1,4 @@
-// For whoever takes schemas of answers from clients: the conductor, which refuses what does not compile, and runtimes, which check answers.
+// Checks against JSON Schemas of clients: conductors refuse schemas that do not compile, and runtimes check answers.
 import { hash } from 'node:crypto'
 import { type AppError, isAppError } from '../contracts/errors.ts'
 import { runErrors } from '../contracts/run-errors.ts'
@@ -17,7 +17,7 @@ const mbPerMega = 64
 
 /** What an answer must fit. */
 export interface OutputSchema {
-  /** What is wrong with a value, in words for whoever made it; undefined when it fits. Rejects with AppError 429 `too_many_schemas`. */
+  /** The problem of a value, as a sentence for its author; undefined when it matches. Rejects with AppError 429 `too_many_schemas`. */
   problem(value: unknown): Promise<string | undefined>
   /** The same of a value that is JSON already. */
   problemOf(json: string): Promise<string | undefined>
@@ -26,7 +26,7 @@ export interface OutputSchema {
 /** Rejects with AppError 400 `invalid_response_format` for anything but a JSON Schema of draft 2020-12 or 07, and 429 `too_many_schemas`. */
 export type OutputSchemas = (tenantId: string, schema: Readonly<Record<string, unknown>>) => Promise<OutputSchema>
 
-export interface SchemaBounds {
+interface SchemaBounds {
   /** So many questions of a tenant may wait; 16 by default. */
   readonly mostWaiting?: number
   /** The longest value that is checked; a mebi by default. A thread that one allocation is too large for ends the process, whatever bounds it has. */

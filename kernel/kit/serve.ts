@@ -120,7 +120,7 @@ class HttpCall implements AnyCall {
     return this.#request.body
   }
   get caller(): Caller {
-    if (!this.#guard) throw new Error(`${this.#request.routeOptions.url} asks who calls, but has no guard`)
+    if (!this.#guard) throw new Error(`${this.#request.routeOptions.url} reads the caller, but has no guard`)
     return this.#guard.callerOf(this.#request)
   }
   get wantsLines(): boolean {

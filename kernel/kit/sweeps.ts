@@ -61,7 +61,7 @@ export async function* tenantIds(
   }
 }
 
-/** Work by key that is under way: whoever asks for the same meanwhile gets the same promise. */
+/** Running work by key: concurrent requests for the same key get the same promise. */
 export class SingleFlight<T> {
   readonly #underWay = new Map<string, Promise<T>>()
 

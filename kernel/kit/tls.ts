@@ -22,7 +22,7 @@ export const ListenerTls = Settings({
   ca: pem('Authorities whose client certificates are accepted.'),
   requestClientCert: Type.Boolean({
     default: false,
-    description: 'Answer nobody without a client certificate that `ca` has signed; /healthz aside. Needs `ca`.',
+    description: 'Require a client certificate that `ca` has signed, except for /healthz. Needs `ca`.',
   }),
 })
 
@@ -55,7 +55,7 @@ export function tlsProblem({ cert, key, ca, requestClientCert }: Static<typeof L
     : undefined
 }
 
-/** How often the files are looked at. Whoever renews a certificate leaves days until the old one expires. */
+/** How often the files are checked. Certificates are renewed days before the old ones expire. */
 const lookEveryMs = 10_000
 
 interface TlsLog {
@@ -101,7 +101,7 @@ export class LiveTls {
       this.#files = files
       this.#refused = undefined
       for (const listener of this.#listeners) listener(files)
-      this.#log.info({ validTo: files.cert && new X509Certificate(files.cert).validTo }, 'certificates were read anew')
+      this.#log.info({ validTo: files.cert && new X509Certificate(files.cert).validTo }, 'certificates were reloaded')
     } catch (err) {
       const why = (err as Error).message
       if (why !== this.#refused) this.#log.warn({ err }, 'new certificates cannot be used; the old ones stay')

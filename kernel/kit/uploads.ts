@@ -76,7 +76,7 @@ export function uploadRoute(
           if (!attachmentType.test(mediaType))
             throw invalidField('headers/content-type', 'is a media type, e.g. image/png')
           if (Number(length) > maxAttachmentBytes) throw linkErrors.uploadTooLarge()
-          // The connection stays, so that whoever is refused hears why.
+          // The connection stays open, so that a refused client gets the answer.
           const body: AsyncIterable<Uint8Array> = request.raw.iterator({ destroyOnReturn: false })
           return reply.code(201).send(await links.upload(tenantOf(request), body, mediaType))
         } catch (error) {

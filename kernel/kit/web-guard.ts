@@ -29,19 +29,19 @@ export const webGuardSettings = {
     Type.Array(Type.String(hostForm), {
       minItems: 1,
       description:
-        'Under what it may be asked: names, `.example.com` with its subdomains, addresses, networks. Another request is refused. ' +
+        'Host names under which it may be addressed: names, `.example.com` with its subdomains, addresses, networks. Other requests are refused. ' +
         'Absent: anything; where a route asks for no proof, localhost and any address.',
     }),
   ),
   origins: Type.Optional(
     Type.Array(Type.String(originForm), {
-      description: 'Web pages that may send requests, beside those of the host that is asked. Absent: none.',
+      description: 'Origins of web pages that may send requests, beside those of the addressed host. Absent: none.',
     }),
   ),
 }
 
 /**
- * Hosts of a listener that authenticates nobody, unless it names its own. A page of the web that reaches this machine through DNS
+ * The default hosts of a listener without authentication. A page of the web that reaches this machine through DNS
  * comes under a name: never under an address, which probes use.
  */
 const withoutProof = ['localhost', '0.0.0.0/0', '::/0'] as const
@@ -54,7 +54,7 @@ const bare = (host: string): string => host.replace(/^\[|\]$/g, '')
 /** The network that an entry names, if any; a single address counts as one. Throws for an invalid one. */
 function namedNetwork(entry: string): Network[] {
   const network = networkOf(entry)
-  if (!network && entry.includes('/')) throw new Error(`'${entry}' is no network`)
+  if (!network && entry.includes('/')) throw new Error(`'${entry}' is not a network`)
   return network ? [network] : []
 }
 

@@ -13,7 +13,7 @@ export const wrongKeysPerMinute = Type.Integer({
 })
 
 const windowMs = 60_000
-/** Addresses of which something is known at once. Whoever has more of them makes this forget the oldest. */
+/** How many addresses are remembered; further ones replace the oldest. */
 const mostAddresses = 10_000
 /** How much longer each refusal of an address waits, and how long at most; beyond so many at once they are answered at once. */
 const holdMs = 5
@@ -33,7 +33,7 @@ interface Failures {
 /**
  * The throttle of those who try keys. After so many wrong ones from an address within a minute it hears 429 for the rest of it, and
  * nothing is looked up for it; of IPv6 a /64 counts as one address. Keys that worked in this process lately go on working from
- * there, so that one bad neighbour behind a shared address costs nobody else anything. Each process counts for itself.
+ * there, so that a bad neighbour behind a shared address does not affect others. Each process counts for itself.
  */
 export class WrongKeys {
   readonly #mostPerMinute: number
@@ -53,10 +53,10 @@ export class WrongKeys {
 
   /**
    * Rejects with 429 when the address has tried too many wrong keys, unless `known` says that this key is no attempt. Mostly returns
-   * undefined. Whoever goes on is answered later and later, up to a second: refusing thousands a second would be felt by all.
+   * undefined. Further requests are answered with growing delays, up to a second: refusing thousands a second would affect all clients.
    */
   check(address: string, known: () => boolean): Promise<never> | undefined {
-    // Nearly always there is nobody who failed.
+    // Nearly always no address has failed.
     if (this.#failures.size === 0) return undefined
     const failures = this.#of(countedAs(address))
     if (!failures || failures.count < this.#mostPerMinute || known()) return undefined

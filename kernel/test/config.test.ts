@@ -192,10 +192,10 @@ plugins:
   assert.match(found[0]!, /^nosuch: 'plugins\/nosuch' is not there: looked for .+plugins\/nosuch .+\(role\.yaml:3\)$/)
   assert.match(found[1]!, /^sibling: '\.\/gone' is not there: looked for gone .+\(role\.yaml:4\)$/)
   assert.match(found[2]!, /^far: 'runtimes\/none' is not there: .+\(role\.yaml:6\)$/)
-  assert.match(found[3]!, /^pack: '@acme\/agent-orc-none' is no installed package: .+\(role\.yaml:8\)$/)
+  assert.match(found[3]!, /^pack: '@acme\/agent-orc-none' is not an installed package: .+\(role\.yaml:8\)$/)
   assert.match(found[4]!, /^data: '\.\/data\.mjs' is not a plugin: its default export .+\(role\.yaml:10\)$/)
   assert.match(found[5]!, /^broken: '\.\/broken\.mjs' fails to load: .*no-such-library.+\(role\.yaml:12\)$/)
-  assert.equal(found[6], "schema: './schema.mjs' declares settings that are no TypeBox schema (role.yaml:14)")
+  assert.equal(found[6], "schema: './schema.mjs' declares settings that are not a TypeBox schema (role.yaml:14)")
 })
 
 test('use finds a file, a folder with an index, a package beside the role file, and plugins/<key> without it', async (t) => {

@@ -29,7 +29,7 @@ const framesOf = (head: string, deltas: readonly string[], tail: string): Frames
 const data = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`
 const wordsOf = (text = ''): string[] => text.match(/\S+\s*|\s+/g) ?? []
 /** The signature by which the vendor would refuse changed reasoning. */
-export const signatureOf = (thought: string): string => `signed:${thought.length}`
+const signatureOf = (thought: string): string => `signed:${thought.length}`
 export const inputTokens = (body: ModelRequestBody): number =>
   JSON.stringify(body.messages ?? body['input']).length >> 2
 

@@ -67,14 +67,16 @@ export interface Launches {
   /** Launches a sandbox and waits for the first poll of its worker. */
   start(fields?: Partial<LaunchOrder>): Promise<Started>
   becomes(sandboxId: string, state: SandboxState): Promise<void>
-  /** Destroys whatever was launched; after the test it happens by itself. */
+  /** Destroys whatever was launched. */
   end(): Promise<void>
 }
 
+/** Launches of a provider. They end after the test, unless `end: 'fake'` says that a fake service ends them. */
 export async function openLaunches(
   t: Pick<TestContext, 'after'>,
   provider: SandboxProvider,
   laid: Partial<LaunchOrder> = {},
+  { end = 'test' }: { readonly end?: 'test' | 'fake' } = {},
 ): Promise<Launches> {
   const runner = await startSuiteRunner(t)
   const launched = new Set<string>()
@@ -104,7 +106,7 @@ export async function openLaunches(
       }
     },
   }
-  t.after(() => launches.end())
+  if (end === 'test') t.after(() => launches.end())
   return launches
 }
 

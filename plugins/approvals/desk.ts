@@ -104,7 +104,7 @@ export class ApprovalDesk implements Approvals {
   async resolve(caller: Caller, approval: Approval, { decision, comment }: Resolve): Promise<void> {
     if (!roleAtLeast(caller.role, approval.role)) {
       throw approvalErrors.wrongApprover({
-        message: `This approval is for keys of the role ${approval.role}, or above.`,
+        message: `Only keys of the role ${approval.role} or above may decide this approval.`,
       })
     }
     const approved = decision === 'approve'

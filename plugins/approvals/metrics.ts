@@ -11,19 +11,19 @@ export function createApprovalMetrics(registry: Registry): ApprovalMetrics {
   const registers = [registry]
   const opened = new Counter({
     name: 'approvals_opened_total',
-    help: 'Approvals that this process has asked for, by what they are for.',
+    help: 'Approvals that this process asked for, by kind.',
     labelNames: ['kind'],
     registers,
   })
   const resolved = new Counter({
     name: 'approvals_resolved_total',
-    help: 'Approvals that were decided here, by what they were for, how, and by whom.',
+    help: 'Approvals that this process settled, by kind, decision and who decided.',
     labelNames: ['kind', 'decision', 'by'],
     registers,
   })
   const waited = new Histogram({
     name: 'approval_wait_seconds',
-    help: 'How long approvals had waited when they were decided.',
+    help: 'Time from asking for an approval to its decision.',
     labelNames: ['kind'],
     buckets: [1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800],
     registers,

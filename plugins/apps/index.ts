@@ -26,14 +26,14 @@ export default definePlugin({
   name: 'apps',
   config: Settings({
     returnOrigins: CommaList(
-      'Origins of pages, with commas between, to which owners of accounts may be sent on when they have connected them (`returnUrl`).',
+      'Comma-separated origins of pages to which owners of accounts may be redirected after connecting them (`returnUrl`).',
     ),
-    timeout: Type.Optional(Duration('60s', 'How long an app may take over a call.')),
+    timeout: Type.Optional(Duration('60s', 'Timeout of a call of an app.')),
     requestsPerMinute: Type.Integer({
       default: 300,
       minimum: 1,
       maximum: 100_000,
-      description: 'Owners of accounts that come back from one client address.',
+      description: 'Returns of owners of accounts from one client address.',
     }),
     trustedProxies,
   }),

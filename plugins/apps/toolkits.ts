@@ -26,7 +26,7 @@ export interface ToolkitsOptions {
   readonly accounts: AppAccounts
   readonly limits: Pick<TenantLimits, 'of'> | undefined
   readonly metrics: AppMetrics
-  /** How long an app may take over a call. */
+  /** Timeout of a call of an app. */
   readonly timeoutMs: number
   readonly stopping: AbortSignal
 }
@@ -174,12 +174,12 @@ export class Toolkits {
   }
 }
 
-const notOfKey = 'The key that asks may not use a toolkit of this name: its `mcpServers` do not have it.'
+const notOfKey = 'The calling key may not use this toolkit: its `mcpServers` do not name it.'
 
 /** 404 for a tool that a key may not use. */
 export function checkTool({ mcp }: Caller, toolkit: string, tool: string): void {
   if (permitsTool(mcp, toolkit, tool)) return
-  const message = `The key that asks may not use the tool '${tool}': its \`mcpToolPermissions\` do not have it.`
+  const message = `The calling key may not use the tool '${tool}': its \`mcpToolPermissions\` do not name it.`
   throw notFound({ message })
 }
 

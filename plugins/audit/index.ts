@@ -27,7 +27,7 @@ export default definePlugin({
 })
 
 const description = `Newest first. An entry is written before the request is handled, so a write that happened is here
-whatever became of its server. Requests refused with 403 are here too; those of unknown callers are not.`.replaceAll(
+even if its server failed. Requests refused with 403 are here too; those of unknown callers are not.`.replaceAll(
   '\n',
   ' ',
 )

@@ -42,7 +42,7 @@ export function createAuditTrail(
         ...(target === undefined ? {} : { target: storable(target) }),
       }
       await insertOutcome(database, entry, outcome).catch((err: unknown) =>
-        log.warn({ err, entry: entry.id, status }, 'how an audited write ended is not on record'),
+        log.warn({ err, entry: entry.id, status }, 'the outcome of an audited write could not be recorded'),
       )
     },
   }

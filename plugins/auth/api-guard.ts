@@ -73,7 +73,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
     },
     callerOf(request) {
       const caller = callers.get(request)
-      if (!caller) throw new Error(`${request.routeOptions.url} asks who calls, but was never protected`)
+      if (!caller) throw new Error(`${request.routeOptions.url} reads the caller, but has no guard`)
       return caller
     },
     async record(request, targets) {
@@ -84,7 +84,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
         keeper.end(await keeper.begin({ ...write, target }), { status: 204 })
       // Units of work share round trips. The request is already done: the client gets its answer even if the record fails.
       await Promise.all(targets.map(recorded)).catch((err: unknown) =>
-        request.log.warn({ err, targets }, 'what else an audited request did is not on record'),
+        request.log.warn({ err, targets }, 'further effects of an audited request could not be recorded'),
       )
     },
     held: () => heldStreams(scopes, (request) => callers.get(request)),

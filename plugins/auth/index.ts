@@ -44,7 +44,7 @@ export default definePlugin({
       }),
     ),
     maxKeyLifetime: Type.Optional(
-      Duration(undefined, 'The longest lifetime of keys that are issued from now on. Absent: for ever.'),
+      Duration(undefined, 'The longest lifetime of keys that are issued from now on. Absent: no limit.'),
     ),
     wrongKeysPerMinute,
     trustedProxies,

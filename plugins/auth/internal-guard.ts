@@ -53,7 +53,7 @@ export function createInternalGuard(signer: Signer | undefined, { keyId, accesse
     },
     callerOf(request) {
       const caller = callers.get(request)
-      if (!caller) throw new Error(`${request.routeOptions.url} asks who calls, but was never protected`)
+      if (!caller) throw new Error(`${request.routeOptions.url} reads the caller, but has no guard`)
       return caller
     },
   }

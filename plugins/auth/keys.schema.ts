@@ -70,7 +70,7 @@ export const KeyMetadata = Type.Object({
     description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog` and as apps; empty means all.',
   }),
   mcpToolPermissions: Type.Record(Type.String(), Type.Array(Type.String()), {
-    description: 'By entry, the only tools that it may use there; of other entries all tools.',
+    description: 'The only tools that it may use, by entry; of other entries all tools.',
   }),
   revokedAt: MaybeTime,
 })

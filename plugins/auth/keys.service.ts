@@ -67,7 +67,7 @@ export interface KeyServiceOptions {
   readonly maxLifetimeMs: number | undefined
 }
 
-/** A key with its entries in indexes, beside its label. Nothing but this bounds how many admins mint. */
+/** A key with its entries in indexes, beside its label. Only this limits how many keys admins issue. */
 const bytesOfKey = 400
 
 export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }: KeyServiceOptions) {

@@ -24,7 +24,7 @@ const cents = (column: string): string => `(${column} / ${microcentsPerCent}.0):
  * and that nothing else is spent yet.
  */
 const spent = `(u.running + CASE WHEN b.per = 'run' OR u.period = billing_period(b.per) THEN u.spent ELSE 0 END)`
-/** The count of a budget per run goes with the run, but for a workflow, whose end nothing tells: it is shown until the day after its last run. */
+/** The count of a budget per run is deleted with the run. Nothing announces the end of a workflow, so its count is kept until the day after its last run. */
 const shown = `(b.per <> 'run' OR u.held > 0 OR u.period >= billing_period('day') - 1)`
 const percent = `least(floor(100.0 * ${spent} / greatest(b.cap, 1)), 2147483647)::int`
 const subjectOf = ({ scope, subject }: Budget): string => (scope === 'tenant' ? '' : (subject ?? '*'))
@@ -62,7 +62,7 @@ const put = (tenantId: string, budget: Budget): Statement => ({
     budget.webhookUrl ?? null,
   ],
 })
-// What is told of a mark is told again when the cap was raised above it, and then reached anew.
+// An alert is sent again when the cap was raised above its mark and the mark is reached anew.
 const untell = (tenantId: string): Statement => ({
   text: `UPDATE billing_budget_uses u SET told = CASE WHEN ${spent} * 5 >= b.cap * 4 THEN 80 ELSE 0 END FROM billing_budgets b
          WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND u.told > 0 AND ${spent} < b.cap`,
@@ -77,13 +77,13 @@ const toUse = ({ subject, runId, spentCents, heldCents, percent: used }: UseRow)
   percent: used,
 })
 
-/** Caps on what runs cost, as admins set them. Runs keep them by the statements that start and end them. */
+/** Caps on the cost of runs, as admins set them. The statements that start and end runs enforce them. */
 export class Budgets {
   readonly #database: Database
   readonly #webhooks: Pick<Webhooks, 'check'> | undefined
   readonly #limits: Pick<TenantLimits, 'of'> | undefined
 
-  /** Without limits there may be any number; without webhooks nobody is told. */
+  /** Without limits there may be any number; without webhooks no alerts are sent. */
   constructor(
     database: Database,
     webhooks: Pick<Webhooks, 'check'> | undefined,
@@ -99,7 +99,7 @@ export class Budgets {
     const of = Map.groupBy(uses, ({ id }) => id)
     return budgets.map((budget) => ({ ...budget, uses: (of.get(budget.id) ?? []).map(toUse) }))
   }
-  /** Replaces them all. One that stays goes on with what was spent of it. */
+  /** Replaces them all. A budget that stays keeps what was spent. */
   async replace(tenantId: string, budgets: readonly Budget[]): Promise<BudgetView[]> {
     const most = this.#limits?.of(tenantId).budgets
     if (most !== undefined && budgets.length > most) throw overLimit('budgets', most)
@@ -117,7 +117,7 @@ export class Budgets {
       this.#webhooks.check(tenantId, webhookUrl)
     }
     await this.#database.batch(tenantId, [
-      // Runs hold the account while they change what is spent.
+      // Runs lock the account while they change the spent amounts.
       { text: 'SELECT 1 FROM billing_accounts WHERE tenant_id = $1 FOR UPDATE', values: [tenantId] },
       keep(tenantId, [...keys]),
       ...budgets.map((budget) => put(tenantId, budget)),

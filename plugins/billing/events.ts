@@ -41,7 +41,7 @@ interface EventParts {
   readonly clientOf: ClientAddress
 }
 
-/** Takes what a billing provider says that has happened. Public: it believes what is signed, and nothing else. */
+/** Receives the webhooks of a billing provider. The route is public and accepts signed events only. */
 export async function eventRoute(
   app: App,
   { kv, wallet, providers, outcomes, most, clientOf }: EventParts,

@@ -6,9 +6,9 @@ import { microcentsPerCent, type Prices } from '#contracts/prices'
 import type { Budgets } from './budgets.ts'
 import type { Ledger } from './ledger.ts'
 
-/** What the functions of migrations 55 and 67 raise when they refuse. */
+/** The error code that the functions of migrations 55 and 67 raise for a refusal. */
 const refusedState = 'AO402'
-/** The database has no such table or function: a conductor of this release has not migrated it yet. */
+/** The database lacks the table or function: no conductor of this release has migrated it yet. */
 const notThere = ['42P01', '42883']
 
 const detail = { checkout_path: checkoutPath }
@@ -23,7 +23,7 @@ interface HoldsDeps {
   readonly refused: Counter
 }
 
-/** What runs and publishing ask of billing. */
+/** The interface of billing for runs and publishing. */
 export function createHolds({
   ledger,
   budgets,
@@ -72,7 +72,7 @@ export function createHolds({
   }
 }
 
-/** What the message of a refusal says: a code, and which budget it is. */
+/** Parses the message of a refusal: a code and the budget. */
 function refusal({ message }: Error): AppError {
   if (message === 'registration_pending') return billingErrors.registrationPending({ detail })
   const [, told] = /^budget_exceeded (\{.*\})$/s.exec(message) ?? []
@@ -92,7 +92,7 @@ const names: Readonly<Record<string, string>> = {
   session: 'session',
 }
 
-/** In a role where nobody takes payments. */
+/** Billing of a role without a payment provider. */
 export const noBilling: Billing = {
   absent: true,
   holdMicrocents: 0,

@@ -34,7 +34,7 @@ export default definePlugin({
   config: Settings({
     provider: Type.Optional(
       Type.String({
-        description: 'AGENT_ORC_BILLING: who takes payments, ledger or stripe. Without one nothing is billed.',
+        description: 'AGENT_ORC_BILLING: the payment provider, ledger or stripe. Without one nothing is billed.',
       }),
     ),
     env: Type.String({
@@ -44,25 +44,29 @@ export default definePlugin({
     currency: Type.String({
       default: 'usd',
       pattern: '^[a-z]{3}$',
-      description: 'Of which a cent is the hundredth part.',
+      description: 'The currency; a cent is its hundredth part.',
     }),
-    packs: Type.Array(Pack, { default: defaultPacks, minItems: 1, description: 'What tenants can buy.' }),
+    packs: Type.Array(Pack, {
+      default: defaultPacks,
+      minItems: 1,
+      description: 'The packs of credit that tenants can buy.',
+    }),
     holdCents: Type.Number({
       default: 1,
       minimum: 0.000001,
       maximum: 1_000_000,
-      description: 'How much is held for a run when it starts, and each time when it needs more.',
+      description: 'How much credit is held for a run when it starts, and each time it needs more.',
     }),
     reserveCents: Type.Number({
       default: 0,
       minimum: 0,
       maximum: 1_000_000,
       description:
-        'What has to be left for a run to begin, and for it to go on after a model call: as much as the dearest call costs, and no balance goes below 0 by it.',
+        'Credit that must be left for a run to begin, and to continue after a model call. If it covers the most expensive call, no call takes a balance below 0.',
     }),
     refuseUnpriced: Type.Boolean({
       default: false,
-      description: 'Models without a price are refused; unless set they are charged nothing, and marked.',
+      description: 'Refuses models without a price. By default they are not charged, and are reported.',
     }),
     publicUrl: Type.Optional(
       Type.String({
@@ -110,7 +114,7 @@ export default definePlugin({
     routes('conductor', async (app) => {
       const outcomes = new Counter({
         name: 'billing_events_total',
-        help: 'Deliveries of billing providers, by what became of them.',
+        help: 'Webhook deliveries of billing providers, by outcome.',
         labelNames: ['outcome'],
         registers: [metrics],
       })
@@ -123,13 +127,13 @@ export default definePlugin({
     limits?.uses('budgets', (tenantId) => budgets.count(tenantId))
     const refused = new Counter({
       name: 'billing_refusals_total',
-      help: 'Runs that were not begun, or ended, for want of credit or of a budget.',
+      help: 'Runs that were refused or ended because credit or a budget was spent.',
       labelNames: ['code'],
       registers: [metrics],
     })
     const audited = new Gauge({
       name: 'billing_discrepancies',
-      help: 'What does not fit together in the ledgers, or could not be looked at, as of the last hourly look. Anything but 0 is a bug.',
+      help: 'Inconsistencies in the ledgers, and checks that failed, at the last hourly check. Anything but 0 is a bug.',
       registers: [metrics],
     })
     jobs?.every('billing', '7 * * * *', (signal) => upkeep({ database, prices, signal, log, audited }))
@@ -145,12 +149,12 @@ interface Choice {
   readonly env: string
 }
 
-/** Specification 1.1: whoever runs more than a development server wants to be paid, or has to say that not. */
+/** Specification 1.1: outside development the operator has to choose a payment provider. */
 function chosen<T>(providers: ReadonlyMap<string, T>, { provider, env }: Choice): T | undefined {
   if (provider === undefined) {
     if (env === 'dev') return undefined
     throw new Error(
-      `AGENT_ORC_ENV is '${env}', and nobody takes payments: set AGENT_ORC_BILLING to ledger or stripe, or AGENT_ORC_ENV to dev`,
+      `AGENT_ORC_ENV is '${env}', which requires a payment provider: set AGENT_ORC_BILLING to ledger or stripe, or AGENT_ORC_ENV to dev`,
     )
   }
   const found = providers.get(provider)

@@ -5,7 +5,7 @@ import { microcentsPerCent } from '#contracts/prices'
 import { readList } from '#kit/lists'
 import type { CheckoutView, LedgerEntry, Statement } from './schema.ts'
 
-/** Amounts in microcents. What has expired is not counted, whether it was written off already or not. */
+/** Amounts in microcents. Expired credit is not counted, whether it was written off already or not. */
 export interface Account {
   readonly balance: number
   readonly held: number
@@ -75,7 +75,7 @@ const register = (tenantId: string): Sql => ({
 })
 const checkoutColumns = `id, tenant_id AS "tenantId", provider, cents::float8 AS cents, state, created_at AS "createdAt", paid_at AS "paidAt"`
 
-/** What of the ledger is read and written besides the statements of runs. */
+/** Reads and writes of the ledger, except those in the statements of runs. */
 export class Ledger {
   readonly #database: Database
 
@@ -83,7 +83,7 @@ export class Ledger {
     this.#database = database
   }
 
-  /** Undefined: the tenant has never had one. */
+  /** Undefined: the tenant has never had a wallet. */
   async account(tenantId: string): Promise<Account | undefined> {
     const [[row]] = await this.#database.batch<[Account[]]>(tenantId, [account(tenantId)])
     return row
@@ -111,7 +111,7 @@ export class Ledger {
     const [[row]] = await this.#database.batch<[{ written: boolean }[]]>(tenantId, [debitOf(tenantId, debit)])
     return row!.written
   }
-  /** Takes back what is missing to `total` microcents of what one payment has bought: deliveries may come in any order. */
+  /** Takes back credit of one payment up to `total` microcents in all, because deliveries may come in any order. */
   async refund(tenantId: string, total: number, payment: string): Promise<void> {
     await this.#database.tenant(tenantId, async (tx: TenantTx) => {
       await tx.query(register(tenantId))
@@ -126,8 +126,8 @@ export class Ledger {
     })
   }
   /**
-   * Takes what is disputed, and gives it back when that is won. Whatever is said first, and however often, it comes to the same: what
-   * is won was taken before. True: something was written.
+   * Takes disputed credit, and gives it back when the dispute is won. Order and repetition of events do not matter: a won dispute is taken
+   * first. True: something was written.
    */
   async dispute(tenantId: string, cents: number, reference: string, won: boolean): Promise<boolean> {
     const taken = debitOf(tenantId, { cents, kind: 'dispute', reference })
@@ -135,7 +135,7 @@ export class Ledger {
     const rows = await this.#database.batch<{ written: boolean }[][]>(tenantId, won ? [taken, given] : [taken])
     return rows.some(([row]) => row!.written)
   }
-  /** Microcents that are held for a run; null where nothing is. Rejects as the function of the database refuses. */
+  /** Microcents that are held for a run; null without a hold. Rejects with the refusal of the database function. */
   async extend(
     tenantId: string,
     runId: string,
@@ -154,7 +154,7 @@ export class Ledger {
     return row!.held
   }
 
-  /** Remembers a payment that is asked for. The tenant is registered with that. */
+  /** Stores a requested payment. This registers the tenant. */
   async openCheckout(
     tenantId: string,
     of: { id: string; provider: string; cents: number; createdBy: string },
@@ -183,7 +183,7 @@ export class Ledger {
     const [[row]] = await this.#database.batch<[CheckoutView[]]>(tenantId, [find])
     return row
   }
-  /** The payment has come: once under its reference, however often that is said. False: it was known. */
+  /** Credits a received payment once for each reference. False: it was credited before. */
   paid(
     tenantId: string,
     checkoutId: string,
@@ -226,7 +226,7 @@ export class Ledger {
     )
   }
 
-  /** What a month of UTC did to the credit of a tenant. */
+  /** The changes of a tenant's credit in a month of UTC. */
   async statement(tenantId: string, month: string): Promise<Statement> {
     const from = `${month}-01`
     const between = `created_at >= ($2::date)::timestamp AT TIME ZONE 'UTC'

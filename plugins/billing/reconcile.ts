@@ -1,6 +1,6 @@
 import type { Database } from '#contracts/database'
 
-/** What does not fit together. Amounts in microcents. */
+/** An inconsistency. Amounts in microcents. */
 export interface Discrepancy {
   readonly check: string
   /** The run, reference or budget. */
@@ -9,17 +9,17 @@ export interface Discrepancy {
   readonly found: number
 }
 
-/** The most that is told of each check. */
+/** The most findings that are reported for each check. */
 const most = 50
-/** After so many nothing more is looked for. */
+/** After this many findings the search stops. */
 const mostInAll = 1_000
 
-// Of a run with calls whose price is not known the cost of the others.
+// The cost of a run; of a run with unpriced calls, the cost of the priced ones.
 const charged = `coalesce(r.usage ->> 'costCents', r.usage ->> 'knownCostCents')::numeric`
 
 const metered = 'coalesce(m.cost_microcents, m.known_microcents)'
 
-/** Of everything, at one time: runs that end meanwhile are in all of them or in none. */
+/** Checks over everything, in one snapshot: a run that ends meanwhile is in all of them or in none. */
 const sums: Readonly<Record<string, string>> = {
   'the balance is the sum of the ledger': `
     SELECT 'balance' AS subject, s.sum AS expected, coalesce(a.balance, 0) AS found
@@ -47,8 +47,8 @@ const sums: Readonly<Record<string, string>> = {
 
 const within = 'e.created_at >= $2::timestamptz AND e.created_at < $3::timestamptz'
 /**
- * Of single transfers and runs, from $2 to $3. What one is compared with may have been written beyond that, and is
- * looked up one by one: without statistics, joins read all of it for each.
+ * Checks of single transfers and runs, from $2 to $3. Their counterparts may have been written outside that time, so they are
+ * looked up one by one: without statistics, joins would read whole tables for each.
  */
 const singles: Readonly<Record<string, string>> = {
   'every transfer adds up to 0': `
@@ -92,7 +92,7 @@ const oldest = `
 const day = 24 * 3_600_000
 
 /**
- * Proves that the ledger of a tenant, the meters and the runs say the same to the microcent. Resolves to what does not fit. A day at a
+ * Checks that the ledger of a tenant, the meters and the runs agree to the microcent. Resolves to the inconsistencies. A day at a
  * time, so that no statement takes long however much there is. `since`: single runs and transfers from then on; sums are always of all.
  */
 export async function reconcile(database: Database, tenantId: string, since?: Date): Promise<Discrepancy[]> {

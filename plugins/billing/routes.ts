@@ -31,7 +31,7 @@ const { billingNotConfigured, providerFailed, unknownPack } = billingErrors
 const operators = 'For admins of the tenant AGENT_ORC_ADMIN_TENANT; 404 to everybody else.'
 const originOf = ({ protocol, host }: FastifyRequest): string => `${protocol}://${host}`
 
-/** What a tenant has, and how it gets more. Specification 4.10. */
+/** A tenant's credit, and how it buys more. Specification 4.10. */
 export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
   app.get(
     '/api/billing/wallet',
@@ -40,7 +40,7 @@ export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
       schema: {
         tags,
         summary: 'Show the credit of this tenant',
-        description: 'With the packs that can be bought.',
+        description: 'Includes the packs that can be bought.',
         response: { 200: WalletView, ...failures(billingNotConfigured) },
       },
     },
@@ -161,7 +161,7 @@ interface OperatorParts {
   readonly manual: boolean
 }
 
-/** What operators do for tenants. */
+/** Routes of operators. */
 export function operatorRoutes(app: App, { wallet, manual }: OperatorParts): void {
   app.post(
     '/api/billing/grants',
@@ -240,7 +240,7 @@ const columns = [
 
 const wantsCsv = (request: FastifyRequest): boolean => /(^|,)\s*text\/csv\b/.test(request.headers.accept ?? '')
 
-/** A cell of RFC 4180. A text that a spreadsheet would take for a formula is kept from being one. */
+/** A cell of RFC 4180. A text that a spreadsheet would evaluate as a formula is escaped. */
 function cell(value: LedgerEntry[(typeof columns)[number]]): string {
   if (value === null) return ''
   const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value)

@@ -7,9 +7,9 @@ const Cents = Type.Number({ description: 'To the millionth of a cent.' })
 const pattern = '^[^\\u0000]*$'
 const Note = Type.String({ minLength: 1, maxLength: 500, pattern })
 const TenantId = Type.String({ minLength: 1, maxLength: 128, pattern })
-/** The least that there is: a millionth of a cent. */
+/** The smallest amount: a millionth of a cent. */
 const leastCents = 0.000001
-/** The most cents that anybody gives or pays at once. */
+/** The most cents of one grant or payment. */
 const mostCents = 1_000_000_000
 
 export const Pack = Type.Object(
@@ -20,7 +20,7 @@ export const Pack = Type.Object(
       Type.String({
         pattern: '^[A-Za-z0-9_-]{1,100}$',
         description:
-          'What the provider calls the price of this pack in its catalog (Stripe: `price_…`), for its taxes and invoices; it must be of `cents`.',
+          'Id of the price of this pack in the catalog of the provider (Stripe: `price_…`), for its taxes and invoices; its amount must be `cents`.',
       }),
     ),
   },
@@ -156,7 +156,9 @@ export const Statement = Type.Object({
     Type.Object({ profile: Type.String(), runs: Type.Integer(), chargedCents: Cents, unpricedRuns: Type.Integer() }),
     { description: 'What runs were charged, highest first; at most 1,000.' },
   ),
-  final: Type.Boolean({ description: 'The month is over, since a minute: what was being written then is in it.' }),
+  final: Type.Boolean({
+    description: 'The month ended at least a minute ago, so entries that were being written at its end are included.',
+  }),
 })
 export type Statement = Static<typeof Statement>
 
@@ -166,7 +168,7 @@ const scope = Type.Union(scopes.map((one) => Type.Literal(one)))
 const per = Type.Union(
   periods.map((one) => Type.Literal(one)),
   {
-    description: 'Of UTC. `run`: each run with those that it delegates.',
+    description: 'Days and months are those of UTC. `run`: each run with those that it delegates.',
   },
 )
 
@@ -208,7 +210,7 @@ export const BudgetView = Type.Object({
       runId: orNull,
       spentCents: Cents,
       heldCents: Cents,
-      percent: Type.Integer({ description: 'Of the cap, spent.' }),
+      percent: Type.Integer({ description: 'Spent percentage of the cap.' }),
     }),
     { description: 'In the current period; the 20 with the highest use.' },
   ),

@@ -5,7 +5,7 @@ import type { Prices } from '#contracts/prices'
 import { tenantIds } from '#kit'
 import { reconcile } from './reconcile.ts'
 
-// Holds go with the runs that they are for, in one statement. Should one be left all the same, it is released here.
+// The statement that ends a run releases its hold. A hold that is left all the same is released here.
 const releaseAbandoned = (tenantId: string): Statement => ({
   text: `SELECT billing_release($1, h.run_id) FROM billing_holds h
          WHERE h.tenant_id = $1 AND h.created_at < now() - interval '5 minutes' AND NOT EXISTS (
@@ -16,12 +16,12 @@ const expire = (tenantId: string): Statement => ({
   text: `SELECT billing_expire($1) FROM (SELECT 1 FROM billing_accounts WHERE tenant_id = $1 FOR UPDATE) locked`,
   values: [tenantId],
 })
-// Uses of periods that are over, which nothing is held for: people who chatted once leave no row behind.
+// Deletes uses of past periods without holds, so that an end user who chatted once leaves no row.
 const forgetUses = (tenantId: string): Statement => ({
   text: `DELETE FROM billing_budget_uses WHERE tenant_id = $1 AND held = 0 AND period < (now() AT TIME ZONE 'UTC')::date - 40`,
   values: [tenantId],
 })
-// Once for each day that has begun: by what is stored then.
+// Charged once for each day that has begun, for what is stored at that time.
 const chargeStorage = (tenantId: string, perGibDay: number, prices: string): Statement => ({
   text: `SELECT billing_debit($1, round(s.bytes * $2::numeric / 1073741824)::bigint, 'usage', 'storage',
            to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD'), NULL, $3)
@@ -30,7 +30,7 @@ const chargeStorage = (tenantId: string, perGibDay: number, prices: string): Sta
   values: [tenantId, perGibDay, prices],
 })
 
-/** How far back single runs are looked at each hour: a day on which nobody looked is made up for. All of them the command looks at. */
+/** How far back the hourly check looks at single runs: long enough to make up for a missed day. The command checks all runs. */
 const lookedAtMs = 2 * 24 * 3_600_000
 
 interface Upkeep {
@@ -38,11 +38,11 @@ interface Upkeep {
   readonly prices: Prices | undefined
   readonly signal: AbortSignal
   readonly log: FastifyBaseLogger
-  /** How much does not fit together, or could not be looked at. */
+  /** The number of inconsistencies and failed checks. */
   readonly audited: Gauge
 }
 
-/** What has to be done for every tenant now and then; each step may be done again. What fails for one is told, and keeps no other from it. */
+/** Periodic work for every tenant; each step may be repeated. A failure for one tenant is logged and does not stop the others. */
 export async function upkeep({ database, prices, signal, log, audited }: Upkeep): Promise<void> {
   const perGibDay = prices?.services.storedGibDay ?? 0
   const storage = (id: string): Statement[] => (perGibDay > 0 ? [chargeStorage(id, perGibDay, prices!.version)] : [])
@@ -57,7 +57,7 @@ export async function upkeep({ database, prices, signal, log, audited }: Upkeep)
     } catch (err) {
       if (signal.aborted) return
       found++
-      log.error({ err, tenantId: id }, 'the ledger could not be looked after')
+      log.error({ err, tenantId: id }, 'the upkeep of the ledger failed')
     }
   }
   audited.set(found)

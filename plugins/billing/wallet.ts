@@ -17,9 +17,9 @@ interface WalletDeps {
   readonly publicUrl: string | undefined
 }
 
-/** Later ones have more digits than PostgreSQL reads. */
+/** PostgreSQL does not read years with more digits. */
 const mostTime = Date.UTC(10_000)
-/** What is given is spent before what was paid for. */
+/** Granted credit is spent before paid credit. */
 const grantPriority = 50
 
 interface Outcome {
@@ -28,7 +28,7 @@ interface Outcome {
   readonly balanceCents: number
 }
 
-/** How credit comes to tenants: bought, given, corrected. */
+/** Credit of tenants: payments, grants and corrections. */
 export class Wallet {
   readonly #deps: WalletDeps
   /** The provider counts what this server asks of it, whichever tenant that is for. */
@@ -53,7 +53,7 @@ export class Wallet {
       })),
     }
   }
-  /** `origin`: where the caller has asked this server. */
+  /** `origin`: the origin under which the caller reached this server. */
   async checkout(caller: Caller, cents: number, origin: string): Promise<{ url: string }> {
     return this.#asking.take(caller.tenantId, () => this.#checkout(caller, cents, origin))
   }
@@ -82,7 +82,7 @@ export class Wallet {
       await ledger.keepCustomer(tenantId, name, made.customer)
     return { url: made.url }
   }
-  /** 404 where the provider has no such page, or does not know the tenant yet. */
+  /** 404 if the provider has no such page or does not know the tenant yet. */
   async portal(tenantId: string, origin: string): Promise<{ url: string }> {
     const { ledger, name, publicUrl } = this.#deps
     const provider = this.#provider()
@@ -98,7 +98,7 @@ export class Wallet {
     if (!found) throw notFound()
     return found
   }
-  /** An operator has seen the money. Confirmed again, it is the same payment. */
+  /** An operator confirms a payment. A repeated confirmation changes nothing. */
   async confirm(tenantId: string, id: string): Promise<CheckoutView> {
     const { cents } = await this.payment(tenantId, id)
     await this.#deps.ledger.paid(tenantId, id, { cents, reference: id })
@@ -147,7 +147,7 @@ export class Wallet {
         : await ledger.debit(tenantId, { cents: -cents, kind, reference, note })
     return this.#told(tenantId, reference, written)
   }
-  /** What a provider says that has happened. False: it was known, or is about nobody here. */
+  /** Handles an event of a provider. False: it was known, or concerns no tenant here. */
   async take(provider: string, event: BillingEvent): Promise<boolean> {
     const { ledger } = this.#deps
     const { tenantId } = event
@@ -166,7 +166,7 @@ export class Wallet {
     return true
   }
 
-  /** The microcents of credit that a part of a payment has bought: as large a part of the pack, whatever taxes and rebates were. */
+  /** The microcents of credit for part of a payment: the same fraction of the pack, whatever taxes and rebates were. */
   async #bought({ tenantId, checkoutId, cents, of }: Extract<BillingEvent, { readonly of: number }>): Promise<number> {
     const pack = (await this.#deps.ledger.checkout(tenantId, checkoutId))?.cents ?? of
     return of > 0 ? microcents((pack * cents) / of) : 0

@@ -233,7 +233,7 @@ function terminalFrame(ids: RunIds, { status, message, seq }: Outcome): string {
 
 /** Tells a client that the stream ended here and not the run: it resumes with `Last-Event-ID`. */
 const closing = ': closing\n\n'
-/** The key of the reader is one no longer. The run goes on: this is the end of the stream for whoever has it open, and of no run. */
+/** The key of the reader is not valid any more. This ends the stream of that reader; the run goes on. */
 const revoked = ({ publicRunId }: RunIds): string => {
   const { code, message } = invalidKey()
   return sseFrame('error', JSON.stringify({ code, message, public_run_id: publicRunId }))
@@ -273,7 +273,7 @@ export function createFollower({ database, dispatch, log, registry }: Dependenci
   const registers = [registry]
   const terminal = new Counter({
     name: 'chat_gateway_run_terminal_total',
-    help: 'Public runs that ended, by how they were announced.',
+    help: 'Public runs that ended, by the event that announced the end.',
     labelNames: ['status'],
     registers,
   })

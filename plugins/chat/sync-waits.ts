@@ -22,7 +22,7 @@ export class SyncWaits {
     else stopping.addEventListener('abort', stop, { once: true })
   }
 
-  /** What is to end when a key is one no longer. */
+  /** The waits to end when a key is not valid any more. */
   *held(): Generator<Held> {
     for (const [giveUp, { tenantId, keyId }] of this.#giveUps) yield { tenantId, keyId, end: () => giveUp('revoked') }
   }

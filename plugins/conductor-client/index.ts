@@ -16,11 +16,13 @@ export default definePlugin({
   config: Settings({
     url: Type.String({ description: "CONDUCTOR_INTERNAL_URL: the conductor's private address." }),
     forbiddenDomains: CommaList(
-      'More public domains of your hosting platform, on which the conductor may not be addressed.',
+      'Further public domains of your hosting platform, which must not be the address of the conductor.',
     ),
     privateDomains: CommaList('Domains of your private network whose names look like public ones.'),
     publicHost: Type.Optional(
-      Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: the gateway itself is no private address either.' }),
+      Type.String({
+        description: 'CHAT_GATEWAY_PUBLIC_HOST: a name of the gateway itself must not count as a private host either.',
+      }),
     ),
     tls: PeerTls,
   }),

@@ -54,7 +54,7 @@ export class ConductorLost extends AppError {
 export const unexpected = ({ message, detail }: AppErrorOptions): AppError =>
   conductorErrors.upstream({ message: message ?? `The conductor answered ${String(detail?.['status'])}.` })
 
-/** What an error of the conductor means to whoever dispatches runs. Its own failures and ours are all `upstream`. */
+/** Maps an error of the conductor for callers that dispatch runs. Its own failures and ours are all `upstream`. */
 export function meaningOf(error: AppError): AppError {
   const { code, status, retryable } = error
   if (code === 'upstream') return error

@@ -38,14 +38,14 @@ export default definePlugin({
       minimum: 10,
       maximum: 45,
       default: 40,
-      description: 'How much of that rest requests may hold at once; half of it for one tenant.',
+      description: 'Share of that rest for requests, half of it for one tenant.',
     }),
     readsPercent: Type.Integer({
       minimum: 10,
       maximum: 45,
       default: 40,
       description:
-        'How much of that rest lists, logs and figures may hold at once; half of it for one tenant. What is left is for the other steps of runs.',
+        'Share of that rest for lists, logs and figures, half of it for one tenant. What remains is for the other steps of runs.',
     }),
   }),
   errors: databaseErrors,
@@ -91,7 +91,7 @@ export default definePlugin({
     })
     new Gauge({
       name: 'agent_orc_database_waiting',
-      help: 'Callers that wait for the connections of their kind of work to be free.',
+      help: 'Callers that wait for a free connection, by kind of work.',
       labelNames: ['work'],
       registers: [metrics],
       collect() {

@@ -34,7 +34,7 @@ export default definePlugin({
       { default: [], description: 'The public hosts that profiles may name; any when empty.' },
     ),
     ownHosts: OwnHosts(
-      'Hosts of your own that may be private, for the tenants that they name: `gitea.internal:3000=acme|globex, .corp.example:443=*`. They are asked over TLS, too.',
+      'Your own hosts that may be private, each with its tenants: `gitea.internal:3000=acme|globex, .corp.example:443=*`. They are called over TLS as well.',
     ),
   }),
   errors: [egressErrors, secretErrors],

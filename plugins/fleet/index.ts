@@ -21,7 +21,7 @@ import { createObserver, tellUsage, topologyRoutes } from './topology.ts'
 export default definePlugin({
   name: 'fleet',
   config: Settings({
-    urls: CommaList('Base URLs of the runners, as the runners themselves are told theirs.'),
+    urls: CommaList('Base URLs of the runners, each exactly as configured at the runner itself.'),
     probeInterval: Duration(
       '2s',
       'How often each runner is asked whether it lives, what it can do and how busy it is.',
@@ -30,10 +30,13 @@ export default definePlugin({
       default: 30,
       minimum: 1,
       maximum: 100_000,
-      description: 'Readings of GET /api/topology that a tenant has.',
+      description: 'Requests of GET /api/topology by a tenant.',
     }),
     tls: PeerTls,
-    topologyFreshFor: Duration('2s', 'How long GET /api/topology shows what a runner said before it is asked again.'),
+    topologyFreshFor: Duration(
+      '2s',
+      'How long GET /api/topology shows the last answer of a runner before asking it again.',
+    ),
   }),
   errors: fleetErrors,
   requires: {

@@ -129,13 +129,13 @@ export function recordEventLoop(metrics: Registry): () => void {
   const registers = [metrics]
   const late = new Histogram({
     name: 'agent_orc_event_loop_delay_seconds',
-    help: 'How late the event loop was when it was looked at, every 5 ms that it was free, or 25 ms at rest: a long step is one long delay.',
+    help: 'Delay of the event loop, sampled every 5 ms, or every 25 ms at rest. A long step is one long delay.',
     buckets: delays,
     registers,
   })
   const own = new Histogram({
     name: 'agent_orc_event_loop_step_cpu_seconds',
-    help: 'What steps that kept the event loop for 10 ms or more took of its processor, garbage collection aside.',
+    help: 'CPU time of steps that held the event loop for 10 ms or more, without garbage collection.',
     buckets: steps,
     registers,
   })

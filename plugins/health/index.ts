@@ -40,7 +40,7 @@ export default definePlugin({
     ),
     withoutMetrics: listenerNames(
       ['workers'],
-      'Listeners without /metrics: code in a sandbox learns nothing of the process that it calls.',
+      'Listeners without /metrics, so that code in a sandbox learns nothing about the process that it calls.',
     ),
   }),
   errors: healthErrors,

@@ -108,7 +108,7 @@ class JobQueue implements Jobs {
     this.#connections = open
     this.#starting = retry(() => this.#open(open), { firstMs: 500, longestMs: 10_000, signal: this.#stopping }).catch(
       (err: unknown) => {
-        if (!this.#stopping.aborted) this.#log.error({ err }, 'jobs cannot be done')
+        if (!this.#stopping.aborted) this.#log.error({ err }, 'jobs cannot run')
       },
     )
   }
@@ -170,7 +170,7 @@ class JobQueue implements Jobs {
             await work(data as Wake['what'], AbortSignal.any([this.#stopping, signal]))
             return { id, status: 'completed' as const }
           } catch (err) {
-            this.#log.warn({ err, job: name }, 'a wake-up failed; it comes again')
+            this.#log.warn({ err, job: name }, 'a wake-up failed; it is repeated')
             return { id, status: 'failed' as const }
           }
         }),

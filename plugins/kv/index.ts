@@ -17,13 +17,14 @@ export default definePlugin({
   config: Settings({
     url: Type.Optional(
       Type.String({
-        description: 'Address of Redis: limits and wake-ups go there, and to PostgreSQL while it cannot be reached.',
+        description:
+          'Address of Redis, for limits and wake-ups; PostgreSQL takes its place while it cannot be reached.',
       }),
     ),
     withoutRedis: Type.Union([Type.Literal('database'), Type.Literal('memory')], {
       default: 'database',
       description:
-        'What is used when there is no `url`. `database`: PostgreSQL, shared by all processes, where the role has one. ' +
+        'The backend without a `url`. `database`: PostgreSQL, shared by all processes, where the role has one. ' +
         '`memory`: this process keeps the state, so it must be the only one.',
     }),
   }),
@@ -85,7 +86,7 @@ function openRedis(url: string, { driver, channels, listener, metrics, ...option
 function createMetrics(registry: Registry, redisUp: () => boolean): (command: string) => void {
   new Gauge({
     name: 'agent_orc_kv_redis_up',
-    help: '1 while Redis is used, 0 while PostgreSQL stands in for it.',
+    help: '1 while Redis is used, 0 while PostgreSQL takes its place.',
     registers: [registry],
     collect() {
       this.set(redisUp() ? 1 : 0)
@@ -93,7 +94,7 @@ function createMetrics(registry: Registry, redisUp: () => boolean): (command: st
   })
   const fallbacks = new Counter({
     name: 'agent_orc_kv_fallback_total',
-    help: 'Commands that were not answered by Redis although there is one, by command.',
+    help: 'Commands that a configured Redis did not answer, by command.',
     labelNames: ['command'],
     registers: [registry],
   })

@@ -182,7 +182,7 @@ export class PostgresNotifications implements Notifications {
     this.#listening = database
       .listen(postgresChannel, (payload) => this.#hear(payload))
       .catch((err: unknown) => {
-        log.warn({ err }, 'wake-ups of other processes are not heard')
+        log.warn({ err }, 'wake-ups of other processes are not received')
         return undefined
       })
     void this.#listening.then(() => this.#hello())

@@ -129,7 +129,7 @@ export class PostgresStore implements Store {
     if (begun === null) {
       // The server crashed, which emptied the unlogged tables. From now on it remembers again.
       await this.#ask(beginMemory)
-      this.#options.log.warn('PostgreSQL has lost its nonces in a crash; requests from before are refused')
+      this.#options.log.warn('PostgreSQL lost its nonces in a crash; requests signed before are refused')
       return claims.map(() => 'forgotten')
     }
     const fresh = new Set(keys)

@@ -229,7 +229,7 @@ export class KeptLimits implements TenantLimits {
       for (const row of rows) this.#keep(row)
       this.#seen = rows.at(-1)?.at ?? this.#seen
     } catch (err) {
-      this.#log.warn({ err }, 'the limits of tenants could not be read; those known before hold')
+      this.#log.warn({ err }, 'the limits of tenants could not be read; the last known limits apply')
     }
   }
 

@@ -92,7 +92,7 @@ export class KeptStoredBytes implements StoredBytes {
     }
     // What could not be told now is told with the next.
     const failed = (await Promise.allSettled(told)).find((one) => one.status === 'rejected')
-    if (failed) this.#log.warn({ err: failed.reason }, 'what is stored of tenants could not be counted yet')
+    if (failed) this.#log.warn({ err: failed.reason }, 'the stored bytes of tenants could not be counted yet')
   }
   #exceeds(tenantId: string, { stored, unsaved }: Count): boolean {
     return stored + unsaved >= this.#limitOf(tenantId)

@@ -18,7 +18,7 @@ const Server = Type.Object(
     headers: Type.Optional(
       Type.Record(Type.String(), Type.String(), {
         description:
-          'Sent with every request, e.g. `authorization: Bearer ${GITHUB_TOKEN}`, or with a secret of the tenant whose run it is: `Bearer secret://github`. One that comes out empty is left out.',
+          'Sent with every request, e.g. `authorization: Bearer ${GITHUB_TOKEN}`, or with a secret of the tenant of the run: `Bearer secret://github`. An empty header is left out.',
       }),
     ),
     tenants: Tenants('The tenants whose profiles may name it.'),
@@ -28,7 +28,7 @@ const Server = Type.Object(
 export const ServerTable = Type.Record(Type.String(), Server, {
   default: {},
   description:
-    'Entries of the catalog that are for several tenants, by the name that profiles give them: up to 64 letters, digits, hyphens and underscores.',
+    'Entries of the catalog for several tenants, by the name that profiles use: up to 64 letters, digits, hyphens and underscores.',
 })
 type ServerTable = StaticDecode<typeof ServerTable>
 

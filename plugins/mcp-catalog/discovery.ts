@@ -36,7 +36,7 @@ export interface DiscoveryOptions {
   readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
   addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
   readonly keepMs: number
-  /** How long a server may take to be connected and to list its tools. */
+  /** Timeout to connect a server and list its tools. */
   readonly timeoutMs: number
   readonly metrics: CatalogMetrics
   readonly limits: Pick<TenantLimits, 'stored'> | undefined
@@ -94,7 +94,7 @@ export class Discoveries {
     return (await findDiscovery(database, tenantId, entry)) ?? { ...never }
   }
 
-  /** Asks behind the back of a run that uses the server, so that changes are seen where nobody looks. */
+  /** Asks in the background of a run that uses the server, so that changes are seen without a request for the list. */
   refresh(tenantId: string, entry: Entry): void {
     if (this.#options.stopping.aborted) return
     this.ask(tenantId, entry).catch(() => {})
@@ -117,7 +117,7 @@ export class Discoveries {
       if (account && error.code === 'mcp_unauthorized') throw error
       const failure = { code: error.code, message: error.sentence ?? error.code }
       await storeFailure(database, tenantId, entry, failure).catch((err: unknown) =>
-        log.warn({ err, tenantId, server: entry.name }, 'the failure of an MCP server is not on record'),
+        log.warn({ err, tenantId, server: entry.name }, 'the failure of an MCP server could not be recorded'),
       )
       throw error
     }
@@ -182,7 +182,7 @@ export class Discoveries {
       const record = await trail?.begin(write)
       if (record) await trail?.end(record, { status: 200, detail: { policy: entry.toolPolicy, ...shown } })
     } catch (err) {
-      log.warn({ err, tenantId, server: entry.name }, 'a change of the tools of an MCP server is not on record')
+      log.warn({ err, tenantId, server: entry.name }, 'a change of the tools of an MCP server could not be recorded')
     }
   }
 }

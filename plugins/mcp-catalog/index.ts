@@ -37,10 +37,10 @@ export default definePlugin({
   config: Settings({
     servers: ServerTable,
     allowHosts: CommaList(
-      'Hosts, `host` or `host:port`, at which entries of tenants may be private and speak plain http; any other must be public, and https.',
+      'Hosts, as host or host:port, of entries of tenants that may be private and speak plain http; all others must be public and https.',
     ),
-    timeout: Type.Optional(Duration('10s', 'How long a server may take to be connected and to list its tools.')),
-    callTimeout: Duration('5m', 'How long a call of a tool at `POST /mcp/catalog` may take.'),
+    timeout: Type.Optional(Duration('10s', 'Timeout to connect a server and list its tools.')),
+    callTimeout: Duration('5m', 'Timeout of a tool call at `POST /mcp/catalog`.'),
     toolsFor: Duration('10m', 'How long the tools of a server are kept before it is asked again.'),
   }),
   errors: [catalogErrors, appErrors, databaseErrors, limitErrors, secretErrors],

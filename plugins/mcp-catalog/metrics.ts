@@ -5,25 +5,25 @@ export type CatalogMetrics = ReturnType<typeof createCatalogMetrics>
 export const createCatalogMetrics = (metrics: Registry) => ({
   discoveries: new Counter({
     name: 'mcp_discoveries_total',
-    help: 'MCP servers of the catalog that were asked for their tools, by what became of it.',
+    help: 'Requests for the tool lists of MCP servers in the catalog, by outcome.',
     labelNames: ['outcome'],
     registers: [metrics],
   }),
   changes: new Counter({
     name: 'mcp_tool_changes_total',
-    help: 'Tools of MCP servers that were not as they were the last time, by how, and by the policy of their entry.',
+    help: 'Changes of tools of MCP servers since their last discovery, by kind of change and policy of the entry.',
     labelNames: ['kind', 'policy'],
     registers: [metrics],
   }),
   tokens: new Counter({
     name: 'mcp_tokens_total',
-    help: 'Access tokens that were asked of authorization servers for entries of the MCP catalog, by what became of it.',
+    help: 'Requests for access tokens for entries of the MCP catalog, by outcome.',
     labelNames: ['outcome'],
     registers: [metrics],
   }),
   calls: new Counter({
     name: 'mcp_catalog_calls_total',
-    help: 'Calls of tools at the endpoint of the MCP catalog, by entry of the role file, or `of_tenants`, and by what became of it.',
+    help: 'Tool calls at the endpoint of the MCP catalog, by entry of the role file (`of_tenants` for entries of tenants) and outcome.',
     labelNames: ['entry', 'outcome'],
     registers: [metrics],
   }),

@@ -61,7 +61,7 @@ export function entryReadRoutes(app: App, guard: Guard, service: CatalogService)
       schema: {
         tags,
         summary: 'Get an entry of the catalog',
-        description: 'With the known state of its server, and when it was last contacted.',
+        description: 'Includes the known state of its server, and when it was last contacted.',
         params: NameParams,
         response: { 200: EntryView, ...failures(notFound) },
       },

@@ -8,14 +8,14 @@ const atOnce = 100
 const goneAtOnce = 200
 
 /**
- * Theirs are those that name them, and those that came out of their chats without a name. The chats are looked at, so memories go
- * before them.
+ * These are the memories that name them, and those without a name that came from their chats. The chats are needed to find them, so
+ * memories are deleted before chats.
  */
 const theirs = `(m.end_user_id = $2 OR (m.end_user_id IS NULL AND m.session_id IN (
     SELECT r.session_id FROM public_runs p JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id
     WHERE p.tenant_id = $1 AND p.end_user_id = $2)))`
 
-/** What is remembered of end users: exported whole, history and what has expired included, and erased whole. */
+/** The memories of end users: exports and erases all of them, with history and expired ones. */
 export const endUserMemories = (database: Database): EndUserStore => ({
   async *items(tenantId, endUserId) {
     for (let after = 0; ;) {

@@ -3,7 +3,7 @@ import { forbidden, invalidField, invalidRequest, notFound } from '#kernel'
 export const unknownProfile = () => notFound({ message: 'There is no profile of that name, and no memory of one.' })
 export const unknownMemory = () => notFound({ message: 'The profile has no memory of that id.' })
 export const notTheirs = () =>
-  forbidden({ message: 'That memory is shared by all who use this agent: it cannot be changed from here.' })
+  forbidden({ message: 'That memory is shared by everybody who uses this agent, so it cannot be changed here.' })
 export const nothingToKeep = () =>
   invalidRequest({
     message: 'Either rawInput or processedContent is required: a text to make the memory of, or the memory itself.',

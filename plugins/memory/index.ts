@@ -31,7 +31,7 @@ const provider = (what: string) =>
       baseUrl: Type.Optional(
         Type.String({
           pattern: '^https?://[^\\s]+$',
-          description: 'Of an OpenAI-compatible server, e.g. https://api.openai.com/v1; none by default.',
+          description: 'URL of an OpenAI-compatible server, e.g. https://api.openai.com/v1; none by default.',
         }),
       ),
       apiKey: Type.Optional(Type.String()),
@@ -41,8 +41,8 @@ const provider = (what: string) =>
   )
 
 /**
- * What agents remember: stored once, corrected, searched by words, names and times, and put into first messages. It is in PostgreSQL;
- * a role without a database has none. Specification 2.11 and 4.19.
+ * The memory bank: stores statements once, corrects them, finds them by words, names and times, and adds them to first messages. It needs
+ * PostgreSQL; a role without a database has none. Specification 2.11 and 4.19.
  */
 export default definePlugin({
   name: 'memory',
@@ -54,7 +54,7 @@ export default definePlugin({
     tenants: Tenants('The tenants whose texts are sent to the model and the embedding provider.', ['*']),
     schedule: Type.String({
       default: '*/5 * * * *',
-      description: 'When memories that have had their time go, and new ones are embedded: five fields of cron, in UTC.',
+      description: 'When expired memories are deleted and new ones are embedded: five fields of cron, in UTC.',
     }),
   }),
   errors: [databaseErrors, limitErrors, retentionErrors],
@@ -106,7 +106,7 @@ export default definePlugin({
           metrics.has('meaning', vectors?.isOpen ?? false)
         })
         .catch((err: unknown) => {
-          if (!stopping.aborted) log.warn({ err }, 'searches of memories go without extensions of the database')
+          if (!stopping.aborted) log.warn({ err }, 'searches of memories run without extensions of the database')
         })
     })
     return {
@@ -118,16 +118,15 @@ export default definePlugin({
   },
 })
 
-/** In a role without a database conversations begin as they are. */
+/** In a role without a database first messages get no memories. */
 const nothing: Recall = { choose: async () => '', chosen: async () => new Map() }
 
-/** Undefined where no server is named. */
+/** Undefined if no server is configured. */
 function settingsOf(
   { baseUrl, apiKey, model }: { baseUrl?: string; apiKey?: string; model?: string },
   name: string,
 ): ProviderSettings | undefined {
   if (baseUrl === undefined) return undefined
-  if (model === undefined)
-    throw new Error(`the setting ${name}.baseUrl needs ${name}.model: which model is asked there`)
+  if (model === undefined) throw new Error(`the setting ${name}.baseUrl needs ${name}.modelas well`)
   return { baseUrl, model, ...(apiKey === undefined ? {} : { apiKey }) }
 }

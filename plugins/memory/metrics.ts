@@ -2,7 +2,7 @@ import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
 
 type Provider = 'model' | 'embeddings'
 
-/** What is written, searched and recalled, and how the providers that help with it do. */
+/** Metrics of writes, searches and recalls, and of requests to the providers. */
 export class Metrics {
   readonly #writes: Counter<'outcome'>
   readonly #searches: Histogram<'caller'>
@@ -14,20 +14,20 @@ export class Metrics {
     const registers = [registry]
     this.#writes = new Counter({
       name: 'memory_writes_total',
-      help: 'Memories that were to be stored: stored, duplicate, or junk.',
+      help: 'Memories submitted for storing, by outcome: stored, duplicate or junk.',
       labelNames: ['outcome'],
       registers,
     })
     this.#searches = new Histogram({
       name: 'memory_search_seconds',
-      help: 'Searches of the memory bank, by who asks: the api, a tool, or a first message.',
+      help: 'Searches of the memory bank, by origin: the API, a tool or a first message.',
       labelNames: ['caller'],
       buckets: [0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.5, 2],
       registers,
     })
     this.#recalled = new Counter({
       name: 'memory_recalls_total',
-      help: 'First messages: given memories (some), none that fit (none), or begun without because of a failure (failed).',
+      help: 'First messages, by outcome: memories added (some), no match (none), or none added because of a failure (failed).',
       labelNames: ['outcome'],
       registers,
     })

@@ -9,11 +9,11 @@ import type { Writer } from './bank/write.ts'
 const atOnce = 50
 const mostByRules = 1_000
 const mostByModel = 200
-/** A tenant that says much has its turn again in the next pass: the others' comes behind it. */
+/** A pass reads this much of one tenant, then goes on with the others; the rest follows in the next pass. */
 const longestMs = 20_000
 /** Characters of a message that are read. */
 const mostSaid = 8_000
-/** What waits longer than this is left out: a tenant that says more than is mined does not fall behind for ever. */
+/** Older messages are skipped, so that a tenant with more messages than can be mined does not fall behind for ever. */
 const longest = `interval '1 day'`
 
 const edge: Omit<Statement, 'values'> = {
@@ -32,9 +32,9 @@ const edge: Omit<Statement, 'values'> = {
          ) e, asking WHERE asking.wanted`,
 }
 /**
- * What people have said in runs that ended well, in the order in which their ends were recorded; an end that is recorded now may show
- * later, so it goes no further than the oldest transaction. A task of another agent is nothing that somebody said. `recalled`: what the
- * conversation was given out of the memory.
+ * Messages of people in runs that ended as `ok`, in the order in which the ends were recorded. A transaction that is still open may add
+ * earlier ends, so the list stops at the oldest one. Tasks from other agents are left out. `recalled`: the memories that the
+ * conversation was given.
  */
 const said: Omit<Statement, 'values'> = {
   name: 'memory-mining-said',
@@ -70,7 +70,7 @@ interface Said {
   readonly runId: string
   readonly sessionId: string
   readonly profile: string
-  /** Null: the profile does not ask for it, or there is nothing that somebody said. */
+  /** Null: the profile does not ask for it, or no person said anything. */
   readonly memory: ProfileMemory | null
   readonly prompt: string
   readonly metadata: Record<string, unknown> | null
@@ -85,7 +85,7 @@ export interface MiningParts {
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** Makes memories of what people have said since the last pass, in the conversations of profiles that ask for it. */
+/** Makes memories of what people have said since the last pass, in conversations of profiles with `memory.extract`. */
 export async function mine(
   { database, writer, log }: MiningParts,
   tenantId: string,
@@ -101,11 +101,11 @@ export async function mine(
       if (signal.aborted || performance.now() > until) return
       if (run.memory) {
         if (!(await learn(writer, tenantId, run)))
-          return log.warn({ tenantId }, 'no room for what people say: limit_exceeded')
+          return log.warn({ tenantId }, 'memories of conversations are not stored: limit_exceeded')
         most--
       }
       last = { at: run.recordedAt, run: run.runId }
-      // By what was written: a pass that breaks off says nothing twice.
+      // Moved on after each write, so that an interrupted pass repeats nothing.
       if (run.memory || run === runs.at(-1))
         await reads.batch(tenantId, [{ ...advance, values: [tenantId, last.at, last.run] }])
     }
@@ -113,7 +113,7 @@ export async function mine(
   }
 }
 
-/** False: the tenant may not have more memories. What an end user says is theirs; where nobody says who that is, it would be everybody's. */
+/** False: the tenant may not have more memories. A memory belongs to the end user who said it; without one, all end users would see it. */
 async function learn(writer: Writer, tenantId: string, run: Said): Promise<boolean> {
   const { profile, sessionId, runId, prompt, at, recalled } = run
   const endUserId = run.endUserId ?? endUserOf(run.metadata ?? undefined)

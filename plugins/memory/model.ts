@@ -36,7 +36,7 @@ class Provider {
   get model(): string {
     return this.#settings.model
   }
-  /** Rejects when the server does not answer, or not with success. */
+  /** Rejects if the server does not answer or answers with an error. */
   async post(path: string, body: object, timeoutMs: number): Promise<unknown> {
     const { baseUrl, apiKey, model } = this.#settings
     const { origin, pathname } = new URL(baseUrl)
@@ -72,7 +72,7 @@ export class MemoryModel {
   isFor(tenantId: string): boolean {
     return this.#parts.tenants.allows(tenantId)
   }
-  /** The statements of a text, one a line. Undefined where the model is not for this tenant, cannot be reached, or finds nothing: then rules have the say. */
+  /** The statements of a text, one per line. Undefined if the tenant may not use the model, it cannot be reached, or it finds nothing: then rules apply. */
   async process(tenantId: string, text: string): Promise<string | undefined> {
     const { metrics, log } = this.#parts
     if (!this.isFor(tenantId)) return undefined
@@ -89,7 +89,7 @@ export class MemoryModel {
       return kept.length === 0 ? undefined : kept.join('\n')
     } catch (err) {
       metrics.asked('model', 'failed')
-      log.warn({ err, model: this.#provider.model }, 'a memory is made by rules: its model did not answer')
+      log.warn({ err, model: this.#provider.model }, 'a memory is made by rules: the model did not answer')
       return undefined
     }
   }
@@ -115,7 +115,7 @@ export class Embeddings {
     this.#parts = parts
   }
 
-  /** Vectors of other models are no neighbours of its own. */
+  /** The name of the model: vectors of different models cannot be compared. */
   get model(): string {
     return this.#provider.model
   }
@@ -125,7 +125,7 @@ export class Embeddings {
   /** The vector of a question; undefined when the provider cannot be reached: a search goes on without. */
   async ofQuestion(text: string): Promise<readonly number[] | undefined> {
     const vectors = await this.#of([text], questionMs).catch((err: unknown) => {
-      this.#parts.log.warn({ err }, 'a search goes on without vectors: the embedding provider did not answer')
+      this.#parts.log.warn({ err }, 'a search continues without vectors: the embedding provider did not answer')
       return undefined
     })
     return vectors?.[0]
@@ -155,7 +155,8 @@ export class Embeddings {
 
 function vectorsOf(answer: unknown, count: number): readonly (readonly number[])[] {
   const { data } = answer as { data?: { index?: number; embedding?: unknown }[] }
-  if (!Array.isArray(data) || data.length !== count) throw new Error('the answer has not as many vectors as texts')
+  if (!Array.isArray(data) || data.length !== count)
+    throw new Error('the answer has another number of vectors than texts')
   const sorted = data.map((one, i) => ({ at: one.index ?? i, vector: one.embedding })).toSorted((a, b) => a.at - b.at)
   return sorted.map(({ vector }) => {
     const isVector =

@@ -7,11 +7,11 @@ import type { Metrics } from './metrics.ts'
 import type { Memory } from './schema.ts'
 import { wordsAlone } from './text/words.ts'
 
-/** What memories may take of a first message. */
+/** Tokens of memories in a first message. */
 const mostTokens = 2_000
-/** A memory that has less to do with the message stays out of it. */
+/** The lowest score of a memory that is added to a message. */
 const leastScore = 0.15
-/** A conversation does not wait longer for what is only of help. */
+/** Timeout of the search: memories only help, so a conversation does not wait longer for them. */
 const waitMs = 2_000
 
 interface RecallParts {
@@ -22,8 +22,8 @@ interface RecallParts {
 }
 
 /**
- * Puts memories before first messages. Which ones is remembered by the run, not what they say: one that is forgotten meanwhile is
- * left out wherever the conversation is restored, and nothing has to be erased here.
+ * Puts memories before first messages. The run stores their ids and not their contents: a memory that is forgotten meanwhile is left
+ * out when the conversation is restored, and nothing has to be erased here.
  */
 export class MemoryRecall implements Recall {
   readonly #parts: RecallParts
@@ -60,7 +60,7 @@ export class MemoryRecall implements Recall {
   }
 
   async #choose({ tenantId, runId, profile, endUserId, prompt }: FirstMessage): Promise<string> {
-    // A run that is tried again says what it said.
+    // A repeated attempt of a run uses the same memories.
     const before = await this.#chosen(tenantId, [runId])
     if (before.size > 0) return before.get(runId) ?? ''
     const { inject = 0, scope = 'user' } = profile.memory
@@ -100,7 +100,7 @@ export class MemoryRecall implements Recall {
   }
 }
 
-/** The same statement for a person and without a person, or for several persons, is two memories and one fact. */
+/** The same statement with and without an end user, or for several end users, is stored several times but added once. */
 function eachOnce<T extends Memory>(memories: readonly T[]): T[] {
   const told = new Set<string>()
   return memories.filter(({ processedContent }) => {
@@ -109,7 +109,7 @@ function eachOnce<T extends Memory>(memories: readonly T[]): T[] {
   })
 }
 
-/** The text before a message. What is remembered was written by others, so nothing in it can close the block. */
+/** The text before a message. Memories are written by others, so their text is escaped and cannot close the block. */
 function blockOf(memories: readonly Memory[]): string {
   const lines = memories.map(({ processedContent, eventAt, createdAt }) => {
     const said = processedContent.replaceAll(/<(?=\/?recalled_memories)/gi, '‹').replaceAll('\n', ' ')

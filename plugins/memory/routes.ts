@@ -25,11 +25,11 @@ import {
 
 export const tags = ['memory']
 
-/** What routes use. */
+/** Dependencies of the routes. */
 interface MemoryServices {
   readonly bank: MemoryBank
   readonly database: Database
-  /** Which optional lists searches have. */
+  /** The optional lists that searches use. */
   readonly has: () => Stats['search']
 }
 

@@ -15,7 +15,7 @@ const endUserId = line(256, 'The person that it is about, as in `metadata.end_us
 const category = line(64, 'Your own word to filter memories by.')
 const sources = ['curated', 'mined'] as const
 
-/** What a memory says and where it comes from. Either `rawInput` or `processedContent` is required. Specification 2.11. */
+/** The content of a memory and its origin. Either `rawInput` or `processedContent` is required. Specification 2.11. */
 export const CreateMemory = Type.Object(
   {
     rawInput: Type.Optional(
@@ -230,18 +230,19 @@ export const Stats = Type.Object({
 })
 export type Stats = Static<typeof Stats>
 
-/** Any text: a name or id that nothing can have is simply unknown. */
+/** Any text: an impossible name or id is simply unknown. */
 export const NameParams = Type.Object({ name: Type.String({ description: 'Name of the profile.' }) })
 export const MemoryParams = Type.Object({
   ...NameParams.properties,
   id: Type.String({ description: 'Id of the memory.' }),
 })
 
-/** A time in a request; 400 for a day that there is not. */
+/** A time in a request; 400 for a day that does not exist. */
 export function timeOf(text: string, path: string): Date {
   const time = new Date(text.startsWith('0000') ? '' : text)
   const day = text.slice(0, 10)
-  // JavaScript takes the 31st of every month for a day of the next one. A zone may leave the years that PostgreSQL reads.
+  // JavaScript accepts the 31st of a shorter month as a day of the next one. With its time zone, a time may be outside the years that
+  // PostgreSQL reads.
   if (
     Number.isNaN(time.getTime()) ||
     !/^(?!0000)\d{4}-/.test(time.toISOString()) ||

@@ -49,7 +49,7 @@ export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> 
       }
       const { tenantId, profile, sessionId, runId, endUserId, visitor } = caller
       if (visitor && endUserId === undefined && !hasAll(caller))
-        return failed('That was not kept: nobody is named whose it would be.')
+        return failed('That was not stored: this conversation names no end user to whom it would belong.')
       if (more.supersedes !== undefined) await theirs(bank, caller, more.supersedes)
       const origin = { sessionId, runId, ...(endUserId === undefined ? {} : { endUserId }) }
       const made = await bank.create(tenantId, profile.name, { processedContent: content, ...more, ...origin }, true)

@@ -22,7 +22,7 @@ export default definePlugin({
           until: Type.String({
             pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}:\\d{2}(\\.\\d+)?Z$',
             expects: 'a time in UTC such as 2026-11-01T00:00:00Z',
-            description: 'When they stopped to hold.',
+            description: 'The time until which they applied.',
           }),
           models,
         },
@@ -30,16 +30,17 @@ export default definePlugin({
       ),
       {
         default: [],
-        description: 'Tables that held before, so that what was used then, and is charged late, is charged as it was.',
+        description:
+          'Former tables, so that usage of an earlier time that is charged late has the prices of that time.',
       },
     ),
     publicTable: Type.Boolean({
       default: true,
       description: 'Models that no line matches have the public prices of their providers (@pydantic/genai-prices).',
     }),
-    toolCallCents: serviceCents('What is charged for a tool call.'),
-    sandboxSecondCents: serviceCents('What is charged for a second of a sandbox.'),
-    storedGibDayCents: serviceCents('What is charged for a day of a GiB that is stored.'),
+    toolCallCents: serviceCents('Price of a tool call.'),
+    sandboxSecondCents: serviceCents('Price of a second of a sandbox.'),
+    storedGibDayCents: serviceCents('Price of a stored GiB for one day.'),
   }),
   provides: { prices: Prices },
   async setup({ config }) {

@@ -92,7 +92,7 @@ export class BroadcastSender {
         )
       }
     } catch (err) {
-      if (!signal.aborted) log.warn({ err }, 'what runners should have cannot be read')
+      if (!signal.aborted) log.warn({ err }, 'the profiles and pools for runners cannot be read')
       return false
     }
     for (const link of well)
@@ -149,7 +149,8 @@ export class BroadcastSender {
       const { page, more } = next
       const at = await link.takeBroadcast(tenantId, page)
       if (at >= page.revision && !more) return
-      if (after !== undefined && at <= after) throw new Error('the runner does not take what continues what it has')
+      if (after !== undefined && at <= after)
+        throw new Error('the runner does not accept the next page after its revision')
       after = at
     }
   }

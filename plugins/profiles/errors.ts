@@ -72,7 +72,7 @@ export const missingSecret = (name: string) =>
   })
 export const withoutApprovals = () =>
   invalidRequest({
-    message: 'requireApproval needs the plugin approvals and a database: without them nobody could be asked.',
+    message: 'requireApproval needs the plugin approvals and a database.',
   })
 export const withoutEgress = () =>
   egressErrors.invalidEgress({ message: 'This installation lets sandboxes reach no hosts: it has no plugin egress.' })

@@ -27,7 +27,7 @@ export function poolRoutes(
       schema: {
         tags,
         summary: 'List pools',
-        description: 'By name.',
+        description: 'Sorted by name.',
         querystring: PageQuery,
         response: { 200: Type.Array(Pool) },
       },

@@ -29,7 +29,7 @@ export function profileRoutes(app: App, guard: Guard, store: ProfileStore, viewO
       schema: {
         tags,
         summary: 'List profiles',
-        description: 'By name; each as its latest version.',
+        description: 'Sorted by name; each in its latest version.',
         querystring: ListQuery,
         response: { 200: Type.Array(ProfileView) },
       },

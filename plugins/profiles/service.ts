@@ -137,7 +137,7 @@ async function checkReferences(
   if (secret !== undefined) throw missingSecret(secret)
 }
 
-/** A name that stands for no tool of the profile is refused: whoever mistypes one would have its calls made without being asked. */
+/** A name that matches no tool of the profile is refused: with a typing error its calls would run without an approval. */
 function checkApprovals(approvals: Approvals | undefined, document: ProfileDocument): void {
   const { requireApproval = [], tools, mcpServers, apps = [], runtime, workerMode } = document
   if (requireApproval.length > 0 && !approvals) throw withoutApprovals()

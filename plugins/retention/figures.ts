@@ -12,19 +12,19 @@ export class Figures {
     const registers = [registry]
     this.#deleted = new Counter({
       name: 'agent_orc_retention_deleted_total',
-      help: 'What was deleted because it was too old or to be erased; of tenants rows, by table.',
+      help: 'What was deleted because it expired or had to be erased; for tenants the deleted rows, by table.',
       labelNames: ['kind'],
       registers,
     })
     this.#oldest = new Gauge({
       name: 'agent_orc_retention_oldest_seconds',
-      help: 'Age of the oldest thing left, of all tenants that have a time for it, as of the last pass.',
+      help: 'Age of the oldest record of all tenants with a retention period for its kind, at the last pass.',
       labelNames: ['kind'],
       registers,
     })
     this.#success = new Gauge({
       name: 'agent_orc_retention_last_success_seconds',
-      help: 'When a pass of this process last went through without a failure, in seconds since 1970; 0 when none did.',
+      help: 'Time of the last pass of this process without a failure, in seconds since 1970; 0 before the first.',
       registers,
     })
   }

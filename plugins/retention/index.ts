@@ -35,16 +35,21 @@ export default definePlugin({
     ...Object.fromEntries(
       retentionNames.map((kind) => [kind, days(retentionKinds[kind].least, retentionKinds[kind].about)]),
     ),
-    eraseAfter: days(0, 'Days after its deletion that a tenant is erased; absent: only where that was asked for.'),
+    eraseAfter: days(0, 'Days from the deletion of a tenant to its erasure; absent: it is erased only on request.'),
     schedule: Type.String({ default: '17 * * * *', description: 'When a pass begins: five fields of cron, in UTC.' }),
     recount: Type.String({
       default: '41 2 * * *',
-      description: 'When what is stored of each tenant is counted anew for its limit storedBytes; as `schedule`.',
+      description: 'When the stored bytes of each tenant are counted anew for its limit storedBytes; as `schedule`.',
     }),
-    pauseMs: Type.Integer({ default: 50, minimum: 0, maximum: 60_000, description: 'Between two small transactions.' }),
+    pauseMs: Type.Integer({
+      default: 50,
+      minimum: 0,
+      maximum: 60_000,
+      description: 'Pause between two small transactions.',
+    }),
     operatorTenant: Type.String({
       default: 'default',
-      description: 'In whose audit log erased tenants are put on record.',
+      description: 'The tenant whose audit log records the erasure of tenants.',
     }),
   }),
   errors: retentionErrors,
@@ -74,7 +79,7 @@ export default definePlugin({
     const wake = (): Promise<void> =>
       jobs
         .ask(job)
-        .catch((err: unknown) => log.warn({ err }, 'retention could not be asked for; it begins by its schedule'))
+        .catch((err: unknown) => log.warn({ err }, 'retention could not be started now; it starts by its schedule'))
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)

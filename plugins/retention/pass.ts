@@ -28,7 +28,7 @@ const tenants = {
          WHERE id > $1 AND erased_at IS NULL ORDER BY id LIMIT 200`,
 }
 const dayMs = 24 * 3_600_000
-/** A tenant of which there is much to delete has so long; the rest comes after all others, each time for twice as long. */
+/** Time for a tenant with much to delete; the rest is deleted after all others, each time with twice the time. */
 const usualTurnMs = 60_000
 /** For how long a conductor that was down can still learn which files to remove. */
 const notesDays = 30
@@ -46,8 +46,8 @@ interface PassParts {
 }
 
 /**
- * Goes through all tenants once. What fails for one of them is tried again with the next pass, and keeps no other one waiting; nor does
- * what takes long: tenants have turns, and those that are erased whole come last.
+ * Goes through all tenants once. A failure for one tenant is tried again in the next pass and does not delay the others; nor does a
+ * tenant that takes long: tenants have turns, and those that are erased completely come last.
  */
 export async function pass(parts: PassParts, signal: AbortSignal): Promise<void> {
   const { database, log, figures, turnMs = usualTurnMs } = parts
@@ -60,7 +60,7 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
       if (signal.aborted) throw err
       if (turn.aborted) return void late.push(tenant)
       if (isAppError(err) && err.code === retentionErrors.legalHold.row.code) return
-      log.warn({ err, tenant: tenant.id }, 'what is too old of a tenant could not be deleted; it is tried again')
+      log.warn({ err, tenant: tenant.id }, 'expired data of a tenant could not be deleted; it is tried again')
       failures.push(err)
     })
   }
@@ -97,7 +97,7 @@ async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Pr
   }
   await batches.all(id, oldNotes, signal)
   Object.assign(deleted, await sweepData(batches, parts.data, id, signal))
-  if (Object.values(deleted).some((rows) => rows > 0)) log.info({ tenant: id, deleted }, 'what was too old was deleted')
+  if (Object.values(deleted).some((rows) => rows > 0)) log.info({ tenant: id, deleted }, 'expired data was deleted')
 }
 
 const oldNotes: Parameters<Batches['all']>[1] = async (tx, limit) => {

@@ -51,11 +51,11 @@ export async function recount({ database, data, pauseMs, log }: RecountParts, si
       counted++
     } catch (err) {
       if (signal.aborted) throw err
-      log.warn({ err, tenant: id }, 'what is stored of a tenant could not be counted')
+      log.warn({ err, tenant: id }, 'the stored bytes of a tenant could not be counted')
       failures.push(err)
     }
   }
-  log.info({ tenants: counted }, 'what is stored of tenants was counted')
+  log.info({ tenants: counted }, 'the stored bytes of tenants were counted')
   if (failures.length > 0) throw new Error(`${failures.length} tenants failed`, { cause: failures[0] })
 }
 

@@ -248,7 +248,9 @@ interface Destinations {
 function refuseStrangers({ sessionMcpUrl, mcpServers = [] }: RunEnvelope, allowed: Destinations): void {
   const refuse = (url: string, variable: string): never => {
     const host = URL.canParse(url) ? new URL(url).host : 'no host'
-    throw sidecarErrors.hostNotAllowed({ message: `This sidecar was not told of ${host}; add it to ${variable}.` })
+    throw sidecarErrors.hostNotAllowed({
+      message: `This sidecar does not allow the host ${host}; add it to ${variable}.`,
+    })
   }
   const { runnerHosts, mcpHosts } = allowed
   if (sessionMcpUrl !== undefined && runnerHosts.length > 0 && !leadsTo(sessionMcpUrl, runnerHosts)) {

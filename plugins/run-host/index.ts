@@ -20,11 +20,11 @@ export default definePlugin({
     runnerHosts: CommaList(
       'Hosts of runners whose tools runs may use, as host or host:port; any when empty. A run for another one is refused.',
     ),
-    mcpHosts: CommaList('The same of external MCP servers.'),
+    mcpHosts: CommaList('The same for external MCP servers.'),
   }),
   risks: ({ runnerHosts, mcpHosts }, role) => [
     ...(isOpen(role, 'sidecar')
-      ? ['whoever reaches the listener sidecar may use it; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
+      ? ['the listener sidecar has no authentication; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
       : []),
     ...(isReachable(role, 'sidecar') && (runnerHosts.length === 0 || mcpHosts.length === 0)
       ? ['runs may be sent to any host; set AGENT_ORC_RUNNER_HOSTS and AGENT_ORC_MCP_HOSTS']

@@ -37,25 +37,26 @@ export default definePlugin({
     maxSessions: Type.Integer({
       default: 100_000,
       minimum: 1,
-      description: 'Of a full runner a tenant has half at most.',
+      description: 'A tenant gets at most half of a full runner.',
     }),
     maxProfileBytes: Type.Integer({
       default: 64 * 1024 * 1024,
       minimum: 0,
-      description: 'Of the profiles in the sessions of one tenant. Beyond it those that rest longest leave memory.',
+      description:
+        'Bytes of profiles in the sessions of one tenant. Beyond that the least recently used sessions leave memory.',
     }),
     drain: Duration(
       '25s',
       'A stopping runner lets its runs end, and conductors fetch the conversations that changed, for this long.',
     ),
-    idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
+    idleTtl: Duration('24h', 'An idle session is removed from memory after this; the conductor can hydrate it again.'),
     mcpHosts: CommaList(
       'Hosts of external MCP servers to which a run may send its sidecar, as host or host:port; any when empty.',
     ),
   }),
   risks: ({ mcpHosts }, role) => [
     ...(isOpen(role, 'runner')
-      ? ['whoever reaches the listener runner may use it; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
+      ? ['the listener runner has no authentication; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
       : []),
     ...(isReachable(role, 'runner') && mcpHosts.length === 0
       ? ['a run may send its sidecar to any MCP server that is named to it; set AGENT_ORC_MCP_HOSTS']

@@ -155,7 +155,7 @@ export function runRoutes(app: App, runner: Runner, { sessions, toolkit, mcpHost
     const strange = mcpHosts.length > 0 && body.mcpServers?.find(({ url }) => !leadsTo(url, mcpHosts))
     if (strange) {
       throw runnerErrors.hostNotAllowed({
-        message: `This runner was not told of the host of the MCP server '${strange.name}'; add it to AGENT_ORC_MCP_HOSTS.`,
+        message: `This runner does not allow the host of the MCP server '${strange.name}'; add it to AGENT_ORC_MCP_HOSTS.`,
       })
     }
     return { lines: await awaitFirstChunk(runner.execute(headers[tenantHeader], body, signal)) }

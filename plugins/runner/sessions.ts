@@ -185,7 +185,7 @@ export class SessionTable {
     this.remove(session)
     this.#options.onEvict(session)
   }
-  /** In a full table a tenant that has half of it makes room itself; otherwise whoever rests longest does. */
+  /** In a full table a tenant with half of it gives up its own sessions; otherwise the one idle for longest goes. */
   #makeRoom(tenantId: string): void {
     const { max, maxProfileBytes } = this.#options
     const mostProfiles = Math.min(maxProfileBytes, this.#shares.limitOf(tenantId))

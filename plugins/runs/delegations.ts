@@ -298,7 +298,7 @@ export function noteWrites({ objectWrites, log }: WritesDeps, claim: Claim): (ru
         after = writes.at(-1)!.n
       }
     } catch (err) {
-      log.warn({ err, runId }, 'what an agent wrote could not be put on record yet')
+      log.warn({ err, runId }, 'a write of an agent could not be recorded yet')
     }
   })
 }

@@ -90,7 +90,7 @@ export class Funds {
       else this.#run.onExceeded(held.sentence ?? held.message)
     } catch (err) {
       // The next model call asks again. What this one cost is charged at the end of the run in any case.
-      this.#deps.log.warn({ err, runId }, 'no more could be held for a run yet')
+      this.#deps.log.warn({ err, runId }, 'the hold of a run could not be raised yet')
     } finally {
       this.#asking = false
     }

@@ -41,18 +41,18 @@ const RunsConfig = Settings({
   heartbeat: Duration('4s', 'How often this process renews its lease in the database.'),
   lease: Duration(
     '12s',
-    'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
+    'A process that has not renewed its lease for this long counts as dead: its runs are interrupted or retried.',
   ),
   hungAfter: Duration(
     '1m',
-    'A process whose main thread has not answered for this long is not renewed either: it is dead once its lease has run out.',
+    'If the main thread has not answered for this long, the lease of the process is not renewed: it counts as dead once the lease has expired.',
   ),
   sweep: Duration('2s', 'How often this process looks for dead ones.'),
   onCrash: Type.Union(
     onCrash.map((one) => Type.Literal(one)),
     {
       default: 'interrupt',
-      description: 'What becomes of a run whose conductor dies, where its profile does not say.',
+      description: 'What happens to a run whose conductor dies, unless its profile says otherwise.',
     },
   ),
   deadlineGrace: Duration(
@@ -60,7 +60,7 @@ const RunsConfig = Settings({
     'A runner gets this long past the profile limit to end a run itself before it is ended here.',
   ),
   windDown: Duration('10s', 'How long a stopped runner stream may take to end.'),
-  drain: Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
+  drain: Duration('18s', 'How long a stopping server waits for runs that no other conductor can take over.'),
 })
 
 /** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. `open` opens the store. */

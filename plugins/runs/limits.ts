@@ -275,6 +275,6 @@ export class RunLimits {
     // What could not be counted now is counted with the next.
     const saved = await Promise.allSettled([...this.#shares].map(save))
     const failed = saved.find((one) => one.status === 'rejected')
-    if (failed) this.#log.warn({ err: failed.reason }, 'what runs have written could not be counted yet')
+    if (failed) this.#log.warn({ err: failed.reason }, 'the writes of runs could not be counted yet')
   }
 }

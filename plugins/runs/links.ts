@@ -53,7 +53,7 @@ export class RunLinks {
   /** The run was not begun. What cannot be let go of now goes with a later sweep. */
   release({ tenantId, runId }: RunKey): void {
     this.#objects?.release(tenantId, runId).catch((err: unknown) => {
-      this.#log.warn({ err, runId }, 'what was kept for a run that did not begin goes later')
+      this.#log.warn({ err, runId }, 'the linked objects of a run that did not begin are removed later')
     })
   }
 
@@ -112,7 +112,7 @@ export class RunLinks {
       const content = beginOf(event['content'], previewChars)
       return Buffer.from(JSON.stringify({ ...event, content, truncated: true, link }))
     } catch (err) {
-      this.#log.warn({ err, runId }, 'a large result stays in the log: the object store did not take it')
+      this.#log.warn({ err, runId }, 'a large result stays in the log: the object store did not accept it')
       return undefined
     }
   }

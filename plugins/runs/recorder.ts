@@ -79,7 +79,7 @@ export interface RecorderDeps {
   readonly givingUp: AbortSignal
 }
 
-/** Makes a run's events durable behind the back of its watchers, and its end before their eyes. */
+/** Stores a run's events in the background; watchers see its end only once it is stored. */
 export class Recorder {
   readonly #deps: RecorderDeps
   readonly #claim: Claim

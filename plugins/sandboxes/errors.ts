@@ -1,6 +1,6 @@
 import { errorTable, isAppError } from '#kernel'
 
-/** Sandboxes, the workers in them that call back, and their way out. */
+/** Errors of sandboxes, their workers and their egress. */
 export const sandboxErrors = errorTable('sandboxes', {
   noSandboxSubstrate: { status: 503, about: 'This runner does not have the sandbox provider that the profile names.' },
   sandboxStartFailed: { status: 503, retry: true, message: 'The sandbox could not be started.' },
@@ -82,7 +82,7 @@ export const sandboxErrors = errorTable('sandboxes', {
   mcpServerRefused: { status: 502, message: 'The MCP server does not accept its credentials.' },
   bodyTooLarge: { status: 413, message: 'A request from a sandbox may have at most 32 MiB.' },
 
-  // The hosts that a profile lets its sandbox reach.
+  // The hosts that a profile allows for its sandbox.
   egressKeyRefused: {
     status: 401,
     message:
@@ -134,7 +134,7 @@ export const sandboxErrors = errorTable('sandboxes', {
   },
 })
 
-/** Errors that a caller can act on by their own names; any other is a start that failed, perhaps for a reason told in a sentence. */
+/** Errors with their own names, on which a caller can act; any other one is a failed start, perhaps with a sentence. */
 const own: ReadonlySet<string> = new Set([
   'invalid_sandbox',
   'no_sandbox_substrate',

@@ -17,10 +17,10 @@ import type { RemoteWorker } from './hub/worker.ts'
 /** The VirtualFS of the session of a worker; undefined when it uses none. */
 export type FilesOf = (worker: RemoteWorker) => SessionVfs | undefined
 
-/** How many requests of one worker may be under way at once. */
+/** How many requests of one worker may run at once. */
 const mostAtOnce = 8
 
-const WorkerParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
+const WorkerParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Id of the session.' }) })
 const FileParams = Type.Object({
   ...WorkerParams.properties,
   mount: mountName,
@@ -38,8 +38,8 @@ const known = [
 const ofFile = [...known, vfsErrors.invalidPath, vfsErrors.mountNotAllowed, vfsErrors.readOnlyMount]
 
 /**
- * The VirtualFS for the worker in a sandbox, which copies files in and out by itself: the runner looks at no file of a sandbox, and the
- * worker gets no further than the lease of its session. In a scope of their own: bodies are streams.
+ * The VirtualFS for the worker in a sandbox, which copies files in and out by itself: the runner opens no file of a sandbox, and the
+ * worker reaches only what the lease of its session allows. In a scope of their own: bodies are streams.
  */
 export const fileRoutes = (auth: WorkerAuth, filesOf: FilesOf) => async (app: App) => {
   takeStreams(app)
@@ -67,7 +67,7 @@ function createBegin(auth: WorkerAuth, filesOf: FilesOf): Begin {
   }
 }
 
-/** Whoever copies files gives up sooner: a body that stops coming holds its place no longer. */
+/** The worker gives up sooner: a stalled body does not keep its slot. */
 const inTime = (reply: FastifyReply): AbortSignal => whileCalled(reply, AbortSignal.timeout(2 * settleFilesMs))
 
 const place = ({ mount, '*': path }: { readonly mount: string; readonly '*': string }): [string, string] => {

@@ -37,30 +37,36 @@ import { fileRoutes, type FilesOf } from './file.routes.ts'
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
 /**
- * Sandboxes of sessions: launched, put to sleep, woken, replaced and ended as their sessions need it; the workers in them, which
- * poll and call back; and the tools that act there.
+ * Sandboxes of sessions: launched, paused, resumed, replaced and ended as their sessions need it; the workers in them, which poll
+ * and call back; and the tools that act there.
  */
 export default definePlugin({
   name: 'sandboxes',
   config: Settings({
-    baseUrl: url("As the runner's: under its hash a restarted runner finds the sandboxes that it left behind."),
+    baseUrl: url('The same as at the runner: by its hash a restarted runner finds its former sandboxes.'),
     workerBaseUrl: url(
       "Where sandboxes reach this runner; the URL of the listener 'workers' by default, or else of 'runner'.",
     ),
     providers: CommaList('Names of the sandbox providers to offer; all that this role has when empty.'),
     default: CommaList(
-      'Provider of profiles that name none; of several, the first that is there. With one provider it is that one.',
+      'Provider of profiles that name none; of several names, the first that is available. With a single provider it is that one.',
     ),
-    idlePause: Duration('5m', 'An idle sandbox is put to sleep after this. It keeps its files and its conversation.'),
-    idleDestroy: Duration('24h', 'One that nobody used for so long is ended. The conversation is kept, files are not.'),
+    idlePause: Duration('5m', 'An idle sandbox is paused after this. It keeps its files and its conversation.'),
+    idleDestroy: Duration(
+      '24h',
+      'A sandbox that was unused for this long is ended. The conversation is kept, the files are not.',
+    ),
     countFiles: Duration(
       '5s',
-      "How often the files of a tenant's sandboxes are counted, where their provider can tell; less often where that takes long.",
+      "How often the files of a tenant's sandboxes are counted, if their provider can measure them; less often if counting takes long.",
     ),
-    connectTimeout: Duration('60s', 'How long the worker of a new or woken sandbox may take to call the runner.'),
+    connectTimeout: Duration('60s', 'How long the worker of a new or resumed sandbox may take to call the runner.'),
     warm: WarmPoolList,
-    logLevel: Type.String({ default: 'warn', description: 'Of the workers.' }),
-    lostAfter: Duration('15s', 'A worker with a run is lost when it has not polled, and sent nothing, for this long.'),
+    logLevel: Type.String({ default: 'warn', description: 'Log level of the workers.' }),
+    lostAfter: Duration(
+      '15s',
+      'A worker with a run counts as lost when it has neither polled nor sent anything for this long.',
+    ),
     signingKey: Type.Optional(
       Settings({
         current: Type.Optional(

@@ -27,11 +27,11 @@ interface LaunchRequest {
 
 /** Starts sandboxes and waits for the workers in them. */
 export interface Launcher {
-  /** Where the sandboxes of a profile are. Throws as `launch` does for a profile that cannot have one. */
+  /** The provider of a profile's sandboxes. Throws as `launch` does for a profile that cannot have one. */
   substrateFor(tenantId: string, profile: Profile): Substrate
   /** Resolves when the worker polls. Leaves nothing behind when it rejects; the error says why in words for people. */
   launch(request: LaunchRequest): Promise<Sandbox>
-  /** Wakes a paused one and waits for its worker. AppError `sandbox_gone` when it is not there any more. */
+  /** Resumes a paused one and waits for its worker. AppError `sandbox_gone` when it no longer exists. */
   resume(sandbox: Sandbox, signal: AbortSignal): Promise<void>
   /** Waits until the worker of an awake sandbox polls. AppError `sandbox_gone` as soon as the sandbox is seen to be gone. */
   connected(sandbox: Sandbox, signal: AbortSignal): Promise<void>
@@ -51,7 +51,7 @@ interface LauncherOptions {
   readonly connectMs: number
 }
 
-/** How often the sandbox is looked at while its worker starts: when it has ended, the session need not wait for the limit. */
+/** How often the sandbox is checked while its worker starts: if it has ended, the session need not wait for the limit. */
 const lookEveryMs = 500
 
 export function createLauncher(options: LauncherOptions): Launcher {
@@ -137,7 +137,7 @@ const endedAtOnce = (cause: unknown) =>
 
 const file = (path: string): string => fileURLToPath(new URL(`../../${path}`, import.meta.url))
 
-/** Our own worker, for providers that run it on this machine. */
+/** The built-in worker, for providers that run it on this machine. */
 const command = [process.execPath, file('cli/agent-orc.js'), 'start', '--config', file('config/worker.yaml')]
 
 const letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
@@ -175,7 +175,7 @@ const identityOf = ({ sessionId }: WorkerChannel, token: string): Record<string,
   [workerVariables.sessionId]: sessionId,
 })
 
-/** What a profile asks of its sandbox. */
+/** The sandbox settings of a profile. */
 interface SandboxRequirements {
   /** Undefined: the runner's default. */
   readonly provider?: string

@@ -13,7 +13,7 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   const registers = [registry]
   const seconds = new Histogram({
     name: 'runner_sandbox_start_seconds',
-    help: 'How long runs waited for their sandbox, by provider and by how it started.',
+    help: 'How long runs waited for their sandbox, by provider and kind of start.',
     labelNames: ['provider', 'start'],
     buckets: [0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
     registers,
@@ -25,7 +25,7 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   })
   new Gauge({
     name: 'runner_sandboxes',
-    help: 'Sandboxes of this runner, those of sessions as it left them, and the warm ones that wait.',
+    help: 'Sandboxes of this runner: those of sessions by their last known state, and waiting warm ones.',
     labelNames: ['state'],
     registers,
     collect() {
@@ -38,25 +38,25 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
   })
   const calls = new Counter({
     name: 'runner_model_calls_total',
-    help: 'Model calls of sandbox workers through this runner that are over, by provider and by who said what they used.',
+    help: 'Ended model calls of sandbox workers through this runner, by provider and source of their usage.',
     labelNames: ['provider', 'usage'],
     registers,
   })
   const tokens = new Counter({
     name: 'runner_model_tokens_total',
-    help: 'Tokens of these calls; cached ones are input, too.',
+    help: 'Tokens of ended model calls of sandbox workers. Cached tokens are also counted as input.',
     labelNames: ['provider', 'kind'],
     registers,
   })
   const refusals = new Counter({
     name: 'runner_model_calls_refused_total',
-    help: 'Model calls that were not let through: the budget of the run was spent, or it had too many at once.',
+    help: 'Model calls that were refused because the budget of the run was spent or too many were under way.',
     labelNames: ['provider', 'reason'],
     registers,
   })
   const requests = new Counter({
     name: 'runner_egress_requests_total',
-    help: "Requests of sandboxes to hosts of their profiles, by whose host it is and by the answer's status; unlisted ones were refused.",
+    help: 'Requests of sandboxes to hosts, by kind of host and response status; requests to `unlisted` hosts were refused.',
     labelNames: ['place', 'status'],
     registers,
   })

@@ -14,9 +14,9 @@ type Doomed = Pick<Sandbox, 'substrate' | 'sandboxId'>
 
 /** Ends sandboxes, and tries again while a provider cannot be reached: a forgotten sandbox would cost money for ever. */
 export interface Reaper {
-  /** Registers a launch under way, so that its sandbox is destroyed on stop even when nobody waits for it any more. */
+  /** Registers a running launch, so that its sandbox is destroyed on stop even when nobody waits for it any more. */
   expect(substrate: Substrate, launching: Promise<{ readonly sandboxId: string }>): void
-  /** Never rejects. Resolves when it is destroyed, or is going to be tried again. */
+  /** Never rejects. Resolves when it is destroyed, or will be tried again. */
   destroy(sandbox: Doomed): Promise<void>
   /** Destroys what a former process of this owner left behind. Rejects when the provider cannot list it. */
   sweep(substrate: Substrate, owner: string): Promise<number>
@@ -31,7 +31,7 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
   const stopping = new AbortController()
   const keyOf = ({ substrate, sandboxId }: Doomed): string => `${substrate.name}\n${sandboxId}`
 
-  /** Joins an attempt that is under way. */
+  /** Joins a running attempt. */
   const attempt = (doomed: Doomed): Promise<void> => ends.run(keyOf(doomed), () => end(doomed))
   const end = async (doomed: Doomed): Promise<void> => {
     const { substrate, sandboxId } = doomed
@@ -68,7 +68,7 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
     destroy: (doomed) => atMost(destroyMs, destroy(doomed)),
     async sweep(substrate, owner) {
       const found = (await substrate.provider.list?.(owner)) ?? []
-      // The list may have sandboxes whose launch is still under way: only then is it known that they are this process's.
+      // The list may contain sandboxes of this process whose launch is still running; after it they are known.
       await Promise.all(launches)
       const left = found.map((sandboxId) => ({ substrate, sandboxId })).filter((doomed) => !ours.has(keyOf(doomed)))
       await Promise.all(left.map(destroy))

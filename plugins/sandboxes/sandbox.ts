@@ -16,10 +16,10 @@ export interface Sandbox {
   readonly warm: boolean
 }
 
-/** How long a substrate may take to say how a sandbox is. A conductor waits 2 s for all leases of a runner. */
+/** How long a substrate may take to report a state. A conductor waits 2 s for all leases of a runner. */
 const statusMs = 1_500
 
-/** Asks the substrate how a sandbox is. Undefined: it could not be asked. */
+/** Asks the substrate for the state of a sandbox. Undefined: it could not be reached. */
 export async function stateOf(
   { substrate, sandboxId }: Pick<Sandbox, 'substrate' | 'sandboxId'>,
   signal?: AbortSignal,
@@ -44,7 +44,7 @@ export async function isPolling(channel: WorkerChannel): Promise<boolean> {
   return connected
 }
 
-/** Counts who uses a sandbox at this moment, and knows since when nobody does. */
+/** Counts the current users of a sandbox, and since when there are none. */
 interface Uses {
   readonly count: number
   readonly lastAt: number

@@ -39,7 +39,7 @@ export interface ServiceDeps {
   readonly log: FastifyBaseLogger
 }
 
-/** What the runner may ask of the sandboxes of its sessions. */
+/** The sandboxes of the runner's sessions. */
 export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
   const { table, workspaces, pools, substrates, metrics, memory, vfs, log } = deps
   const leases = createLeases(table, workspaces)
@@ -105,7 +105,7 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
   }
 }
 
-/** Its runtime is in the sandbox, and may have tools that nobody but its vendor knows. */
+/** Its runtime is in the sandbox, and may have tools that only its vendor knows. */
 const hasOwnTools = ({ profile }: RunnerSession): boolean =>
   profile.workerMode === 'sandbox' && !restoredFromLog(profile.runtime)
 
@@ -113,7 +113,7 @@ const failed = (content: string): ToolResult => ({ ok: false, content })
 /** Tools that only add files. A shell deletes some as well. */
 const writing: ReadonlySet<string> = new Set(['write_file', 'run_script'])
 
-/** From now on the worker calls models for this run, and its sandbox reaches hosts. Calls that lead through this runner are measured. */
+/** From now on the worker may call models for this run, and its sandbox may reach hosts. Calls through this runner are measured. */
 function measured(
   worker: SessionWorker,
   ready: PreparedRun,
@@ -134,7 +134,7 @@ function measured(
   return { ...ready, over, ...(server?.tenants.allows(tenantId) ? { calls } : {}) }
 }
 
-/** Makes a session's sandbox ready for a run, and says what it used since the former one. */
+/** Makes a session's sandbox ready for a run, and reports its use since the previous one. */
 async function prepare(
   worker: SessionWorker,
   resume: boolean,
@@ -195,13 +195,13 @@ function prepared(
 const sentences: Readonly<Record<Start, string | undefined>> = {
   launched: 'A sandbox was started.',
   warm: 'A sandbox was ready.',
-  resumed: 'The sandbox was woken up.',
+  resumed: 'The sandbox was resumed.',
   running: undefined,
 }
 
 /** The link to the worker of a session; its sandbox is started at first use. */
 const linkOf = (session: RunnerSession, { table, launcher, vfs }: ServiceDeps): SidecarLink => ({
-  /** Starts nothing: a session without a sandbox is well when it can have one. */
+  /** Starts nothing: a session without a sandbox is healthy when it can have one. */
   async health(signal) {
     launcher.substrateFor(session.tenantId, session.profile)
     const worker = table.find(session.tenantId, session.id)
@@ -232,7 +232,7 @@ const linkOf = (session: RunnerSession, { table, launcher, vfs }: ServiceDeps): 
   },
   async exportState() {
     const worker = table.find(session.tenantId, session.id)
-    // A paused worker is not woken: it uploaded its state before it was paused.
+    // A paused worker is not resumed: it uploaded its state before it was paused.
     if (!worker?.sandbox || worker.phase === 'paused') {
       const refused = worker?.sandbox?.channel.stateRefused
       if (refused) throw refused

@@ -13,7 +13,7 @@ import type { Reaper } from './reaper.ts'
 import { createAwakeMeter, createUses, isPolling, type Sandbox, stateOf } from './sandbox.ts'
 import type { WarmPools } from './warm-pools.ts'
 
-/** How long the worker of a sandbox that was awake may be silent, between two polls or while its network is down, before it is given up. */
+/** How long the worker of a running sandbox may be silent, between two polls or while its network is down, before it is given up. */
 const silentMs = 10_000
 
 export type Start = 'launched' | 'warm' | 'resumed' | 'running'
@@ -29,14 +29,14 @@ interface SessionWorkerDeps {
   readonly pools: WarmPools
   /** How many sandboxes the sessions of a tenant have, or start. */
   countOf(tenantId: string): number
-  /** Throws when the tenant of a session has as many files as it may. */
+  /** Throws when the tenant of a session has reached its limit of files. */
   admitFiles(session: RunnerSession): void
 }
 
 /** The worker of one session, with or without a sandbox at the moment. */
 export class SessionWorker {
   session: RunnerSession
-  /** Runs, tools and exports. While there is one the sandbox is not put to sleep. */
+  /** Runs, tools and exports. While there is one the sandbox is not paused. */
   readonly uses = createUses()
   readonly awake = createAwakeMeter()
   /** Of the run that was prepared last. */
@@ -54,7 +54,7 @@ export class SessionWorker {
   #doubted = false
   #halting = new AbortController()
   #starting: Promise<Started> | undefined
-  /** A sandbox that ended by itself. It is destroyed after the next start, which may use what the substrate kept of it. */
+  /** A sandbox that ended by itself. It is destroyed after the next start, which may use its files. */
   #remains: Sandbox | undefined
 
   constructor(session: RunnerSession, deps: SessionWorkerDeps) {
@@ -102,7 +102,7 @@ export class SessionWorker {
     else if (state === 'paused' && !this.#paused) this.#fallAsleep()
   }
 
-  /** Puts the sandbox to sleep unless it is in use. */
+  /** Pauses the sandbox unless it is in use. */
   pause(): Promise<void> {
     return this.#oneAtATime(async () => {
       if (this.uses.count === 0) await this.#sleep()
@@ -134,7 +134,7 @@ export class SessionWorker {
     })
   }
 
-  /** Ends the worker and a start under way, for this reason. */
+  /** Ends the worker and a running start, for this reason. */
   async close(why: Error): Promise<void> {
     this.#closing.abort(why)
     await this.#oneAtATime(() => this.#discard())
@@ -272,7 +272,7 @@ export function createWorkerTable(shared: Omit<SessionWorkerDeps, 'countOf'>): W
     of(session) {
       const key = tenantKey(session.tenantId, session.id)
       const worker = workers.get(key) ?? new SessionWorker(session, deps)
-      // It may have left the runner and come back: then what its tenant may have is said to another object.
+      // It may have left the runner and come back: then another object has the limits of its tenant.
       worker.session = session
       workers.set(key, worker)
       return worker

@@ -19,7 +19,7 @@ export interface Substrates {
 
 interface SubstrateSettings {
   readonly configured: ReadonlyMap<string, SandboxProvider>
-  /** Who may use them. */
+  /** The tenants that may use them. */
   readonly tenants: ReadonlyMap<string, TenantList>
   /** Empty: all that are configured. */
   readonly offered: readonly string[]
@@ -37,7 +37,7 @@ export function createSubstrates({ configured, tenants, offered, byDefault }: Su
     )
   }
   const first = byDefault.find((name) => names.includes(name))
-  // A list is a preference; a single name is a demand, so it must be there.
+  // A list is a preference; a single name must be offered.
   if (byDefault.length === 1 && first === undefined) {
     throw new Error(
       `AGENT_ORC_SANDBOX_DEFAULT is ${byDefault[0]}, which this runner does not offer; it offers ${listed(names)}`,
@@ -49,7 +49,7 @@ export function createSubstrates({ configured, tenants, offered, byDefault }: Su
     fallback,
     all: () => names.map((name) => ({ name, provider: configured.get(name)! })),
     choose(tenantId, named) {
-      // One that the tenant may not use is to it as if it were not there.
+      // A provider that the tenant may not use does not exist for it.
       const mine = names.filter((name) => tenants.get(name)?.allows(tenantId))
       const wanted = named ?? byDefault.find((name) => mine.includes(name)) ?? (mine.length === 1 ? mine[0] : undefined)
       if (wanted === undefined) {

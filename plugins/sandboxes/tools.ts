@@ -13,7 +13,7 @@ export const createSandboxTools = (): Readonly<Record<string, PlatformTool>> => 
 
 /** How long a file tool may take, the start of a sandbox included. */
 const fileMs = 90_000
-/** A sandbox that is not there yet starts first, which has a limit of its own; and its files are settled around the call. */
+/** A sandbox that does not run yet starts first, with its own limit; its files are settled before and after the call. */
 const startMs = 65_000 + 2 * settleFilesMs
 const noSandbox: ToolResult = {
   ok: false,
@@ -39,7 +39,7 @@ const pathOf = (description: string) => ({ type: 'string', minLength: 1, maxLeng
 const longestShellSeconds = 600
 const usualShellSeconds = 60
 
-/** Fields by which a caller bounds what it starts. */
+/** Fields that limit a process. */
 const timeoutSeconds = {
   type: 'integer',
   minimum: 1,
@@ -48,7 +48,7 @@ const timeoutSeconds = {
   description: `Stopped after this long; at most ${longestShellSeconds}.`,
 }
 
-/** The worker's own limit stops a process first, and says what it has written; this side waits a little longer. */
+/** The worker's own limit stops a process first and reports its output; the runner waits a little longer. */
 const graceMs = 5_000
 const longestMs = longestShellSeconds * 1_000 + graceMs + startMs
 
@@ -137,7 +137,7 @@ const runSkillScript: PlatformTool = {
     const mine = context.skills?.find((one) => one.name === name)?.files
     if (!mine) {
       const names = context.skills?.map((one) => one.name).join(', ')
-      return failed(`There is no skill '${name}' in this session; it has: ${names || 'none'}.`)
+      return failed(`This session has no skill '${name}'; it has: ${names || 'none'}.`)
     }
     if (!mine.some(({ path }) => path === script)) {
       const scripts = mine.flatMap(({ path }) => (path.startsWith('scripts/') ? [path] : []))

@@ -15,15 +15,15 @@ const stopMs = 4_000
 const tickMs = 1_000
 /** Before a failed pause is tried again. */
 const pauseRetryMs = 30_000
-/** Between looks at warm workers that wait. */
+/** Between checks of waiting warm workers. */
 const lookMs = 10_000
 /** Until the runner knows its own address, which is when it listens. */
 const addressMs = 20
-/** Between attempts to ask a provider what was left behind. */
+/** Between attempts to list sandboxes of an earlier process. */
 const sweeps = { firstMs: 1_000, longestMs: 60_000 }
 
 interface IdleLimits {
-  /** An idle sandbox is put to sleep after this. */
+  /** An idle sandbox is paused after this. */
   readonly pauseMs: number
   /** A sandbox that was paused for this long is ended; the next use starts another one with the same conversation. */
   readonly destroyMs: number
@@ -44,7 +44,7 @@ interface UpkeepOptions {
   readonly log: FastifyBaseLogger
 }
 
-/** Work in the background: puts idle sandboxes to sleep, counts files, looks after warm pools, ends what a former process left. */
+/** Background work: pauses idle sandboxes, counts files, maintains warm pools, ends sandboxes of an earlier process. */
 export interface Upkeep {
   start(): void
   /** Ends every sandbox. */
@@ -66,7 +66,7 @@ export function createUpkeep(options: UpkeepOptions): Upkeep {
   }
   const sweep = async (substrate: Substrate): Promise<void> => {
     const mayPass = (err: unknown): boolean => {
-      log.warn({ err, provider: substrate.name }, 'a sandbox provider did not say what was left behind')
+      log.warn({ err, provider: substrate.name }, 'a sandbox provider could not list the sandboxes of former processes')
       return true
     }
     const found = retry(async () => reaper.sweep(substrate, owner()), { ...sweeps, signal: stopping.signal, mayPass })
@@ -98,7 +98,7 @@ export function createUpkeep(options: UpkeepOptions): Upkeep {
   }
 }
 
-/** Puts idle sandboxes to sleep, and ends those that nobody came back to. Returns what looks once. */
+/** Pauses idle sandboxes, and ends those that nobody used again. Returns a function that checks once. */
 function createIdleWatch(table: WorkerTable, limits: IdleLimits, log: FastifyBaseLogger): () => void {
   const busy = new WeakSet<SessionWorker>()
   const notBefore = new WeakMap<SessionWorker, number>()

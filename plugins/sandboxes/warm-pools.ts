@@ -15,7 +15,7 @@ import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
 const waits = { firstMs: 1_000, longestMs: 60_000 }
 /** How long a worker that polls may take to come back under its session's id, before another one is launched instead. */
 const bindMs = 5_000
-/** The start of a worker takes a core for a while: it must not slow down the run that has just taken the former worker. */
+/** The start of a worker uses a core for a while: it must not slow down the run that has just taken the previous worker. */
 const refillAfterMs = 500
 
 interface PoolSettings {

@@ -5,11 +5,11 @@ import type { Sandbox } from './sandbox.ts'
 import type { SessionWorker, WorkerTable } from './session-worker.ts'
 import type { Substrate } from './substrates.ts'
 
-/** The files of a tenant are counted for one in so many parts of the time: one with very many waits longer. */
+/** Counting may take one in this many parts of the time: a tenant with very many files waits longer. */
 const busyPart = 10
-/** How many tenants' files are counted at once: nobody waits for those of one. */
+/** How many tenants' files are counted at once, so that one tenant does not delay the others. */
 const atOnce = 4
-/** What is under way goes on until so much more than the limit is there, so that files can be deleted. */
+/** How far above the limit running work continues, so that files can be deleted. */
 const slack = 1.1
 
 interface Measured {
@@ -24,7 +24,7 @@ interface Tenant {
   counting: boolean
 }
 
-/** What the files of tenants take on the disk: counted behind everything else, so that whoever asks hears what was found last. */
+/** The size of the tenants' files on disk: counted in the background; answers are those of the last count. */
 export class Workspaces {
   readonly #table: Pick<WorkerTable, 'all'>
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
@@ -48,12 +48,12 @@ export class Workspaces {
   sizeOf({ withFiles }: Pick<SessionWorker, 'withFiles'>): number | undefined {
     return withFiles && this.#measured.get(withFiles)?.bytes
   }
-  /** Throws 409 `limit_exceeded` when the files of its tenant take as much as they may. */
+  /** Throws 409 `limit_exceeded` when the files of its tenant have reached the limit. */
   admit({ tenantId, limits }: RunnerSession): void {
     const most = limits?.workspaceBytes
     if (most !== undefined && (this.used(tenantId) ?? 0) >= most) throw overLimit('workspaceBytes', most)
   }
-  /** Begins to count what is due. */
+  /** Starts the counts that are due. */
   look(): void {
     const now = performance.now()
     const workers = Map.groupBy(this.#table.all(), ({ session }) => session.tenantId)
@@ -109,7 +109,7 @@ export class Workspaces {
     }
     return grown
   }
-  /** What goes on writing beyond the limit is stopped. */
+  /** Stops sandboxes that continue to write above the limit. */
   async #hold(tenantId: string, grown: readonly SessionWorker[]): Promise<void> {
     const used = this.used(tenantId) ?? 0
     for (const worker of grown) {
@@ -117,7 +117,7 @@ export class Workspaces {
       if (most === undefined || used <= most * slack || worker.phase !== 'awake') continue
       this.#log.warn(
         { tenant: tenantId, sessionId: worker.session.id, used, most },
-        'a sandbox was stopped: its tenant has more files than it may',
+        'a sandbox was stopped: its tenant has more files than its limit',
       )
       await worker.halt(overLimit('workspaceBytes', most))
     }

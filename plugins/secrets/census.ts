@@ -17,7 +17,7 @@ export interface SecretMetrics {
 export const createSecretMetrics = (metrics: Registry): SecretMetrics => ({
   resolved: new Counter({
     name: 'secrets_resolved_total',
-    help: 'Secrets that were asked for in plain text, by what became of it.',
+    help: 'Requests for secrets in plain text, by outcome.',
     labelNames: ['outcome'],
     registers: [metrics],
   }),
@@ -29,7 +29,7 @@ export const createSecretMetrics = (metrics: Registry): SecretMetrics => ({
   }),
   values: new Gauge({
     name: 'secrets_values',
-    help: 'Stored values of all tenants at the last count, by the master key that they hang on.',
+    help: 'Stored values of all tenants at the last count, by the master key that encrypts them.',
     labelNames: ['master_key'],
     registers: [metrics],
   }),

@@ -1,9 +1,10 @@
 import { conflict, invalidField, invalidRequest, notFound } from '#kernel'
 
-export const unknownSecret = () =>
-  notFound({ message: 'There is no secret of this name; create it with POST /api/secrets.' })
+export const unknownSecret = () => notFound({ message: 'No secret has this name; create it with POST /api/secrets.' })
 export const unknownVersion = () =>
-  notFound({ message: 'The secret has no such version, or not any more; GET /api/secrets/{name}/versions lists all.' })
+  notFound({
+    message: 'The secret does not have this version, or not any more; GET /api/secrets/{name}/versions lists all.',
+  })
 export const nameTaken = (name: string) =>
   conflict({ message: `There is a secret '${name}' already; PUT /api/secrets/${name} replaces its value.` })
 export const nameMismatch = () => invalidRequest({ message: 'The name in the body is not the one in the path.' })

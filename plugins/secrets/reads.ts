@@ -57,7 +57,7 @@ export class Reads {
     for (const [tenantId, reads] of noted) {
       const all = [...reads.values()]
       await this.#database.batch(tenantId, [upsert(tenantId, all), trim(tenantId, all)]).catch((err: unknown) => {
-        this.#log.warn({ err, tenant: tenantId, readers: all.length }, 'who read secrets could not be written down')
+        this.#log.warn({ err, tenant: tenantId, readers: all.length }, 'reads of secrets could not be recorded')
       })
     }
   }

@@ -32,7 +32,7 @@ export function secretReadRoutes(app: App, guard: Guard, database: Database): vo
       schema: {
         tags,
         summary: 'List secrets',
-        description: 'By name, without their values. `warning` says which ones expire.',
+        description: 'Sorted by name, without their values. `warning` says which ones expire.',
         querystring: PageQuery,
         response: { 200: Type.Array(SecretMetadata), ...failures(secretErrors.secretsUnavailable) },
       },
@@ -145,7 +145,8 @@ export function secretWriteRoutes(app: App, guard: Guard, service: SecretService
       schema: {
         tags,
         summary: 'Delete a secret',
-        description: 'With all its versions. Whatever refers to it fails from now on, and says so.',
+        description:
+          'Deletes all its versions. Everything that refers to it fails from now on, with a message that says so.',
         params: NameParams,
         response: { 204: NoContent, ...failures(notFound, secretsUnavailable) },
       },

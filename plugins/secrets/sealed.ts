@@ -31,7 +31,7 @@ export async function sealedColumns(database: Database): Promise<readonly Sealed
   return rows.map(({ table, column, said }) => {
     const [, prefix, of] = form.exec(said) ?? []
     if (of === undefined)
-      throw new Error(`the comment of ${table}.${column} does not say of what its name is made: ${said}`)
+      throw new Error(`the comment of ${table}.${column} does not say what its name is made of: ${said}`)
     return { table, column, name: `'${prefix}' || "${of}"` }
   })
 }

@@ -11,7 +11,7 @@ export interface SecretServiceOptions {
   readonly database: Database
   readonly keyring: Keyring
   readonly limits: Pick<TenantLimits, 'of' | 'stored'> | undefined
-  /** How many values of a secret are kept, the one that is given out included. */
+  /** How many values of a secret are kept, including the current one. */
   readonly keepVersions: number
   /** Other processes hear of a write from the database; this one answers with it at once. */
   readonly cache: Pick<PlainCache, 'forget'>

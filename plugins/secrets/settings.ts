@@ -10,21 +10,21 @@ export const SecretSettings = Settings({
   ),
   masterKeyPrevious: Type.Optional(
     Base64Secret(
-      'AGENT_ORC_MASTER_KEY_PREVIOUS: still decrypts, until `agent-orc secrets rewrap` has left nothing on it.',
+      'AGENT_ORC_MASTER_KEY_PREVIOUS: still decrypts, until `agent-orc secrets rewrap` has moved everything to the current key.',
     ),
   ),
   keepVersions: Type.Integer({
     minimum: 1,
     maximum: 100,
     default: 10,
-    description: 'How many values of a secret are kept, the one that is given out included.',
+    description: 'How many values of a secret are kept, including the current one.',
   }),
-  cacheFor: Duration('10s', 'How long a value stays in memory in plain text; a write is heard of at once.'),
+  cacheFor: Duration('10s', 'How long a value is cached in plain text; a write invalidates it at once.'),
   cacheBytes: Type.Integer({
     minimum: 0,
     maximum: 1024 ** 3,
     default: 4 * 1024 ** 2,
-    description: 'How much of the memory those may take; at 0 each use is a round trip.',
+    description: 'Memory for them; with 0 each use is a round trip.',
   }),
 })
 type Keys = Pick<StaticDecode<typeof SecretSettings>, 'masterKey' | 'masterKeyPrevious'>

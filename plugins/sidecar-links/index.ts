@@ -14,7 +14,7 @@ const url = (description: string) => Type.Optional(Type.String({ pattern: '^http
 export default definePlugin({
   name: 'sidecar-links',
   config: Settings({
-    url: url('One sidecar for every runtime.'),
+    url: url('Adds one sidecar for every runtime.'),
     general: url('The sidecar of `general`, instead of the shared one.'),
     runtimeA: url('The sidecar of `runtime_a`, instead of the shared one.'),
     runtimeB: url('The sidecar of `runtime_b`, instead of the shared one.'),

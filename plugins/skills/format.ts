@@ -169,7 +169,7 @@ function headerOf(given: Given, folder: string | undefined, findings: Findings):
   const value: Record<string, unknown> = {}
   for (const [key, one] of Object.entries(given)) {
     const known = fields.find((field) => field.replaceAll('-', '') === key.toLowerCase().replaceAll(/[-_]/g, ''))
-    if (known === undefined) forgiven.push(`The field '${clip(key)}' is not of the format; it was left out.`)
+    if (known === undefined) forgiven.push(`The format has no field '${clip(key)}'; it was left out.`)
     else if (known !== key) forgiven.push(`The field '${clip(key)}' was read as '${known}'.`)
     if (known !== undefined && (known === key || !(known in given))) value[known] = one
   }

@@ -27,8 +27,7 @@ export default definePlugin({
   config: Settings({
     dir: Type.Optional(
       Type.String({
-        description:
-          'Folder of skill folders that every tenant has, beside those that explain the tools of the platform.',
+        description: 'Folder with skills for every tenant, beside those that explain the tools of the platform.',
       }),
     ),
   }),
@@ -49,7 +48,7 @@ export default definePlugin({
     const catalog = new Catalog(store, platform, limits)
     const imports = new Counter({
       name: 'skill_imports_total',
-      help: 'Uploads of skill folders, by what became of them.',
+      help: 'Uploads of skill folders, by outcome.',
       labelNames: ['outcome'],
       registers: [metrics],
     })

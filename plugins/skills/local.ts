@@ -204,7 +204,7 @@ async function readTombstones(file: string | undefined): Promise<Deleted> {
   try {
     return new Map(Object.entries(JSON.parse(text) as Record<string, string[]>))
   } catch (error) {
-    throw new Error(`${file} is no JSON: mend it, or remove it to have all skills of this machine again`, {
+    throw new Error(`${file} is not JSON: correct it, or remove it to use all skills of this machine again`, {
       cause: error,
     })
   }

@@ -21,7 +21,7 @@ export interface Resource {
   readonly bytes: number
 }
 
-/** A skill that is in the form of the format, whole. */
+/** A complete skill that follows the format. */
 export interface SkillPackage extends SkillHeader {
   readonly digest: string
   readonly body: string
@@ -92,7 +92,7 @@ export function readWritten(header: SkillHeader, body: string): Reading {
     .filter((tool) => /\s/.test(tool.replaceAll(/\([^()]*\)/g, '')))
     .map((tool) => `'${clip(tool)}' in 'allowedTools' is not the name of one tool: it has a blank in it.`)
   // What an import would read as it was meant is to be written as it is meant.
-  const unfit = reading.forgiven.map((finding) => `Not in the form of the format: ${finding}`)
+  const unfit = reading.forgiven.map((finding) => `Does not follow the format: ${finding}`)
   if (several.length + unfit.length === 0) return told(reading)
   return told({ ...reading, problems: [...reading.problems, ...several, ...unfit], forgiven: [], skill: undefined })
 }

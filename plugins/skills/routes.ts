@@ -26,7 +26,7 @@ export function skillRoutes(app: App, guard: Guard, catalog: Catalog): void {
       schema: {
         tags,
         summary: 'List skills',
-        description: 'By name, those of the platform among them, without their bodies.',
+        description: 'Sorted by name, including those of the platform, without their bodies.',
         querystring: PageQuery,
         response: { 200: Type.Array(Skill) },
       },
@@ -44,7 +44,7 @@ export function skillRoutes(app: App, guard: Guard, catalog: Catalog): void {
       schema: {
         tags,
         summary: 'Get a skill',
-        description: 'With its body.',
+        description: 'Includes its body.',
         params: NameParams,
         response: { 200: WholeSkill, ...failures(notFound) },
       },

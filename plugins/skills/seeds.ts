@@ -24,8 +24,7 @@ export async function readSeeds(dir: string | undefined, log: Log): Promise<Skil
       try {
         const { skill, problems, forgiven } = readFolder(await filesOf(join(folder, name), name))
         if (!skill) throw invalidSkill(problems)
-        if (forgiven.length > 0)
-          log.warn({ skill: name, forgiven }, 'a skill of the machine is not quite in the form of the format')
+        if (forgiven.length > 0) log.warn({ skill: name, forgiven }, 'a skill of the machine deviates from the format')
         seeds.set(skill.name, skill)
       } catch (error) {
         if (!isAppError(error)) throw error

@@ -68,7 +68,7 @@ export type AgentStats = Static<typeof AgentStats>
 
 export const UsageTotals = Type.Object({
   ...range,
-  totals: Type.Object({ toolCalls: count(), ...amounts }, { description: 'Of the whole tenant.' }),
+  totals: Type.Object({ toolCalls: count(), ...amounts }, { description: 'Totals of the whole tenant.' }),
   topPublishedAgents: Type.Array(
     Type.Object({
       id: Type.String(),

@@ -4,7 +4,7 @@ import { type Counter, overBy, type StoreLimits } from './usage.ts'
 
 type Backend = Pick<ObjectBackend, 'use'>
 
-/** Of tenants whose count is in memory; beyond it those that rest longest are counted again when they write. */
+/** Tenants whose count is kept in memory. Beyond that, the least recently used are counted again at their next write. */
 const mostTenants = 10_000
 
 interface Counted {
@@ -15,8 +15,8 @@ interface Counted {
 }
 
 /**
- * For a role without a database: counted in the store once, then kept in memory with what this process writes, and counted anew
- * behind the back of whoever writes after a while, because other processes write, too.
+ * For a role without a database: counts the store once and adds what this process writes. It counts anew in the background
+ * after a while, because other processes write, too.
  */
 export class MemoryCounter implements Counter {
   readonly #backend: Backend
@@ -46,7 +46,7 @@ export class MemoryCounter implements Counter {
     counted.bytes = Math.max(0, counted.bytes + change.bytes)
     counted.objects = Math.max(0, counted.objects + change.objects)
   }
-  /** What this process writes meanwhile is added to what was found; the next count knows better. */
+  /** Writes of this process during the count are added to its result; the next count corrects it. */
   async recount(tenantId: string): Promise<void> {
     const counted = await this.#tenants.get(tenantId)
     if (!counted || counted.recounting) return
@@ -95,15 +95,15 @@ const readText = `
 const beginText = `
   INSERT INTO tenant_objects (tenant_id, bytes, objects) SELECT id, $2, $3 FROM tenants
   WHERE id = $1 AND erased_at IS NULL ON CONFLICT DO NOTHING`
-// What was written while it was counted may have been seen or not: it is added once more, rather than not at all.
+// The count may or may not include what was written during it: it is added, perhaps twice, rather than not at all.
 const recountText = `
   UPDATE tenant_objects SET bytes = $2::bigint + greatest(0, bytes - $4::bigint),
     objects = $3::bigint + greatest(0, objects - $5::bigint), counted_at = now()
   WHERE tenant_id = $1`
 
 /**
- * One row for each tenant, changed with each write, so that all processes with the database keep a limit together. A process that
- * dies while it writes leaves room taken, which the nightly count gives back.
+ * One row for each tenant, changed with each write, so that all processes with the database enforce one limit. A process that dies
+ * during a write leaves its reservation, which the nightly count releases.
  */
 export class PostgresCounter implements Counter {
   readonly #db: Database

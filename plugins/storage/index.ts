@@ -28,7 +28,7 @@ export default definePlugin({
     ),
     recountEvery: Duration(
       '10m',
-      'Without a database what a tenant has is counted in memory, and counted anew in the store when it writes and this has passed.',
+      'Without a database the usage of a tenant is counted in memory, and counted anew in the store at a write after this time.',
     ),
   }),
   errors: [objectErrors, limitErrors],
@@ -82,10 +82,10 @@ export default definePlugin({
   },
 })
 
-/** What is known to be wrong is said by the start, and not by the first upload. */
+/** Known misconfigurations fail the start rather than the first upload. */
 async function refuseMisconfigured(name: string, backend: ObjectBackend): Promise<void> {
   await backend.verify?.().catch((cause: Error) => {
-    throw new Error(`the storage backend '${name}' is set up with something wrong: ${cause.message}`, { cause })
+    throw new Error(`the storage backend '${name}' is misconfigured: ${cause.message}`, { cause })
   })
 }
 
@@ -95,7 +95,7 @@ interface NoteParts {
   readonly counter: Counter | undefined
 }
 
-/** What agents wrote: counted for the limits of their tenant, and in its audit log under the run that did it. */
+/** Writes of agents: counted for the limits of their tenant, and recorded in its audit log with their run. */
 async function noteWrites(
   { trail, counter }: NoteParts,
   ...[{ tenantId, runId }, writes]: Parameters<ObjectWrites['noted']>
@@ -115,7 +115,7 @@ function chosen(configured: readonly string[], wanted: string | undefined): stri
     throw new Error(`the storage backend '${wanted}' is not configured; these are: ${configured.join(', ') || 'none'}`)
   }
   if (configured.length > 1) {
-    throw new Error(`several storage backends are configured (${configured.join(', ')}): say which with \`backend\``)
+    throw new Error(`several storage backends are configured (${configured.join(', ')}): choose one with \`backend\``)
   }
   return configured[0]
 }

@@ -3,7 +3,7 @@ import { isAppError } from '#kernel'
 
 export type Operation = 'put' | 'get' | 'list' | 'delete'
 
-/** What is asked of the object store, how it ends, how long it takes, and the bytes that flow. */
+/** Operations of the object store by outcome, their duration, and bytes read and written. */
 export class Metrics {
   readonly bytes: Counter<'direction'>
   readonly #seconds: Histogram<'operation' | 'outcome'>

@@ -15,7 +15,7 @@ import { isKnown, quoted, sendBody, sendFile, withoutBody } from '#kit/files'
 import { cursorOf, InlineObject, KeyParams, ListQuery, ObjectList, placeOf, shown, StorageInfo } from './schema.ts'
 
 export const tags = ['storage']
-/** What any request of objects may be answered. */
+/** Errors of every route of objects. */
 export const usual = [
   objectErrors.invalidKey,
   objectErrors.storageUnavailable,
@@ -94,7 +94,7 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
       const { tenantId } = guard.callerOf(request)
       const key = request.params['*']
       const found = await store.open(tenantId, key)
-      if (!found) throw notFound({ message: 'There is no such object.' })
+      if (!found) throw notFound({ message: 'No object has this key.' })
       void reply.headers({ etag: quoted(found.info.etag), vary: 'accept', 'cache-control': 'private, no-cache' })
       return wantsInline(request)
         ? sendInline(request, reply, found, () => store.open(tenantId, key))
@@ -103,12 +103,12 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
   )
 }
 
-/** Inline is what is answered to whoever asks for nothing else; a range is of bytes. */
+/** Inline JSON is the default; a request for a range gets bytes. */
 const wantsInline = ({ headers: { accept, range } }: FastifyRequest): boolean =>
   range === undefined &&
   (accept === undefined || accept.trim() === '*/*' || /(^|,)\s*application\/json\s*(;|,|$)/i.test(accept))
 
-/** One JSON document. What the content is has to be known before its first byte is sent, so it is read twice. */
+/** One JSON document. Its encoding has to be known before the first byte is sent, so the content is read twice. */
 async function sendInline(
   request: FastifyRequest,
   reply: FastifyReply,
@@ -151,7 +151,7 @@ async function* inlineDocument(
   body: ObjectBody,
 ): AsyncGenerator<string> {
   yield `${JSON.stringify({ ...fields, encoding }).slice(0, -1)},"content":"`
-  // Both keep what is cut between two chunks: half a character, and what does not fill three bytes.
+  // Both keep the remainder between two chunks: part of a character, or fewer than three bytes.
   const decoder = new StringDecoder(encoding)
   const escaped = encoding === 'utf8' ? (text: string) => JSON.stringify(text).slice(1, -1) : (text: string) => text
   for await (const chunk of body)

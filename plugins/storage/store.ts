@@ -19,7 +19,7 @@ import {
 import type { Metrics } from './metrics.ts'
 import type { Usage } from './usage.ts'
 
-/** The objects of tenants in one backend: keys are checked, bytes measured, limits kept, and all of it counted. */
+/** The objects of tenants in one backend: checks keys, measures bytes, enforces limits, and counts operations. */
 export class CheckedStore implements ObjectStore {
   readonly backend: string
   readonly #objects: ObjectBackend
@@ -54,7 +54,7 @@ export class CheckedStore implements ObjectStore {
         this.#metrics.bytes.inc({ direction: 'in' }, info.bytes)
         return { info, created: replaced === undefined, replaced }
       } catch (error) {
-        // The nightly count gives back what cannot be given back now.
+        // The nightly count releases what cannot be released now.
         await room.close().catch(() => {})
         throw error
       }
@@ -107,7 +107,7 @@ export class CheckedStore implements ObjectStore {
   }
 }
 
-/** The same objects, whose bytes come no faster than their tenant may fetch. */
+/** The same store, with reads limited to the rate of their tenant. */
 export const pacedReads = (store: ObjectStore, limits: Pick<TenantLimits, 'paced'>): ObjectStore => ({
   backend: store.backend,
   put: (...args) => store.put(...args),
@@ -146,7 +146,7 @@ function check(key: string): void {
   if (!isObjectKey(key)) throw objectErrors.invalidKey()
 }
 
-/** The bytes of an upload as they pass; at their end they are what was announced, or the upload fails. */
+/** Passes the bytes of an upload on; at the end it fails unless length and digest are as announced. */
 function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (bytes: number) => Promise<void>) {
   const sha256 = createHash('sha256')
   const md5 = checksums.md5 === undefined ? undefined : createHash('md5')
@@ -175,20 +175,20 @@ function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (byt
   return { body: passing(), sha256: () => digest }
 }
 
-/** How the keys begin of what the server itself keeps for a tenant. It counts as the tenant's and goes with the tenant. */
+/** The key prefix of objects that the server itself keeps for a tenant. They count for the tenant and are erased with it. */
 const reserved = '.agent-orc/'
 
-/** Removals of a prefix at once that have to be made one by one. */
+/** Concurrent deletions below a prefix. */
 const atOnce = 8
 
-/** What tenants and their agents have of a store: they cannot use the reserved keys. */
+/** The store for tenants and their agents, without the reserved keys. */
 export function visibleArea(store: ObjectStore): ObjectStore {
   const isReserved = (key: string): boolean => key.startsWith(reserved)
   const list: ObjectStore['list'] = async (tenantId, query) => {
     const { prefix = '', limit = 100 } = query
     if (isReserved(prefix)) return { objects: [], prefixes: [] }
     const page = await store.list(tenantId, query)
-    // They stand beside one another, so that at most one more page is read.
+    // Reserved keys are adjacent, so at most one more page is read.
     if (!reserved.startsWith(prefix)) return page
     const objects = page.objects.filter(({ key }) => !isReserved(key))
     const prefixes = page.prefixes.filter((one) => !isReserved(one))
@@ -225,7 +225,7 @@ export function visibleArea(store: ObjectStore): ObjectStore {
   }
 }
 
-/** The reserved keys of a store, without what they begin with. */
+/** The reserved keys of a store, without their prefix. */
 export function reservedArea(store: ObjectStore): ObjectStore {
   const own = <T extends { readonly key: string }>(info: T): T => ({ ...info, key: info.key.slice(reserved.length) })
   return {

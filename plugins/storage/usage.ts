@@ -3,12 +3,12 @@ import type { StoreUse } from '#contracts/object-store'
 
 export type StoreLimits = Pick<Limits, 'objects' | 'objectBytes'>
 
-/** What each tenant has in the store, in some place where it is kept. */
+/** Keeps the usage of each tenant. */
 export interface Counter {
   of(tenantId: string): Promise<StoreUse>
-  /** Adds so much, unless the tenant would have more than `most` then: resolves to the limit that is in the way. */
+  /** Adds this much unless it exceeds `most`; resolves to the exceeded limit. */
   take(tenantId: string, more: StoreUse, most: StoreLimits): Promise<keyof StoreLimits | undefined>
-  /** Adds so much, or takes it off, whatever the limits are. */
+  /** Adds or subtracts this much, whatever the limits are. */
   add(tenantId: string, change: StoreUse): Promise<void>
   /** Counts anew in the store itself. */
   recount(tenantId: string): Promise<void>
@@ -21,27 +21,27 @@ export const overBy = (has: StoreUse, more: StoreUse, most: StoreLimits): keyof 
       ? 'objects'
       : undefined
 
-/** An upload of unknown length takes room in steps of this. */
+/** An upload of unknown length reserves room in steps of this size. */
 const stepBytes = 1024 * 1024
 
-/** Room for one object that is being written. */
+/** The reservation of one object that is being written. */
 export interface Room {
-  /** So many bytes have arrived of an object whose length is not known. Rejects with 409 `limit_exceeded`. */
+  /** Reports how many bytes have arrived of an object of unknown length. Rejects with 409 `limit_exceeded`. */
   grow(bytes: number): Promise<void>
-  /** Over: it was stored, with the bytes of what it replaced, or it was not. */
+  /** Ends the reservation: the object was stored, with the bytes of the object that it replaced, or it was not. */
   close(stored?: { readonly bytes: number; readonly replaced: number | undefined }): Promise<void>
 }
 
 interface Order {
-  /** Undefined: nobody knows yet. */
+  /** Undefined: not known yet. */
   readonly bytes: number | undefined
-  /** What the tenant may have, where this process does not know it by itself. */
+  /** The tenant's limits, if this process does not know them itself. */
   readonly limits: StoreLimits | undefined
-  /** The bytes of what is in its place already. */
+  /** The bytes of the existing object with this key. */
   replaced(): Promise<number | undefined>
 }
 
-/** The limits of tenants on the store: room is taken before bytes are written, so uploads at once do not pass a limit together. */
+/** Enforces the limits of tenants: room is reserved before bytes are written, so concurrent uploads cannot exceed a limit together. */
 export class Usage {
   readonly #counter: Counter
   readonly #limits: Pick<TenantLimits, 'of'> | undefined

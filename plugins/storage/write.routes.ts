@@ -90,13 +90,13 @@ function deleteRoute(app: App, guard: Guard, store: ObjectStore): void {
       const key = request.params['*']
       if (key.endsWith('/')) return store.removeAll(tenantId, key)
       const { ifMatch } = matchOf(request.headers['if-match'])
-      if (!(await store.remove(tenantId, key, ifMatch))) throw notFound({ message: 'There is no such object.' })
+      if (!(await store.remove(tenantId, key, ifMatch))) throw notFound({ message: 'No object has this key.' })
       return reply.code(204).send()
     },
   )
 }
 
-/** The body as it arrives, within the time that the listener gives a request. The connection stays, so that whoever is refused hears why. */
+/** The body as it arrives, within the timeout of the listener. The connection stays open, so that a refused client gets the reason. */
 const bodyOf = ({ raw }: FastifyRequest): AsyncIterable<Uint8Array> => raw.iterator({ destroyOnReturn: false })
 
 const base64 = (text: string, bytes: number): string => {
@@ -105,7 +105,7 @@ const base64 = (text: string, bytes: number): string => {
   return read.toString('hex')
 }
 
-/** What the bytes of an upload have to come to, in hex: of x-checksum-sha256, Content-MD5, Content-Digest and Digest. */
+/** The announced digests of an upload, in hex, from x-checksum-sha256, Content-MD5, Content-Digest and Digest. */
 function checksumsOf(headers: IncomingHttpHeaders): NonNullable<Upload['checksums']> {
   const own = headers['x-checksum-sha256']
   const found: { sha256?: string; md5?: string } = {}

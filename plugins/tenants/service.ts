@@ -41,7 +41,7 @@ interface TenantServiceParts {
 export function createTenantService({ database, limits, retention, issuer, onDeleted }: TenantServiceParts) {
   return {
     list: (query: ListQuery) => listTenants(database, query),
-    /** `createdBy`: the key that asks. */
+    /** `createdBy`: the calling key. */
     async create({ id, name = id, ownerKey = false }: CreateTenant, createdBy: string): Promise<CreatedTenant> {
       if (ownerKey && !issuer)
         throw unavailable({ message: 'This server issues no keys: its role file has no plugin `auth`.' })
@@ -133,7 +133,7 @@ export function createRunCanceller(
   return {
     cancelAll(tenantId: string): void {
       const work = cancel(tenantId)
-        .catch((err: unknown) => log.warn({ err, tenant: tenantId }, 'runs of a deleted tenant go on to their end'))
+        .catch((err: unknown) => log.warn({ err, tenant: tenantId }, 'runs of a deleted tenant continue to their end'))
         .finally(() => under.delete(work))
       under.add(work)
     },

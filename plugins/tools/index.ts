@@ -24,7 +24,7 @@ import { boundedResult } from '#kit'
 export default definePlugin({
   name: 'tools',
   config: Settings({
-    timeout: Duration('30s', 'Longest a tool may take.'),
+    timeout: Duration('30s', 'Timeout of a tool.'),
     docs: Type.Optional(Type.String({ description: 'Folder with README.md and docs/; the one shipped by default.' })),
     httpFetchTimeout: Duration('10s'),
     httpFetchHosts: CommaList(
@@ -34,7 +34,7 @@ export default definePlugin({
       default: 3,
       minimum: 0,
       maximum: 20,
-      description: 'How many delegations may lead to one another; 0 allows none.',
+      description: 'How deep delegations may nest; 0 allows none.',
     }),
   }),
   errors: toolErrors,

@@ -14,13 +14,13 @@ import { vfsWire } from '#contracts/wire/vfs'
 import { createPeers, type Identity, type Peer, type PeersOptions, type SignedRequest } from '#kit'
 
 const connectMs = 2_000
-/** For whole answers, and for the head of a file. */
+/** Timeout of a whole answer, and of the headers of a file. */
 const answerMs = 30_000
-/** A file whose bytes stop coming is lost. */
+/** Timeout between two chunks of a file. */
 const silentMs = 60_000
 
 interface ClientOptions extends Pick<PeersOptions, 'tls'> {
-  /** Of the server; asked when it is first needed, since in one process its port is known only then. */
+  /** The URL of the server. Read at the first request, because in a single process the port is known only then. */
   readonly baseUrl: string | (() => string)
   readonly signer: Signer
 }
@@ -108,7 +108,7 @@ const unavailable = vfsErrors.vfsUpstreamUnavailable
 const keysMismatched =
   'The VirtualFS server refuses our signature: VFS_INTERNAL_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.'
 
-/** What the headers of an answer say of a file. */
+/** The metadata of a file from the headers of a response. */
 function entryOf(
   path: string,
   { status: code, headers }: { status: number; headers: Readonly<Record<string, string | string[] | undefined>> },
@@ -126,7 +126,7 @@ function entryOf(
   }
 }
 
-/** The headers that prove a request to a VirtualFS server; `digest` '' for one without a body. */
+/** The headers that sign a request to a VirtualFS server; `digest` is '' without a body. */
 export function proofHeaders(
   signer: Signer,
   request: {
@@ -145,7 +145,7 @@ export function proofHeaders(
   }
 }
 
-/** Signs for the session and the digest of the body in place of the body, with the key that the server was last seen to know. */
+/** Signs the session and the digest of the body, with the key that the server last accepted. */
 function identityOf(signer: Signer): Identity {
   let known: SigningKey = 'CURRENT'
   const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']

@@ -82,7 +82,7 @@ export default definePlugin({
     const { scratch, fileBytes, requestsAtOnce } = config
     const metrics = new Metrics(registry, () => sessions.size)
     const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, requestsAtOnce })
-    // Runners sign with a key of their own: that of this family would open every secret to them.
+    // Runners sign with their own key: with the key of this family they could read every secret.
     const runners = deps.signers.get('runner')
     const callers = new Callers([
       { signer, header: signedHeaders.signature },

@@ -120,10 +120,10 @@ export class Deliverer {
       const how = await this.#attempt(tenantId, message)
       await this.#outbox.settle(tenantId, message, how)
       if (how.state === 'pending') this.#later(tenantId, how.inMs)
-      if (how.state === 'dead') this.#log.warn(of, 'a webhook was given up')
+      if (how.state === 'dead') this.#log.warn(of, 'a webhook message failed for the last time and was given up')
     } catch (err) {
       // When its lease runs out it is sent again: receivers recognise a repeated message by its id.
-      this.#log.warn({ err, ...of }, 'what became of a webhook could not be stored')
+      this.#log.warn({ err, ...of }, 'the outcome of a webhook could not be stored')
     }
   }
 

@@ -21,7 +21,7 @@ export default definePlugin({
   config: Settings({
     key: Type.Optional(Base64Secret('AGENT_ORC_WEBHOOK_KEY: the signing secrets of tenants are derived from it.')),
     allowHosts: AllowHosts,
-    timeout: Type.Optional(Duration('15s', 'How long a receiver may take.')),
+    timeout: Type.Optional(Duration('15s', 'Timeout of a receiver.')),
   }),
   errors: [webhookErrors, databaseErrors, secretErrors],
   requires: {
@@ -38,7 +38,7 @@ export default definePlugin({
     let findRun: FindRun | undefined
     const attempts = new Counter({
       name: 'webhook_attempts_total',
-      help: 'Webhook messages that were posted, by what became of them.',
+      help: 'Webhook messages that were posted, by outcome.',
       labelNames: ['outcome'],
       registers: [metrics],
     })

@@ -12,7 +12,7 @@ import { invalidWebhook } from './errors.ts'
 
 /** Receivers of the operator's own. */
 export const AllowHosts = OwnHosts(
-  'Receivers of your own that may be private and may speak plain http, for the tenants that they name: ' +
+  'Your own receivers that may be private and may speak plain http, each with its tenants: ' +
     '`hooks.internal:8443=acme|globex, .corp.example:443=*`.',
 )
 

@@ -4,7 +4,7 @@ import type { TenantTx } from '#contracts/database'
 import { failed, ok, running, skipped } from './nodes.store.ts'
 import { roleOf, type WorkflowNode } from './node.schema.ts'
 
-/** What somebody does to a node, as far as it could stand in for a decision of theirs that they may not make. */
+/** An action on a node that could replace a decision which the caller may not make. */
 export type Passing = 'end' | 'skip' | 'replace' | 'rerun'
 
 interface Asking {
@@ -16,8 +16,8 @@ interface Asking {
 
 /**
  * Rejects with 403 `wrong_approver` when what is done to a node bypasses an approval that requires a role which the caller does not have:
- * what is ended lets go on what is behind it; what is skipped, or waits for what may be skipped, may have an approval behind it skipped; what
- * is put in the place of a node is not what was approved; and a rerun would do again what was approved once.
+ * ending a node starts the nodes after it; skipping one, or making it wait for a node that may be skipped, may skip an approval after it;
+ * a replaced node is not the one that was approved; and a rerun would repeat what was approved once.
  */
 export async function mayPass(
   tx: TenantTx,
@@ -38,7 +38,7 @@ export async function mayPass(
     Map.groupBy(edges, ({ to_node }) => to_node),
     'from_node',
   )
-  // A rerun from the approval itself asks anew.
+  // A rerun from the approval itself asks again.
   if (passing === 'rerun') for (const id of nodeIds) near.delete(id)
   if (passing === 'skip') {
     for (const id of reached(
@@ -54,7 +54,7 @@ export async function mayPass(
 
 /** Nobody has decided it yet, or it was rejected and holds its run up. */
 const isOpen = ({ status, spec }: Asking): boolean => status < ok || (status === failed && !spec.continueOnError)
-/** What came of it is kept. */
+/** Its result is kept. */
 const isDecided = (one: Asking): boolean => !isOpen(one) && one.status !== skipped
 
 /** The approvals of a run, those of its children under way included. */
@@ -89,11 +89,11 @@ function reached<K extends string>(
 function refusal(approval: string, role: TenantRole, passing: Passing) {
   const told = {
     end: 'This node would bypass it',
-    skip: 'Skipping this node, or having it wait for others, could bypass it',
-    replace: 'What is behind it is not replaced without them',
-    rerun: `A rerun would do again what was approved once: begin it from '${approval}', so that it is asked anew`,
+    skip: 'Skipping this node, or making it wait for others, could bypass it',
+    replace: 'A node after it cannot be replaced without their decision',
+    rerun: `A rerun would repeat what was approved once: begin it from '${approval}', so that it is asked again`,
   }[passing]
   return approvalErrors.wrongApprover({
-    message: `The approval '${approval}' is for keys of the role ${role}, or above. ${told}.`,
+    message: `Only keys of the role ${role} or above may decide the approval '${approval}'. ${told}.`,
   })
 }

@@ -25,13 +25,13 @@ import type { NodeOf } from './node.schema.ts'
 import { type Failure, mostOutput, tooLarge } from './outcome.ts'
 import { small } from './scopes.ts'
 
-/** What came of a call. */
+/** The outcome of a call. */
 export type CallResult = { /** As JSON. */ readonly output: string } | { readonly error: Failure }
 
 /** What every call carries. */
 export interface CallContext {
   readonly tenantId: string
-  /** The same whenever the call is made again because nobody knows how it ended. */
+  /** The same when the call is repeated because its outcome is unknown. */
   readonly key: string
   readonly attempt: number
   readonly signal: AbortSignal
@@ -43,7 +43,7 @@ export interface HttpCall {
   readonly url: string
   readonly method: string
   readonly headers: Readonly<Record<string, string>>
-  /** The secrets to which the headers refer as they were written, before anything was put into them. */
+  /** The secrets that the headers name as written, before templates were filled in. */
   readonly secrets: readonly string[]
   readonly body: string | undefined
   readonly isJson: boolean
@@ -59,7 +59,7 @@ export interface CallsOptions {
   readonly evaluator: Evaluator
 }
 
-/** The calls that nodes make from here: to addresses of the internet, to tools of runners and of MCP servers. */
+/** The calls of nodes from this process: to internet addresses, to tools of runners and of MCP servers. */
 export class Calls {
   readonly #options: CallsOptions
   readonly #agents = { public: agentFor(isPublicAddress), own: agentFor(isNetworkAddress) }
@@ -73,7 +73,7 @@ export class Calls {
     this.#options = options
   }
 
-  /** One request. Redirects are not followed: what may be asked is judged once. */
+  /** One request. Redirects are not followed: the address is checked once. */
   async http(call: HttpCall, { tenantId, key, attempt, signal, enter }: CallContext): Promise<CallResult> {
     const own = URL.canParse(call.url) && isOwnHost(this.#options.allowHosts, tenantId, new URL(call.url))
     const policy = own
@@ -88,7 +88,7 @@ export class Calls {
     const headers = Object.fromEntries(
       Object.entries(call.headers).map(([name, text]) => [
         name.toLowerCase(),
-        // What only looks like a reference, because an input or an answer was put there, is sent as it is.
+        // Text that only looks like a reference, because it came from an input or an answer, is sent unchanged.
         withSecrets(text, (secret) => values[secret] ?? `secret://${secret}`),
       ]),
     )
@@ -142,7 +142,7 @@ export class Calls {
     const short = names.find((name) => values[name]!.length < shortestSecret)
     if (short === undefined) return values
     throw secretErrors.secretUnfit({
-      message: `The value of secret://${short} has less than ${shortestSecret} characters: an answer that repeats it could not be told from other text.`,
+      message: `The value of secret://${short} has less than ${shortestSecret} characters: an answer that repeats it could not be recognized.`,
     })
   }
 
@@ -180,7 +180,7 @@ export class Calls {
   ): Promise<CallResult> {
     const { servers, unavailable } = (await this.#options.mcp?.resolve(context.tenantId, [server])) ?? noServers
     const [found] = servers
-    if (!found) return final('unknown_tool', unavailable[0]?.message ?? `There is no MCP server '${server}'.`)
+    if (!found) return final('unknown_tool', unavailable[0]?.message ?? `No MCP server is called '${server}'.`)
     const permit = found.tools?.find(({ name }) => name === tool)
     if (found.tools && !permit) {
       return final('unknown_tool', `The tool '${tool}' of '${server}' was not accepted.`)
@@ -198,7 +198,10 @@ export class Calls {
       if (permit?.digest !== undefined) {
         const listed = await mcp.listTools(session, context.signal)
         if (mcp.permittedTools(listed, [permit]).length === 0) {
-          return final('unknown_tool', `The tool '${tool}' of '${server}' is not as it was accepted.`)
+          return final(
+            'unknown_tool',
+            `The definition of the tool '${tool}' of '${server}' has changed since it was accepted.`,
+          )
         }
       }
       const meta = { [callIdMeta]: context.key, attempt: context.attempt }
@@ -225,7 +228,7 @@ export class Calls {
     }
   }
 
-  /** What somebody answered: JSON as it is, anything else as a text. */
+  /** An answer: JSON as a value, anything else as a text. */
   async #jsonOf(tenantId: string, text: string): Promise<string> {
     return (await this.#options.evaluator.json(tenantId, text)) ?? JSON.stringify(text)
   }
@@ -246,7 +249,7 @@ const agentFor = (permits: (address: string) => boolean): Agent =>
     headersTimeout: 0,
     bodyTimeout: 0,
     maxHeaderSize: 16 * 1024,
-    // Nothing of one tenant's connection is left for another's.
+    // Connections are not shared between tenants.
     pipelining: 0,
   })
 
@@ -270,7 +273,7 @@ const profileWith = (tool: string): Profile => {
   }
 }
 
-/** Of much more is read when it is its turn: until then it is with whoever sends it. */
+/** A larger answer is read when it is its turn; until then it stays with the sender. */
 async function readUpTo(
   body: AsyncIterable<Buffer>,
   most: number,
@@ -287,7 +290,7 @@ async function readUpTo(
   return Buffer.concat(chunks)
 }
 
-/** The request that a node makes of what its templates see. */
+/** The request of a node, with its templates filled in. */
 export async function requestOf(
   evaluator: Evaluator,
   tenantId: string,

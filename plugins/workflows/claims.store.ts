@@ -5,14 +5,14 @@ import { starts } from './notices.ts'
 import { type Claimed, overBudget } from './outcome.ts'
 import type { RunRow } from './run-row.ts'
 
-/** How often it is seen whether others have left something of what the run may cost. */
+/** How often a node checks whether others have released a part of the run's budget. */
 const waitsForBudgetMs = 2_000
 
 type Refused =
   | { readonly kind: 'later'; readonly inMs: number }
   | { readonly kind: 'over'; readonly status: 'error'; readonly error: typeof overBudget }
 
-/** Who takes on which ready nodes of a run, in the transaction that holds it. */
+/** Claims ready nodes of a run, in the transaction that holds it. */
 export class Claims {
   readonly #tx: TenantTx
   readonly #of: readonly [tenantId: string, runId: string]
@@ -115,8 +115,8 @@ export class Claims {
 
 export type DueRow = NodeRow & { readonly lease_ms: number | null }
 /**
- * What is due in a run, and what is under a lease, of which so many milliseconds are left: none of those of `owner`, except for
- * `underWay`, where that is not under way at all, because it never heard that its claim was stored.
+ * The due nodes of a run, and those under a lease, with the milliseconds that are left of it. Nodes of `owner` have none left, except
+ * those of `underWay`: any other was never started, because the owner did not learn that its claim was stored.
  */
 export const dueNodes = (
   tenantId: string,
@@ -133,7 +133,7 @@ export const dueNodes = (
   values: [tenantId, runId, owner, underWay],
 })
 
-/** A node as whoever makes the attempt sees it. */
+/** A node, as its attempt sees it. */
 export const claimedOf = (
   { id, attempt, effect, part, item, started_ms, now_ms }: NodeRow,
   spec: WorkflowNode,

@@ -37,7 +37,7 @@ export function definitionRoutes(app: App, guard: Guard, { database, service, li
       schema: {
         tags,
         summary: 'List workflow definitions',
-        description: 'By name, without their nodes.',
+        description: 'Sorted by name, without their nodes.',
         querystring: PageQuery,
         response: { 200: Type.Array(DefinitionPreview) },
       },

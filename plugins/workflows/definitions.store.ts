@@ -26,7 +26,7 @@ const toInfo = ({ id, version, document, created_at, updated_at }: Row): Definit
   updatedAt: updated_at,
 })
 
-export const unknownDefinition = () => notFound({ message: 'There is no workflow definition of this id.' })
+export const unknownDefinition = () => notFound({ message: 'No workflow definition has this id.' })
 
 /** For a batch that asks for something else as well. */
 export const definitionOf = (tenantId: string, id: string): Statement => ({
@@ -47,7 +47,7 @@ export async function findDefinition(
   return row && { id, version: row.version, definition: JSON.parse(row.document) as Definition, info: toInfo(row) }
 }
 
-/** Which of some ids nothing has. */
+/** The ids that do not exist. */
 export async function unknownDefinitions(
   database: Database,
   tenantId: string,

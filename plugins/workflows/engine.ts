@@ -18,9 +18,9 @@ import { type Opening, Transition, type TransitionDeps } from './transition.ts'
 
 /** Attempts at nodes of one run that this process makes at once. */
 const abreast = 100
-/** A run for which there is no room here is offered to all processes after this; here it goes on as soon as there is some. */
+/** A run without room here is offered to all processes after this time; here it continues as soon as there is room. */
 const noRoomMs = 5_000
-/** A wake-up waits so long for calls of its run; longer ones go on by themselves, under their leases, and hold up no other wake-ups. */
+/** How long a wake-up waits for calls of its run; longer calls continue by themselves, under their leases, and delay no other wake-ups. */
 const patienceMs = 50
 /** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
 const soonMs = 60_000
@@ -34,7 +34,7 @@ export interface EngineDeps extends TransitionDeps {
   readonly kv: Kv
   readonly outputs: Outputs
   readonly limits: Pick<TenantLimits, 'of'> | undefined
-  /** What a run gives whose nodes are over. */
+  /** The output of a run whose nodes are over. */
   conclude(key: RunKey, settings: RunSettings): Promise<Conclusion>
   readonly metrics: WorkflowMetrics
   readonly log: FastifyBaseLogger
@@ -44,7 +44,7 @@ export interface EngineDeps extends TransitionDeps {
 /** What readers of a run's events subscribe to. */
 export const runChannel = (tenantId: string, runId: string): string => `workflow:${tenantId}:${runId}`
 
-/** A run that this process carries on just now. */
+/** A run that this process advances at the moment. */
 interface Driver {
   readonly tenantId: string
   readonly runId: string
@@ -73,13 +73,13 @@ interface Stepped {
   readonly attempts: readonly Attempt[]
   readonly leasedForMs: number | undefined
   readonly more: boolean
-  /** Its nodes are over, and what it gives is to be made by these. */
+  /** Its nodes are over, and its output is made from these. */
   readonly concludes?: RunSettings
 }
 
 /**
- * Carries runs on: claims ready nodes, makes the attempts, stores what came of them. It knows nothing that is not in the tables, and
- * any number of processes do so at once; wake-ups tell them which runs to look at.
+ * Advances runs: claims ready nodes, makes the attempts, stores their outcomes. Its whole state is in the tables, and any number of
+ * processes work at once; wake-ups tell them which runs to check.
  */
 export class Engine {
   readonly #deps: EngineDeps
@@ -97,7 +97,7 @@ export class Engine {
   start(): void {
     this.#renewing = setInterval(() => void this.#renew(), leaseMs / 3).unref()
   }
-  /** Begins nothing new, and lets calls under way end for a while. What then still runs, others take over when its lease is over. */
+  /** Starts nothing new, and lets running calls end for a while. Other processes take over the rest when its leases expire. */
   async stop(): Promise<void> {
     clearInterval(this.#renewing)
     this.#room.close()
@@ -111,12 +111,12 @@ export class Engine {
     clearTimeout(late)
   }
 
-  /** Calls under way here. */
+  /** The number of running calls in this process. */
   callsOf(tenantId: string): number {
     return this.#room.usedBy(tenantId)
   }
 
-  /** Looks at a run, and carries it on as long as there is something to do here. Resolves when it rests, or after a moment. */
+  /** Advances a run as long as there is something to do here. Resolves when it rests, or after a moment. */
   async drive(tenantId: string, runId: string): Promise<void> {
     const key = `${tenantId}\n${runId}`
     let driver = this.#drivers.get(key)
@@ -187,9 +187,9 @@ export class Engine {
       const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
       const most = stopping.aborted ? 0 : this.#room.take(tenantId, abreast - underWay.size)
-      // What came of calls must not be lost while the database cannot be reached for a moment.
+      // Outcomes of calls must not be lost while the database cannot be reached for a moment.
       let tries = 0
-      // A step that failed may have been stored all the same, with claims that nobody here knows of.
+      // A failed step may have been stored all the same, with claims that this process does not know.
       const stepped = await retry(() => this.#step(driver, { outcomes, mine, most, look: look || tries++ > 0 }), {
         firstMs: 100,
         longestMs: 5_000,
@@ -207,7 +207,7 @@ export class Engine {
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
       if (driver.outcomes.length > 0) continue
       if (underWay.size === 0) {
-        // What there was no room for is done next, by another process if this one stops or has its hands full.
+        // Work without room now is done next, by another process if this one stops or is busy.
         if (stepped.more && this.#room.of(tenantId) > 0 && !stopping.aborted) continue
         if (stepped.more) await this.#waitForRoom(tenantId, runId)
         if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)
@@ -265,7 +265,7 @@ export class Engine {
     return { ...(stepped ?? nothing), ...(held?.concludes ? { concludes: held.run.settings } : {}) }
   }
 
-  /** Makes what a run gives, and ends it with that. Should this process die meanwhile, whoever is woken next does the same. */
+  /** Makes the output of a run and ends it. If this process dies meanwhile, the next one that is woken does the same. */
   async #conclude({ tenantId, runId }: Driver, settings: RunSettings): Promise<void> {
     const made = await this.#deps.conclude({ tenantId, runId }, settings)
     await this.transit(tenantId, runId, async (transition) => transition.conclude(made))
@@ -278,7 +278,7 @@ export class Engine {
     const began = performance.now()
     const end = (outcome: Outcome): void => {
       driver.outcomes.push(outcome)
-      // Its room is free before anybody sees what came of it.
+      // Its room is free before its outcome is visible.
       this.#room.give(attempt.tenantId, 1)
       underWay.delete(attempt.id)
       driver.wake()
@@ -339,7 +339,7 @@ export class Engine {
     const timer = setTimeout(() => {
       this.#timers.delete(timer)
       this.drive(tenantId, runId).catch((err: unknown) =>
-        this.#deps.log.warn({ err }, 'a workflow run could not be carried on'),
+        this.#deps.log.warn({ err }, 'a workflow run could not be continued'),
       )
     }, afterMs + 5)
     this.#timers.add(timer.unref())

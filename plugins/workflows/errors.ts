@@ -1,6 +1,6 @@
 import { type AppError, errorTable } from '#kernel'
 
-/** Something that is wrong with a definition, and where: `nodes/2/dependsOn/0`. */
+/** A problem of a definition, and where it is: `nodes/2/dependsOn/0`. */
 export interface Problem {
   readonly path: string
   readonly message: string

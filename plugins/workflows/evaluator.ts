@@ -17,12 +17,12 @@ import {
 const resourceLimits = { maxOldGenerationSizeMb: 1_024, maxYoungGenerationSizeMb: 32, stackSizeMb: 4 }
 
 type Made<T> = { readonly [K in keyof T]: string }
-/** What takes no time worth mentioning. */
+/** Small evaluations. */
 const shortChars = 64 * 1024
 
 /**
- * Evaluates templates and conditions in a thread of this process, one node after the other, tenants in turns: what a tenant has made
- * slow holds up nobody who asks for anything else. Rejects with ExpressionError.
+ * Evaluates templates and conditions in a thread of this process, one node after the other, tenants in turns, so that a tenant's slow
+ * expressions do not delay other requests. Rejects with ExpressionError.
  */
 export class Evaluator {
   readonly #thread = new AskedThread<Question, Answer>({
@@ -35,14 +35,14 @@ export class Evaluator {
     died: (why) => new ExpressionError(why === 'memory' ? 'it needs too much memory' : 'it takes too long'),
   })
 
-  /** What came of values whose texts are templates: each as JSON, by its name. */
+  /** Values with their templates filled in: each as JSON, by its name. */
   async render<T extends Readonly<Record<string, unknown>>>(
     tenantId: string,
     templates: T,
     scope: Scope,
   ): Promise<Made<T>> {
     const entries = Object.entries(templates)
-    // What is no template needs nobody to fill it in.
+    // A value without templates needs no evaluation.
     const isPlain = ![...textsIn(templates)].some(({ text }) => isTemplate(text))
     if (isPlain) {
       return Object.fromEntries(entries.map(([name, value]) => [name, JSON.stringify(value)])) as Made<T>
@@ -65,7 +65,7 @@ export class Evaluator {
     return (text.length <= shortChars ? answerTo(question) : await this.#thread.ask(tenantId, question)).json
   }
 
-  /** What is wrong with each of some templates and conditions. A few at once, so that others have their turns. */
+  /** The problem of each template and condition. A few at once, so that other work gets its turn. */
   async problems(tenantId: string, texts: readonly Expression[]): Promise<(string | undefined)[]> {
     const found: (string | undefined)[] = []
     for (let at = 0; at < texts.length;) {
@@ -88,5 +88,5 @@ export class Evaluator {
   }
 }
 
-/** A made value as the text that it is, or that says it. */
+/** A value as text. */
 export const textOf = (json: string): string => (json.startsWith('"') ? (JSON.parse(json) as string) : json)

@@ -39,7 +39,7 @@ type Done = Outcome extends infer O ? (O extends Outcome ? Omit<O, 'node' | 'att
 const callSeconds = 60
 /** Workflows inside one another. */
 const mostDepth = 5
-/** What cannot be begun yet, because a limit is reached or no runner is there, is tried again for so long. */
+/** How long a node is retried that cannot start yet, because of a limit or without a runner. */
 const patienceMs = 3_600_000
 
 export interface ExecutionDeps {
@@ -58,14 +58,14 @@ interface Making {
   readonly large: LargeTicket
 }
 
-/** Makes attempts at nodes: what each type does, and what came of it. */
+/** Makes attempts at nodes: executes each type of node, and returns the outcome. */
 export class Execution {
   readonly #deps: ExecutionDeps
   constructor(deps: ExecutionDeps) {
     this.#deps = deps
   }
 
-  /** Never rejects, except when `signal` aborted or the database cannot be reached: then nobody knows what came of it. */
+  /** Never rejects, except when `signal` aborted or the database cannot be reached: then the outcome is unknown. */
   async make(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
     const of = { node: attempt.id, attempt: attempt.attempt }
     const large = this.#deps.large.ticket(attempt.tenantId)
@@ -77,7 +77,7 @@ export class Execution {
       return { ...of, ...done } as Outcome
     } catch (cause) {
       if (signal.aborted) throw cause
-      // Nothing has begun: what a call meets once it has is in its outcome.
+      // Nothing has started yet: later failures of a call are in its outcome.
       const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
       if (isEarly && attempt.nowMs - attempt.startedMs < patienceMs) {
         return { ...of, kind: 'later', inMs: 1_000 + Math.random() * 4_000 }
@@ -90,7 +90,7 @@ export class Execution {
     }
   }
 
-  /** What came of it as it is stored. */
+  /** The result as it is stored. */
   async #kept(attempt: Attempt, done: Done): Promise<Done> {
     const { spec } = attempt
     // Conditions say little, and what is linked was looked at before.
@@ -144,7 +144,7 @@ export class Execution {
     }
   }
 
-  /** What templates of a node see. Of a loop its condition is looked at when there is something to look at. */
+  /** The scope of a node's templates. The condition of a loop is evaluated when there is a result. */
   #scopeOf(attempt: Attempt, large: LargeTicket, more: Scope['values'] = {}, json: Scope['json'] = {}): Promise<Scope> {
     const { spec, part, item } = attempt
     const fields = spec as unknown as Readonly<Record<string, unknown>>
@@ -283,7 +283,7 @@ export class Execution {
     const most = this.#deps.limits?.of(tenantId).workflowNodes ?? 100_000
     if (more <= most && (more === 0 || (await this.#deps.store.countNodes(tenantId, runId)) + more <= most))
       return undefined
-    const message = `The limit workflowNodes of this tenant is ${most}: so many nodes a run may have, parts of maps and loops included.`
+    const message = `The limit workflowNodes of this tenant is ${most}: the most nodes of a run, including parts of maps and loops.`
     return { code: 'limit_exceeded', message, retryable: false }
   }
 
@@ -303,7 +303,7 @@ export class Execution {
   async #child(attempt: Attempt, spec: NodeOf<'workflow'>, scope: Scope): Promise<Done> {
     const { tenantId, runId, rootId, depth, budgetCents } = attempt
     if (depth >= mostDepth) {
-      return over({ code: 'too_deep', message: `Workflows are at most ${mostDepth} deep.`, retryable: false })
+      return over({ code: 'too_deep', message: `Workflows may nest at most ${mostDepth} levels.`, retryable: false })
     }
     const id = startedBy(runId, attempt.id, attempt.attempt)
     await this.#deps.store.create(tenantId, {
@@ -327,7 +327,7 @@ const keyOf = ({ runId, id, effect }: Attempt): string => `${runId}/${id}/${effe
 
 const over = (error: Failure): Done => ({ kind: 'over', status: 'error', error })
 
-/** What an author or caller can act on. Undefined: something is wrong here, and nobody knows what came of the attempt. */
+/** A failure on which an author or caller can act. Undefined: an internal error, and the outcome of the attempt is unknown. */
 function failureOf(cause: unknown): Failure | undefined {
   if (cause instanceof ExpressionError) {
     return {

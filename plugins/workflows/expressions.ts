@@ -13,7 +13,7 @@ const mostFiltered = 1_000_000
 const mostSummed = 64 * 1024 * 1024
 const longest = 100_000
 
-/** A template or condition that went wrong, in words for whoever wrote it. */
+/** A template or condition that failed, with a sentence for its author. */
 export class ExpressionError extends Error {}
 
 const liquid = new Liquid({
@@ -27,7 +27,7 @@ const liquid = new Liquid({
   outputEscape: (value: unknown) => (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')),
 })
 
-/** Takes what a template writes, also into its variables, up to a bound: a long text must not be made before it is refused. */
+/** Limits the output of a template, including its variables, so that a long text is refused before it is complete. */
 class BoundedText {
   buffer = ''
   write(part: unknown): void {

@@ -79,7 +79,7 @@ export class Firings {
     })
     return row?.at
   }
-  /** What became of it. */
+  /** Records the outcome of the queued firing. */
   async unqueue({ outcome, runId, message }: Became): Promise<void> {
     await this.#tx.query({
       text: `UPDATE workflow_firings SET outcome = $3, run_id = $4, message = $5 WHERE tenant_id = $1 AND schedule_id = $2 AND outcome = 'queued'`,

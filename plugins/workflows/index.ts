@@ -50,8 +50,8 @@ export default definePlugin({
   name: 'workflows',
   config: Settings({
     allowHosts: OwnHosts(
-      'Hosts of your own that nodes of type `http` may ask although they are private or speak plain http, for the tenants that they ' +
-        'name: `api.internal:8080=acme|globex, .corp.example:443=*`.',
+      'Your own hosts that nodes of type `http` may call although they are private or speak plain http, each with its ' +
+        'tenants: `api.internal:8080=acme|globex, .corp.example:443=*`.',
     ),
   }),
   errors: [
@@ -147,7 +147,7 @@ export default definePlugin({
   },
 })
 
-/** The run of an agent has ended: whoever waits for it is woken. */
+/** The run of an agent has ended: wakes the runs that wait for it. */
 const wakeForAgent =
   (wakeUps: WakeUps, log: FastifyBaseLogger) =>
   (told: string): void => {

@@ -2,7 +2,7 @@
 const mostOfTenant = 3
 const mostOfAll = 12
 
-/** Whoever holds much takes turns, so that no tenant can fill the memory of a process: the others wait with what they have in stores and sockets. */
+/** Attempts with much memory take turns, so that no tenant can fill the memory of a process: others wait with their data in stores and sockets. */
 export class LargeTurns {
   readonly #held = new Map<string, number>()
   /** By tenant; whose turn it is stands first. */

@@ -17,7 +17,7 @@ interface LookupDeps {
   readonly evaluator: Evaluator
 }
 
-/** What a definition may name in a tenant. */
+/** Looks up the things that a definition names in a tenant. */
 export const createLookups =
   ({ database, profiles, fleet, mcp, schemas, evaluator }: LookupDeps) =>
   (tenantId: string): Required<Lookups> => ({
@@ -32,7 +32,7 @@ export const createLookups =
       const servers = [...new Set(names.filter((name) => name.includes('/')).map(serverOf))]
       const unknownServers = new Set(servers.length === 0 ? [] : await (mcp?.unknown(tenantId, servers) ?? servers))
       const runners = fleet.describe()
-      // A runner that cannot be reached, or an older one, does not say which tools it has: then nobody can say that there is none.
+      // A runner that cannot be reached, or an older one, does not say which tools it has: then it is not known that a tool does not exist.
       const known = runners.length > 0 && runners.every(({ tools }) => tools !== undefined)
       const tools = new Set(runners.flatMap((runner) => runner.tools ?? []))
       return names.filter((name) =>

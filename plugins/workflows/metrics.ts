@@ -12,26 +12,26 @@ export interface WorkflowMetrics {
 export function createWorkflowMetrics(registry: Registry): WorkflowMetrics {
   const attempts = new Counter({
     name: 'workflow_attempts_total',
-    help: 'Attempts at nodes of workflows, by their type and what came of them; `parked` wait for something.',
+    help: 'Attempts at nodes of workflows, by type and outcome; `parked` attempts wait for an event.',
     labelNames: ['type', 'outcome'],
     registers: [registry],
   })
   const seconds = new Histogram({
     name: 'workflow_attempt_seconds',
-    help: 'How long attempts at nodes were executed by this process.',
+    help: 'Duration of attempts at nodes in this process.',
     labelNames: ['type'],
     buckets: [0.005, 0.02, 0.1, 0.5, 2, 10, 60, 600],
     registers: [registry],
   })
   const transitions = new Counter({
     name: 'workflow_run_transitions_total',
-    help: 'Transitions of workflow runs that this process made, by the status that they led to.',
+    help: 'Transitions of workflow runs by this process, by new status.',
     labelNames: ['status'],
     registers: [registry],
   })
   const firings = new Counter({
     name: 'workflow_schedule_firings_total',
-    help: 'Times of schedules that this process dealt with, by what became of them.',
+    help: 'Due times of schedules that this process handled, by outcome.',
     labelNames: ['outcome'],
     registers: [registry],
   })

@@ -25,7 +25,7 @@ const common = {
     Type.Array(Type.String({ pattern: idPattern }), {
       maxItems: 10_000,
       uniqueItems: true,
-      description: 'Nodes that come before it. It is skipped when all of them were.',
+      description: 'Nodes that come before it. It is skipped when all of them were skipped.',
     }),
   ),
   retry: Type.Optional(
@@ -34,7 +34,11 @@ const common = {
         max: Type.Integer({ minimum: 0, maximum: 100, description: 'Attempts after the first one.' }),
         delaySeconds: Type.Optional(seconds('Before the first of them; 1 by default.', 86_400)),
         factor: Type.Optional(
-          Type.Number({ minimum: 1, maximum: 10, description: 'By which each further delay grows; 2 by default.' }),
+          Type.Number({
+            minimum: 1,
+            maximum: 10,
+            description: 'Factor by which each further delay grows; 2 by default.',
+          }),
         ),
         maxDelaySeconds: Type.Optional(seconds('The longest delay; 300 by default.', 86_400)),
       },
@@ -51,23 +55,27 @@ const common = {
   ),
   outputSchema: Type.Optional(
     schemaOf(
-      'JSON Schema that the output has to fit; otherwise the attempt has failed with `bad_output`. Of agents, calls, maps, loops and workflows.',
+      'JSON Schema that the output must match; otherwise the attempt fails with `bad_output`. For agents, calls, maps, loops and workflows.',
     ),
   ),
   continueOnError: Type.Optional(
-    Type.Boolean({ description: 'When it fails, those behind it go on and see `nodes.<id>.error`.' }),
+    Type.Boolean({ description: 'When it fails, the nodes after it continue and see `nodes.<id>.error`.' }),
   ),
   concurrencyKey: Type.Optional(
     Type.String({
       minLength: 1,
       maxLength: 200,
       pattern: storablePattern,
-      description: "Of all nodes of the tenant's runs with this key, `concurrencyLimit` are under way at once.",
+      description: "Of all nodes of the tenant's runs with this key, at most `concurrencyLimit` run at once.",
     }),
   ),
   concurrencyLimit: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: '1 by default.' })),
   priority: Type.Optional(
-    Type.Integer({ minimum: -100, maximum: 100, description: 'Of the ready nodes of a run the highest begin first.' }),
+    Type.Integer({
+      minimum: -100,
+      maximum: 100,
+      description: 'Ready nodes of a run with the highest priority begin first.',
+    }),
   ),
   onLost: Type.Optional(
     Type.Union([Type.Literal('retry'), Type.Literal('fail')], {
@@ -77,14 +85,14 @@ const common = {
   ),
 }
 
-/** What each type has beside the fields that all nodes have. */
+/** The fields of each type, besides those of all nodes. */
 const ownFields = {
   agent: {
     profile: Type.String({ minLength: 1, maxLength: 64 }),
-    prompt: template('What the agent is asked.'),
-    // As of a run: the output is then the JSON of the answer.
+    prompt: template('The prompt of the agent.'),
+    // As for a run: the output is then the JSON of the answer.
     responseFormat: Type.Optional(ResponseFormat),
-    sessionId: Type.Optional(template('Go on in this session.', 1_000)),
+    sessionId: Type.Optional(template('Continue in this session.', 1_000)),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
   },
   tool: {
@@ -106,17 +114,17 @@ const ownFields = {
   },
   map: {
     items: Type.Union([template('Makes an array.'), Type.Array(Type.Unknown(), { maxItems: 10_000 })]),
-    node: Type.Object({}, { additionalProperties: true, description: 'Done for each `{{ item }}`.' }),
+    node: Type.Object({}, { additionalProperties: true, description: 'Executed for each `{{ item }}`.' }),
     concurrency: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: 'Parts at once.' })),
   },
   loop: {
-    node: Type.Object({}, { additionalProperties: true, description: 'Done again and again; sees `previous`.' }),
+    node: Type.Object({}, { additionalProperties: true, description: 'Executed repeatedly; sees `previous`.' }),
     until: Type.String({
       minLength: 1,
       maxLength: 100_000,
       description: 'An expression of CEL over `output`, `iteration` and all else: it ends when this holds.',
     }),
-    max: Type.Integer({ minimum: 1, maximum: 1_000, description: 'It ends after so many in any case.' }),
+    max: Type.Integer({ minimum: 1, maximum: 1_000, description: 'It ends after this many turns in any case.' }),
   },
   wait: {
     seconds: Type.Optional(
@@ -126,7 +134,7 @@ const ownFields = {
     signal: Type.Optional(Type.String({ pattern: idPattern, description: 'Its payload is the output.' })),
   },
   approval: {
-    message: template('What is to be approved.', 20_000),
+    message: template('The question to approve.', 20_000),
     expiresIn: Type.Optional(
       Type.Number({ exclusiveMinimum: 0, maximum: mostSeconds, description: 'Seconds; for ever by default.' }),
     ),
@@ -160,7 +168,7 @@ const ownFields = {
     body: Type.Optional(json('Sent as JSON, or as it is when it is a text. Its texts are templates.')),
     expect: Type.Optional(
       Type.Array(Type.Integer({ minimum: 100, maximum: 599 }), {
-        description: 'Statuses that are no failure; those below 400 by default.',
+        description: 'Statuses that do not count as a failure; by default those below 400.',
       }),
     ),
   },
@@ -180,7 +188,7 @@ export const nodeSchemas = {
 } as const
 export type NodeOf<K extends NodeType> = Static<(typeof nodeSchemas)[K]>
 export type WorkflowNode = { [K in NodeType]: NodeOf<K> }[NodeType]
-/** What a map or loop does again and again: a node without a place of its own. */
+/** The inner node of a map or loop, without its own place in the graph. */
 export type InnerNode = Omit<WorkflowNode, 'id' | 'dependsOn'> & { readonly type: NodeType }
 
 /** Who may say how a node ends: of an approval whoever may decide it, and of a map or loop the same for what is in it. */

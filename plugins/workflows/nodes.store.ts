@@ -30,7 +30,7 @@ export const nodeColumns = `n.id, n.type, n.spec, n.parent, n.part, n.item, n.st
   n.waits_for, n.lease_until IS NOT NULL AS leased, n.reserved_cents, (extract(epoch FROM n.started_at) * 1000)::float8 AS started_ms,
   (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS now_ms`
 
-/** How long an attempt is believed to be executed by who claimed it, unless that says so again. */
+/** How long a lease of an attempt lasts if it is not renewed. */
 export const leaseMs = 30_000
 
 export const statusOf = (status: (typeof nodeStatuses)[number]): number => nodeStatuses.indexOf(status)
@@ -158,7 +158,7 @@ export class NodeTable {
     }
   }
 
-  /** Tells those that depend on nodes that these are over. Resolves to those of which something follows: ready ones, and skipped ones. */
+  /** Updates the nodes that depend on ended nodes. Resolves to those that became ready or are skipped. */
   async pass(over: readonly { id: string; alive: boolean }[]): Promise<Moved[]> {
     const rows = await this.#tx.query<Moved>({
       name: 'workflow-pass',
@@ -326,7 +326,7 @@ export class NodeTable {
     })
   }
 
-  /** Sets aside for each of some nodes one of `parts` of what of `maxCents` is neither spent nor set aside for `others`. */
+  /** Reserves for each node one of `parts` of the part of `maxCents` that is neither spent nor reserved for `others`. */
   async reserve(
     ids: readonly string[],
     { maxCents, parts }: { readonly maxCents: number; readonly parts: number },

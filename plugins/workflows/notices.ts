@@ -15,7 +15,7 @@ interface Started {
   readonly waits_for: string | null
 }
 
-/** Whom a transition of a run wakes, and what it tells readers: stored with it, or not at all. */
+/** The wake-ups and events of a transition: stored with it, or not at all. */
 export class Notices {
   readonly wakes: Wake[] = []
   readonly #tenantId: string
@@ -34,12 +34,12 @@ export class Notices {
   tell(id: string, status: number, attempt: number, error?: Failure): void {
     this.#changed.set(id, { status, attempt, ...(error ? { error } : {}) })
   }
-  /** Has somebody do what a wake-up names, now or later. Of one key one waits. */
+  /** Sends a wake-up, now or later. At most one of a key waits. */
   queue(what: Readonly<Record<string, string>>, key: string, afterMs?: number): void {
     const tenantId = this.#tenantId
     this.wakes.push({ tenantId, what: { tenantId, ...what }, key, ...(afterMs === undefined ? {} : { afterMs }) })
   }
-  /** Has somebody look at the run. */
+  /** Sends a wake-up for the run. */
   wake(afterMs?: number, key = this.#run.id): void {
     this.queue({ runId: this.#run.id }, key, afterMs)
   }
@@ -59,7 +59,7 @@ export class Notices {
   leaveAll(): void {
     this.queue({ runId: this.#run.id, leave: 'yes' }, `${this.#run.id}/leave`)
   }
-  /** Wakes whoever waits for the end of the run. */
+  /** Wakes runs that wait for the end of this run. */
   over(): void {
     const { id, parentRun, parentNode } = this.#run
     if (parentRun !== undefined && parentNode !== undefined) {

@@ -12,7 +12,7 @@ export interface Failure {
   readonly [more: string]: unknown
 }
 
-/** What became of an attempt at a node. JSON of tenants is text, which is parsed only where somebody looks at it; large outputs are links. */
+/** The outcome of an attempt at a node. JSON of tenants is text, which is parsed only where it is used; large outputs are links. */
 export type Outcome = { readonly node: string; readonly attempt: number } & Come
 /** The same without saying of which attempt. */
 type Come =
@@ -25,13 +25,13 @@ type Come =
       readonly skips?: readonly string[]
       readonly costCents?: number
     }
-  /** Nobody executes it any more: it waits for something, or for a time. */
+  /** It is no longer executed: it waits for something, or for a time. */
   | { readonly kind: 'parked'; readonly waitsFor?: string; readonly dueInMs?: number; readonly approval?: NewApproval }
   /** A map or loop has these parts. */
   | { readonly kind: 'parts'; readonly items: readonly string[]; readonly first: number; readonly atOnce: number }
   /** It could not be begun yet: the same attempt is made later. */
   | { readonly kind: 'later'; readonly inMs: number }
-  /** Whoever executed it left it, and nobody knows what came of it. */
+  /** Its process left it, and its outcome is unknown. */
   | { readonly kind: 'lost' }
 
 type NewApproval = Omit<AskedNode, 'workflowRunId' | 'nodeId'>
@@ -80,7 +80,7 @@ export const tooLarge: Failure = {
 }
 export const overBudget: Failure = {
   code: 'budget_exceeded',
-  message: 'The agents of the workflow have cost as much as they may: `maxCostCents`.',
+  message: 'The agents of the workflow have used up `maxCostCents`.',
   retryable: false,
 }
 export const lostError: Failure = {
@@ -109,7 +109,7 @@ export function approvalOutcome(
 }
 
 export function agentFailure(run: { status: string; error?: { code: string; message: string } } | undefined): Failure {
-  if (!run) return { code: 'run_gone', message: 'The run of the agent is not there any more.' }
+  if (!run) return { code: 'run_gone', message: 'The run of the agent no longer exists.' }
   return {
     code: run.error?.code ?? `run_${run.status}`,
     message: run.error?.message ?? `The run of the agent ended as ${run.status}.`,
@@ -119,12 +119,12 @@ export function agentFailure(run: { status: string; error?: { code: string; mess
 /** How long an agent may take, without the time in which it waits for people. */
 export const timeoutMsOf = ({ timeoutSeconds = 86_400 }: NodeOf<'agent'>): number => timeoutSeconds * 1_000
 
-/** What becomes of a node that waited until its time came. */
+/** The outcome of a node whose waiting time is over. */
 export function timeUp(spec: WorkflowNode): { kind: 'over'; status: 'ok' | 'error'; output?: string; error?: Failure } {
   if (spec.type === 'wait' && spec.signal === undefined) return { kind: 'over', status: 'ok', output: 'null' }
   const error =
     spec.type === 'wait'
       ? { code: 'timeout', message: `The signal '${spec.signal}' did not come in time.`, retryable: false }
-      : { code: 'timeout', message: 'The node took longer than it may.' }
+      : { code: 'timeout', message: 'The node took longer than its limit.' }
   return { kind: 'over', status: 'error', error }
 }

@@ -46,7 +46,7 @@ export class Outputs {
     return this.#deps.links?.above ?? Infinity
   }
 
-  /** The output of a node as it is stored, or why it is none: it is too large, or does not fit the schema of the node. */
+  /** The output of a node as it is stored, or its failure: it is too large, or does not match the schema of the node. */
   async take({ tenantId, runId }: RunKey, spec: WorkflowNode, json: string): Promise<Kept> {
     if (json.length > mostOutput) return { status: 'error', error: tooLarge }
     const schema = 'outputSchema' in spec ? spec.outputSchema : undefined
@@ -54,7 +54,7 @@ export class Outputs {
     if (problem !== undefined) {
       return {
         status: 'error',
-        error: { code: 'bad_output', message: `The output does not fit the outputSchema of the node: ${problem}` },
+        error: { code: 'bad_output', message: `The output does not match the outputSchema of the node: ${problem}` },
       }
     }
     return { status: 'ok', output: await this.keep({ tenantId, runId }, json) }
@@ -88,7 +88,7 @@ export class Outputs {
       return linkMark + JSON.stringify(kept.map(({ sha256, bytes: size }): Part => [sha256, size]))
     } catch (err) {
       if (!isAppError(err)) throw err
-      log.warn({ err, tenantId, runId }, 'the object store did not take a large output; it is kept in its row')
+      log.warn({ err, tenantId, runId }, 'the object store did not accept a large output; it is kept in its row')
       return json
     }
   }
@@ -121,7 +121,7 @@ export class Outputs {
   async stream(key: RunKey, stored: string): Promise<AsyncIterable<Uint8Array>> {
     if (!isLinked(stored)) return slicesOf(stored)
     const parts = partsIn(stored)
-    // Who asks hears of what is gone before the first byte.
+    // A missing object is reported before the first byte.
     await (await this.#open(key, parts[0]!)).close()
     return this.#contentsOf(key, parts)
   }

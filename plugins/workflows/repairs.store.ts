@@ -23,16 +23,16 @@ export async function nodeOf(tx: TenantTx, runId: string, nodeId: string): Promi
            WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = $3`,
     values: [tx.tenantId, runId, nodeId],
   })
-  if (!row) throw notFound({ message: 'There is no such node in this run.' })
+  if (!row) throw notFound({ message: 'This run has no such node.' })
   const spec = row.spec === '' ? partOf(JSON.parse(row.top!), nodeId) : (JSON.parse(row.spec) as WorkflowNode)
   const blocks = row.status === 4 && !spec.continueOnError
   return { status: row.status, parent: row.parent, blocks, approver: roleOf(spec) }
 }
 
-/** Whoever may not decide an approval may not put something in its place either. */
+/** A caller that may not decide an approval may not replace it either. */
 export function mayDecide({ role }: Caller, { approver }: Found): void {
   if (roleAtLeast(role, approver)) return
-  throw approvalErrors.wrongApprover({ message: `How this node ends is for keys of the role ${approver}, or above.` })
+  throw approvalErrors.wrongApprover({ message: `Only keys of the role ${approver} or above may end this node.` })
 }
 
 export async function retryNode(tx: TenantTx, runId: string, nodeId: string): Promise<void> {
@@ -101,9 +101,7 @@ export async function addDependencies(
   for (const id of added) edges.get(nodeId)?.add(id)
   const cycle = cycleIn(edges)
   if (cycle) {
-    throw invalidWorkflow([
-      { path: 'dependsOn', message: `the dependencies go round in a circle: ${cycle.join(' -> ')}` },
-    ])
+    throw invalidWorkflow([{ path: 'dependsOn', message: `the dependencies form a circle: ${cycle.join(' -> ')}` }])
   }
   if (added.length === 0) return
   const status = known.get(nodeId)

@@ -33,7 +33,7 @@ export class Retries {
     await this.#again(row, { inMs, tries: 1, ...(error ? { error } : {}), costCents: costCents ?? 0 })
     return true
   }
-  /** Whoever executed it is gone, and nobody knows what came of it. */
+  /** The process that executed it has ended, and its result is unknown. */
   async lose(row: NodeRow): Promise<Ended | undefined> {
     const { nodes } = this.#deps
     const isCall = row.type === 'tool' || row.type === 'http'

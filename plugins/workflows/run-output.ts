@@ -40,7 +40,7 @@ export interface ConclusionDeps {
 /** How a run ends whose nodes are over. */
 export type Conclusion = { readonly output: string } | { readonly error: Failure }
 
-/** What a run gives whose nodes are over: made while nobody waits for its row, any number of times. Rejects when a store cannot be reached. */
+/** The output of a run whose nodes are over: made without holding its row, any number of times. Rejects when a store cannot be reached. */
 export async function conclude(deps: ConclusionDeps, key: RunKey, settings: RunSettings): Promise<Conclusion> {
   const large = deps.large.ticket(key.tenantId)
   try {

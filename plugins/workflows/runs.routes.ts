@@ -87,7 +87,7 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
       schema: {
         tags,
         summary: 'Get a node of a workflow run',
-        description: 'With its whole output.',
+        description: 'Includes its whole output.',
         params: NodeParams,
         response: { 200: NodeSnapshot, ...failures(notFound, outputGone, objectErrors.storageUnavailable) },
       },
@@ -243,7 +243,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
         tags,
         summary: 'Send a signal to a workflow run',
         description:
-          'For the waits of that name. Up to a hundred signals that nobody waits for yet are kept, each for the next wait.',
+          'For the waits of that name. Up to a hundred signals that no node waits for yet are kept, each for the next wait.',
         params: SignalParams,
         body: Signal,
         response: { 204: NoContent, ...failures(notFound, runOver, nodeOver, limitExceeded) },
@@ -266,7 +266,7 @@ export function tellRoutes(app: App, guard: Guard, service: WorkflowService, vie
       schema: {
         tags,
         summary: 'Set the status of a node',
-        description: 'Ends a node that is not over, or that failed and blocks its run.',
+        description: 'Ends a node that has not ended, or that failed and blocks its run.',
         params: NodeParams,
         body: NodeUpdate,
         response: { 200: NodeSnapshot, ...failures(notFound, nodeOver, runOver, wrongApprover, limitExceeded) },

@@ -68,7 +68,7 @@ export function scheduleRoutes(app: App, guard: Guard, schedules: Schedules): vo
       schema: {
         tags,
         summary: 'Delete a schedule',
-        description: 'With its history. Runs that it has started continue.',
+        description: 'Deletes its history as well. Runs that it has started continue.',
         params: ScheduleParams,
         response: { 204: NoContent, ...failures(notFound) },
       },

@@ -279,7 +279,7 @@ export class WorkflowService {
   /** A stored definition with some of its fields replaced. */
   async changed(tenantId: string, id: string, change: Partial<DefinitionBody>) {
     const found = await findDefinition(this.#deps.database, tenantId, id)
-    if (!found) throw notFound({ message: 'There is no workflow definition of this id.' })
+    if (!found) throw notFound({ message: 'No workflow definition has this id.' })
     return this.check(tenantId, { ...(found.definition as unknown as DefinitionBody), ...change })
   }
 }

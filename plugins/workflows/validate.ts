@@ -252,7 +252,7 @@ async function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>
   const cycle = cycleIn(edges)
   if (cycle) {
     const at = nodes.findIndex(({ id }) => id === cycle[0])
-    return found.add(`nodes/${at}/dependsOn`, `the dependencies go round in a circle: ${cycle.join(' -> ')}`)
+    return found.add(`nodes/${at}/dependsOn`, `the dependencies form a circle: ${cycle.join(' -> ')}`)
   }
   const { isBefore, isTired } = ancestryIn(edges)
   for (const [i, node] of nodes.entries()) {

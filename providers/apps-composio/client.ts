@@ -15,7 +15,7 @@ interface ComposioRequest {
   readonly path: string
   readonly apiKey: string
   readonly body?: unknown
-  /** It may be made twice. */
+  /** The request may be repeated. */
   readonly repeatable: boolean
   readonly signal: AbortSignal
 }
@@ -25,13 +25,13 @@ export class ComposioClient {
   readonly #origin: string
   readonly #agent: Agent
 
-  /** Throws for a URL that may not be asked. */
+  /** Throws for a URL that may not be called. */
   constructor(baseUrl: string = defaultUrl) {
     const own = baseUrl !== defaultUrl
-    // What the operator names may be private.
+    // Hosts that the operator names may be private.
     const permits = permittedAddresses[own ? 'network' : 'public']
     const url = outboundUrl(baseUrl, { permits, schemes: own ? ['https', 'http'] : ['https'] })
-    if (typeof url === 'string') throw new Error(`apps-composio: baseUrl cannot be asked (${url})`)
+    if (typeof url === 'string') throw new Error(`apps-composio: baseUrl cannot be used (${url})`)
     this.#origin = url.origin
     this.#agent = new Agent({
       connect: { timeout: 10_000, lookup: guardedLookup(systemResolve, permits) },
@@ -39,7 +39,7 @@ export class ComposioClient {
     })
   }
 
-  /** Whatever it answers below 500. Rejects with `app_unavailable` (502) for all else, and for a key that it does not take. */
+  /** Resolves to any answer below 500. Rejects with `app_unavailable` (502) otherwise, and for a refused key. */
   async ask({ method, path, apiKey, body, repeatable, signal }: ComposioRequest): Promise<JsonAnswer> {
     const ask = (): Promise<JsonAnswer> =>
       askJson(this.#agent, {
@@ -54,8 +54,8 @@ export class ComposioClient {
     try {
       const answer = await askPatiently(ask, { repeatable, withinMs: patienceMs, signal })
       const { status } = answer
-      if (status === 401 || status === 403) throw unavailable('Composio does not take the API key of this server.')
-      if (status === 429) throw unavailable('Composio is asked more often than it answers; try again shortly.')
+      if (status === 401 || status === 403) throw unavailable('Composio does not accept the API key of this server.')
+      if (status === 429) throw unavailable('Composio limits the requests of this server; try again shortly.')
       if (status >= 500 || answer.body === undefined) throw unavailable(`Composio answered ${status}.`)
       return answer
     } catch (cause) {

@@ -12,10 +12,10 @@ const Toolkit = Type.Object(
     authConfig: text('The auth config of the project at Composio, ac_…; the first that is enabled by default.'),
     connection: Type.Union([Type.Literal('tenant'), Type.Literal('user')], {
       default: 'user',
-      description: 'Whose account it uses: one of each end user, or one of the tenant.',
+      description: 'Whose account it uses: one for each end user, or one for the tenant.',
     }),
-    description: text('What models and people read of it.'),
-    version: text('Of its tools, such as 20250905_00; what Composio takes as its default by default.'),
+    description: text('The description for models and people.'),
+    version: text('The version of its tools, such as 20250905_00; by default that of Composio.'),
     tools: Type.Optional(
       Type.Array(Type.String(), { description: 'The only tools that may be used; all by default.' }),
     ),
@@ -29,12 +29,12 @@ export default definePlugin({
   name: 'apps-composio',
   config: Settings({
     apiKey: text(
-      'COMPOSIO_API_KEY: of a project at Composio; or `secret://<name>`, with which each tenant has a project of its own. Without it there are no such toolkits.',
+      'COMPOSIO_API_KEY: the key of a project at Composio, or `secret://<name>` if each tenant has its own project. Without it there are no such toolkits.',
     ),
-    baseUrl: text('Of a Composio of your own.'),
+    baseUrl: text('The URL of your own Composio.'),
     toolkits: Type.Record(Type.String(), Toolkit, {
       default: {},
-      description: 'Those that are active, by their slug at Composio, e.g. gmail.',
+      description: 'Active toolkits, by their slug at Composio, e.g. gmail.',
     }),
     toolsFor: Duration('10m', 'How long a list of tools is kept.'),
   }),
@@ -48,12 +48,12 @@ export default definePlugin({
       if (!isToolkitName(name)) throw new Error(`apps-composio: no toolkit can be called '${name}'`)
     }
     if (!apiKey) {
-      if (listed.size > 0)
-        throw new Error('apps-composio has toolkits, and needs an apiKey for them: set COMPOSIO_API_KEY')
+      if (listed.size > 0) throw new Error('apps-composio has toolkits, which need an apiKey: set COMPOSIO_API_KEY')
       return { providers: {} }
     }
     if (apiKey.startsWith('secret://')) {
-      if (secretOf(apiKey) === undefined) throw new Error('apps-composio: apiKey refers to no name of a secret')
+      if (secretOf(apiKey) === undefined)
+        throw new Error('apps-composio: apiKey does not refer to a valid name of a secret')
       if (!secrets) throw new Error("apps-composio: apiKey refers to a secret, and this role has no plugin 'secrets'")
     }
     const client = new ComposioClient(baseUrl || undefined)

@@ -24,13 +24,13 @@ interface ComposioOptions {
   readonly keepMs: number
 }
 
-/** What is kept of an account: Composio keeps its tokens, and renews them. */
+/** The stored data of an account: Composio keeps its tokens and renews them. */
 interface Kept {
   readonly account: string
   readonly userId: string
 }
 
-/** After so long an account is looked at again, so that one that ended there is known here. */
+/** How often an account is checked, to notice that it ended at Composio. */
 const lookSeconds = 15 * 60
 /** Tools of a page, and the most that are read of one toolkit. */
 const pageSize = 500
@@ -43,7 +43,7 @@ interface Listed {
   readonly tools: readonly ToolSpec[]
 }
 
-/** Toolkits of Composio, which keeps the accounts: here are their ids. */
+/** Toolkits of Composio, which keeps the accounts; this server stores only their ids. */
 export class ComposioProvider implements ToolkitProvider {
   readonly #options: ComposioOptions
   readonly #lists = new Map<string, Listed>()
@@ -89,7 +89,7 @@ export class ComposioProvider implements ToolkitProvider {
     const path = `/v3/tools/execute/${encodeURIComponent(tool)}`
     const answer = await this.#options.client.ask({ method: 'POST', path, apiKey, body, repeatable: false, signal })
     if (answer.status < 400) return resultOf(answer.body)
-    // It says the same of wrong arguments and of an account that has ended: the account itself tells which it is.
+    // The answer is the same for wrong arguments and for an ended account, so the account itself is checked.
     const lost = await this.#look(apiKey, account, signal)
     return lost ? undefined : refusalOf(answer.body)
   }
@@ -114,7 +114,7 @@ export class ComposioProvider implements ToolkitProvider {
     return { url, keep: JSON.stringify(kept) }
   }
 
-  /** Whatever the address says that its owner came back with, Composio itself is asked how the account is. */
+  /** Asks Composio itself for the state of the account, whatever the parameters of the redirect say. */
   readonly finish: ToolkitProvider['finish'] = async ({ tenantId, signal }, keep) => {
     const lost = await this.#look(await this.#keyOf(tenantId), keptOf(keep).account, signal)
     if (lost) throw appErrors.connectRefused({ message: lost.reason })
@@ -124,7 +124,7 @@ export class ComposioProvider implements ToolkitProvider {
   readonly renew: ToolkitProvider['renew'] = async ({ tenantId, secret, signal }) =>
     (await this.#look(await this.#keyOf(tenantId), keptOf(secret).account, signal)) ?? grantOf(secret)
 
-  /** At the app where Composio can do that, and with Composio in any case. */
+  /** Revokes the account at the app if Composio can do that, and at Composio in any case. */
   readonly revoke: ToolkitProvider['revoke'] = async ({ tenantId, secret, signal }) => {
     const { client } = this.#options
     const apiKey = await this.#keyOf(tenantId)
@@ -147,7 +147,7 @@ export class ComposioProvider implements ToolkitProvider {
     try {
       return (await secrets!.resolve(tenantId, name, 'apps-composio')).value
     } catch (error) {
-      // It is the tenant's to write, not the caller's.
+      // The tenant wrote it, not the caller.
       throw isAppError(error) ? unavailable(error.sentence ?? error.code, error) : error
     }
   }
@@ -208,17 +208,17 @@ export class ComposioProvider implements ToolkitProvider {
 }
 
 const lost = (state: Lost['lost'], reason: string): Lost => ({ lost: state, reason })
-/** What its states mean here; `ACTIVE` is not among them, and an unknown one stops nobody. */
+/** The meaning of its states here; `ACTIVE` and unknown states do not end an account. */
 const states: Readonly<Record<string, Lost | undefined>> = {
   INITIALIZING: lost('failed', 'The account was not connected.'),
   INITIATED: lost('failed', 'The account was not connected.'),
   EXPIRED: lost('expired', 'Composio cannot renew the access to the account any more.'),
   FAILED: lost('failed', 'The account could not be connected.'),
   INACTIVE: lost('failed', 'The account is switched off at Composio.'),
-  REVOKED: lost('revoked', 'The access to the account was taken back.'),
+  REVOKED: lost('revoked', 'The access to the account was revoked.'),
 }
 
-/** Composio knows people by one name for all tenants of this server. Ids of tenants have no colon. */
+/** The id of a person at Composio, which is unique among all tenants of this server. Ids of tenants have no colon. */
 const userOf = (tenantId: string, endUserId: string): string =>
   endUserId === '' ? `tenant:${tenantId}` : `user:${tenantId}:${endUserId}`
 
@@ -263,7 +263,7 @@ function resultOf(body: unknown): AppResult {
   return { ok, content: ok ? textOf(data) : textOf(error ?? data), result: body }
 }
 
-/** What is wrong with a call, in Composio's words: it is for whoever made the arguments. */
+/** Composio's own message about a failed call, for the author of the arguments. */
 function refusalOf(body: unknown): AppResult {
   const { error } = (body ?? {}) as { error?: { message?: unknown } }
   const message = typeof error?.message === 'string' ? error.message.slice(0, 2_000) : 'Composio refused the call.'

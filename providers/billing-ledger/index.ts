@@ -1,6 +1,6 @@
 import { defineBillingProvider } from '#contracts/billing'
 
-/** Payments that reach the operator some other way, an invoice or a transfer: the page of a checkout is where an operator confirms it. */
+/** Payments that reach the operator in another way, such as a transfer: the page of a checkout is where an operator confirms it. */
 export default defineBillingProvider({
   name: 'ledger',
   create: async () => ({

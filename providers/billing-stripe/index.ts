@@ -24,17 +24,15 @@ export default defineBillingProvider({
     webhookSecret: Type.Optional(
       Type.String({
         pattern: '^whsec_[A-Za-z0-9+/=_-]+$',
-        description: 'STRIPE_WEBHOOK_SECRET: with which Stripe signs events to /api/billing/events/stripe.',
+        description: 'STRIPE_WEBHOOK_SECRET: the secret with which Stripe signs events to /api/billing/events/stripe.',
       }),
     ),
-    apiUrl: Type.Optional(Type.String({ description: 'Of Stripe itself by default.' })),
+    apiUrl: Type.Optional(Type.String({ description: 'The URL of the API; by default that of Stripe.' })),
   }),
   async create({ config: { secretKey, webhookSecret, apiUrl }, log }) {
     if (secretKey === undefined) return undefined
     if (webhookSecret === undefined)
-      throw new Error(
-        'Stripe cannot say what was paid: set STRIPE_WEBHOOK_SECRET to the signing secret of its endpoint',
-      )
+      throw new Error('Stripe cannot report payments: set STRIPE_WEBHOOK_SECRET to the signing secret of its endpoint')
     const { default: Client } = await import('stripe')
     const client = new Client(secretKey, {
       timeout: timeoutMs,
@@ -60,20 +58,20 @@ function stripeProvider(
 ): BillingProvider {
   const asked = async <T>(call: Promise<T>): Promise<T> =>
     call.catch((error: unknown) => {
-      warn(error, 'Stripe did not do what it was asked')
+      warn(error, 'a request to Stripe failed')
       throw billingErrors.providerFailed()
     })
   const customerOf = async ({ tenantId, customer }: Checkout): Promise<string> => {
     if (customer !== undefined) return customer
     const metadata = { tenant_id: tenantId }
-    // Asked twice at once, it is one customer.
+    // Two concurrent requests create one customer.
     const made = client.customers.create({ name: tenantId, metadata }, { idempotencyKey: `customer-${tenantId}` })
     return (await asked(made)).id
   }
   const signed = (body: Buffer, signature: string | string[] | undefined): Stripe.Event => {
     if (typeof signature !== 'string') throw billingErrors.invalidEvent()
     try {
-      // Refuses what is older than five minutes, too.
+      // Also refuses events older than five minutes.
       return client.webhooks.constructEvent(body, signature, webhookSecret)
     } catch {
       // The error of the library has the whole event, and the signature.
@@ -116,7 +114,7 @@ function stripeProvider(
       const event = signed(body, headers['stripe-signature'])
       if (!isDispute(event)) return eventOf(event)
       const { charge } = event.data.object
-      // A dispute does not say whose payment it is. While Stripe cannot be asked it sends the event again.
+      // A dispute does not name the payment's tenant. While Stripe cannot be reached, it sends the event again later.
       return disputeOf(event, typeof charge === 'string' ? await asked(client.charges.retrieve(charge)) : charge)
     },
     async verify() {
@@ -125,14 +123,14 @@ function stripeProvider(
       } catch (error) {
         const { type } = error as { type?: string }
         if (type === 'StripeAuthenticationError') throw new Error('Stripe does not know STRIPE_SECRET_KEY')
-        // A restricted key may not read the balance; and a Stripe that cannot be reached keeps no server from starting.
+        // A restricted key may not read the balance; and when Stripe cannot be reached the server still starts.
         if (type !== 'StripePermissionError') warn(error, 'Stripe could not be asked whether it knows its key')
       }
     },
   }
 }
 
-/** Why a call failed, in the words of a protocol. What the server said in its own may repeat what it was sent, its key among it. */
+/** Why a call failed, by status and code only: the server's own text may repeat the request, including its key. */
 function reasonOf(error: unknown): object {
   const { type, code, statusCode, requestId, detail } = error as Partial<Stripe.errors.StripeError> & {
     readonly detail?: { readonly code?: string }
@@ -142,7 +140,7 @@ function reasonOf(error: unknown): object {
   return { type, code: word(code), status: statusCode, requestId: word(requestId), socket: word(detail?.code) }
 }
 
-/** What an event of Stripe says of credit; undefined: nothing. The payment is the reference, so that whatever is said of it twice is one. */
+/** The credit event of a Stripe event; undefined: none. The payment is the reference, so a repeated event counts once. */
 function eventOf(event: Stripe.Event): BillingEvent | undefined {
   switch (event.type) {
     case 'checkout.session.completed':
@@ -166,7 +164,7 @@ function eventOf(event: Stripe.Event): BillingEvent | undefined {
 type DisputeEvent = Extract<Stripe.Event, { data: { object: Stripe.Dispute } }>
 const isDispute = (event: Stripe.Event): event is DisputeEvent => event.type.startsWith('charge.dispute.')
 
-/** What an event of a dispute of this charge says. An inquiry has moved no money yet. */
+/** The event of a dispute of this charge. An inquiry has not moved money yet. */
 function disputeOf({ type, data }: DisputeEvent, { metadata, amount: of }: Stripe.Charge): BillingEvent | undefined {
   const { id, amount: cents, status } = data.object
   const ids = idsOf(metadata)
@@ -176,7 +174,7 @@ function disputeOf({ type, data }: DisputeEvent, { metadata, amount: of }: Strip
   return ids && moved && cents > 0 ? { kind: 'disputed', ...ids, cents, of, reference: id, won } : undefined
 }
 
-/** A session may be complete before its money has come: then another event follows. */
+/** A session may be complete before the money has arrived: then another event follows. */
 function paid({
   id,
   payment_status: status,
@@ -188,7 +186,7 @@ function paid({
   return { kind: 'paid', ...ids, cents, reference: id }
 }
 
-/** As this server gave them with the checkout; payments of others have none. */
+/** The metadata that this server sent with the checkout; other payments have none. */
 function idsOf(metadata: Stripe.Metadata | null): { tenantId: string; checkoutId: string } | undefined {
   const { tenant_id: tenantId, checkout_id: checkoutId } = metadata ?? {}
   return tenantId === undefined || checkoutId === undefined ? undefined : { tenantId, checkoutId }

@@ -21,7 +21,7 @@ export default defineModelProvider({
     const { createAnthropic } = await import('@ai-sdk/anthropic')
     const provider = createAnthropic({
       baseURL: egress?.baseUrl ?? versioned(baseUrl || 'https://api.anthropic.com'),
-      // Without a key the package would read the environment, which only role files may do.
+      // Without a key the package would read the environment, which only role files may use.
       apiKey: apiKey || 'none',
       fetch: egress?.fetch ?? fetch,
     })

@@ -10,7 +10,7 @@ type Part = ModelPart
 /** Reads one streamed answer: bytes in, parts of the provider specification out. */
 export interface AnswerReader {
   read(arrived: readonly Uint8Array[]): readonly Part[]
-  /** The parts that are left behind the last byte. */
+  /** The parts that remain after the last byte. */
   end(): readonly Part[]
 }
 

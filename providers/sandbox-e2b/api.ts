@@ -1,16 +1,16 @@
 import type { ApiClient, components } from 'e2b'
 import { askPatiently, type JsonAnswer, NoAnswer, neverConnected } from '#kit'
 
-/** Creating and resuming wait for a machine: a minute is what E2B's own clients wait. */
+/** Creating and resuming wait for a machine: a minute, like E2B's own clients. */
 const requestMs = 60_000
-/** How long one call goes on with what may pass. */
+/** How long a temporary failure of one call is retried. */
 const patienceMs = 30_000
-/** The longest page that E2B gives out. */
+/** The longest page of E2B. */
 const pageSize = 100
 
 type Schemas = components['schemas']
 export type NewSandbox = Schemas['NewSandbox']
-/** What E2B answers with when a sandbox begins or goes on. */
+/** E2B's answer when a sandbox starts or resumes. */
 export type StartedSandbox = Schemas['Sandbox']
 export type SandboxDetail = Schemas['SandboxDetail']
 
@@ -27,7 +27,7 @@ interface CallOptions {
 
 /**
  * E2B's REST API by the client of its package, as far as it is used here. That client tries nothing again, and its `Sandbox`
- * tells a failure of E2B from one of a proxy by its text alone; so it is asked here. Rejects with `E2bError` for what E2B
+ * tells a failure of E2B from one of a proxy only by its text; so the requests are made here. Rejects with `E2bError` for what E2B
  * refuses and `NoAnswer` when it cannot be reached.
  */
 export class E2bApi {
@@ -39,7 +39,7 @@ export class E2bApi {
     this.#stopping = stopping
   }
 
-  /** One attempt, but for what E2B certainly refused to begin: what is lost on the way may have been done. */
+  /** One attempt, except when E2B certainly refused to start: a lost request may have been carried out. */
   create(body: NewSandbox): Promise<StartedSandbox> {
     return this.#call((rest, signal) => rest.POST('/sandboxes', { body, signal }), { repeatable: false })
   }
@@ -71,7 +71,7 @@ export class E2bApi {
     return found
   }
 
-  /** Wakes a paused sandbox; of a running one it extends the time. */
+  /** Resumes a paused sandbox; extends the time of a running one. */
   connect(sandboxID: string, timeout: number): Promise<StartedSandbox> {
     const options = { params: { path: { sandboxID } }, body: { timeout } }
     return this.#call((rest, signal) => rest.POST('/sandboxes/{sandboxID}/connect', { ...options, signal }))
@@ -116,7 +116,7 @@ export class E2bApi {
 
 const states: Schemas['SandboxState'][] = ['running', 'paused']
 
-/** E2B answered, and refused. Its words are for the log: they never leave the runner as they are. */
+/** E2B refused the request. Its text is only for the log and never leaves the runner unchanged. */
 export class E2bError extends Error {
   readonly status: number
   /** What E2B itself says, unlike a proxy in front of it. */

@@ -17,13 +17,13 @@ const Delivery = Type.Object({
 
 const sandboxIdForm = /^[A-Za-z0-9_-]{1,128}$/
 
-/** In the conductor: what E2B's lifecycle webhooks say of sandboxes. */
+/** Reads E2B's lifecycle webhooks about sandboxes, in the conductor. */
 export default definePlugin({
   name: 'sandbox-e2b-events',
   config: Settings({
     secret: Type.Optional(
       Type.String({
-        description: 'E2B_WEBHOOK_SECRET: the `signatureSecret` of the webhook. Unsigned ones pass without it.',
+        description: 'E2B_WEBHOOK_SECRET: the `signatureSecret` of the webhook. Without it unsigned ones are accepted.',
       }),
     ),
   }),
@@ -55,7 +55,7 @@ function isSigned({ headers, body }: SandboxDelivery, secret: string): boolean {
   return timingSafeEqual(digest(given), digest(expected))
 }
 
-/** Undefined: readable, and none of E2B's. Specification 4.9: such a delivery is ignored. */
+/** Undefined: readable, but not about a sandbox of E2B. Specification 4.9: such a delivery is ignored. */
 function parse(body: Buffer): Static<typeof Delivery> | undefined {
   try {
     const value: unknown = JSON.parse(body.toString('utf8'))

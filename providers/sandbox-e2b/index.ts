@@ -15,15 +15,15 @@ export default defineSandboxProvider({
     apiKey: Type.Optional(Type.String({ description: 'E2B_API_KEY. Without it the provider is not offered.' })),
     domain: Type.String({ default: 'e2b.app', description: 'E2B_DOMAIN.' }),
     apiUrl: address('E2B_API_URL: https://api.<domain> by default.'),
-    sandboxUrl: address('E2B_SANDBOX_URL: one address for all sandboxes, where E2B is hosted by oneself.'),
-    template: Type.Optional(Type.String({ description: 'For profiles that name none.' })),
+    sandboxUrl: address('E2B_SANDBOX_URL: one address for all sandboxes of a self-hosted E2B.'),
+    template: Type.Optional(Type.String({ description: 'The template for profiles that name none.' })),
     command: Type.String({
       default: 'exec agent-orc start --config /opt/agent-orc/config/worker.yaml',
-      description: 'Starts the worker inside, by a login shell of bash.',
+      description: 'Command that starts the worker inside, run by a login shell of bash.',
     }),
-    home: Type.String({ default: '/home/user', description: 'Of the user that it runs as.' }),
+    home: Type.String({ default: '/home/user', description: 'Home directory of the user that it runs as.' }),
     timeout: Duration('10m', 'A sandbox that its runner no longer keeps alive is paused after this.'),
-    internet: Type.Boolean({ default: false, description: 'Sandboxes reach more of the network than the runner.' }),
+    internet: Type.Boolean({ default: false, description: 'Whether sandboxes may reach other hosts than the runner.' }),
   }),
   async create({ config, log, onStop }) {
     const { apiKey, domain, apiUrl, sandboxUrl, template, command, home, timeout, internet } = config
@@ -33,7 +33,7 @@ export default defineSandboxProvider({
         cause,
       })
     })
-    // All that the package would otherwise take from the environment of this process.
+    // The package would otherwise read these from the environment of this process.
     const connection = {
       apiKey,
       validateApiKey: false,

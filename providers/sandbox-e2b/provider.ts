@@ -21,7 +21,7 @@ import {
 } from './api.ts'
 import type { WorkerProcesses } from './worker-process.ts'
 
-/** How long a sandbox may be on its way from one state to another. */
+/** How long a change of a sandbox's state may take. */
 const settling = { firstMs: 500, longestMs: 500, withinMs: 60_000 }
 
 interface E2bProviderOptions {
@@ -37,7 +37,7 @@ interface E2bProviderOptions {
 export class E2bProvider implements SandboxProvider {
   readonly contract = 'sandbox/1'
   readonly #options: E2bProviderOptions
-  /** Those whose worker this process has started, and not put to sleep since: it puts off their end. */
+  /** Running sandboxes of this process, whose timeout it extends. */
   readonly #awake = new Map<string, StartedSandbox>()
 
   readonly #timer: NodeJS.Timeout
@@ -57,7 +57,7 @@ export class E2bProvider implements SandboxProvider {
     signal.throwIfAborted()
     const { api, rules, workers, log } = this.#options
     const wanted = newSandbox(order, rules)
-    // Not under the signal: what was begun must be known, or it could not be ended.
+    // Without the signal: a started sandbox must be known, or it could not be ended.
     const sandbox = await createOnce(api, wanted).catch((error: unknown) => {
       throw this.#refusal(error, wanted.templateID)
     })
@@ -68,7 +68,7 @@ export class E2bProvider implements SandboxProvider {
       signal.throwIfAborted()
     } catch (error) {
       await this.destroy(sandboxId).catch((err: unknown) => {
-        log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be ended; E2B pauses it at its time')
+        log.warn({ err, sandboxId }, 'a sandbox of an aborted launch could not be ended; E2B pauses it at its timeout')
       })
       throw error
     }
@@ -86,9 +86,9 @@ export class E2bProvider implements SandboxProvider {
       throw error
     }
     const sandbox = this.#awake.get(sandboxId)
-    // What the agent inside does not say is not known: the machine runs.
+    // The agent inside does not answer, but the machine runs.
     if (!sandbox || (await workers.isRunning(sandbox, signal).catch(() => true))) return 'running'
-    // It may have been put to sleep, or started anew, meanwhile.
+    // It may have been paused or restarted meanwhile.
     if (this.#awake.get(sandboxId) !== sandbox) return this.status(sandboxId, signal)
     // E2B would keep the machine, and bill it.
     await this.destroy(sandboxId)
@@ -148,7 +148,7 @@ export class E2bProvider implements SandboxProvider {
     }
   }
 
-  /** Does what a sandbox refuses while it changes its state; waits for that. */
+  /** Retries an operation that a sandbox refuses while it changes its state. */
   async #whenSettled<T>(sandboxId: string, act: () => Promise<T>): Promise<T> {
     try {
       return await retry(act, { ...settling, mayPass: isConflict })
@@ -159,22 +159,22 @@ export class E2bProvider implements SandboxProvider {
     }
   }
 
-  /** What the profile asked for is its author's to mend; the rest is the operator's. */
+  /** Errors about the profile's settings are for its author; the others are for the operator. */
   #refusal(err: unknown, template: string): unknown {
     if (!(err instanceof E2bError) || !err.itsOwn || (err.status !== 400 && err.status !== 404)) return err
-    this.#options.log.warn({ err, template }, 'E2B starts no such sandbox')
+    this.#options.log.warn({ err, template }, 'E2B refuses the sandbox')
     return invalidSandbox(`E2B starts no sandbox of the template '${template}' for this runner's API key.`)
   }
 }
 
-/** When to look for a sandbox whose creation was not answered: it may be there at once, or take as long as a start takes. */
+/** When to look for a sandbox whose creation got no answer: it may appear at once, or after a whole start. */
 const looksMs = [0, 500, 1_500, 3_000]
-/** How long E2B is given to find room before it is asked again. */
+/** How long to wait for capacity at E2B before the next attempt. */
 const roomWaits = { firstMs: 500, factor: 4, longestMs: 2_000, most: 2 }
 
 /**
- * Creates a sandbox, and never two: E2B takes no key for a repeated request, so one that may have been done is not repeated
- * but looked for by its name.
+ * Creates a sandbox, and never two: E2B has no idempotency keys, so a request that may have been carried out is not
+ * repeated; the sandbox is looked for by its name.
  */
 async function createOnce(api: E2bApi, sandbox: NewSandbox): Promise<StartedSandbox> {
   try {
@@ -188,10 +188,10 @@ async function createOnce(api: E2bApi, sandbox: NewSandbox): Promise<StartedSand
   }
 }
 
-/** E2B itself says that it has no room at the moment, and made none. */
+/** E2B itself reports that it has no capacity, so it created none. */
 const isFull = (error: unknown): boolean => error instanceof E2bError && error.status === 503 && error.itsOwn
 
-/** A failure that E2B itself reports is one: it made no sandbox. One of a proxy on the way says nothing. */
+/** When E2B itself reports a failure, it created no sandbox. A failure of a proxy says nothing about that. */
 const mayBeDone = (error: unknown): boolean =>
   error instanceof NoAnswer ? error.asked : error instanceof E2bError && error.status >= 500 && !error.itsOwn
 
@@ -215,13 +215,13 @@ const labels = {
 interface OrderRules {
   readonly template: string | undefined
   readonly timeoutSeconds: number
-  /** Whether sandboxes reach more of the network than the runner. */
+  /** Whether sandboxes may reach other hosts than the runner. */
   readonly internet: boolean
 }
 
 const templateForm = /^[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}$/
 
-/** What E2B is asked for. Refuses what no template of E2B can serve. */
+/** The request to E2B. Refuses settings that no template of E2B supports. */
 function newSandbox(order: LaunchOrder, { template, timeoutSeconds, internet }: OrderRules): NewSandbox {
   const templateID = order.template ?? template
   if (templateID === undefined) {
@@ -234,7 +234,7 @@ function newSandbox(order: LaunchOrder, { template, timeoutSeconds, internet }: 
   return {
     templateID,
     timeout: timeoutSeconds,
-    // A sandbox that everybody forgot costs nothing, and keeps its files.
+    // A forgotten sandbox costs nothing and keeps its files.
     autoPause: true,
     secure: true,
     metadata: {
@@ -250,7 +250,7 @@ function newSandbox(order: LaunchOrder, { template, timeoutSeconds, internet }: 
   }
 }
 
-/** The runner as E2B's firewall knows it: an address by its number, a name by what TLS and HTTP say on their own ports. */
+/** The runner in the form of E2B's firewall: an address, or a name, which works for TLS and HTTP on their default ports. */
 function hostOf(runnerUrl: string): string {
   const { hostname, port } = new URL(runnerUrl)
   const host = hostname.replace(/^\[|\]$/g, '')
@@ -266,7 +266,7 @@ function hostOf(runnerUrl: string): string {
 const hasLimits = ({ resources: { memoryMb, cpus, diskMb } }: LaunchOrder): boolean =>
   memoryMb !== undefined || cpus !== undefined || diskMb !== undefined
 
-/** A template fixes what its sandboxes have. More than the profile allows is refused, because it cannot be cut. */
+/** A template fixes the resources of its sandboxes. A template with more than the profile allows is refused, because it cannot be reduced. */
 function checkLimits({ resources }: LaunchOrder, { cpuCount, memoryMB, diskSizeMB }: SandboxDetail): void {
   const over = (what: string, has: number, most: number | undefined): void => {
     if (most === undefined || has <= most) return

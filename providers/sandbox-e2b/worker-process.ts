@@ -8,7 +8,7 @@ import type { StartedSandbox } from './api.ts'
 /** Begins the script of our worker, and names it among the processes of its sandbox: the package gives them no tag. */
 const mark = ': agent-orc-worker; '
 const requestTimeoutMs = 10_000
-/** A sandbox that has just begun may not be routed to yet. */
+/** A new sandbox may not be routed to yet. */
 const waits = { firstMs: 250, longestMs: 250, withinMs: 30_000 }
 /** How long a killed process may take to be gone. */
 const endMs = 5_000

@@ -4,15 +4,15 @@ import { Agent, buildConnector, type Dispatcher } from 'undici'
 import { askJson, askPatiently, type JsonAnswer } from '#kit'
 
 const requestMs = 15_000
-/** How long one call goes on with what may pass. */
+/** How long a temporary failure of one call is retried. */
 const patienceMs = 30_000
 const pageSize = '250'
-/** Named in what the cluster keeps of a change, and the owner of what is applied. */
+/** The field manager of changes in the cluster. */
 const fieldManager = 'agent-orc'
 
 export const apiVersion = 'agents.x-k8s.io/v1beta1'
 
-/** A Sandbox of agent-sandbox, as far as it is read here. */
+/** A Sandbox of agent-sandbox: the fields that are read here. */
 export interface SandboxObject {
   readonly metadata: {
     readonly name: string
@@ -85,12 +85,12 @@ export class KubernetesApi {
     return this.#call('change a sandbox', 'PATCH', this.#one(name), change)
   }
 
-  /** Resolves when its end has begun; it is there until its pod and its volume are gone. */
+  /** Resolves when its deletion has begun; it exists until its pod and its volume are deleted. */
   delete(name: string): Promise<unknown> {
     return this.#call('delete a sandbox', 'DELETE', this.#one(name), { query: { propagationPolicy: 'Foreground' } })
   }
 
-  /** Creates the secret, or replaces everything of ours in it. */
+  /** Creates the secret, or replaces our fields in it. */
   applySecret(name: string, body: object): Promise<unknown> {
     const apply = { body, type: 'application/apply-patch+yaml', query: { fieldManager, force: 'true' } }
     return this.#call('write the secret of a sandbox', 'PATCH', `${this.#secrets}/${encodeURIComponent(name)}`, apply)
@@ -123,13 +123,13 @@ export class KubernetesApi {
     const answer = await askPatiently(again, { repeatable: true, withinMs: patienceMs, signal })
     if (answer.status < 200 || answer.status >= 300) throw new KubernetesError(answer, what)
     if (typeof answer.body === 'object' && answer.body !== null) return answer.body as T
-    throw new Error('Kubernetes answered with something else than its documentation says')
+    throw new Error('Kubernetes answered in an undocumented form')
   }
 }
 
 const reasonOf = ({ body }: JsonAnswer): unknown => (body as { reason?: unknown } | undefined | null)?.reason
 
-/** The API server answered, and refused. Its words are for the log: they never leave the runner as they are. */
+/** The API server refused the request. Its text is only for the log and never leaves the runner unchanged. */
 export class KubernetesError extends Error {
   readonly status: number
   readonly reason: unknown
@@ -155,8 +155,8 @@ interface ClusterOptions {
 }
 
 /**
- * The way to an API server. Kubernetes replaces the token of a pod about every hour, and now and then the authority: both are
- * read when they are needed.
+ * The connection settings of an API server. Kubernetes replaces the token of a pod about every hour, and sometimes the authority:
+ * both are read when they are needed.
  */
 export class ClusterAccess {
   readonly dispatcher: Dispatcher

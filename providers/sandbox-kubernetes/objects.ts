@@ -5,7 +5,7 @@ import { invalidSandbox, type LaunchOrder, type SandboxResources, type SandboxSt
 import { workerVariables } from '#contracts/wire/worker'
 import { apiVersion, type SandboxObject } from './api.ts'
 
-/** What a NetworkPolicy selects worker pods by. */
+/** Labels by which a NetworkPolicy selects worker pods. */
 export const workerLabels = {
   'app.kubernetes.io/part-of': 'agent-orc',
   'app.kubernetes.io/component': 'sandbox-worker',
@@ -18,7 +18,7 @@ const sessionLabel = 'agent-orc/session'
 const labelForm = /^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$/
 const digestForm = /^sha256-/
 
-/** A value that labels take, different for different texts: their digest where the text itself does not fit. */
+/** A valid label value, different for different texts: the text, or its digest if it does not fit. */
 const labelValue = (text: string): string =>
   labelForm.test(text) && !digestForm.test(text)
     ? text
@@ -56,7 +56,7 @@ export interface TemplateRules {
 
 const imageForm = /^[a-z0-9][A-Za-z0-9._:/@-]{0,254}$/
 
-/** The pod that an order asks for. An image is only what the operator lets profiles choose. */
+/** The pod of an order. Profiles may choose only images that the operator allows. */
 export function templateOf(name: string | undefined, { image, templates, images }: TemplateRules): PodTemplate {
   if (name === undefined) {
     if (image !== undefined) return { image }
@@ -65,7 +65,7 @@ export function templateOf(name: string | undefined, { image, templates, images 
   const named = Object.hasOwn(templates, name) ? templates[name] : undefined
   if (named) return named
   if (imageForm.test(name) && images.some((start) => start === '*' || name.startsWith(start))) return { image: name }
-  throw invalidSandbox(`'${name}' is neither a pod template of this runner nor an image that it lets profiles choose.`)
+  throw invalidSandbox(`'${name}' is neither a pod template of this runner nor an image that profiles may choose.`)
 }
 
 /** Where the volume of a session is: the agent's files, and beside them what its worker keeps. It stays while there is no pod. */
@@ -73,7 +73,7 @@ const workspace = '/workspace'
 const stateDir = '/state'
 /** A worker that is told to end uploads its conversation, which takes a moment. */
 const graceSeconds = 10
-/** What the images of this repository run as; a volume belongs to its group. */
+/** The user of this repository's images; a volume belongs to its group. */
 const uid = 1000
 
 export interface VolumeRules {
@@ -84,8 +84,8 @@ export interface VolumeRules {
 }
 
 /**
- * The Sandbox of an order. It begins suspended: its secret is to belong to it, so it has to be there first, and its pod is
- * not to start without the secret.
+ * The Sandbox of an order. It begins suspended, because its secret belongs to it and so must be created later, and its pod must
+ * not start without the secret.
  */
 export function sandboxManifest(
   order: LaunchOrder,
@@ -106,7 +106,7 @@ export function sandboxManifest(
     },
     spec: {
       operatingMode: 'Suspended',
-      // A sandbox that everybody forgot ends by itself.
+      // A forgotten sandbox ends by itself.
       shutdownTime,
       shutdownPolicy: 'Delete',
       podTemplate: { metadata: { labels }, spec: podSpec(order, template) },
@@ -126,11 +126,11 @@ export function sandboxManifest(
 
 function podSpec(order: LaunchOrder, { image, pod, container }: PodTemplate): object {
   return {
-    // A worker that fails is started again beside its files; one that ends was told to.
+    // A worker that fails is started again with its files; one that ends normally was told to.
     restartPolicy: 'OnFailure',
     terminationGracePeriodSeconds: graceSeconds,
     ...pod,
-    // What a template cannot take away.
+    // Settings that a template cannot override.
     automountServiceAccountToken: false,
     enableServiceLinks: false,
     securityContext: {
@@ -144,7 +144,7 @@ function podSpec(order: LaunchOrder, { image, pod, container }: PodTemplate): ob
     containers: [
       {
         ...container,
-        // What a template cannot take away.
+        // Settings that a template cannot override.
         name: 'worker',
         image,
         envFrom: [{ secretRef: { name: order.name } }],
@@ -172,7 +172,7 @@ const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? (
 
 const sizeLimit = ({ diskMb }: SandboxResources): object => (diskMb === undefined ? {} : { sizeLimit: `${diskMb}Mi` })
 
-/** A pod gets what it may use: what is promised twice ends somebody else's worker. */
+/** A pod requests its limits: overcommitted memory would end another tenant's worker. */
 function resourcesOf({ memoryMb, cpus, diskMb, pids }: SandboxResources): object {
   if (pids !== undefined) {
     throw invalidSandbox('Kubernetes limits the processes of a pod by its nodes: leave `resources.pids` out.')
@@ -185,7 +185,7 @@ function resourcesOf({ memoryMb, cpus, diskMb, pids }: SandboxResources): object
   return { requests: amounts, limits: amounts }
 }
 
-/** The worker's environment, its token among it. It ends with the sandbox, and a pod reads it each time it starts. */
+/** The worker's environment, including its token. It is deleted with the sandbox, and a pod reads it at each start. */
 export function secretManifest({ name, env, runnerUrl }: LaunchOrder, { metadata }: SandboxObject): object {
   const variables = {
     [workerVariables.workspace]: workspace,
@@ -209,7 +209,7 @@ export function secretManifest({ name, env, runnerUrl }: LaunchOrder, { metadata
   }
 }
 
-/** What a condition says of the object as it is now; one about an earlier form of it says nothing. */
+/** A condition of the current object; one about an earlier generation does not count. */
 function condition({ metadata, status }: SandboxObject, type: string): boolean | undefined {
   const found = status?.conditions?.find((one) => one.type === type)
   if (!found) return undefined

@@ -21,17 +21,17 @@ import {
   type VolumeRules,
 } from './objects.ts'
 
-/** A pod has its grace to end, and its node may be slow to say so. */
+/** A pod has a grace period, and its node may report its end late. */
 const endMs = 60_000
 const firstLookMs = 100
 const longestLookMs = 1_000
-/** Names of objects; anything else is no sandbox of ours. */
+/** Names of our sandboxes. */
 const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
 
 interface KubernetesProviderOptions {
   readonly api: KubernetesApi
   readonly rules: TemplateRules & VolumeRules
-  /** A sandbox that nobody puts off the end of for so long is deleted by Kubernetes. */
+  /** Kubernetes deletes a sandbox whose end was not extended for this long. */
   readonly lifetimeMs: number
   readonly log: FastifyBaseLogger
 }
@@ -40,7 +40,7 @@ interface KubernetesProviderOptions {
 export class KubernetesProvider implements SandboxProvider {
   readonly contract = 'sandbox/1'
   readonly #options: KubernetesProviderOptions
-  /** Those that this process uses, whose end it puts off. */
+  /** The sandboxes of this process, whose end it extends. */
   readonly #used = new Set<string>()
   readonly #timer: NodeJS.Timeout
 
@@ -58,7 +58,7 @@ export class KubernetesProvider implements SandboxProvider {
     signal.throwIfAborted()
     const { rules } = this.#options
     const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, this.#end())
-    // Not under the signal: what was begun must be known, or it could not be ended.
+    // Without the signal: a started sandbox must be known, or it could not be ended.
     const sandbox = await this.#create(order, manifest)
     try {
       signal.throwIfAborted()
@@ -118,7 +118,7 @@ export class KubernetesProvider implements SandboxProvider {
     try {
       return await api.create(manifest)
     } catch (error) {
-      // Whatever it was about may be there, unless the server itself refused it.
+      // The sandbox may exist, unless the server itself refused the request.
       if (!(error instanceof KubernetesError)) await this.#discard(order.name)
       if (!isThere(error)) throw this.#refusal(error)
       const sandbox = await api.get(order.name)
@@ -147,17 +147,17 @@ export class KubernetesProvider implements SandboxProvider {
       await this.#options.api.patch(sandboxId, { shutdownTime: this.#end() })
     } catch (err) {
       if (isNotFound(err)) this.#used.delete(sandboxId)
-      else this.#options.log.warn({ err, sandboxId }, 'the end of a sandbox could not be put off')
+      else this.#options.log.warn({ err, sandboxId }, 'the time of a sandbox could not be extended')
     }
   }
 
   async #discard(sandboxId: string): Promise<void> {
     await this.destroy(sandboxId).catch((err: unknown) => {
-      this.#options.log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be deleted')
+      this.#options.log.warn({ err, sandboxId }, 'a sandbox of an aborted launch could not be deleted')
     })
   }
 
-  /** Looks until the pod of a sandbox has ended. */
+  /** Waits until the pod of a sandbox has ended. */
   async #ended(sandboxId: string, holds: (sandbox: SandboxObject | undefined) => boolean): Promise<void> {
     const end = performance.now() + endMs
     for (let wait = firstLookMs; !holds(await this.#find(sandboxId)); wait = Math.min(wait * 2, longestLookMs)) {
@@ -180,11 +180,11 @@ export class KubernetesProvider implements SandboxProvider {
     })
   }
 
-  /** What the profile asked for is its author's to mend; the rest is the operator's. */
+  /** Errors about the profile's settings are for its author; the others are for the operator. */
   #refusal(err: unknown): unknown {
     if (!(err instanceof KubernetesError) || err.status !== 422) return err
-    this.#options.log.warn({ err }, 'Kubernetes takes no such sandbox')
-    return invalidSandbox("Kubernetes takes no pod with this profile's `sandbox` settings.")
+    this.#options.log.warn({ err }, 'Kubernetes refuses the sandbox')
+    return invalidSandbox("Kubernetes refuses a pod with this profile's `sandbox` settings.")
   }
 }
 

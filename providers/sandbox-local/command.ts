@@ -5,7 +5,8 @@ import { workerVariables } from '#contracts/wire/worker'
 /** The setting of a provider that names what `sandbox.template` of a profile may say. */
 export const Templates = Type.Record(Type.String(), Type.Array(Type.String(), { minItems: 1 }), {
   default: {},
-  description: 'Commands by the names that profiles use as sandbox.template. Without one our own worker is started.',
+  description:
+    'Commands by the names that profiles use as sandbox.template. Without one the built-in worker is started.',
 })
 
 export function commandOf(
@@ -17,7 +18,7 @@ export function commandOf(
   if (command) return command
   const names = Object.keys(templates).sort().join(', ')
   throw invalidSandbox(
-    `There is no template '${order.template}': ${names ? `there are ${names}` : 'this runner has none; leave it out'}.`,
+    `This runner has no template '${order.template}': ${names ? `it has ${names}` : 'it has none; leave it out'}.`,
   )
 }
 

@@ -39,9 +39,7 @@ export async function openHome({ dir = tmpdir(), passable = false }: HomeOptions
   const parent = resolve(dir)
   const sample = join(parent, `${prefix}XXXXXX`, lifeSign)
   if (Buffer.byteLength(sample) > longestSocketPath) {
-    throw new Error(
-      `${parent} is too long a path for the folder of sandboxes: the system takes ${longestSocketPath} bytes.`,
-    )
+    throw new Error(`${parent} is too long for the folder of sandboxes: the system allows ${longestSocketPath} bytes.`)
   }
   await mkdir(parent, { recursive: true })
   await sweep(parent)
@@ -86,7 +84,7 @@ async function sweep(parent: string): Promise<void> {
   }
 }
 
-/** In a temporary folder anybody may make a folder of that name. */
+/** In a temporary folder any user may create a folder with that name. */
 const isOurs = (folder: string): Promise<boolean> =>
   lstat(folder).then(
     (found) => found.isDirectory() && found.uid === process.getuid?.(),
@@ -119,7 +117,7 @@ const ran = (command: string, ...args: string[]): Promise<boolean> =>
     execFile(command, args, { env: { PATH: '/usr/bin:/bin' } }, (error) => done(!error))
   })
 
-/** Counting may take so long: whoever has more files has too many. */
+/** The longest count: a tenant with more files has too many. */
 const longestMs = 60_000
 /** A file takes this much at least: the disk has room for so many files, too. */
 const leastBytes = 4_096
@@ -155,7 +153,7 @@ async function count(folders: readonly string[]): Promise<Counts> {
 async function du(options: readonly string[], folders: readonly string[]): Promise<Counts> {
   const said = await run('du', [...options, '--', ...folders])
   if (!said) return 'slow'
-  // What goes while it is counted is no failure; what cannot be read is.
+  // A file that disappears while it is counted is no failure; an unreadable one is.
   if (/Permission denied/.test(said.stderr)) return 'denied'
   return new Map(
     [...said.stdout.matchAll(/^(\d+)\t(.*)$/gm)].map(([, amount, path]) => [path!, Number(amount)] as const),

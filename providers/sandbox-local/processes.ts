@@ -44,7 +44,7 @@ export function signalTree(pids: readonly number[], signal: NodeJS.Signals): voi
 export async function stopTree(root: number): Promise<void> {
   const stopped = new Set<number>()
   for (let round = 0, quiet = 0; quiet < 2; round++) {
-    if (round === mostRounds) throw new Error(`The processes under ${root} do not stand still.`)
+    if (round === mostRounds) throw new Error(`The processes under ${root} cannot be stopped.`)
     const fresh = treeOf(root).filter((pid) => !stopped.has(pid))
     signalTree(fresh, 'SIGSTOP')
     for (const pid of fresh) stopped.add(pid)

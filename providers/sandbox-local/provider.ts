@@ -41,7 +41,7 @@ export function createProvider(home: Home, start: StartSandbox): SandboxProvider
   const stopping = new AbortController()
   const inTurn = createTurns()
   const present = (key: string): Entry | undefined => entries.values().find((entry) => entry.key === key)
-  /** What is done to a sandbox that is there, in its turn. */
+  /** An operation on an existing sandbox, one at a time. */
   const changed = (sandboxId: string, change: (entry: Entry) => Promise<void>): Promise<void> => {
     const entry = entries.get(sandboxId)
     if (!entry) return Promise.reject(sandboxGone())
@@ -135,7 +135,7 @@ const keyOf = ({ tenantId, sessionId }: LaunchOrder): string =>
 
 interface Turns {
   <T>(key: string, work: () => Promise<T>): Promise<T>
-  /** Resolves when nobody has a turn, or waits for one. */
+  /** Resolves when nothing runs or waits. */
   idle(): Promise<void>
 }
 

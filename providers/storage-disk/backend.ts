@@ -23,7 +23,7 @@ import { Walk } from './walk.ts'
 
 /** Beside the folders of tenants, whose names begin with another character. */
 const incoming = '.incoming'
-/** What is older was left by a process that died. */
+/** Older files were left by a process that died. */
 const leftOverMs = 24 * 60 * 60 * 1_000
 
 /** Objects as files of one folder, by one process or several. What `put` and `remove` have resolved for survives a loss of power. */
@@ -37,7 +37,7 @@ export class DiskBackend implements ObjectBackend {
     this.#dir = dir
   }
 
-  /** Clears what dead processes left half written: what is older than another process may need for one upload. */
+  /** Deletes unfinished files of dead processes: those older than any upload may take. */
   async tidy(olderThanMs = leftOverMs): Promise<void> {
     const folder = join(this.#dir, incoming)
     const names = await readdir(folder).catch(() => [])
@@ -180,7 +180,7 @@ export class DiskBackend implements ObjectBackend {
 /** Files that are opened at the same time. */
 const opensAtOnce = 16
 
-/** What is known of objects; one that has gone meanwhile is left out. */
+/** The metadata of objects; an object that was deleted meanwhile is left out. */
 async function infosOf(paths: readonly string[]): Promise<ObjectInfo[]> {
   const infos: ObjectInfo[] = []
   for (let from = 0; from < paths.length; from += opensAtOnce) {
@@ -206,7 +206,7 @@ async function write(path: string, key: string, { body, sha256, contentType }: N
   }
 }
 
-/** A write may take less than it was given, and say so without an error: on a disk that is filling up it does. */
+/** A write may write less than requested without an error, for example on a disk that is nearly full. */
 async function writeAll(file: FileHandle, chunk: Uint8Array): Promise<void> {
   for (let from = 0; from < chunk.length;) {
     const { bytesWritten } = await file.write(chunk, from)
@@ -220,7 +220,7 @@ const holds = ({ ifMatch, ifNoneMatch }: WriteCondition, before: ObjectInfo | un
 
 const full = new Set(['ENOSPC', 'EDQUOT'])
 
-/** What the disk says, as callers are told it. */
+/** The error of the disk, as callers get it. */
 async function told<T>(work: () => Promise<T>): Promise<T> {
   try {
     return await work()

@@ -2,7 +2,7 @@ import { type FileHandle, open, rmdir } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import type { ObjectInfo } from '#contracts/object-store'
 
-/** Behind the content: what is known of it as JSON, the length of that in four bytes, and this mark. One file, so one rename. */
+/** After the content: its metadata as JSON, the length of that in four bytes, and this mark. One file needs only one rename. */
 const mark = Buffer.from('AOobj1')
 const footBytes = 4 + mark.length
 /** A key is 1024 bytes at most, of which each may take six as JSON. */
@@ -17,7 +17,7 @@ export function trailerOf(known: Known): Buffer {
   return Buffer.concat([text, length, mark])
 }
 
-/** Opens the file of an object; undefined when there is none, or when it is none of ours. */
+/** Opens the file of an object; undefined when there is none, or when another program wrote it. */
 export async function openFile(path: string): Promise<{ file: FileHandle; info: ObjectInfo } | undefined> {
   const file = await open(path, 'r').catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT' || error.code === 'ENOTDIR') return undefined
@@ -52,10 +52,10 @@ async function readInfo(file: FileHandle): Promise<ObjectInfo | undefined> {
   return { ...known, bytes: size - footBytes - length, etag: known.sha256 }
 }
 
-/** What was renamed into a folder, or removed from it, is so after a loss of power, too. */
+/** Makes renames into a folder and removals from it survive a loss of power. */
 export async function syncFolder(path: string): Promise<void> {
   const folder = await open(path, 'r').catch((error: NodeJS.ErrnoException) => {
-    // Somebody else has removed it because it is empty.
+    // Another process has removed it because it is empty.
     if (error.code === 'ENOENT') return undefined
     throw error
   })

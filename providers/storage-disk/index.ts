@@ -9,7 +9,7 @@ export default defineObjectBackend({
   name: 'disk',
   config: Settings({
     dir: Type.Optional(
-      Type.String({ description: 'The folder, AGENT_ORC_STORAGE_DIR. Without it objects are not kept here.' }),
+      Type.String({ description: 'The folder, AGENT_ORC_STORAGE_DIR. Without it this backend is off.' }),
     ),
   }),
   async create({ config: { dir }, log, onStart }) {

@@ -2,7 +2,7 @@ import { readdir, stat } from 'node:fs/promises'
 import { setImmediate as turn } from 'node:timers/promises'
 import { before, inOrder, type Named } from './names.ts'
 
-/** Names of a folder that are put in order at once. More take a turn each, so that nobody waits for all of them. */
+/** How many names of a folder are sorted at once. More are sorted in slices, so that other work does not wait for all of them. */
 const atOnce = 2_000
 /** Names of large folders that are kept, of all together. */
 const mostKept = 400_000
@@ -19,7 +19,7 @@ export class Listings {
   readonly #kept = new Map<string, Kept>()
   #size = 0
 
-  /** None for a folder that is not there. */
+  /** Empty for a folder that does not exist. */
   async of(folder: string): Promise<readonly Named[]> {
     const changedAt = await changeOf(folder)
     if (changedAt === undefined) return []

@@ -24,7 +24,7 @@ export class Walk {
   files(): AsyncGenerator<Found> {
     return this.#below(this.#root, Buffer.alloc(0))
   }
-  /** From now on only what comes behind this text. */
+  /** From now on only keys after this text. */
   skipTo(after: string): void {
     this.#after = Buffer.from(after)
   }
@@ -75,6 +75,6 @@ function firstFrom(names: readonly Named[], piece: Buffer): number {
 }
 
 const startsWith = (bytes: Buffer, start: Buffer): boolean => bytes.subarray(0, start.length).equals(start)
-/** Behind all that begins with the prefix. */
+/** After all keys with the prefix. */
 const isPast = (bytes: Buffer, prefix: Buffer): boolean =>
   bytes.compare(prefix) > 0 && !startsWith(bytes, prefix) && !startsWith(prefix, bytes)

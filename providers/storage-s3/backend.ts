@@ -24,17 +24,17 @@ import { type Listed, listIn } from './lists.ts'
 const sha256Header = 'x-amz-meta-sha256'
 /** Requests of one list or deletion at once. */
 const atOnce = 16
-/** A server that does not answer keeps no process from starting. */
+/** How long a start waits for a server that does not answer. */
 const verifyMs = 5_000
 
-/** Objects in a bucket, each tenant's below a root of its own, with what is known of them in their metadata. */
+/** Objects in a bucket, each tenant's below its own root, with their properties in the object metadata. */
 export class S3Backend implements ObjectBackend {
   readonly #client: S3Client
   readonly #rootOf: (tenantId: string) => string
   readonly #temporary: string
-  /** False once the server has said that it knows no conditions of writes. */
+  /** False once the server has answered that it does not support conditional writes. */
   #knowsConditions = true
-  /** Where the server does not keep conditions, they hold among the requests of this process. */
+  /** If the server does not support conditions, they hold among the requests of this process. */
   readonly #turns = new Turns()
 
   /** `temporary` is a folder in which uploads wait until they are whole: only then their length and SHA-256 can be signed. */
@@ -109,7 +109,7 @@ export class S3Backend implements ObjectBackend {
         if (!isOther && length === undefined) return Readable.from(exactly(answer.body, bytes), { objectMode: false })
         if (!isOther && Number(length) === bytes) return answer.body
         answer.body.on('error', () => {}).destroy()
-        throw objectErrors.storageUnavailable({ message: 'The object was replaced while it was read; ask again.' })
+        throw objectErrors.storageUnavailable({ message: 'The object was replaced while it was read; try again.' })
       },
       close: async () => {},
     }
@@ -118,7 +118,7 @@ export class S3Backend implements ObjectBackend {
   async list(tenantId: string, { prefix, after, limit, folders }: ObjectQuery): Promise<ObjectPage> {
     const { objects, prefixes, truncated } = await this.#list(tenantId, prefix, after, limit, folders)
     const slots = pLimit(atOnce)
-    // What is gone since it was listed is left out.
+    // An object that was deleted since the list is left out.
     const infos = await Promise.all(objects.map(({ key }) => slots(() => this.#head(tenantId, key))))
     const last = [...objects.map(({ key }) => key), ...prefixes.map((one) => one + lastCharacter)]
       .map((text) => Buffer.from(text))
@@ -181,7 +181,7 @@ export class S3Backend implements ObjectBackend {
   #keyOf(tenantId: string, key: string): string {
     return `${this.#rootOf(tenantId)}${key}`
   }
-  /** The root is part of what the server takes for the key. */
+  /** The root is part of the key for the server. */
   #fits(tenantId: string, key: string): boolean {
     return Buffer.byteLength(this.#keyOf(tenantId, key)) <= maxKeyBytes
   }
@@ -258,7 +258,7 @@ export class S3Backend implements ObjectBackend {
 const isTag = (wanted: string, { etag }: ObjectInfo): boolean => wanted === '*' || wanted === etag
 const sum = (objects: Listed['objects']): number => objects.reduce((all, { bytes }) => all + bytes, 0)
 
-/** The folder of uploads is full or away; what the body itself fails with passes. */
+/** An error of the folder of uploads; errors of the body itself pass. */
 function diskFailed(cause: unknown): never {
   const { code, syscall } = cause as NodeJS.ErrnoException
   if (isAppError(cause) || syscall === undefined) throw cause

@@ -14,7 +14,7 @@ export interface S3Settings {
   readonly sessionToken?: string | undefined
   /** Milliseconds to connect, for the headers of an answer, and between two parts of its body. */
   readonly timeoutMs: number
-  /** `network` by default: what a server of the operator's own may have, over plain http, too. */
+  /** `network` by default: addresses of the operator's own servers, also over plain http. */
   readonly reach?: 'public' | 'network'
 }
 
@@ -32,7 +32,7 @@ interface S3Request {
 }
 
 const emptySha256 = createHash('sha256').digest('hex')
-/** Attempts after the first where the server says that it is busy, or the connection broke. */
+/** Further attempts when the server is busy or the connection broke. */
 const mostRetries = 2
 const passing = new Set([500, 502, 503, 504])
 
@@ -40,7 +40,7 @@ const passing = new Set([500, 502, 503, 504])
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`)
 
-/** Signed requests to one bucket, addressed by path. Only addresses that a server of one's own may have are connected to. */
+/** Signed requests to one bucket, addressed by path. It connects only to allowed addresses. */
 export class S3Client {
   readonly #settings: S3Settings
   readonly #base: string
@@ -50,7 +50,7 @@ export class S3Client {
     const { endpoint, bucket, timeoutMs, reach = 'network' } = settings
     const permits = permittedAddresses[reach]
     const url = outboundUrl(endpoint, { permits, schemes: reach === 'public' ? ['https'] : ['http', 'https'] })
-    if (typeof url === 'string') throw new Error(`the endpoint of the S3 storage cannot be asked: ${url}`)
+    if (typeof url === 'string') throw new Error(`the endpoint of the S3 storage cannot be used: ${url}`)
     this.#settings = settings
     this.#base = `${url.origin}${url.pathname.replace(/\/+$/, '')}/${encoded(bucket)}`
     this.#agent = new Agent({
@@ -63,10 +63,10 @@ export class S3Client {
     })
   }
 
-  /** The answer, whose body is read or dumped by whoever gets it. Rejects with `objectErrors`. */
+  /** The answer, whose body the caller reads or dumps. Rejects with `objectErrors`. */
   async send(request: S3Request): Promise<Dispatcher.ResponseData> {
     const { headers = {}, method } = request
-    // A condition that held is not there any more for the second attempt.
+    // A condition that held for the first attempt no longer holds for the second one.
     const once = method === 'PUT' && (headers['if-match'] ?? headers['if-none-match']) !== undefined
     for (let left = once ? 0 : mostRetries; ; left--) {
       const answer = await this.#once(request).catch((cause: unknown) => {
@@ -109,7 +109,7 @@ export class S3Client {
   close(): Promise<void> {
     return this.#agent.destroy()
   }
-  /** As `close`, once what is under way is done. */
+  /** As `close`, after running requests. */
   retire(): Promise<void> {
     return this.#agent.close()
   }
@@ -134,10 +134,10 @@ const wrong = {
   either: `The S3 server refuses ${key}; or it does not let ${access}.`,
   bucket: 'The S3 server has no bucket of this name.',
   region: 'The bucket is in another region than the one that requests are signed for.',
-  clock: 'The clocks of this machine and of the S3 server are too far apart for a signature to be good.',
+  clock: 'The clocks of this machine and of the S3 server differ too much for a valid signature.',
 } as const
 
-/** Codes of S3 that nothing but other settings helps against, and the statuses of those who send none, as no answer to HEAD has one. */
+/** S3 error codes that need other settings, and the statuses for answers without a code, such as those to HEAD. */
 const misconfigured: Readonly<Record<string, string>> = {
   InvalidAccessKeyId: wrong.credentials,
   SignatureDoesNotMatch: wrong.credentials,
@@ -157,7 +157,7 @@ const misconfigured: Readonly<Record<string, string>> = {
   RequestTimeTooSkewed: wrong.clock,
 }
 
-/** What a server of S3 says, as callers are told it; its own words go to the log as the cause. */
+/** The error of an S3 server, as callers get it; its own text goes to the log as the cause. */
 function refusal(status: number, text: string): Error {
   const code = /<Code>([\w.]{1,64})<\/Code>/.exec(text)?.[1] ?? ''
   const cause = new Error(`the S3 server answered ${status} ${code}`)

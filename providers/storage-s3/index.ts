@@ -11,15 +11,15 @@ const text = (description: string) => Type.Optional(Type.String({ description })
 export default defineObjectBackend({
   name: 's3',
   config: Settings({
-    bucket: text('The bucket, AGENT_ORC_S3_BUCKET. Without it objects are not kept here.'),
+    bucket: text('The bucket, AGENT_ORC_S3_BUCKET. Without it this backend is off.'),
     endpoint: text('The URL of the service; AWS in the region by default.'),
     region: Type.String({ default: 'us-east-1', description: 'Of the bucket, and of signatures.' }),
-    prefix: Type.String({ default: '', description: 'How all keys in the bucket begin, e.g. agent-orc/.' }),
-    accessKeyId: text('Of the key that signs requests.'),
-    secretAccessKey: text('Of the key that signs requests.'),
-    sessionToken: text('Of a temporary key.'),
-    timeout: Duration('30s', 'To connect, for the beginning of an answer, and between two parts of it.'),
-    dir: text('A folder in which uploads wait until they are whole; the temporary one of the system by default.'),
+    prefix: Type.String({ default: '', description: 'The prefix of all keys in the bucket, e.g. agent-orc/.' }),
+    accessKeyId: text('Part of the key that signs requests.'),
+    secretAccessKey: text('Part of the key that signs requests.'),
+    sessionToken: text('The session token of a temporary key.'),
+    timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
+    dir: text('Folder for incomplete uploads; by default the temporary folder of the system.'),
   }),
   async create({ config, onStop }) {
     const { bucket, endpoint, region, prefix, accessKeyId, secretAccessKey, sessionToken, timeout, dir } = config

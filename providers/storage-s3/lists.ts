@@ -18,7 +18,10 @@ export async function listIn(body: AsyncIterable<Uint8Array>): Promise<Listed> {
   try {
     return readList(await wholeText(body))
   } catch (cause) {
-    throw objectErrors.storageUnavailable({ message: 'The S3 server answers a list with something else.', cause })
+    throw objectErrors.storageUnavailable({
+      message: 'The S3 server answers a list request with something that is not a list.',
+      cause,
+    })
   }
 }
 

@@ -37,7 +37,7 @@ const message = Type.Union([
   tool,
 ])
 
-/** Parts that version 1 does not know. Only signed reasoning is kept. */
+/** Parts that version 1 does not have. Only signed reasoning is kept. */
 const reasoning = Type.Object({ type: Type.Literal('reasoning'), text: Type.String(), providerOptions }, closed)
 const file = Type.Object(
   {

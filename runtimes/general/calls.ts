@@ -5,7 +5,7 @@ import { type OpenTurn, paragraph, type ToolCall } from './messages.ts'
 import { failed, type ToolOutcome, unknownTool } from './tools/outcome.ts'
 import type { ToolSet } from './tools/toolset.ts'
 
-/** A tool call that the model asked for and that nobody has executed yet. */
+/** A tool call of the model that has not been executed yet. */
 export interface PendingCall {
   /** The call as the history keeps it. */
   readonly part: ToolCall
@@ -28,7 +28,7 @@ export function pendingCall(
     toolName,
     // Model servers refuse a history whose arguments are not an object.
     input: input ?? {},
-    // Some vendors sign their calls and want the signature back.
+    // Some vendors sign their calls and require the signature later.
     ...(providerMetadata ? { providerOptions: withoutCycles(providerMetadata) as typeof providerMetadata } : {}),
   }
   const call = { name: toolName, input }
@@ -53,7 +53,7 @@ function replayedCall(toolCallId: string, toolName: string, shown: unknown): Pen
   return { part: { type: 'tool-call', toolCallId, toolName, input: input ?? {} }, name: toolName, shown, input }
 }
 
-/** Undefined when they are not a JSON object. The type says text; providers written elsewhere hand over objects too. */
+/** Undefined when they are not a JSON object. The type says text, but some providers pass objects. */
 function argumentsOf(given: unknown): Record<string, unknown> | undefined {
   let value = given
   if (typeof given === 'string') {
@@ -69,17 +69,17 @@ function argumentsOf(given: unknown): Record<string, unknown> | undefined {
     : undefined
 }
 
-/** Executes a call. Never rejects: a failing tool is something the model is told. */
+/** Executes a call. Never rejects: a failure is a result for the model. */
 export async function execute(tools: ToolSet | undefined, { part, name, input }: PendingCall): Promise<ToolOutcome> {
   if (input === undefined) return failed('The arguments of the call are not a JSON object.')
   return tools ? tools.call(name, input, part.toolCallId) : unknownTool(name)
 }
 
-/** What a former attempt has done, and what it leaves to this one. */
+/** What an earlier attempt has done, and what is left for this one. */
 interface Replayed {
   /** Model calls that are finished. */
   readonly steps: number
-  /** Calls of the last step that have no result: they are executed, maybe once more. */
+  /** Calls of the last step without a result: they are executed, possibly a second time. */
   readonly open: readonly PendingCall[]
 }
 

@@ -9,13 +9,13 @@ export const ModelSettings = Type.Object(
     contextTokens: Type.Optional(contextTokens({})),
     images: Type.Optional(
       Type.Boolean({
-        description: 'It can look at images: those that tools return are shown to it. False unless set.',
+        description: 'The model accepts images, so it gets those that tools return. False by default.',
       }),
     ),
     reasoning: Type.Optional(
       Type.Union(
         (['none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'] as const).map((effort) => Type.Literal(effort)),
-        { description: "How much it thinks before it answers; the vendor's default unless set." },
+        { description: 'Reasoning effort; by default that of the vendor.' },
       ),
     ),
   },
@@ -28,16 +28,16 @@ export const GeneralConfig = Settings({
     default: 40,
     minimum: 2,
     description:
-      'Above so many tools the model finds those of MCP servers with search_tools and uses them with call_tool.',
+      'With more tools than this, the model finds those of MCP servers with search_tools and uses them with call_tool.',
   }),
   contextTokens: contextTokens({ default: 128_000 }),
   reasoningEvents: Type.Boolean({
     default: true,
-    description: 'Whether what a model says while it thinks is shown as `progress` events of stage `reasoning`.',
+    description: 'Whether the reasoning of models is shown as `progress` events with the stage `reasoning`.',
   }),
   models: Type.Record(Type.String(), ModelSettings, {
     default: {},
-    description: 'By `provider/model`; a `*` at the end stands for any rest, and the longest match wins.',
+    description: 'By `provider/model`; a `*` at the end matches any rest, and the longest match wins.',
   }),
 })
 export type GeneralConfig = Static<typeof GeneralConfig>

@@ -52,18 +52,18 @@ const defaults: HistoryLimits = {
   totalChars: 128_000_000,
 }
 
-/** The run that added a turn, and whose session it is. */
+/** The run that added a turn, and the tenant of its session. */
 type Author = TurnOrigin & { readonly tenantId?: string }
 
 /**
- * The conversations of this process. Bounded: the oldest turns of a session go first, then sessions, of whoever holds the most those
- * that were used least lately. A session that went is restored for its next run.
+ * The conversations of this process. Bounded: the oldest turns of a session are dropped first, then the least recently used sessions
+ * of the tenant that holds the most. A dropped session is restored for its next run.
  */
 export interface History {
   has(sessionId: string): boolean
   turns(sessionId: string): readonly Turn[] | undefined
   append(sessionId: string, messages: readonly Message[], author?: Author): void
-  /** Removes the turn of a former attempt of this run, because the run is about to write it again. */
+  /** Removes the turn of an earlier attempt of this run, because the run will write it again. */
   withdraw(sessionId: string, runId: string): void
   replace(sessionId: string, turns: readonly RestoredTurn[]): void
   forget(sessionId: string): void
@@ -101,7 +101,7 @@ export function createHistory(limits: HistoryLimits = defaults): History {
     session.owner.size -= session.size
     total -= session.size
   }
-  /** Who holds the most gives first, so that one tenant's sessions push out none of another's. */
+  /** The tenant that holds the most gives up sessions first, so that one tenant does not displace the sessions of another. */
   const makeRoom = (): void => {
     while (sessions.size > limits.sessions || total > limits.totalChars) {
       const weight = ({ size, sessions: held }: Owner): number => (total > limits.totalChars ? size : held.size)
@@ -165,7 +165,7 @@ function newest(turns: readonly Turn[], limits: HistoryLimits): readonly Turn[] 
   return turns.slice(from)
 }
 
-/** Images and files of old turns give way to those of newer ones. */
+/** Drops images and files of old turns to make room for newer ones. */
 function withinFiles(turns: readonly Turn[], { sessionFileChars }: HistoryLimits): readonly Turn[] {
   if (turns.reduce((sum, { fileSize }) => sum + fileSize, 0) <= sessionFileChars) return turns
   let size = 0
@@ -213,7 +213,7 @@ const charsPerToken = 4
 const answerTokens = 4_096
 /** Characters that are kept of an old tool result that is cut. */
 const keptChars = 400
-/** The part of a prompt that is tried next when a model server refused the whole as too long, because the estimate was wrong. */
+/** The fraction of a prompt that is tried next when a model server refused it as too long, because the estimate was wrong. */
 const harder = 0.5
 
 export interface Fitted {
@@ -222,10 +222,10 @@ export interface Fitted {
   readonly event?: RuntimeEvent
 }
 
-/** Keeps the prompt of a run within what its model takes. */
+/** Keeps the prompt of a run within the context of its model. */
 export interface ContextWindow {
   fit(turn: readonly Message[], tools: readonly LanguageModelV4FunctionTool[] | undefined): Fitted
-  /** Fits the same messages into half the room. Undefined when nothing more can be left out. */
+  /** Fits the same messages into half the context. Undefined when nothing more can be left out. */
   fitHarder(turn: readonly Message[], tools: readonly LanguageModelV4FunctionTool[] | undefined): Fitted | undefined
 }
 

@@ -44,7 +44,10 @@ export function modelFailure(error: unknown): ModelFailure {
   if (error instanceof ModelFailure) return error
   if (UnsupportedFunctionalityError.isInstance(error)) {
     const details = { functionality: error.functionality }
-    return new ModelFailure('The model does not take what this run has: an attachment, say.', { cause: error, details })
+    return new ModelFailure('The model does not accept something in this run, for example an attachment.', {
+      cause: error,
+      details,
+    })
   }
   if (!APICallError.isInstance(error)) {
     return new ModelFailure('The call of the model failed.', { cause: error, details: { err: error } })
@@ -53,7 +56,7 @@ export function modelFailure(error: unknown): ModelFailure {
   const cause = (error.cause as { code?: unknown } | undefined)?.code
   const options = { cause: error, retryable: transient, transient, details: { status, cause } }
   if (status === undefined) return new ModelFailure('The model server cannot be reached.', options)
-  // A 2xx with a failure behind it: the answer broke off, or was not what the provider reads.
+  // A 2xx whose answer broke off, or was not in the provider's format.
   if (status < 300) {
     const sentence = transient
       ? 'The connection to the model server broke.'
@@ -66,7 +69,7 @@ export function modelFailure(error: unknown): ModelFailure {
 
 /** Statuses with which a model server refuses a prompt; a limit of tokens per minute is 429. */
 const refusals: ReadonlySet<number> = new Set([400, 413, 422])
-/** The words for it of OpenAI and Groq, Anthropic, vLLM, llama.cpp, Bedrock and Gemini. */
+/** How OpenAI and Groq, Anthropic, vLLM, llama.cpp, Bedrock and Gemini say it. */
 const tooLongWords =
   /context[ _-]?(?:length|window|size)|prompt is too long|maximum context|input (?:is )?too long|too many (?:input )?tokens|token count .{0,40}exceeds|reduce the length/i
 /** How many characters of an error body are searched. */

@@ -18,7 +18,7 @@ export interface FilePart {
   readonly filename?: string
   readonly data: { readonly type: 'data'; readonly data: string }
 }
-/** The same of a conversation that was restored: its content is brought before the next run. */
+/** The same in a restored conversation: its content is read before the next run. */
 interface LinkedPart extends Pick<FilePart, 'type' | 'mediaType' | 'filename'> {
   readonly data: { readonly type: 'link'; readonly link: ObjectLink }
 }
@@ -48,11 +48,11 @@ const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | F
 const isLinked = (part: { readonly type: string; readonly data?: unknown }): part is LinkedPart =>
   part.type === 'file' && (part as FilePart | LinkedPart).data.type === 'link'
 
-/** True when something of the messages is yet to be brought. */
+/** True when some content of the messages must still be read. */
 export const haveLinks = (messages: readonly Message[]): boolean =>
   messages.some(({ role, content }) => role === 'user' && content.some(isLinked))
 
-/** The messages with what `read` brings; what is gone leaves a word. */
+/** The messages with the content from `read`; missing content is replaced by a note. */
 export async function withContents(
   messages: readonly Message[],
   read: (link: ObjectLink) => Promise<Buffer | undefined>,
@@ -98,13 +98,13 @@ export const toolResult = (call: ToolCall, ok: boolean, value: string): ToolResu
 /** The texts of two steps are paragraphs of one answer. */
 export const paragraph = '\n\n'
 
-/** So many pieces of text are copied together. A piece may be cut out of a far larger string, which V8 keeps for as long as it. */
+/** How many pieces of text are joined at once. A piece may be a slice of a far larger string, which V8 keeps alive with it. */
 const piecesTogether = 32
 
 /** The messages that one run adds to the conversation. */
 export class OpenTurn {
   readonly #messages: Message[]
-  /** The text of the step under way, but for its newest pieces. */
+  /** The text of the current step, without its newest pieces. */
   #text = ''
   #pieces: string[] = []
   /** The texts of former steps. */
@@ -121,7 +121,7 @@ export class OpenTurn {
   get messages(): readonly Message[] {
     return this.#messages
   }
-  /** The text of the step under way. */
+  /** The text of the current step. */
   get text(): string {
     if (this.#pieces.length > 0) {
       this.#text += this.#pieces.join('')
@@ -129,7 +129,7 @@ export class OpenTurn {
     }
     return this.#text
   }
-  /** True until the step under way has text. */
+  /** True until the current step has text. */
   get silent(): boolean {
     return this.#text === '' && this.#pieces.length === 0
   }
@@ -137,12 +137,12 @@ export class OpenTurn {
   get answer(): string {
     return this.#before + this.gap + this.text
   }
-  /** What stands between the texts of former steps and that of this one. */
+  /** The separator between the texts of earlier steps and that of this one. */
   get gap(): string {
     return this.#before === '' || this.silent ? '' : paragraph
   }
 
-  /** Adds pieces to the text of the step under way. */
+  /** Adds pieces to the text of the current step. */
   say(pieces: readonly string[]): void {
     for (const piece of pieces) if (piece !== '') this.#pieces.push(piece)
     if (this.#pieces.length >= piecesTogether) void this.text
@@ -154,7 +154,7 @@ export class OpenTurn {
     this.#parts.push(part)
   }
 
-  /** Completes the step under way with its calls. */
+  /** Completes the current step with its calls. */
   endStep(calls: readonly ToolCall[]): void {
     this.#addText()
     const message = assistantMessage(this.#parts, calls)
@@ -179,9 +179,9 @@ export class OpenTurn {
     else this.#messages.push({ role: 'tool', content: [result] })
   }
 
-  /** Adds images of results as a message of the user: most model servers take images from a user only. */
+  /** Adds images of results as a message of the user: most model servers accept images only from a user. */
   addImages(images: readonly FilePart[]): void {
-    this.#messages.push(userMessage('These images are what the tools above returned.', images))
+    this.#messages.push(userMessage('The tools above returned these images.', images))
   }
 
   /** Refuses the answer of the step, and tells the model why. */
@@ -234,7 +234,7 @@ export function repaired(messages: readonly Message[]): Message[] {
   return out
 }
 
-/** Leaves out reasoning. Unsigned reasoning is of no use to any later model call; signed reasoning only to the model that wrote it. */
+/** Leaves out reasoning. Unsigned reasoning is useless for later model calls; signed reasoning is useful only for the model that wrote it. */
 export function withoutReasoning(messages: readonly Message[], keep: 'signed' | 'none'): readonly Message[] {
   const goes = (part: { type: string; providerOptions?: unknown }): boolean =>
     part.type === 'reasoning' && (keep === 'none' || part.providerOptions === undefined)
@@ -258,7 +258,7 @@ function joined<T extends { type: string }>(parts: readonly (T | TextPart)[]): (
 }
 const isText = (part: { type: string }): part is TextPart => part.type === 'text'
 
-/** The same messages with a word in the place of each image and file. */
+/** The same messages with a note in place of each image and file. */
 export function withoutFiles(messages: readonly Message[]): readonly Message[] {
   return messages.map((message) =>
     message.role === 'user'
@@ -283,7 +283,7 @@ export function sizeOf(message: Message): number {
 const signatureSize = ({ providerOptions }: ReasoningPart): number =>
   providerOptions ? JSON.stringify(providerOptions).length : 0
 
-/** Characters of base64; of a content that is yet to be brought those that it will have. */
+/** Characters of base64; for content that must still be read, those that it will have. */
 const fileCharsOf = ({ data }: FilePart | LinkedPart): number =>
   data.type === 'data' ? data.data.length : Math.ceil(data.link.bytes / 3) * 4
 

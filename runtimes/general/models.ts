@@ -59,11 +59,11 @@ export interface OpenCall {
 }
 
 const waits = { firstMs: 200, factor: 4, longestMs: 800, most: 2 }
-/** The longest `Retry-After` that is heeded: a user waits. */
+/** The longest `Retry-After` that is respected: a user waits. */
 const maxRetryAfterMs = 5_000
 
 /**
- * Calls the model, again after a failure that may pass: at most twice, and only while nothing was streamed, because
+ * Calls the model, and repeats after a temporary failure: at most twice, and only while nothing was streamed, because
  * text that a client has seen cannot be taken back.
  */
 export async function openCall(
@@ -125,6 +125,6 @@ export function usageOf({ inputTokens, outputTokens }: LanguageModelV4Usage): Ca
   }
 }
 
-/** Servers omit counts, and some send nonsense. */
+/** Servers omit counts, and some send invalid ones. */
 const count = (tokens: number | undefined): number =>
   tokens !== undefined && Number.isFinite(tokens) && tokens > 0 ? Math.round(tokens) : 0

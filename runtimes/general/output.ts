@@ -4,9 +4,9 @@ import type { ResponseFormat } from '#contracts/prompt'
 
 /** The form that the answer of a run must have. */
 export interface OutputForm {
-  /** The form as the provider takes it, which passes it on where its model supports it. */
+  /** The response format for the provider, which passes it on if its model supports it. */
   readonly asked: NonNullable<LanguageModelV4CallOptions['responseFormat']>
-  /** The value that an answer holds, or a sentence for its model that says why it does not do. */
+  /** The value of an answer, or a sentence for its model that says why it is not valid. */
   read(answer: string): Promise<{ readonly value: unknown } | { readonly problem: string }>
 }
 
@@ -20,7 +20,7 @@ export async function createOutputForm(
 ): Promise<OutputForm> {
   const { problem } = await schemas(tenantId, schema)
   const complaint = (why: string): { problem: string } => ({
-    problem: `Your answer does not fit. ${why} Answer again with nothing but one JSON value that fits this JSON Schema: ${JSON.stringify(schema)}`,
+    problem: `Your answer is not valid. ${why} Answer again with only one JSON value that matches this JSON Schema: ${JSON.stringify(schema)}`,
   })
   return {
     asked: {
@@ -42,5 +42,5 @@ export async function createOutputForm(
   }
 }
 
-/** Models that know no response format like to put JSON into a code block. */
+/** Models without support for response formats often put JSON into a code block. */
 const unfenced = (text: string): string => /^\s*```(?:json)?\n([^]*?)\n?```\s*$/.exec(text)?.[1] ?? text

@@ -31,7 +31,7 @@ export interface RunDeps {
 }
 
 /** Events in batches of those that are yielded together. */
-export type Events = AsyncGenerator<EventBatch>
+type Events = AsyncGenerator<EventBatch>
 
 /** Model calls of one run unless the profile says otherwise. */
 const defaultMaxSteps = 16
@@ -131,7 +131,7 @@ class Run {
     const connected = hasTools ? await deps.connect(this.#envelope, this.#signal) : undefined
     this.#tools = connected?.tools
     for (const one of connected?.unavailable ?? []) {
-      deps.log.warn({ runId, ...one }, 'a run goes without the tools of an MCP server')
+      deps.log.warn({ runId, ...one }, 'a run continues without the tools of an MCP server')
       yield [{ type: 'progress', stage: 'mcp_server_unavailable', ...one }]
     }
     if (deps.history.turns(sessionId)?.some(({ messages }) => haveLinks(messages))) await this.#bringHistory()

@@ -14,7 +14,7 @@ export interface Conversation {
   readonly folder: string
   /** The vendor's id of the conversation. */
   readonly id: string
-  /** True when an earlier run has begun it. */
+  /** True when an earlier run has started it. */
   readonly resumes: boolean
 }
 
@@ -34,7 +34,7 @@ interface Session {
   readonly id: string
   /** How many bytes of its file are finished turns. */
   readonly bytes: number
-  /** The last run, and how many bytes there were before it. The vendor only appends. */
+  /** The last run, and the size of the file before it. The vendor only appends. */
   readonly last?: { readonly runId: string; readonly bytes: number }
 }
 

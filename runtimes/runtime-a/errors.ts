@@ -30,13 +30,13 @@ export const runtimeAErrors = errorTable('runtime_a', {
   },
 })
 
-/** What the model server and the process did, in sentences of their own. */
+/** Failures of the model server and the process, with their own sentences. */
 export const answerCut = () =>
   runtimeAErrors.modelError({ message: 'The connection to the model server broke.', retryable: true })
 export const processSilent = () =>
   runtimeAErrors.runtimeError({ message: "The runtime's process did not start in time.", retryable: true })
 
-/** The error of a result that is a failure. The vendor's own text stays out: it quotes the model server, which may quote keys. */
+/** The error of a failed result, without the vendor's own text: it quotes the model server, which may quote keys. */
 export function failureOf({ subtype, api_error_status: status, api_error: kind }: Result, maxSteps: number): Error {
   if (subtype === 'error_max_turns') {
     return runtimeAErrors.maxSteps({

@@ -11,9 +11,7 @@ import { vendorPackage } from './vendor.ts'
 import { runtimeAErrors } from './errors.ts'
 
 const RuntimeAConfig = Settings({
-  apiKey: Type.Optional(
-    Type.String({ description: 'Sent as x-api-key. In a sandbox worker the runner has it, here nobody.' }),
-  ),
+  apiKey: Type.Optional(Type.String({ description: 'Sent as x-api-key. For sandbox workers only the runner has it.' })),
   baseUrl: Type.Optional(
     Type.String({
       pattern: '^(https?://.+)?$',

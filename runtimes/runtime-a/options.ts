@@ -21,7 +21,7 @@ const defaultMaxSteps = 16
 export const maxStepsOf = ({ profile }: Pick<RunEnvelope, 'profile'>): number =>
   profile.limits.maxSteps ?? defaultMaxSteps
 
-/** Options that confine the vendor's agent to this run: it has no tools of its own, no files of this machine, and nobody to ask. */
+/** Options that confine the vendor's agent to this run: it has no tools of its own, no files of this machine, and no person to ask. */
 const confined = {
   tools: [],
   settingSources: [],
@@ -52,7 +52,7 @@ export function optionsOf(envelope: RunEnvelope, place: Place): Options {
 
 /** The search path for programs; the vendor's own is started by its path. */
 const path = '/usr/local/bin:/usr/bin:/bin'
-/** How often a failing model call is made again, as in the other runtimes, and how long its server may take. */
+/** How often a failing model call is repeated, as in the other runtimes, and how long its server may take. */
 const maxRetries = 2
 const firstByteMs = 300_000
 const mcpConnectMs = 5_000
@@ -88,7 +88,7 @@ function environment(
     DISABLE_ERROR_REPORTING: '1',
     // Puts all tools of the session into every prompt; searching among them would need another tool of the vendor's.
     ENABLE_TOOL_SEARCH: 'false',
-    // An answer that broke off would be asked for again as a whole, behind what a client has already read.
+    // The vendor would request a broken answer again from its start, after the part that a client has already read.
     CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK: '1',
     CLAUDE_CODE_MAX_RETRIES: String(maxRetries),
     API_TIMEOUT_MS: String(firstByteMs),
@@ -117,7 +117,7 @@ export function modelServer(
       message: 'runtime_a has no model server here: set ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL or both.',
     })
   }
-  // Without a key the vendor would ask for a login.
+  // Without a key the vendor's program would require a login.
   return { baseUrl: unversioned(baseUrl || 'https://api.anthropic.com'), apiKey: apiKey || 'none' }
 }
 

@@ -95,7 +95,7 @@ export interface Retry {
   readonly subtype: 'api_retry'
 }
 
-/** The conversation was too long for its model: what is older has been summarized. */
+/** The conversation was too long for its model: older turns have been summarized. */
 interface Compacted {
   readonly type: 'system'
   readonly subtype: 'compact_boundary'

@@ -5,14 +5,14 @@ import { runtimeAErrors } from './errors.ts'
 
 export interface ToolServers {
   readonly config: Readonly<Record<string, HttpServer>>
-  /** Variables with addresses and credentials: on a command line everybody on the machine could read them. */
+  /** Variables with addresses and credentials: on a command line every user of the machine could read them. */
   readonly env: Readonly<Record<string, string>>
   readonly allowed: readonly string[]
   /** A tool as the session knows it. */
   plainName(name: string): string
-  /** Whether the session's own tools are there. */
+  /** Whether the session has its own tools. */
   connected(init: Init): boolean
-  /** External servers without which the run goes on. */
+  /** External servers without which the run continues. */
   unavailable(init: Init): readonly UnavailableMcpServer[]
 }
 
@@ -21,7 +21,7 @@ const own = 'runner'
 const prefix = `mcp__${own}__`
 /** Together with the longest names of tools it fits what model servers take. */
 const maxNameChars = 32
-/** The longest that a timer takes. */
+/** The longest time of a timer. */
 const maxMs = 2_147_483_647
 
 /** The MCP servers of a run. The vendor replaces `${NAME}` in their settings by variables, so settings with that text are refused. */
@@ -85,10 +85,11 @@ export function toolServers(
   }
 }
 
-/** The vendor reads definitions itself, so none that has changed could be kept from its model. */
+/** The vendor's program reads definitions itself, so a changed one could not be withheld from its model. */
 const holdsBack = ({ tools = [] }: McpServer): boolean => tools.some(({ digest }) => digest !== undefined)
-const cannotHoldBack = 'This runtime cannot hold back tools that are to be reviewed; use the runtime general.'
-const unusable = (name: string): string => `The MCP server '${name}' cannot be used; the run goes on without its tools.`
+const cannotHoldBack = 'This runtime cannot withhold tools that need a review; use the runtime general.'
+const unusable = (name: string): string =>
+  `The MCP server '${name}' cannot be used; the run continues without its tools.`
 
 /** A unique name of letters that the vendor takes, which is no prefix of another server's name. */
 function vendorName(name: string, taken: Readonly<Record<string, unknown>>): string {

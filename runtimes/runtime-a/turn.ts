@@ -22,11 +22,11 @@ export class Turn {
   /** Names of the tools that are being executed, by the ids of their calls. */
   readonly #open = new Map<string, string>()
   #answer = ''
-  /** Text of the model call under way that a client has seen. */
+  /** Text of the current model call that a client has seen. */
   #streamed = ''
   #tokens: Tokens = {}
   #stopReason: string | null = null
-  /** True when the model call under way goes on where the one before reached its limit. */
+  /** True when the current model call continues where the one before reached its limit. */
   #continues = false
   #spoke = false
   #over = false
@@ -67,7 +67,7 @@ export class Turn {
   }
 
   *#begin(init: Init): Generator<RuntimeEvent> {
-    // The vendor would go on, and its model would answer as if it had no tools.
+    // The vendor's program would continue, and its model would answer as if it had no tools.
     if (!this.#tools.connected(init)) throw runtimeAErrors.toolServerUnavailable()
     yield { type: 'session_init', runtimeSessionId: init.session_id }
     for (const one of this.#tools.unavailable(init)) {
@@ -151,7 +151,7 @@ export class Turn {
 const compacted: RuntimeEvent = {
   type: 'progress',
   stage: 'context_trimmed',
-  message: 'The conversation was too long for its model; what is older has been summarized.',
+  message: 'The conversation was too long for its model; older turns have been summarized.',
 }
 
 /** The vendor's finish reasons in the words of the other runtimes. */
@@ -221,6 +221,6 @@ const event = (model: string, inputTokens: number, outputTokens: number, cachedT
   model,
 })
 
-/** Servers omit counts, and some send nonsense. */
+/** Servers omit counts, and some send invalid ones. */
 const count = (tokens: number | null | undefined): number =>
   typeof tokens === 'number' && Number.isFinite(tokens) && tokens > 0 ? Math.round(tokens) : 0

@@ -37,10 +37,10 @@ const transient = (status: number): boolean => status >= 500 || status === 429 |
 
 const words: Readonly<Record<string, { readonly message: string; readonly retryable: boolean }>> = {
   contextWindowExceeded: { message: 'The conversation is longer than the model takes.', retryable: false },
-  usageLimitExceeded: { message: 'The account at the model server has used up what it may.', retryable: false },
+  usageLimitExceeded: { message: 'The account at the model server has used up its quota.', retryable: false },
   rateLimitExceeded: { message: 'The model server answered 429.', retryable: true },
   serverOverloaded: { message: 'The model server is overloaded.', retryable: true },
-  internalServerError: { message: 'The model server answered with a failure of its own.', retryable: true },
+  internalServerError: { message: 'The model server answered with an internal error.', retryable: true },
   unauthorized: { message: 'The model server answered 401.', retryable: false },
   badRequest: { message: 'The model server refused the request.', retryable: false },
   cyberPolicy: { message: 'The model server refused the request by its policy.', retryable: false },

@@ -6,12 +6,12 @@ import type { Launch } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
 import { runtimeBErrors } from './errors.ts'
 
-/** The only provider whose wire Codex speaks. */
+/** The only provider whose API Codex speaks. */
 const provider = 'openai'
 const officialUrl = 'https://api.openai.com/v1'
 /** Attempts of a model call before its first byte: three in all, as in `general`. */
 const requestRetries = 2
-/** How long an MCP server may take to be connected: the session's, or the run ends; another one, or the run goes without it. */
+/** How long an MCP server may take to connect. Without the session's own server the run ends; without another one it continues. */
 export const mcpStartSeconds = 5
 
 const variables = { modelKey: 'AGENT_ORC_MODEL_KEY', toolsToken: 'AGENT_ORC_TOOLS_TOKEN', header: 'AGENT_ORC_HEADER_' }
@@ -25,10 +25,10 @@ export interface RunLaunch extends Omit<Launch, 'command'> {
   readonly config: Readonly<Record<string, unknown>>
   /** What the session's own MCP server is called. */
   readonly sessionServer: string
-  /** Names of the external MCP servers that Codex connects to, and those that the run does without. */
+  /** Names of the external MCP servers that Codex connects to, and of those that are left out. */
   readonly external: readonly string[]
   readonly unavailable: readonly UnavailableMcpServer[]
-  /** Where Codex finds what it has to know of the model. */
+  /** The file with the description of the model for Codex. */
   readonly modelFile: string
 }
 
@@ -93,14 +93,14 @@ function modelServer({ apiKey, baseUrl }: Pick<RuntimeBConfig, 'apiKey' | 'baseU
   })
 }
 
-/** The external servers that Codex can be given as their entries want it. */
+/** The external servers that Codex supports with the settings of their entries. */
 function usable({ mcpServers: all = [], mcpUnavailable = [] }: Pick<RunEnvelope, 'mcpServers' | 'mcpUnavailable'>) {
   const unavailable = [...mcpUnavailable]
   const external = all.filter(({ name, transport, tools = [] }) => {
     const message = tools.some(({ digest }) => digest !== undefined)
-      ? 'This runtime cannot hold back tools that are to be reviewed; use the runtime general.'
+      ? 'This runtime cannot withhold tools that need a review; use the runtime general.'
       : transport === 'sse'
-        ? 'This runtime speaks streamable HTTP alone.'
+        ? 'This runtime speaks only streamable HTTP.'
         : undefined
     if (message !== undefined) unavailable.push({ server: name, message })
     return message === undefined
@@ -148,7 +148,7 @@ function mcpServers(
 }
 
 /**
- * Features of Codex 0.163 that are on unless they are switched off: everything that acts on the machine, calls home, asks a
+ * Features of Codex 0.163 that are on unless they are switched off: everything that acts on the machine, sends data to the vendor, asks a
  * person, or gives the model tools that are not the session's. A test compares this with what the installed program still has on.
  */
 const off: Readonly<Record<string, readonly string[]>> = {
@@ -185,7 +185,7 @@ const settings: Readonly<Record<string, unknown>> = {
   'skills.bundled.enabled': false,
   'skills.include_instructions': false,
   'shell_environment_policy.inherit': 'none',
-  // The instructions are the profile's alone.
+  // Only the profile's instructions.
   include_permissions_instructions: false,
   include_environment_context: false,
   include_apps_instructions: false,
@@ -219,7 +219,7 @@ export function switches(more: Readonly<Record<string, unknown>> = {}): string[]
 }
 
 /**
- * What Codex has to know of the model, as a catalogue of one entry. Its own catalogue gives newer models a JavaScript host, a
+ * The description of the model for Codex, as a catalogue of one entry. Its own catalogue gives newer models a JavaScript host, a
  * shell and a search in the place of the session's tools; of a model that it does not know it only guesses.
  */
 export const modelFile = (model: string, contextTokens: number): string =>
@@ -249,5 +249,5 @@ export const modelFile = (model: string, contextTokens: number): string =>
     ],
   })
 
-/** How much of one tool result the model is shown: the 200,000 characters that `general` shows. */
+/** How much of one tool result the model sees: 200,000 characters, as in `general`. */
 const toolOutputTokens = 50_000

@@ -7,7 +7,7 @@ import type { McpServerReported, ThreadOpened, TurnStarted, UserInput } from './
 import type { Turn } from './turn.ts'
 import { runtimeBErrors } from './errors.ts'
 
-/** Takes up the conversation of that id, or begins one. Resolves to its id. */
+/** Resumes the conversation with that id, or begins one. Resolves to its id. */
 export async function openThread(
   rpc: RpcClient,
   { model, modelProvider, config, folder }: RunLaunch,
@@ -42,8 +42,8 @@ export async function startTurn(
 }
 
 /**
- * Waits for the external servers of a run, as long as each may take: Codex itself would begin after a second without those that
- * are further away. One that cannot be reached costs the run only its own tools.
+ * Waits for the external servers of a run, as long as each may take: Codex itself would begin after a second without slower
+ * ones. If one cannot be reached, the run only lacks its tools.
  */
 export async function* serversOf(names: readonly string[], turn: Turn, listen: Listen): AsyncGenerator<RuntimeEvent> {
   const awaited = new Set(names)
@@ -54,7 +54,12 @@ export async function* serversOf(names: readonly string[], turn: Turn, listen: L
     if (method !== 'mcpServer/startupStatus/updated') continue
     const { name, status } = params as McpServerReported
     if (status === 'starting' || !awaited.delete(name) || status === 'ready') continue
-    yield { type: 'progress', stage: 'mcp_server_unavailable', server: name, message: 'It cannot be connected.' }
+    yield {
+      type: 'progress',
+      stage: 'mcp_server_unavailable',
+      server: name,
+      message: 'The server cannot be connected.',
+    }
   }
 }
 

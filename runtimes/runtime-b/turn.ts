@@ -12,7 +12,7 @@ interface TurnOptions {
 
 /** Between the texts of two messages. */
 const paragraph = '\n\n'
-/** What Codex calls its own tools over the servers' resources. */
+/** Codex's names of its own tools for the servers' resources. */
 const resourceServer = 'codex'
 /** Kinds of items that would mean that something was done on this machine. */
 const hostItems: ReadonlySet<string> = new Set(['commandExecution', 'fileChange', 'imageView'])

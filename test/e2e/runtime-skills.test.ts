@@ -92,7 +92,7 @@ for (const [runtime, { missing, model, tool, offered }] of Object.entries(vendor
             '# letters\n\nWrites letters.\n\nBe brief. See forms.md.\n\nFiles of this skill:\n- forms.md (12 bytes)',
           ],
           ['skill_resource', true, 'Dear *name*,'],
-          ['skill_read', false, "There is no skill 'other' in this session; it has: letters, using-calculate."],
+          ['skill_read', false, "This session has no skill 'other'; it has: letters, using-calculate."],
         ],
       )
       // What the tools said is what the model's next request has.

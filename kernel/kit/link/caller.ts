@@ -105,7 +105,7 @@ export class LinkCaller implements Frames {
     this.#connection.end()
   }
 
-  /** A link that nobody needs is closed; the next exchange brings another one. */
+  /** An unused link is closed; the next exchange opens another one. */
   quiet(ms: number): void {
     this.#idleMs = this.#streams.size > 0 || this.#last !== this.#seen ? 0 : this.#idleMs + ms
     this.#seen = this.#last

@@ -53,14 +53,14 @@ export const reasonOf = (reset: number | undefined): string =>
 /** Bytes of `data` that a caller takes for an exchange before it has read any. */
 export const initialCredit = 256 * 1024
 export const maxDataBytes = 64 * 1024
-/** A body and its request line. What is larger goes over HTTP, where it holds nobody up. */
+/** The largest body with its request line. Larger ones use HTTP, where they delay nothing else. */
 export const maxOpenBytes = 1024 * 1024
 export const maxStreams = 16_384
 const maxFrameBytes = maxOpenBytes + 64 * 1024
 const headerBytes = 9
 /** How long the other side may take to close the connection as well. */
 const closeMs = 1_000
-/** Bytes that wait for the end of the turn beyond which whoever sends has to wait. */
+/** The most bytes that wait for the end of the turn; above that, senders have to wait. */
 const highWater = 1024 * 1024
 /** A payload that is as large is written as it is: to copy it would cost more than a piece of its own. */
 const largePayload = 8 * 1024
@@ -135,7 +135,7 @@ export class Connection {
   get closed(): boolean {
     return this.#closed
   }
-  /** Whoever has more to send waits for `room`. */
+  /** Senders with more data wait for `room`. */
   get full(): boolean {
     return this.#full || this.#outBytes > highWater
   }
@@ -164,7 +164,7 @@ export class Connection {
     this.#flush()
     this.#close(new LinkError('the link was closed'))
     this.#socket.end()
-    // A peer that does not close its side may not hold up whoever stops.
+    // A peer that does not close its side must not delay a stop.
     const late = setTimeout(() => this.#socket.destroy(), closeMs)
     this.#socket.once('close', () => clearTimeout(late))
   }

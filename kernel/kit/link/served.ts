@@ -197,7 +197,7 @@ class Exchange implements OpenStream {
       ...parts,
       wantsLines: true,
       get caller() {
-        if (!caller) throw new Error('a route asks who calls, where nobody is told apart')
+        if (!caller) throw new Error('a route needs the caller on a listener without authentication')
         return caller
       },
       get signal() {

@@ -4,12 +4,12 @@ import { createParser } from 'eventsource-parser'
 import type { ModelFetch } from '#contracts/model'
 import { tooLarge } from './failures.ts'
 
-export interface McpFetchOptions {
+interface McpFetchOptions {
   /** Whether the stream for unasked messages of the server is worth a connection. */
   listens(): boolean
   /** The answer of this request ended without a word about it. `resumes`: the library asks for the rest. `large`: it was too large. */
   onCut(id: string | number, resumes: boolean, large: boolean): void
-  /** The server said so much unasked that nobody listens any more. */
+  /** The server has sent so many unrequested messages that they are ignored. */
   onFlood(): void
   /** An answer that is larger is not read to its end. */
   readonly maxAnswerBytes: number

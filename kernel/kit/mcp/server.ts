@@ -86,7 +86,7 @@ export class McpEndpoint {
     this.#unsubscribe = options.kv?.subscribe(cancelled, (key) => this.#cancel(key))
   }
 
-  /** Answers one request. `who`: whose it is; nobody cancels the calls of others. */
+  /** Answers one request. `who` is the caller; callers cannot cancel the calls of others. */
   async answer(request: FastifyRequest, reply: FastifyReply, tools: ServedTools, who = ''): Promise<FastifyReply> {
     const body = withoutCancellations(request.body)
     if (Array.isArray(body) && body.length === 0) return reply.code(202).send()
@@ -94,7 +94,7 @@ export class McpEndpoint {
     const abort = new AbortController()
     const { raw } = reply
     raw.once('close', () => {
-      // Whoever closes the connection cancels the call.
+      // Closing the connection cancels the call.
       if (!raw.writableFinished) abort.abort(new Error('the client has left'))
     })
     const headers = Object.entries(request.headers).filter(
@@ -136,7 +136,7 @@ export class McpEndpoint {
       { name, version: '1' },
       {
         capabilities: { tools: {}, ...(tools.pass ? { resources: {}, prompts: {}, completions: {} } : {}) },
-        // Callers see different tools, and what is passed on is told by nobody to hold.
+        // Callers see different tools, and passed-on lists have no hints about caching.
         cacheHints: {
           'tools/list': { ttlMs: listMs, cacheScope: 'private' },
           ...Object.fromEntries(passedHints.map((method) => [method, { ttlMs: 0, cacheScope: 'private' as const }])),
@@ -205,7 +205,7 @@ export class McpEndpoint {
     const server = this.#serverOf(tools, cancel?.signal)
     raw.once('close', () => {
       if (key !== undefined && this.#cancellable.get(key) === cancel) this.#cancellable.delete(key)
-      // Behind an answer that went out whole nothing is left to end, and to say so to nobody would cost every call an error.
+      // After a complete answer there is nothing to end; ending it anyway would cost every call an error.
       if (!raw.writableFinished) void server.close()
     })
     await server.connect(transport)
@@ -279,7 +279,7 @@ const notFound = (body: unknown): Response =>
     { status: 404 },
   )
 
-/** The library hands this on to whoever makes the server of a request. */
+/** The library passes this to the function that makes the server of a request. */
 const authInfoOf = (tools: ServedTools) => ({ token: '', clientId: '', scopes: [], extra: { tools } })
 
 /** Requests of one batch cannot cancel each other: the transport would wait for ever for the answer of a cancelled one. */

@@ -141,7 +141,7 @@ function callerOf(of: { readonly client: Client; readonly maxAnswerBytes: number
         signal,
         timeout: noTimeout,
         ...(progress ? { onprogress: progress } : {}),
-        // Without its output schema, which nobody compiles then.
+        // Without its output schema, so that it is not compiled.
         toolDefinition: { name, inputSchema },
       })
     const known = definition ?? (listed?.name === name ? listed : undefined)
@@ -182,7 +182,7 @@ const greetingBytes = 256 * 1024
 /** Deeper than anybody means it, and not so deep that writing it again, or keeping it, fails. */
 const maxDepth = 200
 
-/** What nests too deep comes to nobody; an answer of that kind counts as too large. */
+/** Messages that nest too deep are dropped; such an answer counts as too large. */
 function boundDepth(transport: Pick<Transport, 'onmessage'>): void {
   const { onmessage } = transport
   transport.onmessage = (message, ...extra) => {

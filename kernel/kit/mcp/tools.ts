@@ -14,7 +14,7 @@ const maxPages = 50
 /** The most tools of one server: they are in the memory of each run. */
 const maxTools = 2_000
 
-/** What nobody could name, allow or keep: without a character, longer than lists of allowed tools take, or with characters that are not text. */
+/** Unusable names of tools: empty, longer than lists of allowed tools accept, or with characters that are not text. */
 const isName = (name: string): boolean =>
   name !== '' && name.length <= 200 && !name.includes('\0') && name.isWellFormed()
 
@@ -112,7 +112,7 @@ const hashed = new RegExp(`_[0-9a-f]{${hashChars}}$`)
 export interface ToolNames {
   /** The same for a server and its tool in every process, whatever others there are. `salt` makes another one. */
   nameOf(server: string, tool: string, salt?: number): string
-  /** What a name says, unless it has a hash in the place of some of it: then only whoever knows all tools can tell. */
+  /** The tool of a name, unless a part of it is a hash: then all tools are needed to find it. */
   partsOf(name: string): { readonly server: string; readonly tool: string } | undefined
   /** Whether a name with a hash can be of a tool of this server. */
   mayBeOf(name: string, server: string): boolean

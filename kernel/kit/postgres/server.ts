@@ -132,7 +132,9 @@ async function ensureCluster(dataDir: string, binaries: Binaries, how: Launch, d
 async function createCluster(dataDir: string, binaries: Binaries, how: Launch, durable: boolean): Promise<void> {
   const content = await readdir(dataDir).catch(() => [])
   if (content.length > 0) {
-    throw new Error(`${dataDir} holds files but no PostgreSQL database: name another directory, or empty this one.`)
+    throw new Error(
+      `${dataDir} contains files but no PostgreSQL database: choose another directory, or empty this one.`,
+    )
   }
   await mkdir(dirname(dataDir), { recursive: true })
   const partial = `${dataDir}.partial-${process.pid}`

@@ -117,7 +117,10 @@ test('nodes of workflows that wait for people', async (t) => {
     const refused = async (answer: Promise<Body>, name: string): Promise<void> => {
       const { status, body } = await answer
       assert.deepEqual([status, body.error], [403, 'wrong_approver'])
-      assert.match(body.message, new RegExp(`The approval '${name}' is for keys of the role admin`))
+      assert.match(
+        body.message,
+        new RegExp(`Only keys of the role admin or above may decide the approval '${name}'\\.`),
+      )
     }
     const inChild = await s.until(async () =>
       (await s.call('GET', '/api/approvals?status=waiting')).body.find(

@@ -140,7 +140,10 @@ export class Accounts implements AppAccounts {
         await this.#under(tenantId, connection, (tx) => storeFailure(tx, connection.id, failure))
         return
       }
-      log.warn({ err, tenantId, connection: connection.id }, 'an account could not be taken back; it is forgotten here')
+      log.warn(
+        { err, tenantId, connection: connection.id },
+        'an account could not be revoked at its app; it is deleted here',
+      )
     }
     await database.tenant(tenantId, async (tx) => {
       if (await lockConnection(tx, connection.id, connection.fence)) await storeEnd(tx, connection.id, 'revoked', null)

@@ -102,7 +102,7 @@ export async function doRenewals(
           all(async () => {
             if (signal.aborted) return
             await accounts.settle(tenantId, id).catch((err: unknown) => {
-              log.warn({ err, tenantId, connection: id }, 'what is due about a connection could not be done')
+              log.warn({ err, tenantId, connection: id }, 'the due work for a connection failed')
             })
           }),
         ),

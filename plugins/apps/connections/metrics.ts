@@ -5,19 +5,19 @@ export type ConnectionMetrics = ReturnType<typeof createConnectionMetrics>
 export const createConnectionMetrics = (metrics: Registry) => ({
   renewals: new Counter({
     name: 'app_connection_renewals_total',
-    help: 'Accounts in apps that were due to be renewed, by what became of it.',
+    help: 'Renewals of accounts in apps, by outcome.',
     labelNames: ['outcome'],
     registers: [metrics],
   }),
   revocations: new Counter({
     name: 'app_connection_revocations_total',
-    help: 'Accounts in apps that were taken back at their app, by what became of it.',
+    help: 'Revocations of accounts at their app, by outcome.',
     labelNames: ['outcome'],
     registers: [metrics],
   }),
   changes: new Counter({
     name: 'app_connection_changes_total',
-    help: 'Accounts in apps that came into a state, by their provider.',
+    help: 'Changes of the state of accounts in apps, by provider and new state.',
     labelNames: ['provider', 'state'],
     registers: [metrics],
   }),

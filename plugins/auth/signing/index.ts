@@ -12,12 +12,14 @@ export default definePlugin({
     family: Type.Union([Type.Literal('chat-gateway'), Type.Literal('vfs'), Type.Literal('runner')], {
       description: 'Which plane the keys belong to; a signature of one family never verifies in the other.',
     }),
-    current: Type.Optional(Base64Secret('Signs, and verifies first. Base64 of at least 32 random bytes.')),
+    current: Type.Optional(
+      Base64Secret('Signs, and is tried first when verifying. Base64 of at least 32 random bytes.'),
+    ),
     previous: Type.Optional(Base64Secret('Still verifies while keys are being rotated.')),
     listeners: Type.Array(Type.String(), {
       default: [],
       description:
-        'Listeners that answer nothing without a signature of this family, once there is a key; /healthz aside. Of the family `runner`.',
+        'Listeners that require a signature of this family, except for /healthz, once a key is set. For the family `runner`.',
     }),
   }),
   guards: ({ current, listeners }) => (current ? listeners : []),

@@ -117,7 +117,7 @@ export class CatalogTools {
     return { tools }
   }
 
-  /** Servers that were never asked are asked now, those that were asked long ago behind the back of whoever lists. */
+  /** Servers that were never asked are asked now; those that were asked long ago are asked in the background. */
   async #read(tenantId: string, batch: readonly string[], deadline: AbortSignal): Promise<readonly ServedEntry[]> {
     const { database, config, discoveries, keepMs } = this.#options
     const entries = await servedEntries(database, config, tenantId, batch, keepMs)

@@ -90,7 +90,7 @@ test('a server is there for the tenants that it names, and unknown to any other;
   }
   await assert.rejects(
     serversWith(t, { files: { url } }),
-    /servers\.files\.tenants is required: write '\*' for every tenant, a list such as \[acme, globex\], or \[\] for nobody/,
+    /servers\.files\.tenants is required: write '\*' for every tenant, a list such as \[acme, globex\], or \[\] for none/,
   )
   await assert.rejects(serversWith(t, { files: { url, tenants: ['a b'] } }), /'\*' for every tenant, or ids of tenants/)
 })

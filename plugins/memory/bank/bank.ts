@@ -28,25 +28,25 @@ export class MemoryBank {
     if (!(await this.#exists(tenantId, profile))) throw unknownProfile()
     return this.#parts.writer.create(tenantId, profile, input, { ofRun })
   }
-  /** Best first, for whoever asks. */
+  /** The best hits first. */
   search(caller: 'api' | 'tool', tenantId: string, profile: string, question: Question): Promise<Hit[]> {
     return this.#parts.metrics.searched(caller, () => this.ask(tenantId, profile, question))
   }
   ask(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
     return this.#parts.search.ask(tenantId, profile, question)
   }
-  /** 404 for one that the profile does not have. */
+  /** 404 for a memory that the profile does not have. */
   find(tenantId: string, profile: string, id: string): Promise<Memory> {
     return findMemory(this.#parts.database, tenantId, profile, id)
   }
-  /** With `history` what it had superseded of the same person as well. Resolves to how many are gone. */
+  /** With `history`, deletes the memories of the same person that it superseded as well. Resolves to the number of deleted memories. */
   remove(tenantId: string, profile: string, id: string, history = false): Promise<number> {
     return removeMemory(this.#parts.database, tenantId, profile, id, history)
   }
   unknown(): Error {
     return unknownMemory()
   }
-  /** Rejects with 404 for a profile that is not there and has left no memories. */
+  /** Rejects with 404 for a profile that does not exist and has no memories left. */
   async known(tenantId: string, profile: string): Promise<void> {
     if (!isProfileName(profile)) throw unknownProfile()
     if (await this.#exists(tenantId, profile)) return
@@ -56,7 +56,7 @@ export class MemoryBank {
   async #exists(tenantId: string, profile: string): Promise<boolean> {
     if (!isProfileName(profile)) return false
     const { profiles } = this.#parts
-    // What is in memory may be old: nobody is refused by it.
+    // The cached value may be old, so it must not refuse anybody.
     return (
       (await profiles.findPlaced(tenantId, profile)) !== undefined ||
       (await profiles.find(tenantId, profile)) !== undefined

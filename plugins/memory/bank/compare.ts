@@ -1,13 +1,13 @@
-/** A statement, as it is compared with another one. */
+/** The parts of a statement that are compared. */
 interface Compared {
   readonly content: string
   readonly essence: readonly string[]
   readonly fact?: string | null | undefined
 }
 
-/** Of two statements the shorter one must have so many of the other's words for both to say the same. */
+/** Share of the longer statement's words that the shorter one must have for both to say the same. */
 const share = 0.75
-/** Shorter ones may differ in their only word of weight. */
+/** Shorter statements may differ in their only significant word, so they are not compared by shares. */
 const fewest = 3
 
 const negations =
@@ -15,8 +15,8 @@ const negations =
 const isNegated = (text: string): boolean => (text.match(negations)?.length ?? 0) % 2 === 1
 
 /**
- * How a new statement stands to one that is there. `same`: that says it already. `newer`: it takes the other's place, since it says
- * the same and more, the contrary, or gives another value to what has one value at a time. `other`: both stand.
+ * Compares a new statement with a stored one. `same`: the stored one says it already. `newer`: the new one supersedes it, because it says
+ * the same and more, contradicts it, or gives another value to a property with one value at a time. `other`: both are kept.
  */
 export function compare(added: Compared, known: Compared): 'same' | 'newer' | 'other' {
   const contrary = isNegated(added.content) !== isNegated(known.content)
@@ -25,7 +25,7 @@ export function compare(added: Compared, known: Compared): 'same' | 'newer' | 'o
   const [less, more] = a.length <= b.length ? [a, b] : [b, a]
   const contained = less.length >= fewest && less.length >= share * more.length && isWithin(less, more)
   if (contained && contrary) return 'newer'
-  // A number, a name or a time more is another statement, as is a list that goes on.
+  // An additional number or time makes another statement.
   if (contained && !extra(less, more).some((word) => /[\p{N}#]/u.test(word))) return less === a ? 'same' : 'newer'
   return added.fact && added.fact === known.fact ? 'newer' : 'other'
 }
@@ -33,7 +33,7 @@ export function compare(added: Compared, known: Compared): 'same' | 'newer' | 'o
 const sameWords = (a: readonly string[], b: readonly string[]): boolean =>
   a.length > 0 && a.length === b.length && a.every((word, i) => word === b[i])
 
-/** All words of one are in the other, in the same order: "Ann loves Bob" is not "Bob loves Ann". */
+/** True if all words of one are in the other in the same order: "Ann loves Bob" is not "Bob loves Ann". */
 function isWithin(less: readonly string[], more: readonly string[]): boolean {
   let at = 0
   for (const word of more) if (word === less[at]) at++

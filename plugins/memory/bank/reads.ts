@@ -9,7 +9,7 @@ import { lock } from './statements.ts'
 
 /** Rows of one read. */
 const atOnce = 100
-/** Among so many of the newest `q` of the global view is looked for. */
+/** The global view searches for `q` in this many of the newest memories. */
 const mostLooked = 10_000
 /** Memories of a profile in the grouped view, and steps of a history. */
 const mostGrouped = 100
@@ -26,7 +26,7 @@ const newest = {
   bytes: 'm.bytes + 512',
 } as const satisfies Partial<ListSql>
 
-/** Of one profile, newest first. */
+/** The memories of one profile, newest first. */
 export function listMemories(
   database: Database,
   tenantId: string,
@@ -54,7 +54,7 @@ export function listMemories(
   return readList({ database, tenantId }, list, page, (row: MemoryRow) => toMemory(row))
 }
 
-/** One of them, whether it is history or not. 404 when there is none of this id. */
+/** One memory, current or superseded. 404 for an unknown id. */
 export async function findMemory(database: Database, tenantId: string, profile: string, id: string): Promise<Memory> {
   if (!isId('mem', id)) throw unknownMemory()
   const find = {
@@ -67,7 +67,7 @@ export async function findMemory(database: Database, tenantId: string, profile: 
   return toMemory(row)
 }
 
-/** A memory with those whose place it took and those that took its place, newest first. 404 when there is none of this id. */
+/** A memory with those that it superseded and those that superseded it, newest first. 404 for an unknown id. */
 export async function historyOf(database: Database, tenantId: string, profile: string, id: string): Promise<Memory[]> {
   const own = await findMemory(database, tenantId, profile, id)
   const read = {
@@ -86,7 +86,7 @@ export async function historyOf(database: Database, tenantId: string, profile: s
   return rows.map(toMemory)
 }
 
-/** With `history` also what it has superseded of the same person. 404 when there is none of this id. */
+/** Deletes a memory, with `history` also those of the same person that it superseded. 404 for an unknown id. */
 export async function removeMemory(
   database: Database,
   tenantId: string,
@@ -107,7 +107,7 @@ export async function removeMemory(
   return gone.length
 }
 
-/** True where a profile has memories, whether it is still there or not. */
+/** True if a profile has memories, whether the profile still exists or not. */
 export async function hasMemories(database: Database, tenantId: string, profile: string): Promise<boolean> {
   const look = {
     name: 'memory-has',
@@ -118,14 +118,14 @@ export async function hasMemories(database: Database, tenantId: string, profile:
   return rows.length > 0
 }
 
-// Without the name of the table: the list looks in a part of it that is called otherwise.
+// Without the name of the table, because the list reads from a subquery with another name.
 const idOfProfile = '(SELECT p.id FROM profiles p WHERE p.tenant_id = $1 AND p.name = profile)'
 const has = (pattern: string): string =>
   `(content ILIKE ${pattern} OR summary ILIKE ${pattern} OR profile ILIKE ${pattern} OR ${idOfProfile} ILIKE ${pattern})`
 const patternOf = (q: string): string => `%${q.replaceAll(/[\\%_]/g, '\\$&')}%`
 const isCurrent = `${alive} AND m.superseded_by IS NULL AND ($2::text IS NULL OR m.category = $2)`
 
-/** Of all profiles, newest first, with how many profiles have any. */
+/** The memories of all profiles, newest first, with the number of profiles that have any. */
 export async function listBank(
   database: Database,
   tenantId: string,
@@ -156,7 +156,7 @@ export interface Group {
   readonly memories: readonly Memory[]
 }
 
-/** By profile: how many each has, and the newest of them, each profile read when the one before has left. */
+/** The number of memories and the newest ones of each profile. A profile is read once the one before it was sent. */
 export async function groupsOf(database: Database, tenantId: string, { q, category }: BankQuery) {
   const reads = database.as('reads')
   const pattern = q ? patternOf(q) : null
@@ -201,7 +201,7 @@ interface Named {
   readonly count: number
 }
 
-/** What a tenant remembers, in figures. */
+/** Statistics of a tenant's memories. */
 export async function statsOf(database: Database, tenantId: string): Promise<Omit<Stats, 'search'>> {
   const grouped = (name: string, text: string): Statement => ({
     name: `memory-stats-${name}`,
@@ -250,7 +250,7 @@ export async function statsOf(database: Database, tenantId: string): Promise<Omi
   }
 }
 
-/** What a tenant has, as its limits count it. */
+/** A tenant's usage, as its limits count it. */
 export async function usedBy(database: Database, tenantId: string): Promise<{ memories: number; memoryBytes: number }> {
   const used = {
     name: 'memory-used',

@@ -14,21 +14,21 @@ export type MemoryRow = Nullable<Required<Memory>>
 export const toMemory = (row: MemoryRow): Memory =>
   Object.fromEntries(Object.entries(row).filter(([, value]) => value !== null)) as Memory
 
-/** What is not over. */
+/** The condition for memories that have not expired. */
 export const alive = '(m.expires_at IS NULL OR m.expires_at > now())'
-/** When it happened, as far as that is known. */
+/** When it happened, or else when it was stored. */
 export const happened = 'coalesce(m.event_at, m.created_at)'
 
-/** Stands for an end user in postings: some share a number, so whoever finds by it compares the id as well. 0 is nobody. */
+/** Number of an end user in postings. Several end users may share one, so a search compares the id as well. 0: no end user. */
 export function personOf(endUserId: string | undefined): number {
   if (endUserId === undefined) return 0
   return createHash('sha256').update(endUserId).digest().readInt32BE(0) || 1
 }
 
 /**
- * Before statements that look memories up: by indexes alone, whatever the planner takes the tables to be like. A plan that was made
- * while they were empty would read all of them, and go on doing so. With nothing to choose from, one plan does for all values: some were
- * made anew for each search, in a fifth of its time.
+ * Runs before statements that look memories up, and makes them use indexes only, whatever the planner assumes about the tables. A plan
+ * made while a table was empty would read all of it, even after it has grown. Without a choice, one plan fits all values: some plans were
+ * made again for each search, which took a fifth of its time.
  */
 export const byIndex: Statement = {
   name: 'memory-by-index',
@@ -37,10 +37,10 @@ export const byIndex: Statement = {
            set_config('plan_cache_mode', 'force_generic_plan', true)`,
 }
 
-/** Whose memories are meant. */
+/** Selects memories by profile and end user. */
 export interface Whose {
   readonly endUserId?: string | undefined
-  /** Also those without an end user. */
+  /** Includes memories without an end user. */
   readonly shared?: boolean | undefined
 }
 

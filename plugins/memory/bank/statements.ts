@@ -3,9 +3,9 @@ import type { CreateMemory } from '../schema.ts'
 import type { RecordTerms } from '../text/terms.ts'
 import { columns, happened } from './rows.ts'
 
-/** How sure a memory is that says nothing of it: words that somebody chose count for more. */
+/** The default confidence: curated memories have a higher one. */
 const confidenceOf = { curated: 1, mined: 0.7 } as const
-/** What is about to be stored. */
+/** A memory that is about to be stored. */
 export interface Draft {
   readonly id: string
   readonly content: string
@@ -20,7 +20,7 @@ export interface Draft {
   readonly ofRun?: boolean
 }
 
-/** One more that was not stored, by why. */
+/** Counts a refused memory, by reason. */
 export const refusal = (tenantId: string, reason: string): Statement => ({
   name: 'memory-refused',
   text: `INSERT INTO memory_refusals AS r (tenant_id, reason, count) VALUES ($1, $2, 1)
@@ -29,7 +29,7 @@ export const refusal = (tenantId: string, reason: string): Statement => ({
 })
 
 const current = `m.superseded_by IS NULL AND (m.expires_at IS NULL OR m.expires_at > now())`
-/** The same digest, the same fact, or the rarest words in common. */
+/** Finds memories with the same digest, the same fact, or the rarest words in common. */
 export const lookNear = {
   name: 'memory-look-near',
   text: `WITH own AS MATERIALIZED (SELECT bank FROM memory_banks WHERE tenant_id = $1 AND profile = $2),
@@ -57,7 +57,7 @@ export const lookNear = {
              AND ${current} AND m.end_user_id IS NOT DISTINCT FROM $4::text OFFSET 0) m
          ORDER BY near.number DESC LIMIT 16`,
 }
-/** What was said just before it, in the same conversation. */
+/** The statement before it in the same conversation. */
 export const lookBefore = {
   name: 'memory-look-before',
   text: `SELECT ARRAY(SELECT t.term FROM unnest(m.terms, m.weights) AS t (term, weight)
@@ -69,7 +69,7 @@ export const lookOld = {
   text: 'SELECT id FROM memories WHERE tenant_id = $1 AND profile = $2 AND id = $3',
 }
 
-/** Writes of a tenant one after the other: each sees what those before it have stored and used up. */
+/** Serializes the writes of a tenant: each sees what the ones before it have stored. */
 export const lock = {
   name: 'memory-lock',
   text: `SELECT pg_advisory_xact_lock(hashtextextended('memory/' || $1, 0))`,
@@ -109,7 +109,7 @@ export const why = {
   text: `SELECT (${same}) AS same, ${isErased('$6')} AS erased, (SELECT coalesce(sum(records), 0)::float8 FROM memory_banks WHERE tenant_id = $1) AS records`,
 }
 
-/** What bounds an insert, and what it replaces. */
+/** The limits of an insert, and the memories that it supersedes. */
 export interface Bounds {
   readonly bytes: number
   readonly most: number

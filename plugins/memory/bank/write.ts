@@ -28,9 +28,9 @@ import {
   why,
 } from './statements.ts'
 
-/** Longer texts are analysed with a turn for others in between. */
+/** While longer texts are analysed, the event loop is released in between. */
 const longChars = 8_000
-/** Beside what its request has taken: a memory is compared with those that are like it, and has a row for each term. */
+/** Cost beyond that of its request: a memory is compared with similar ones, and has a row for each term. */
 const turnsOf = ({ terms }: Draft): number => 2 + Math.ceil(terms.terms.length / 50)
 /** Of a memory a term is a row, and a part of its own. */
 const bytesOfTerm = 150
@@ -39,7 +39,7 @@ const mostTold = 10
 
 export type Created = ({ readonly stored: true } & Memory) | NotStored
 
-/** A memory that may say the same, or what was so before. */
+/** A stored memory that may say the same, or that the new one may supersede. */
 interface Neighbour {
   readonly id: string
   readonly content: string
@@ -51,7 +51,7 @@ interface Neighbour {
 interface Looked {
   readonly near: readonly Neighbour[]
   readonly context: readonly string[]
-  /** The id that the caller names, when it is one of this profile. */
+  /** The id that the caller names, if it belongs to this profile. */
   readonly superseded: string | undefined
 }
 
@@ -77,7 +77,7 @@ export interface WriterParts {
   readonly metrics: Metrics
 }
 
-/** Writes memories: what is worth keeping, once, in the place of what it corrects. */
+/** Writes memories: extracts what is worth keeping, stores it once, and supersedes what it corrects. */
 export class Writer {
   readonly #parts: WriterParts
 
@@ -85,18 +85,18 @@ export class Writer {
     this.#parts = parts
   }
 
-  /** `stored: false` is no error: nothing had to be kept. 409 `limit_exceeded`, 400 for what cannot be. */
+  /** `stored: false` is not an error: nothing had to be kept. Rejects with 409 `limit_exceeded`, or 400 for invalid input. */
   async create(tenantId: string, profile: string, input: CreateMemory, how: How = {}): Promise<Created> {
     if (input.rawInput === undefined && input.processedContent === undefined) throw nothingToKeep()
     const made = await this.#contentOf(tenantId, input)
     return 'junk' in made ? this.#refuse(tenantId, made.junk) : this.#keep(tenantId, profile, input, made, how)
   }
-  /** Whether what is said is read by a model. */
+  /** Whether a model reads the texts of this tenant. */
   asksModel(tenantId: string): boolean {
     return this.#parts.model?.isFor(tenantId) ?? false
   }
   /**
-   * Remembers what somebody has said to an agent, each statement by itself; what the conversation had out of the memory is nothing new.
+   * Stores what a person has said to an agent, each statement by itself, except what the conversation got from the memory bank.
    * Rejects with 409 `limit_exceeded`.
    */
   async learn(
@@ -148,7 +148,7 @@ export class Writer {
     )
   }
 
-  /** What is kept of the input. */
+  /** The part of the input that is kept. */
   async #contentOf(
     tenantId: string,
     { rawInput, processedContent }: CreateMemory,
@@ -160,7 +160,7 @@ export class Writer {
     }
     const made = statementsOf(rawInput!)
     if ('junk' in made || !this.#parts.model) return 'junk' in made ? made : { content: made.content, source: 'mined' }
-    // A model that cannot be reached, or says nothing, leaves what the rules have made.
+    // If the model cannot be reached or finds nothing, the statements of the rules are kept.
     const said = await this.#parts.model.process(tenantId, withoutRecalled(rawInput!.toWellFormed()))
     return { content: said?.slice(0, mostContent) ?? made.content, source: 'mined' }
   }
@@ -197,7 +197,7 @@ export class Writer {
       terms,
     }
   }
-  /** What is there already that has to do with it: one round trip, and nothing is locked. */
+  /** Stored memories that are related to it: one round trip, without locks. */
   async #look(
     tenantId: string,
     profile: string,
@@ -215,7 +215,7 @@ export class Writer {
     if (supersedes !== undefined && old.length === 0) throw unknownSuperseded()
     return { near, context: before[0]?.terms ?? [], superseded: old[0]?.id }
   }
-  /** Where it belongs: it is there already, or it takes the place of others, or another one has taken its place before. */
+  /** Decides whether it is a duplicate, supersedes others, or is itself superseded by a newer one. */
   async #place(tenantId: string, draft: Draft, { near, superseded }: Looked): Promise<Placed> {
     const replaced = new Set(superseded === undefined ? [] : [superseded])
     let by: string | undefined
@@ -224,14 +224,14 @@ export class Writer {
       const essence = await essenceOf(tenantId, this.#parts.stems, other.content, new Date(other.at))
       const relation = compare(draft, { ...other, essence })
       if (relation === 'same') return { duplicate: other.id }
-      // What somebody chose to have remembered is not put aside by what was found in a text.
+      // A mined statement never supersedes a curated one.
       if (relation === 'other' || (draft.source === 'mined' && other.source === 'curated')) continue
       if (draft.at.getTime() < new Date(other.at).getTime()) by ??= other.id
       else replaced.add(other.id)
     }
     return { replaced: [...replaced], by }
   }
-  /** It is there; words that somebody chose vouch for those that were found. */
+  /** Handles a duplicate; a curated one confirms a mined memory. */
   async #duplicate(tenantId: string, id: string, source: Draft['source']): Promise<Created> {
     const vouch = {
       name: 'memory-vouch',
@@ -280,7 +280,7 @@ export class Writer {
   }
 }
 
-/** It is a part of what was recalled, or that with a few words more. */
+/** True if it is part of a recalled memory, or a recalled memory with a few more words. */
 const repeats = (said: string, recalled: string): boolean =>
   ` ${recalled} `.includes(` ${said} `) ||
   (` ${said} `.includes(` ${recalled} `) && recalled.length * 1.5 > said.length)

@@ -19,9 +19,9 @@ import {
   similar,
 } from './statements.ts'
 
-/** Postings that one search reads, the rarest words first. What is commoner only counts for what those have found. */
+/** Postings that one search reads, rarest words first. More common words only add to the score of what these have found. */
 const mostRead = 4_000
-/** Memories of which lists are made, where a question does not ask for more, and those that a filter may have to look at. */
+/** The least number of candidates for the lists, and the most that a filter looks at. */
 const leastCandidates = 80
 const mostFiltered = 2_000
 /** Postings that its second step reads. */
@@ -32,22 +32,22 @@ export interface BankFigures {
   readonly bank: number
   readonly records: number
   readonly words: number
-  /** Memories of the persons who are asked for; all of them where nobody is. */
+  /** Memories of the end users in question, or all without one. */
   readonly theirs: number
 }
 
-/** A term to look for, with what it is worth. */
+/** A term to look for, with its weight. */
 export interface Weighed {
   readonly term: string
   /** Which of the asked words it stands for. */
   readonly word: number
   readonly kind: (typeof kinds)[number]
   readonly idf: number
-  /** Memories that have it. */
+  /** Number of memories that have it. */
   readonly records: number
 }
 
-/** A memory that has something of a question. */
+/** A memory that matches part of a question. */
 export interface Candidate {
   readonly memory: number
   readonly id: string
@@ -55,9 +55,9 @@ export interface Candidate {
   readonly names: number
   readonly times: number
   readonly alike: number
-  /** Of the asked words those that it has, by what they are worth. */
+  /** The weight of the question's words that it has. */
   readonly covered: number
-  /** Milliseconds of when it happened. */
+  /** When it happened, in milliseconds. */
   readonly at: number
   readonly confidence: number
   readonly curated: boolean
@@ -67,14 +67,14 @@ export interface Candidate {
 /** A row of `find`: a candidate with the sums of what was read of postings. */
 interface FoundRow extends Candidate {
   readonly length: number
-  /** Of the other terms those that it has, and their weights there; null where nobody looked. */
+  /** The other terms that it has, and their weights; null if they were not read. */
   readonly terms: readonly string[] | null
   readonly weights: readonly number[] | null
   /** Memories that were found before the filter. */
   readonly added: number
 }
 
-/** What a question reads of the postings. */
+/** The postings that a question reads. */
 interface Plan {
   readonly first: readonly Weighed[]
   readonly postings: number
@@ -111,10 +111,10 @@ function planOf(weighed: readonly Weighed[], theirs: number, most: number = most
 /** Only its newest postings are read. */
 const isCut = ({ records }: Weighed, theirs: number): boolean => Math.min(records, theirs) > mostOfWord
 
-/** What costs as much as a request that only reads a row, some 2.5 ms of a processor: fitted to searches of 5 and of 60 words in banks of 100 to 1,000. */
+/** What costs as much as a request that only reads a row, about 2.5 ms of CPU time: fitted to searches of 5 and of 60 words in banks of 100 to 1,000. */
 const turnOf = { postings: 100, weights: 1_000, hits: 20 } as const
 
-/** How many requests that only read a search costs as much as: by the postings that it reads, and the terms that it looks at in each memory found. */
+/** The cost of a search, in requests that only read: by the postings that it reads, and the terms that it checks in each memory found. */
 export function turnsOf({ theirs }: BankFigures, weighed: readonly Weighed[], filter: Filter, limit: number): number {
   const { postings } = planOf(weighed, theirs)
   const found = Math.min(postings, isFiltered(filter) ? mostFiltered : 2 * wantedOf(limit))
@@ -146,7 +146,7 @@ export class Candidates {
     if (!bank || bank.records === 0) return undefined
     return { bank, records: new Map(known.map(({ term, records }) => [term, records])) }
   }
-  /** Words of the profile that are spelled much like one that nobody wrote. Needs pg_trgm. */
+  /** Words of the profile with a similar spelling to a word that no memory has. Needs pg_trgm. */
   async similar(
     tenantId: string,
     bank: number,
@@ -157,7 +157,7 @@ export class Candidates {
     >(tenantId, [byIndex, { ...similar, values: [tenantId, bank, words, words.map(firstOf), words.map(behindFirst)] }])
     return rows
   }
-  /** The memories that have most of the terms, best first by a rough sum; lists are made of them. */
+  /** The candidates for the lists: memories that have most of the terms, best first by an approximate score. */
   async find(
     tenantId: string,
     bank: BankFigures,
@@ -168,14 +168,14 @@ export class Candidates {
     if (weighed.length === 0) return []
     const wanted = wantedOf(limit)
     const found = await this.#read(tenantId, bank, weighed, filter, { wanted, added: 2 * wanted })
-    // What the filter has left out may have hidden what it is looking for.
+    // The memories that the filter removed may have displaced matching ones.
     const hidden = found.added >= 2 * wanted && found.rows.length < wanted
     if (!hidden || (!isFiltered(filter) && found.rows.length > 0)) return found.rows
     const few = await this.#few(tenantId, bank, filter)
     if (few) return this.#among(tenantId, bank, weighed, filter, few)
     return (await this.#read(tenantId, bank, weighed, filter, { wanted, added: mostFiltered })).rows
   }
-  /** What has one of these names at least, best first by the sum of names and words. */
+  /** Memories with at least one of these names, best first by the sum of names and words. */
   async linked(
     tenantId: string,
     bank: BankFigures,
@@ -185,7 +185,7 @@ export class Candidates {
   ): Promise<Candidate[]> {
     return (await this.#read(tenantId, bank, weighed, filter, { wanted, added: 2 * wanted, named: true })).rows
   }
-  /** The names that memories lead on by, and how many memories have each. */
+  /** The names in these memories that can link to others, and how many memories have each. */
   async namesOf(
     tenantId: string,
     { bank }: BankFigures,
@@ -198,7 +198,7 @@ export class Candidates {
     ])
     return rows
   }
-  /** What lists need to know of memories that were found otherwise. */
+  /** The data that lists need about memories that were found in other ways. */
   async of(tenantId: string, memories: readonly number[], filter: Filter): Promise<Candidate[]> {
     if (memories.length === 0) return []
     const [, rows] = await this.#database.batch<[object[], Candidate[]]>(tenantId, [
@@ -241,7 +241,7 @@ export class Candidates {
     ])
     return { rows: best(rows, rest, average, wanted), added: rows[0]?.added ?? added }
   }
-  /** The memories of a category, or of a time, where these are few. */
+  /** The memories of a category or a time, if they are few. */
   async #few(tenantId: string, { bank }: BankFigures, filter: Filter): Promise<number[] | undefined> {
     const { category, from = null, to = null } = filter
     const reads = [

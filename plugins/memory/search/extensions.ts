@@ -35,7 +35,7 @@ export class ExtensionSet {
   get found(): Extensions {
     return this.#found
   }
-  /** For whoever watches the process: what searches go without; undefined when nothing is missing, or nobody knows yet. */
+  /** For `/readyz`: what searches lack; undefined if nothing is missing or it is not known yet. */
   get lacking(): string | undefined {
     if (!this.#known) return undefined
     const { trigrams, vectors } = this.#found
@@ -46,7 +46,7 @@ export class ExtensionSet {
     return without.length === 0 ? undefined : `searches of memories go without ${without.join(' and ')}`
   }
 
-  /** Tries until the database answers. Resolves to what there is. */
+  /** Tries until the database answers. Resolves to the available extensions. */
   async open(signal: AbortSignal): Promise<Extensions> {
     await retry(() => this.#open(), { firstMs: 500, longestMs: 10_000, signal })
     return this.#found
@@ -63,7 +63,7 @@ export class ExtensionSet {
     const look = { text: looks[name] }
     const isThere = async (): Promise<boolean> => (await this.#database.systemBatch<[object[]]>([look]))[0].length > 0
     if (await isThere()) return true
-    // A role that may not, a server that does not have it, or another process that was faster.
+    // The role may lack the right, the server the extension, or another process was faster.
     await this.#database
       .systemBatch([{ text: `CREATE EXTENSION IF NOT EXISTS ${name}` }])
       .catch((err: unknown) => this.#log.info({ err, extension: name }, 'an extension could not be created'))

@@ -3,7 +3,7 @@ import type { Candidate } from './candidates.ts'
 
 /** Reciprocal rank: how much the places at the top of a list differ. */
 const k = 60
-/** How much each list has to say. */
+/** The weight of each list. */
 const weights: Readonly<Record<ListName, number>> = {
   words: 1,
   names: 0.15,
@@ -13,13 +13,13 @@ const weights: Readonly<Record<ListName, number>> = {
   meaning: 1,
   recent: 0.05,
 }
-/** The newest of them, when that is what the question is about. */
+/** The weight of `recent` if the question asks for "now". */
 const recentWhenAsked = 0.4
-/** A second step answers so much of a question as its best link, though it has none of its words. */
+/** A memory found in the second step covers this much of a question, although it has none of its words. */
 const linkStrength = 0.2
-/** Of a score: how far in front a memory is, and how much of the question it has. */
+/** The share of the rank in a score; the rest is how much of the question a memory covers. */
 const relative = 0.5
-/** What a memory loses that nobody vouches for, one that was superseded, and one that is not sure at all. */
+/** Deductions for a mined memory, a superseded one, and one without any confidence. */
 const loss = { mined: 0.05, superseded: 0.3, unsure: 0.2 } as const
 
 /** A memory with the places that it has in the lists. */
@@ -34,9 +34,9 @@ export interface Lists {
   readonly candidates: readonly Candidate[]
   /** Cosine by memory, where there are vectors. */
   readonly meaning: ReadonlyMap<number, number>
-  /** What memories share with names of the best hits. */
+  /** By memory, what it shares with the names of the best hits. */
   readonly linked: ReadonlyMap<number, number>
-  /** What the words of the question are worth together. */
+  /** The total weight of the question's words. */
   readonly total: number
   /** The question is about how things are now. */
   readonly now: boolean
@@ -78,11 +78,11 @@ export function rank({ candidates, meaning, linked, total, now }: Lists): Ranked
     .toSorted((a, b) => b.score - a.score || b.candidate.at - a.candidate.at || b.candidate.memory - a.candidate.memory)
 }
 
-/** Recency explains a hit only where it has something else. */
+/** Recency is named as a reason only for the three newest. */
 const placed = (all: readonly { list: ListName; rank: number }[]) =>
   all.filter(({ list, rank: place }) => list !== 'recent' || place <= 3)
 
-/** Those that have something of a list, with their places. Equals share the last of theirs: what all have tells nothing. */
+/** The memories in a list, with their places. Equal ones share their last place, because what all have distinguishes none. */
 function placesIn(candidates: readonly Candidate[], valueOf: (one: Candidate) => number): Map<number, number> {
   const sorted = candidates
     .map((one) => ({ memory: one.memory, value: valueOf(one) }))

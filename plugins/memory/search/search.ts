@@ -20,10 +20,10 @@ import type { ExtensionSet } from './extensions.ts'
 import { rank, type Ranked } from './rank.ts'
 import type { VectorList } from './vectors.ts'
 
-/** Hits whose names lead on to others. */
+/** Hits whose names are used for the second step. */
 const leading = 3
 const mostLinks = 6
-/** Memories that they lead to. */
+/** Memories that the second step adds. */
 const mostLinked = 20
 /** Words that are corrected. */
 const mostCorrected = 4
@@ -61,7 +61,7 @@ export class Search {
   async ask(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
     const { q, now, limit, minScore, maxTokens } = question
     const asked = await askedTerms(tenantId, this.#parts.stems, q, now)
-    // Nothing but words that every text has: what is newest is as good an answer as any.
+    // The question has only stop words: the newest memories are as good an answer as any.
     if (asked.length === 0) return this.#newest(tenantId, profile, question)
     const known = await this.#candidates.figures(
       tenantId,
@@ -97,7 +97,7 @@ export class Search {
     return rank({ ...lists, candidates: [...candidates, ...added], linked })
   }
 
-  /** Words that the profile has, for those of the question that it has not. */
+  /** Similar words of the profile, for words of the question that it does not have. */
   async #corrected(
     tenantId: string,
     { bank, records }: BankFigures,
@@ -125,7 +125,7 @@ export class Search {
       records: having,
     }))
   }
-  /** The second step of a question: what the best hits name and it does not. */
+  /** The second step of a question: memories found by names that the best hits have and the question does not. */
   async #linked(
     tenantId: string,
     bank: BankFigures,
@@ -136,7 +136,7 @@ export class Search {
     const leads = first.slice(0, leading).map(({ candidate }) => candidate.memory)
     const named = await this.#candidates.namesOf(tenantId, bank, leads)
     const links = named
-      // A name that stands in one memory leads nowhere, one that stands everywhere leads anywhere.
+      // A name in one memory only leads to no other, and a name in most memories says too little.
       .filter(({ term, records }) => !own.has(term) && records > 1 && records < Math.max(20, bank.records / 20))
       .toSorted((a, b) => a.records - b.records)
       .slice(0, mostLinks)
@@ -150,7 +150,7 @@ export class Search {
     if (links.length === 0) return []
     const words = weighed.filter(({ kind }) => kind === 'word')
     const found = await this.#candidates.linked(tenantId, bank, [...links, ...words], filter, mostLinked)
-    // Those that led here are no second step.
+    // The hits whose names were used are not results of the second step.
     return found.filter(({ memory }) => !leads.includes(memory))
   }
   async #hits(

@@ -1,18 +1,18 @@
 import { alive, happened, isOf } from '../bank/rows.ts'
 
-/** BM25: how soon further occurrences say no more, and how much a long text has to say more. Statements are short: both are low. */
+/** BM25 parameters k1 (saturation of repeated terms) and b (influence of the length). Statements are short: both are low. */
 export const k1 = 0.4
 const b = 0.15
 /** A weight that has half of what a term can say, and how much each word of a text adds to it, in texts of average length. */
 export const saturation = 100 * k1 * (1 - b)
 export const perWord = 100 * k1 * b
-/** Of one word the newest of so many postings are read. */
+/** The newest postings of one word that are read. */
 export const mostOfWord = 2_000
-/** A filter that lets no more than these pass is where a search begins. */
+/** A search begins with its filter if that matches no more memories than this. */
 export const mostFew = 500
 /** Terms of a row that are looked at: its content is in front. */
 const mostLooked = 200
-/** Names that a memory leads on by. */
+/** Names of a memory that can link to others. */
 const mostNames = 12
 
 /** What terms stand for; statements have the places in this list. */
@@ -39,7 +39,7 @@ export const knownTerms = {
            SELECT term, records FROM memory_terms WHERE tenant_id = $1 AND bank = b.bank AND term = asked.term OFFSET 0) k
          WHERE b.tenant_id = $1 AND b.profile = $2`,
 }
-// Those that begin alike: nobody reads the whole vocabulary for a slip of the pen.
+// Only words with the same beginning: the whole vocabulary is not read for a spelling mistake.
 export const similar = {
   name: 'memory-similar-terms',
   text: `SELECT asked.word, near.term, near.records, near.likeness FROM unnest($3::text[], $4::text[], $5::text[]) AS asked (word, first, behind)
@@ -87,7 +87,7 @@ export const find = {
            r.terms, r.weights, (SELECT count(*)::int FROM found) AS added
          FROM fitting f ${ofRows('$17')}`,
 }
-/** The same of memories that are known, by their rows alone. */
+/** The same for known memories, from their rows alone. */
 export const among = {
   name: 'memory-among',
   text: `SELECT f.memory, f.id, f.at, f.confidence, f.curated, f.superseded, f.length, 0 AS words, 0 AS names, 0 AS times, 0 AS alike,
@@ -97,7 +97,7 @@ export const among = {
            WHERE m.tenant_id = $1 AND m.number = n.number AND ${fits(3)} OFFSET 0) f ${ofRows('$9')}
          WHERE r.terms IS NOT NULL`,
 }
-/** One more than few: then a filter is no place to begin. */
+/** Reads one more than `mostFew`: with that many a search does not begin with its filter. */
 export const fewOfCategory = {
   name: 'memory-few-of-category',
   text: `SELECT number::float8 AS memory FROM memories WHERE tenant_id = $1 AND bank = $2 AND category = $3 LIMIT ${mostFew + 1}`,

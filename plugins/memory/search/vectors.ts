@@ -8,11 +8,11 @@ import { lock } from '../bank/statements.ts'
 const atOnce = 64
 /** How many of the newest memories are compared one by one where there is no index. */
 const mostCompared = 20_000
-/** Neighbours that are of use to a question. */
+/** The most neighbours that a question uses. */
 const mostNear = 60
 const leastSimilar = 0.2
 
-/** The table is not in our migrations: it cannot be there without the extension. */
+/** The table is not in our migrations, because it cannot exist without the extension. */
 const tables = [
   `CREATE TABLE IF NOT EXISTS memory_vectors (
      tenant_id text NOT NULL, memory bigint NOT NULL, bank integer NOT NULL, model text NOT NULL, embedding vector NOT NULL,
@@ -39,7 +39,7 @@ export interface Near {
   readonly similarity: number
 }
 
-/** The vectors of memories, in pgvector: made behind the writes, compared with those of questions. */
+/** The vectors of memories, in pgvector: made after the writes, compared with those of questions. */
 export class VectorList {
   readonly #database: Database
   readonly #embeddings: Embeddings
@@ -56,7 +56,7 @@ export class VectorList {
   get isOpen(): boolean {
     return this.#open
   }
-  /** Called once the extension is there. */
+  /** Called once the extension is available. */
   async open(): Promise<void> {
     await this.#database.systemBatch([
       { text: `SELECT pg_advisory_xact_lock(hashtextextended('memory_vectors', 0))` },
@@ -84,12 +84,12 @@ export class VectorList {
       .batch<[Near[]]>(tenantId, [find])
       .catch((err: unknown): [Near[]] => {
         // Vectors of another length are of another version of the model.
-        this.#log.warn({ err, tenant: tenantId }, 'a search goes on without vectors')
+        this.#log.warn({ err, tenant: tenantId }, 'a search continues without vectors')
         return [[]]
       })
     return rows.filter(({ similarity }) => similarity >= leastSimilar)
   }
-  /** Embeds what has no vector yet of this tenant. Resolves to how many were embedded. */
+  /** Embeds the memories of this tenant without a vector. Resolves to their number. */
   async embed(tenantId: string, signal: AbortSignal): Promise<number> {
     if (!this.#open || !this.#embeddings.has(tenantId)) return 0
     const { model } = this.#embeddings

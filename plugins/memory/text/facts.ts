@@ -1,8 +1,8 @@
 import { bare, speakerOf } from './statements.ts'
 
 /**
- * Things of which there is one at a time, so that a new value takes the place of the old one. In five languages, each by one name.
- * What there may be several of (friends, hobbies, what somebody likes) is not here: two values would stand beside each other.
+ * Properties with one value at a time, so that a new value supersedes the old one. In five languages, each under one name.
+ * Properties with several values (friends, hobbies, likes) are not here, because their values are all kept.
  */
 const single: ReadonlyMap<string, string> = new Map(
   Object.entries({
@@ -48,12 +48,12 @@ const verbs: ReadonlyMap<string, string> = new Map(
   }).flatMap(([name, words]) => words.split(' ').map((word): [string, string] => [word, name])),
 )
 
-/** What a word of a question asks for, as facts call it; undefined for most words. */
+/** The property that a word of a question asks for; undefined for most words. */
 export const attributeOf = (word: string): string | undefined => verbs.get(word) ?? single.get(word)
 
 /** Statements of a content whose facts are looked for. */
 const mostStated = 12
-/** What the statements of a content are about, as far as it is one of the things of which there is one at a time. */
+/** The properties with one value at a time that the statements of a content are about. */
 export function attributesIn(content: string): string[] {
   const lines = content.split('\n', mostStated)
   return [...new Set(lines.flatMap((line) => factOf(line)?.key.split('|')[1] ?? []))]
@@ -120,7 +120,7 @@ export interface Fact {
   readonly value: string
 }
 
-/** The one fact that a content states, when it is of a thing that has one value at a time; undefined for anything else. */
+/** The fact that a content states about a property with one value at a time; undefined for anything else. */
 export function factOf(content: string): Fact | undefined {
   const line = content.trim()
   if (line.length > 240 || line.includes('\n')) return undefined
@@ -147,10 +147,10 @@ function whoOf(subject: string, speaker: string | undefined): string {
 }
 
 const longestTold = 400
-/** Whoever speaks of themselves; where verbs say who it is, by some of them. */
+/** Words of the first person; in languages whose verbs show the person, some verb forms. */
 const ofSelf =
   /(?<!\p{L})(?:i|i'm|i've|i’m|i’ve|my|me|mine|we|we're|we’re|our|us|ich|mein\p{L}{0,2}|mir|mich|wir|uns(?:er\p{L}{0,2})?|yo|mi|mis|me|nosotros|nuestr[oa]s?|vivo|trabajo|prefiero|tengo|soy|estoy|я|мо[йяёеи]|мне|меня|мы|наш\p{L}?|у нас)(?!\p{L})|[我咱]/iu
-/** What somebody wants done now, or to be told: a wish for the conversation, and nothing of theirs. */
+/** A request or a question: it belongs to the conversation and says nothing about the person. */
 const request =
   /^[^\p{L}]*(?:(?:please|pls|bitte|por favor|пожалуйста)(?!\p{L})|[请帮]|(?:can|could|would|will|do|does|did|is|are|what|who|where|when|why|how|which|should|may|kannst|könntest|können|was|wer|wo|wann|warum|wie|welche|puedes|podrías|qué|quién|cómo|cuándo|dónde|por qué|что|кто|где|когда|почему|как|можешь)(?!\p{L})|(?:tell|show|write|give|make|help|explain|find|create|list|translate|summari[sz]e|fix|draft|generate|let|check|look|search|remind|erkläre?|schreib|zeig|hilf|gib|escribe|dime|ayúdame|explica|напиши|скажи|покажи|помоги|объясни)(?!\p{L}))|(?<!\p{L})(?:i|we)(?:'d| would)? (?:want|need|like|have) (?:you to|to (?:know|ask|see|understand)|a question|your help|help)(?!\p{L})|(?<!\p{L})(?:i|we) (?:do not|don't|don’t) (?:understand|know|get)(?!\p{L})|[?？]\s*$/iu
 

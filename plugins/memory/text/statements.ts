@@ -1,6 +1,6 @@
 import { recalledBegin, recalledEnd } from '#contracts/memory'
 
-// Writing rules that need no model: what of a text is worth keeping, and what is not to be kept at all.
+// Rules that need no model: what of a text is worth keeping, and what must not be kept.
 
 /** Why a text is not worth keeping. */
 export type Junk = 'empty' | 'greeting' | 'system_prompt' | 'tool_noise' | 'recalled'
@@ -12,7 +12,7 @@ const mostLines = 500
 /** Lines and sentences are looked at in parts of this length, so that no pattern works on more. */
 const mostLine = 4_000
 
-/** Its statements, one a line, or why there is nothing to keep. */
+/** The statements of a text, one per line, or why there is nothing to keep. */
 export function statementsOf(text: string): { readonly content: string } | { readonly junk: Junk } {
   const wellFormed = tidied(text)
   if (wellFormed.trim() === '') return { junk: 'empty' }
@@ -27,7 +27,7 @@ export function statementsOf(text: string): { readonly content: string } | { rea
   for (const line of own.split('\n', mostLines)) {
     if (length > mostContent) break
     const { role, said } = spokenBy(line)
-    // What a system or a tool has said goes on until somebody else speaks.
+    // The output of a system or a tool continues until another speaker begins.
     if (role !== undefined) system = role === 'system'
     if (system) left ??= /^\s*(system|developer)/i.test(line) ? 'system_prompt' : 'tool_noise'
     if (system || said.trim() === '') continue
@@ -44,10 +44,10 @@ export function statementsOf(text: string): { readonly content: string } | { rea
   return statements === '' ? { junk: left ?? 'empty' } : { content: statements }
 }
 
-/** A text in which people and agents speak: each line is looked at by who says it. */
+/** True for a transcript: each line is handled by its speaker. */
 const conversation = /^\s*(?:user|human|assistant|ai|agent)\s*[:：]/im
 
-/** Without characters that cannot be stored, and without long stretches of nothing, over which patterns would go back and forth. */
+/** Removes characters that cannot be stored, and long runs of white space, on which patterns would backtrack. */
 export const tidied = (text: string): string =>
   text
     .toWellFormed()
@@ -55,7 +55,7 @@ export const tidied = (text: string): string =>
     .replaceAll(/[^\S\n]+/g, ' ')
     .replaceAll(/\n(?: ?\n){2,}/g, '\n\n')
 
-/** Why words that somebody chose are not kept all the same. */
+/** Why a curated text is refused. */
 export function junkOf(text: string): Junk | undefined {
   const trimmed = tidied(text).trim()
   if (trimmed === '') return 'empty'
@@ -68,7 +68,7 @@ export function junkOf(text: string): Junk | undefined {
   return undefined
 }
 
-/** Without what was recalled into it: memories of memories would push out all others. */
+/** Removes recalled memories: memories of memories would displace all others. */
 export function withoutRecalled(text: string): string {
   let rest = ''
   let from = 0

@@ -16,8 +16,9 @@ test('a run that would be sent to a host that the sidecar was not told of is ref
     const reply = await kernel.listeners['sidecar']!.inject({ method: 'POST', url: '/run', payload })
     return reply.statusCode === 200 ? 200 : `${reply.statusCode} ${reply.json<{ message: string }>().message}`
   }
-  const toRunners = (host: string) => `403 This sidecar was not told of ${host}; add it to AGENT_ORC_RUNNER_HOSTS.`
-  const toServers = (host: string) => `403 This sidecar was not told of ${host}; add it to AGENT_ORC_MCP_HOSTS.`
+  const toRunners = (host: string) =>
+    `403 This sidecar does not allow the host ${host}; add it to AGENT_ORC_RUNNER_HOSTS.`
+  const toServers = (host: string) => `403 This sidecar does not allow the host ${host}; add it to AGENT_ORC_MCP_HOSTS.`
   const cases: [object, unknown][] = [
     [envelope(runner, 'https://api.example.com/mcp', 'http://tools.internal:9000/'), 200],
     [envelope('http://[::1]:1234/mcp'), 200],

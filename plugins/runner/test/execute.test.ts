@@ -335,7 +335,7 @@ test('a run goes to no MCP server on a host that the runner was not told of', as
   assert.deepEqual(await status('r1', 'https://api.example.com/mcp'), [200, true])
   assert.deepEqual(await status('r2', 'http://169.254.169.254/'), [
     403,
-    "This runner was not told of the host of the MCP server 'files'; add it to AGENT_ORC_MCP_HOSTS.",
+    "This runner does not allow the host of the MCP server 'files'; add it to AGENT_ORC_MCP_HOSTS.",
   ])
   assert.equal(f.envelopes.length, 1)
 })

@@ -130,7 +130,7 @@ export class JournalMirror {
       await this.#folder.sync(claim.tenantId)
     } catch (err) {
       this.#giveUp(claim)
-      this.#log.warn({ err, runId: claim.runId }, 'the file of a run could not be written; it is mended later')
+      this.#log.warn({ err, runId: claim.runId }, 'the file of a run could not be written; it is repaired later')
     }
   }
   /** The file of a run that this process executes; made with its first events, wherever the claim came from. */
@@ -152,7 +152,7 @@ export class JournalMirror {
       try {
         if (await this.#complete(run)) this.#behind.delete(key)
       } catch (err) {
-        this.#log.warn({ err, runId: run.runId }, 'the file of a run could not be mended yet')
+        this.#log.warn({ err, runId: run.runId }, 'the file of a run could not be repaired yet')
       }
     }
   }
@@ -169,7 +169,7 @@ export class JournalMirror {
   }
   #turn(work: () => Promise<void>): void {
     this.#mending ??= work()
-      .catch((err: unknown) => this.#log.warn({ err }, 'the files of runs could not be looked through'))
+      .catch((err: unknown) => this.#log.warn({ err }, 'the files of runs could not be scanned'))
       .finally(() => {
         this.#mending = undefined
         this.#timer = setTimeout(() => this.#turn(() => this.#mend()), mendMs).unref()

@@ -78,7 +78,8 @@ function createLease(db: Database, { heartbeatMs, leaseMs, hungMs, log }: Instan
     everyMs: heartbeatMs,
     hungMs,
     onLost: () => void tryToBeat(),
-    onFailure: (err) => log.warn({ err }, 'the thread that renews the lease fails; this one does it meanwhile'),
+    onFailure: (err) =>
+      log.warn({ err }, 'the thread that renews the lease failed; the main thread renews it meanwhile'),
   })
   const pulse = (): void => {
     if (enrolled) heartbeat.pulse([lease.id, leaseMs])

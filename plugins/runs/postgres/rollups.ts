@@ -168,7 +168,7 @@ export class Rollups {
     this.#db = db
     this.#options = options
     const failed = (err: unknown): void =>
-      options.log.warn({ err }, 'the tenants whose runs are to be added up are not known')
+      options.log.warn({ err }, 'the tenants whose runs have to be added up could not be listed')
     this.#sweep = new Sweep(roundMs, () => this.#rollDue(), failed)
   }
 

@@ -11,14 +11,14 @@ const blank = new Set([0x20, 0x09, 0x0a, 0x0d])
 const maxKept = 1_024
 /** Further lists of models, by which some servers go instead. */
 const otherLists = new Set(['models', 'fallbacks'])
-/** This key makes a server answer at once and work on unseen, where nobody could measure it, unless its value is off. */
+/** This key makes a server answer at once and work in the background, where the call cannot be measured, unless its value is off. */
 const inBackground = 'background'
 const isOff = new Set([0x66, 0x6e])
 
 /**
- * Lets the body of a model call through that names one model at its top, and names this one. A body may be 32 MiB, so it is looked at
- * while it passes, and the end is held back until all of it was seen: a call that is refused never reaches a model. What two
- * readers of JSON could take for two models is refused: a second name, an escaped key, a key in another case. So is a call in the
+ * Passes the body of a model call that names exactly this model at its top level. A body may be 32 MiB, so it is checked while it
+ * passes, and its end is held back until all of it was checked: a refused call never reaches a model. Bodies that two JSON parsers
+ * could read as two models are refused: a second name, an escaped key, a key in another case. So are calls in the
  * background. `onWhole` is called with the size of the body before the last of it goes.
  */
 export async function* onlyModel(
@@ -105,7 +105,7 @@ class ModelScan {
   }
   #between(byte: number): void {
     if (blank.has(byte)) return
-    // Nothing goes before or behind the one object, and there is no other encoding than UTF-8.
+    // Only one object, and only in UTF-8.
     if (byte === 0 || this.#over || (this.#depth === 0 && byte !== brace)) throw refuse(this.#model)
     if (this.#afterColon && this.#key === inBackground) this.#background(byte)
     if (byte === quote) {
@@ -125,11 +125,11 @@ class ModelScan {
 }
 
 const refuse = (model: string): Error =>
-  sandboxErrors.modelNotAllowed({ message: `The run under way may call ${model} and no other model.` })
+  sandboxErrors.modelNotAllowed({ message: `The running run may call only the model ${model}.` })
 
 /**
- * The messages of one request to an MCP server, when they call no other tools than these. What is sent on is written anew: two
- * readers of the worker's own bytes could find two names in them.
+ * The messages of one request to an MCP server, if they call only these tools. They are serialized again, because two parsers could
+ * find two names in the worker's own bytes.
  */
 export async function onlyTools(body: AsyncIterable<Buffer>, tools: NonNullable<McpServer['tools']>): Promise<Buffer> {
   const chunks: Buffer[] = []
@@ -147,6 +147,6 @@ function parse(text: string): unknown {
   try {
     return JSON.parse(text) as unknown
   } catch (cause) {
-    throw sandboxErrors.toolNotAllowed({ cause, message: 'What is sent to this MCP server has to be JSON.' })
+    throw sandboxErrors.toolNotAllowed({ cause, message: 'A request to this MCP server must be JSON.' })
   }
 }

@@ -7,15 +7,15 @@ import type { UsageOf } from './usage.ts'
 import { UsageReader } from './usage.ts'
 
 /**
- * How many model calls of a run may be under way at once. Each begins only while something is left of the budget, so that a run can
- * cost more than its budget by what so many calls cost, and no more.
+ * How many model calls of a run may run at once. Each starts only while something is left of the budget, so a run can exceed its
+ * budget by at most the cost of this many calls.
  */
 export const callsAtOnce = 4
 
 /** A request that a model server does not count has about so many bytes for each token, and no more tokens than models take. */
 const bytesPerToken = 4
 const mostInputTokens = 1_000_000
-/** No less was written in the time that a call took, if its server does not say: what a model thinks need not be in its answer. */
+/** The least output for the time that a call took, if its server does not report it: thinking need not be in the answer. */
 const tokensPerSecond = 100
 
 /** Counts for the metrics of the runner. */
@@ -35,7 +35,7 @@ export interface ModelCallsOptions {
   readonly now?: () => number
 }
 
-/** The model calls of one run: let through while it executes and something is left of its budget, and measured. */
+/** The model calls of one run: allowed while it executes and something is left of its budget, and measured. */
 export class ModelCalls implements MeasuredCalls {
   readonly #options: ModelCallsOptions
   readonly #provider: string
@@ -58,7 +58,7 @@ export class ModelCalls implements MeasuredCalls {
     if (this.signal.aborted) throw sandboxErrors.noRunUnderWay()
     const { model } = this.#options
     if (provider === this.#provider) return model.slice(provider.length + 1)
-    throw sandboxErrors.modelNotAllowed({ message: `The run under way may call ${model} and no other model.` })
+    throw sandboxErrors.modelNotAllowed({ message: `The running run may call only the model ${model}.` })
   }
   /** A call begins; `usageOf` reads its answer. AppErrors: 403 `run_budget_spent`, 429 `too_many_model_calls`. */
   begin(usageOf: UsageOf): ModelCall {
@@ -118,7 +118,7 @@ export class ModelCall {
     this.#began = now()
   }
 
-  /** What it has used so far. Undefined: it has not reached a model, or was refused there. */
+  /** Its use so far. Undefined: it has not reached a model, or was refused there. */
   get usage(): Omit<Usage, 'model'> | undefined {
     if (this.#asked === undefined) return undefined
     const told = this.#reader?.told
@@ -137,12 +137,12 @@ export class ModelCall {
   asked(bytes: number): void {
     this.#asked = bytes
   }
-  /** The server has answered. What it refuses is free. */
+  /** The server has answered. A refused call is free. */
   answered(status: number, contentType: string): void {
     if (status >= 300) this.#asked = undefined
     else this.#reader = new UsageReader(this.#usageOf, contentType.startsWith('text/event-stream'))
   }
-  /** Passes the answer on. What it says of usage counts before anybody reads it. */
+  /** Passes the answer on. Its usage is counted before anybody reads it. */
   async *read(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
     for await (const chunk of body) {
       this.#reader?.read(chunk)

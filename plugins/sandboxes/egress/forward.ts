@@ -9,7 +9,7 @@ import type { ModelCall } from './calls.ts'
 import { onlyModel, onlyTools } from './body-guards.ts'
 import { sandboxErrors } from '../errors.ts'
 
-/** Room for a prompt with images and files; model servers take no more either. */
+/** Room for a prompt with images and files; model servers accept no more either. */
 const maxRequestBytes = 32 * 1024 * 1024
 
 interface Destination {

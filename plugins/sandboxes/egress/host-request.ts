@@ -18,7 +18,7 @@ interface HostRequest {
   readonly run: RunEgress
   readonly target: Target
   readonly admitted: Admitted
-  /** The program knows no proxies, so an answer that sends it elsewhere is rewritten for it. */
+  /** The program has no proxy support, so redirects are rewritten for it. */
   readonly below: boolean
   /** Called once with the status that the program gets. */
   answered(status: number): void
@@ -88,7 +88,7 @@ const namedBy = ({ connection }: { readonly connection?: string | string[] | und
 /** What the runner writes by itself. */
 const ownHeaders: ReadonlySet<string> = new Set(['host', 'content-length', 'expect', 'accept-encoding'])
 
-/** The headers of a request that go on. One with the key of the run does not: it stood for what the runner puts in its place. */
+/** The headers of a request that are passed on, without one that holds the key of the run: the runner replaces it. */
 function requestHeaders(headers: IncomingHttpHeaders, key: string): Record<string, string> {
   const named = namedBy(headers)
   const passed = Object.entries(headers).flatMap(([name, value]) => {
@@ -103,8 +103,8 @@ const holds = (text: string, key: string): boolean =>
   text.includes(key) || text.split(/[\s,]+/).some((word) => Buffer.from(word, 'base64').includes(key))
 
 /**
- * Cookies are credentials that the secret was traded for; the last two would have a program speak TLS with the host itself, which
- * leads nowhere.
+ * Cookies are credentials that were obtained with the secret; the last two would make a program speak TLS with the host itself,
+ * which is not possible.
  */
 const notAnswered: ReadonlySet<string> = new Set(['set-cookie', 'strict-transport-security', 'alt-svc'])
 
@@ -124,7 +124,7 @@ function answerHeaders(
     : { ...passed, location: locationFor(location, target, below && run.sessionId) }
 }
 
-/** Where an answer sends the program, as it has to ask for it; whether it may is decided when it does. */
+/** The target of a redirect, as the program must request it; whether it is allowed is decided then. */
 function locationFor(location: string, target: Target, sessionId: string | false): string {
   const from = `https://${authorityOf(target)}${target.path}`
   const relative = !/^([a-z][a-z0-9+.-]*:|\/\/)/i.test(location)

@@ -46,11 +46,11 @@ const refusals = [
   sandboxErrors.noWebSockets,
 ] as const
 const answers = {
-  200: { description: 'As the host answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+  200: { description: 'The answer of the host, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
 }
 
 /**
- * The hosts that the profile of a run lets its sandbox reach: as a proxy, and below a path for programs that know none. In a scope
+ * The hosts that the profile of a run allows for its sandbox: as a proxy, and below a path for programs without proxy support. In a scope
  * of their own: bodies are streams.
  */
 export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
@@ -68,7 +68,7 @@ export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
       if (request.headers.upgrade?.toLowerCase() === 'websocket') throw sandboxErrors.noWebSockets()
       const admitted = run.admit(target, request.method)
       place = admitted.place
-      // What is begun for a caller who has left would never be over.
+      // A request started for a caller that has left would never end.
       if (reply.raw.destroyed) throw sandboxErrors.callerLeft()
       reply.raw.once('close', run.begin())
       await askHost(request, reply, { run, target, admitted, below, answered: tell })
@@ -136,7 +136,7 @@ function keyIn(text: string | undefined): string | undefined {
   return password || user
 }
 
-/** A tunnel would hide what is said in it, and no header could be put in. The reason is in the first line, which programs show. */
+/** A tunnel would hide its traffic, and no header could be added. The reason is in the first line, which programs show. */
 function refuseTunnels(app: App): void {
   app.server.on('connect', (_request: unknown, socket: Duplex) => {
     const error: AppError = sandboxErrors.noTunnels()

@@ -27,7 +27,7 @@ export const ModelServers = Settings({
 
 export interface ModelServer {
   readonly base: URL
-  /** Whose workers may call it. */
+  /** The tenants whose workers may call it. */
   readonly tenants: TenantList
   readonly headers: Readonly<Record<string, string>>
   /** The calls that workers may make: by method, the paths below the base. */
@@ -37,7 +37,7 @@ export interface ModelServer {
   readonly usageOf: UsageOf
 }
 
-// The rest of an API is closed: its files, batches and stored answers are those of every tenant of this installation.
+// The rest of an API is closed: all tenants of this installation would share its files, batches and stored answers.
 const openaiCalls =
   /^(POST (chat\/completions|completions|responses(\/compact|\/input_tokens)?|embeddings)|GET models(\/.+)?)$/
 const openaiFree = /^POST responses\/input_tokens$/

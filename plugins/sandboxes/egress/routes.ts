@@ -23,17 +23,17 @@ export interface Egress {
   close(): Promise<void>
 }
 
-/** Forwards requests out of sandboxes to model servers and external MCP servers, with credentials that only the runner has. */
+/** Forwards requests from sandboxes to model servers and external MCP servers, with credentials that only the runner has. */
 export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, ModelServer>): Egress {
   const connecting = (permits?: (address: string) => boolean): Agent =>
     new Agent({
-      // As many connections as there are open streams; an abort must close the socket, or the model goes on generating.
+      // As many connections as there are open streams; an abort must close the socket, or the model continues to generate.
       connections: null,
       pipelining: 1,
       allowH2: false,
       connect: { timeout: connectMs, ...(permits ? { lookup: guardedLookup(systemResolve, permits) } : {}) },
       headersTimeout: firstByteMs,
-      // An MCP stream may be silent for as long as its server has nothing to say.
+      // An MCP stream may be silent for a long time.
       bodyTimeout: 0,
     })
   const agent = connecting()
@@ -57,7 +57,7 @@ function credentialOf({ headers }: FastifyRequest): string | undefined {
   return headers.authorization ?? (typeof key === 'string' ? `Bearer ${key}` : undefined)
 }
 
-/** Headers that go on to a model server. Those that name an organization or a project do not: the key decides these. */
+/** Headers that are passed on to a model server, without those of an organization or a project: the key decides these. */
 const modelRequestHeaders = [
   'accept',
   'anthropic-beta',
@@ -89,7 +89,7 @@ function modelRoutes(
       "Acts as the provider's API root. The runner adds the key; the worker's own token may also be sent as `x-api-key`. The body is JSON and names the model of the run under way.",
     params: ModelParams,
     response: {
-      200: { description: 'As the model server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+      200: { description: 'The answer of the model server, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
       ...failures(
         ...refusals,
         sandboxErrors.unknownModelProvider,
@@ -116,13 +116,13 @@ function modelRoutes(
         const server = servers.get(request.params.provider)
         if (!server?.tenants.allows(worker.tenantId)) throw sandboxErrors.unknownModelProvider()
         const below = pathBelow(request.raw.url ?? '', segmentsBefore)
-        // One vendor's client is given the address without /v1 and adds that itself.
+        // One vendor's client adds /v1 to the address itself.
         const name = below?.path.replace(/^v1\//, '')
         if (!below || !name || !server.calls.test(`${method} ${name}`)) throw sandboxErrors.unknownModelCall()
         const path = `${server.base.pathname.replace(/\/+$/, '')}/${name}${below.query}`
         const calls = method === 'POST' ? callsOf(worker) : undefined
         const model = calls?.modelAt(request.params.provider)
-        // What is begun for a caller who has left would never be over.
+        // A request started for a caller that has left would never end.
         if (reply.raw.destroyed) throw sandboxErrors.callerLeft()
         const call = server.free.test(`${method} ${name}`) ? undefined : calls?.begin(server.usageOf)
         if (call) reply.raw.once('close', () => call.over())
@@ -146,7 +146,7 @@ function modelRoutes(
   }
 }
 
-/** What an answer says of its usage is read as it passes, so it must not be compressed. */
+/** The usage in an answer is read while it passes, so it must not be compressed. */
 const json = { 'content-type': 'application/json', 'accept-encoding': 'identity' }
 
 /** The model calls of the run that a worker has now. */
@@ -155,7 +155,7 @@ function callsOf({ calls }: RemoteWorker): ModelCalls {
   return calls
 }
 
-/** Segments that mean the same to everybody who reads them: nothing encoded, nothing that leads elsewhere. */
+/** Segments that every server reads alike: nothing encoded, no steps. */
 const segment = /^(?!\.{1,2}$)[\w.~:@!$&'()*+,=-]+$/
 const query = /^(\?[\x21\x24-\x7e]*)?$/
 
@@ -194,7 +194,7 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: Mcp
     description: 'Streamable HTTP of the Model Context Protocol. The runner adds the credentials.',
     params: McpParams,
     response: {
-      200: { description: 'As the MCP server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+      200: { description: 'The answer of the MCP server, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
       ...failures(
         ...refusals,
         sandboxErrors.unknownMcpServer,
@@ -232,7 +232,7 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: Mcp
   }
 }
 
-/** A literal address is never looked up, so the guard of the look-up does not see it. */
+/** A literal address needs no look-up, so the guard of the look-up does not see it. */
 const mayBeAsked = ({ url, addresses }: McpServer): boolean =>
   !addresses ||
   typeof outboundUrl(url, { permits: permittedAddresses[addresses], schemes: ['http', 'https'] }) !== 'string'

@@ -16,7 +16,7 @@ import {
 import { sandboxErrors } from '../errors.ts'
 import { authorityOf, isOn, isWithin, type Target } from './target.ts'
 
-/** How many requests of a run may be under way at once. */
+/** How many requests of a run may run at once. */
 export const requestsAtOnce = 16
 const connectMs = 10_000
 /** How long a request may take, its answer included. */
@@ -30,7 +30,7 @@ export interface Admitted {
   readonly origin: string
   /** By name in lower case, with the values of secrets. */
   readonly headers: Readonly<Record<string, string>>
-  /** Of the values that the host is sent: it can repeat no others. */
+  /** Masks the values that are sent to the host: it cannot repeat others. */
   readonly mask: Mask
   /** The operator's own host, or one of the open internet. */
   readonly place: 'own' | 'public'
@@ -45,8 +45,8 @@ interface EgressSettings {
 }
 
 /**
- * What the sandbox of one run may reach, from when its worker is ready until the run is over. The key, the values of secrets and the
- * connections go with it.
+ * The hosts that the sandbox of one run may reach, from when its worker is ready until the run is over. The key, the values of
+ * secrets and the connections end with it.
  */
 export class RunEgress {
   readonly key = randomBytes(24).toString('base64url')
@@ -128,7 +128,7 @@ export class RunEgress {
       there.length === 0
         ? `This sandbox may not reach ${host}: name it in egress of the profile, {"host": "${host}"}. It may reach: ${listed}.`
         : below.length === 0
-          ? `This sandbox may not ask ${host} for this path: name it in paths of the host, in egress of the profile.`
+          ? `This sandbox may not request this path of ${host}: name it in paths of the host, in egress of the profile.`
           : `This sandbox may not send ${method} to ${host}: name it in methods of the host, in egress of the profile.`
     throw sandboxErrors.egressNotAllowed({ message })
   }
@@ -144,7 +144,7 @@ export class RunEgress {
       }),
     )
   }
-  /** What the host is sent by any of its entries: one path of it may show what came to another. */
+  /** The values that any entry of the host sends: one path of a host may show what another received. */
   #maskFor({ host, port }: EgressHost): Mask {
     const place = `${host}:${port}`
     const entries = this.#order.hosts.filter((one) => one.host === host && one.port === port)
@@ -152,7 +152,7 @@ export class RunEgress {
     this.#masks.set(place, mask)
     return mask
   }
-  /** Connections of a run are its own: some hosts take a connection for whoever came over it first. */
+  /** Connections of a run are not shared: some hosts authenticate a connection instead of a request. */
   #agent(own: boolean): Agent {
     const { resolve = systemResolve } = this.#settings
     const ca = this.#settings.ca?.()
@@ -178,7 +178,7 @@ export class RunEgress {
 
 export const addressRefused = (target: Target) =>
   sandboxErrors.egressAddressNotAllowed({
-    message: `${authorityOf(target)} is in a private network, so the operator has to allow it: in ownHosts of the plugin egress.`,
+    message: `${authorityOf(target)} is in a private network, so the operator must allow it in ownHosts of the plugin egress.`,
   })
 
 /** The runs that may reach hosts, by their keys. */

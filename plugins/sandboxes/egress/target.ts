@@ -1,6 +1,6 @@
 import type { EgressHost } from '#contracts/egress'
 
-/** What a program in a sandbox asks for. It is asked over TLS, whatever scheme the program wrote. */
+/** The target of a program in a sandbox. It is called over TLS, whatever scheme the program used. */
 export interface Target {
   /** In lower case, an IPv6 address in brackets. */
   readonly host: string
@@ -21,7 +21,7 @@ export function targetOf(url: string): Target | undefined {
   const origin = `${scheme}://${authority}`
   if (!URL.canParse(origin)) return undefined
   const { hostname, port } = new URL(origin)
-  // Without a port it is the usual one of TLS: that is what `http` in the sandbox stands for.
+  // The default port is that of TLS, because `http` in the sandbox stands for it.
   const number = port === '' || (port === '80' && scheme.toLowerCase() === 'http') ? 443 : Number(port)
   return { host: hostname.replace(/\.$/, '').toLowerCase(), port: number, path: path || '/', query }
 }
@@ -45,7 +45,7 @@ export const authorityOf = ({ host, port }: Pick<Target, 'host' | 'port'>): stri
 export const isOn = ({ host, port }: Target, entry: EgressHost): boolean =>
   port === entry.port && (entry.host.startsWith('*.') ? host.endsWith(entry.host.slice(1)) : host === entry.host)
 
-/** Whether a path is one of those of an entry, whoever reads it. */
+/** Whether a path matches an entry, however a server reads it. */
 export const isWithin = (path: string, { paths }: EgressHost): boolean =>
   paths === undefined || paths.some((prefix) => isBelow(path, prefix))
 
@@ -55,6 +55,6 @@ function isBelow(path: string, prefix: string): boolean {
   return path.startsWith(whole) && isPlain(path.slice(whole.length))
 }
 
-/** Nothing that one server reads as a step up, or as a slash, and another one does not. */
+/** No text that only some servers read as an upward step or a slash. */
 const isPlain = (rest: string): boolean =>
   !/^\/|\/\/|[\\;]|%(2e|2f|5c|25|00)/i.test(rest) && !rest.split('/').some((one) => one === '.' || one === '..')

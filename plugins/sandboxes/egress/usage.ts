@@ -1,13 +1,13 @@
-/** What a model server has said of its usage so far. Cached tokens are part of the input. */
+/** The usage that a model server has reported so far. Cached tokens are part of the input. */
 export interface Told {
   readonly input: number
   readonly output: number
   readonly cached: number
-  /** Nothing more of the answer changes it. False: it is of the input, and the output is still to come. */
+  /** True when it is final. False: it covers the input, and the output is still to come. */
   readonly whole: boolean
 }
 
-/** Finds the usage in an answer, or in one event of a stream, as one wire writes it. Undefined: it says none. */
+/** Finds the usage in an answer, or in one event of a stream, in the form of one API. Undefined: there is none. */
 export type UsageOf = (json: Json) => Told | undefined
 export type Json = Readonly<Record<string, unknown>>
 
@@ -23,7 +23,7 @@ const bytesPerToken = 4
 
 /**
  * Reads the usage from an answer while it passes. Of a stream only the events are parsed that have an object `usage` somewhere:
- * quotes in texts are escaped, so no text of a model is taken for one. What is longer than a mebibyte is not kept, and not read.
+ * quotes in texts are escaped, so no text of a model is mistaken for one. Longer parts than a mebibyte are neither kept nor read.
  */
 export class UsageReader {
   readonly #usageOf: UsageOf

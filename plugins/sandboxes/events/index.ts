@@ -26,7 +26,7 @@ const sandboxEventErrors = errorTable('sandbox-events', {
   },
 })
 
-/** Passes what sandbox providers say of their sandboxes on to the runners. Specification 4.9. */
+/** Passes events of sandbox providers on to the runners. Specification 4.9. */
 export default definePlugin({
   name: 'sandbox-events',
   config: Settings({
@@ -58,7 +58,7 @@ const bodyLimit = 64 * 1024
 const Params = Type.Object({ provider: Type.String({ description: 'Name of the sandbox provider, such as `e2b`.' }) })
 const Receipt = Type.Object(
   {
-    queued: Type.Optional(Type.Integer({ description: 'Sandboxes that runners are being told of.' })),
+    queued: Type.Optional(Type.Integer({ description: 'Sandboxes that are being passed on to runners.' })),
     ignored: Type.Optional(Type.Literal(true, { description: 'The delivery says nothing about a sandbox.' })),
   },
   { additionalProperties: true },
@@ -142,7 +142,7 @@ function decode(
   }
 }
 
-// Fastify's codes for a body that it does not read to its end: too large, not as long as announced, without a valid media type.
+// Fastify's codes for a body that it refuses: too large, of another length than announced, without a valid media type.
 const unread = ['FST_ERR_CTP_BODY_TOO_LARGE', 'FST_ERR_CTP_INVALID_CONTENT_LENGTH', 'FST_ERR_CTP_INVALID_MEDIA_TYPE']
 const isUnread = (error: unknown): boolean => unread.includes(String((error as { code?: unknown } | null)?.code))
 
@@ -153,23 +153,23 @@ interface EventMetrics {
   dropped(states: number): void
 }
 
-/** Counts what became of the deliveries. */
+/** Counts deliveries by outcome. */
 function createEventMetrics(registry: Registry, activeFanOuts: () => number): EventMetrics {
   const registers = [registry]
   const deliveries = new Counter({
     name: 'sandbox_events_total',
-    help: 'Deliveries of sandbox providers, by what became of them.',
+    help: 'Webhook deliveries of sandbox providers, by outcome.',
     labelNames: ['outcome'],
     registers,
   })
   const invalidated = new Counter({
     name: 'sandbox_event_invalidations_total',
-    help: 'Cached states of sandboxes that runners dropped for such a delivery.',
+    help: 'Cached states of sandboxes that runners dropped because of a webhook delivery.',
     registers,
   })
   new Gauge({
     name: 'sandbox_event_fanouts_active',
-    help: 'Deliveries that runners are being told of.',
+    help: 'Webhook deliveries that are being passed on to runners.',
     registers,
     collect() {
       this.set(activeFanOuts())
@@ -194,7 +194,7 @@ interface FanOutOptions {
 /** Tells every runner, in the background, that a sandbox changed. */
 interface FanOut {
   readonly active: number
-  /** False: too many are under way, and this one is shed. */
+  /** False: too many are in progress, and this one is dropped. */
   offer(provider: string, sandboxId: string): boolean
 }
 

@@ -25,7 +25,7 @@ export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
     },
     of(request) {
       const found = admitted.get(request)
-      if (!found) throw new Error(`${request.routeOptions.url} asks which worker calls, but was never protected`)
+      if (!found) throw new Error(`${request.routeOptions.url} reads the calling worker, but has no guard`)
       return found
     },
   }
@@ -38,7 +38,7 @@ export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal
   return AbortSignal.any([gone.signal, ...others])
 }
 
-/** Allows one exchange of a kind with each worker: it may hold a body of tens of MiB, and a worker could open hundreds of connections. */
+/** Allows one exchange of a kind with each worker, because a body may have tens of MiB and a worker could open hundreds of connections. */
 interface Newest {
   /** Closes the connection of the former one, unless that is over. */
   begin(worker: RemoteWorker, reply: FastifyReply): void

@@ -38,7 +38,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionM
   }
   const make = async (tenantId: string, options: Continued): Promise<RemoteWorker> => {
     const { sessionId } = options
-    // Drawn at random and not counted, so that a token from another runner, or from before a restart, never has the present generation.
+    // Random instead of counted, so that a token from another runner, or from before a restart, never has the current generation.
     const generation = randomInt(1, generations)
     const token = await issueToken(tokens, { tenantId, sessionId, generation })
     const former = workers.get(sessionId)
@@ -60,7 +60,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionM
     workers.set(sessionId, worker)
     return worker
   }
-  /** Until the worker has taken the command it is known under both session ids, because a lost answer is sent again. */
+  /** Until the worker has acknowledged the command it is known under both session ids, because a lost answer is sent again. */
   const bind: RemoteWorkerOptions['bind'] = async (from, options) => {
     const worker = await make(from.tenantId, options)
     const { sessionId, mailbox } = options

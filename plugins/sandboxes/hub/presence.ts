@@ -1,4 +1,4 @@
-/** Whether a worker is alive: it has a poll open, or sent something a moment ago. */
+/** Whether a worker is alive: it has an open poll, or sent something a moment ago. */
 export interface Presence {
   readonly lastPollAt: number | undefined
   readonly present: boolean
@@ -12,7 +12,7 @@ export interface Presence {
   watch(onLost: () => void): () => void
 }
 
-/** A look that comes so late was kept waiting by this process. */
+/** A check that is this late was delayed by this process itself. */
 const lateMs = 1_000
 
 /** `lostMs`: how long a worker may be silent between two polls. */
@@ -62,12 +62,12 @@ export function createPresence(lostMs: number): Presence {
         signal.addEventListener('abort', leave)
       }),
     watch(onLost) {
-      // Silence counts from now on: before that the worker had no reason to answer.
+      // Silence counts from now on: before, the worker had no reason to send anything.
       let since = performance.now()
       let timer: NodeJS.Timeout
       const look = (due: number): void => {
         const now = performance.now()
-        // This process was busy, or stopped: what the worker sent meanwhile has not been read yet.
+        // This process was busy or stopped, and has not yet read what the worker sent meanwhile.
         if (now - due > lateMs) since = now
         const silent = Math.min(silentMs(), now - since)
         if (silent >= lostMs) onLost()

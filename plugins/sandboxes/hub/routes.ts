@@ -23,9 +23,9 @@ import { type NewestOfAll, whileCalled, type WorkerAuth } from './auth.ts'
 import { receive, type UploadLimits } from './upload.ts'
 
 export const tags = ['workers']
-const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
+const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Id of the session.' }) })
 
-/** Any callback of a worker may be answered so. */
+/** Errors of all callbacks of workers. */
 export const refusals = [...Object.values(workerTokenErrors), sandboxErrors.dynamicWorkersUnavailable] as const
 
 const PollQuery = Type.Object({
@@ -44,7 +44,7 @@ export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll,
       exposeHeadRoute: false,
       schema: {
         tags,
-        summary: 'Ask for commands',
+        summary: 'Poll for commands',
         description:
           'Held open until there is one. A command is repeated until a poll has passed it with `after`; a newer poll ends an older one.',
         params: SessionParams,
@@ -230,7 +230,7 @@ function uploadRoute(app: App, auth: WorkerAuth, uploads: NewestOfAll['uploads']
       onRequest: async (request, reply) => {
         const { worker } = auth.of(request)
         uploads.begin(worker, reply)
-        // One that does not say how large it is may be as large as any.
+        // A body without a length may be as large as any.
         const said = Number(request.headers['content-length'] ?? maxStateBytes)
         const bytes = Math.min(said, maxStateBytes)
         worker.expectState(bytes)

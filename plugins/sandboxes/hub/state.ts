@@ -4,7 +4,7 @@ import type { SessionMemory } from '#contracts/workers'
 import type { Mailbox } from './mailbox.ts'
 import type { Presence } from './presence.ts'
 
-/** Counts states once there is a runner that does. */
+/** Counts states once a runner has registered its counter. */
 export class CountedMemory implements SessionMemory {
   #runner: SessionMemory | undefined
 
@@ -20,7 +20,7 @@ export class CountedMemory implements SessionMemory {
 export interface StateCopy {
   readonly bundle: StateBundle | undefined
   readonly rev: number
-  /** Why there is no copy of the newest state, nor of an older one, which would look like it. */
+  /** Why there is no copy of the newest state; an older copy would be mistaken for it. */
   readonly refused: AppError | undefined
   /** The runner sets a copy, which wins over whatever a sandbox has on its disk. */
   set(bundle: StateBundle | undefined): void
@@ -28,7 +28,7 @@ export interface StateCopy {
   take(bundle: StateBundle | undefined, rev: number): void
   /** There was no room for what the worker has. */
   refuse(why: AppError): void
-  /** Calls back at the worker's next word about its state. Returns how to stop listening. */
+  /** Calls back at the worker's next message about its state. Returns how to stop listening. */
   onTaken(listener: () => void): () => void
 }
 
@@ -76,7 +76,7 @@ export function createStateCopy(rev = 0): StateCopy {
 /** How long a worker may take to pack its state and send it. */
 const exportMs = 30_000
 
-/** Asks a worker for its state. Resolves when it has answered, or is not going to. */
+/** Asks a worker for its state. Resolves when it has answered, or will not answer. */
 export function askForState(
   mailbox: Mailbox,
   presence: Presence,

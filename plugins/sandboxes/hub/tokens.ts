@@ -4,11 +4,11 @@ import { isAppError } from '#kernel'
 import { workerTokenErrors } from '#contracts/workers'
 import { sandboxErrors } from '../errors.ts'
 
-/** Who a worker is. `docs/security.md` has the whole token. */
+/** The identity of a worker. `docs/security.md` describes the token. */
 export interface WorkerClaims {
   readonly tenantId: string
   readonly sessionId: string
-  /** A token of another generation than the session's worker has is refused: that is how one is revoked at once. */
+  /** A token of another generation than that of the session's worker is refused, which revokes it at once. */
   readonly generation: number
 }
 
@@ -20,7 +20,7 @@ export interface WorkerTokens {
   verify(authorization: string | undefined): Promise<WorkerClaims & { readonly expiresAt: number }>
 }
 
-/** A worker that polls is given a new one when half of it is over. */
+/** A polling worker gets a new token when half of its life is over. */
 const lifetimeMs = 24 * 60 * 60 * 1_000
 const algorithm = 'HS256'
 const type = 'ao-worker+jwt'
@@ -120,7 +120,7 @@ export async function issueToken(tokens: WorkerTokens, claims: WorkerClaims): Pr
   }
 }
 
-/** Specification 4.22: a run without a token for its worker is refused by the name of what failed. */
+/** Specification 4.22: a run without a token for its worker is refused with the code of the failure. */
 async function mint(tokens: WorkerTokens, claims: WorkerClaims): ReturnType<WorkerTokens['mint']> {
   const minted = await tokens.mint(claims).catch((cause: unknown) => {
     throw isAppError(cause) ? cause : sandboxErrors.workerTokenFailed({ cause })

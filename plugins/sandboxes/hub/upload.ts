@@ -7,7 +7,7 @@ export interface UploadLimits {
   readonly maxMs: number
 }
 
-/** The events of one run on their way in. They wait in the socket, not in memory, until somebody reads them. */
+/** The incoming events of one run. They wait in the socket, not in memory, until they are read. */
 export interface Upload {
   /** Chunks of whole lines. One reader. */
   lines(): AsyncIterable<Buffer>
@@ -17,7 +17,7 @@ export interface Upload {
   readonly done: Promise<void>
 }
 
-/** How long a worker may go on sending after its upload was refused: it has to read the answer first. */
+/** How long a worker may continue to send after its upload was refused: it has to read the answer first. */
 const lingerMs = 5_000
 
 /** `onBytes` is called for every chunk that arrives. */
@@ -84,7 +84,7 @@ export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits
   }
 }
 
-/** Reads and drops what still arrives, for a while: closing at once would keep the worker from reading the answer. */
+/** Reads and drops the rest for a while: closing at once would keep the worker from reading the answer. */
 function discard(body: IncomingMessage): void {
   if (body.destroyed) return
   const late = setTimeout(() => body.destroy(), lingerMs)

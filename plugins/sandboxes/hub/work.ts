@@ -13,15 +13,15 @@ import type { IssuedToken } from './tokens.ts'
 import type { Upload } from './upload.ts'
 import { sandboxErrors } from '../errors.ts'
 
-/** How a run gets from its worker to everything outside. */
+/** What the worker of a run may reach. */
 export interface RunWay {
   /** The runner as the worker sees it. */
   readonly runnerUrl: string
-  /** Measures its model calls, and says which it may make. */
+  /** Measures and permits its model calls. */
   readonly calls: ModelCalls
   /** The hosts that its sandbox may reach; none by default. */
   readonly egress?: RunEgress | undefined
-  /** Its runtime may touch files of the VirtualFS by itself. */
+  /** Its runtime may change files of the VirtualFS by itself. */
   readonly vfs?: boolean
 }
 
@@ -31,11 +31,11 @@ interface WorkerRuns {
   /** Gives a run the upload of its events. AppError 404 `unknown_run`. */
   take(runId: string, upload: Upload): void
   readonly busy: boolean
-  /** The model calls of the run under way. */
+  /** The model calls of the running run. */
   readonly calls: ModelCalls | undefined
-  /** An external MCP server of the run under way, as its envelope named it. */
+  /** An external MCP server of the running run, as its envelope named it. */
   mcpServer(name: string): McpServer | undefined
-  /** Refuses all further runs. An upload under way is answered with this error. */
+  /** Refuses all further runs. A running upload is answered with this error. */
   close(answer: AppError): void
 }
 
@@ -52,7 +52,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
   let closed = false
   return {
     async *run(envelope, signal, { runnerUrl, calls, egress, vfs }) {
-      // The last token of a worker that slept for a day may have expired.
+      // The last token of a worker that was paused for a day may have expired.
       const credential = await token.fresh()
       if (closed) throw sandboxErrors.sidecarUnreachable()
       if (current) throw sandboxErrors.sessionBusy()
@@ -111,7 +111,7 @@ interface RunEvents {
   read(): AsyncGenerator<Buffer>
 }
 
-/** `resume`: the run goes on with a conversation that the worker should have. */
+/** `resume`: the run continues a conversation that the worker should have. */
 function awaitEvents(runId: string, resume: boolean): RunEvents {
   const arrival = Promise.withResolvers<Upload>()
   arrival.promise.catch(() => {})
@@ -148,7 +148,7 @@ function awaitEvents(runId: string, resume: boolean): RunEvents {
   }
 }
 
-/** A worker cannot refuse a run by a status: its refusal is the only event of the run. */
+/** A worker cannot refuse a run with a status: its refusal is the only event of the run. */
 function refusalOf(chunk: Buffer, resume: boolean): AppError | undefined {
   const [line] = linesOf(chunk)
   if (!line || peekType(line) !== 'error') return undefined
@@ -157,7 +157,7 @@ function refusalOf(chunk: Buffer, resume: boolean): AppError | undefined {
   return code === 'session_state_missing' && resume ? sandboxErrors.sessionStateMissing() : undefined
 }
 
-const notForwarded = 'Servers that speak SSE cannot be reached from a sandbox; streamable HTTP can.'
+const notForwarded = 'Servers with SSE cannot be reached from a sandbox; use streamable HTTP.'
 
 /** The envelope as its worker gets it: every address is the runner's, as the worker sees it, and every credential its own token. */
 function envelopeForWorker(envelope: RunEnvelope, runnerUrl: string, token: string): RunEnvelope {
@@ -185,7 +185,7 @@ function envelopeForWorker(envelope: RunEnvelope, runnerUrl: string, token: stri
   }
 }
 
-/** How much longer than the worker this side waits: the worker's own timeout gives the better error message. */
+/** How much longer than the worker the runner waits: the worker's own timeout gives the better error message. */
 const graceMs = 1_000
 
 export interface WorkerToolCalls {
@@ -203,7 +203,7 @@ export interface WorkerToolCalls {
 const failed = (content: string): ToolResult => ({ ok: false, content })
 const gone = failed('The sandbox has left.')
 
-/** Tool calls under way in one worker. */
+/** The running tool calls of one worker. */
 export function createWorkerToolCalls(mailbox: Mailbox, presence: Presence): WorkerToolCalls {
   const waiting = new Map<string, (result: ToolResult) => void>()
   let closed = false

@@ -16,7 +16,7 @@ import { sandboxErrors } from '../errors.ts'
 
 const shutdownMs = 1_000
 
-/** The runner's end of one worker that polls. It knows nothing of where the worker runs. */
+/** The runner's end of one polling worker. It does not know where the worker runs. */
 export interface WorkerChannel {
   readonly sessionId: string
   readonly generation: number
@@ -44,21 +44,21 @@ export interface WorkerChannel {
   exportState(): Promise<StateBundle | undefined>
   /** The copy that the worker finds at its start, replaced by what it uploads. */
   readonly state: StateBundle | undefined
-  /** Why there is none of the worker's newest state. */
+  /** Why there is no copy of the worker's newest state. */
   readonly stateRefused: AppError | undefined
-  /** The worker reads linked attachments from this runner, as it said with its last poll. */
+  /** The worker reads linked attachments from this runner, according to its last poll. */
   readonly readsLinks: boolean
   setState(bundle: StateBundle | undefined): void
   /** `ok: false` when the worker takes no tools, does not answer in time or leaves. */
   callTool: WorkerToolCalls['call']
   /**
-   * Gives a warm worker its session: the same worker goes on under another id, generation and token. This channel has nothing left to
-   * do then, nor to close.
+   * Gives a warm worker its session: the same worker continues under another id, generation and token. This channel is then
+   * finished.
    */
   bind(sessionId: string): Promise<WorkerChannel>
   /** Tells the worker to end; resolves when it has taken the command or after a second. */
   shutdown(): Promise<void>
-  /** Its token and everything it sends are refused from now on; what waits for it ends. */
+  /** Refuses its token and everything that it sends from now on; whatever waits for it ends. */
   close(): void
 }
 
@@ -147,7 +147,7 @@ export class RemoteWorker implements WorkerChannel {
   get busy(): boolean {
     return this.#runs.busy
   }
-  /** The model calls of the run under way. */
+  /** The model calls of the running run. */
   get calls(): ModelCalls | undefined {
     return this.#runs.calls
   }
@@ -185,7 +185,7 @@ export class RemoteWorker implements WorkerChannel {
   }
 
   async callTool(...call: Parameters<WorkerToolCalls['call']>): Promise<ToolResult> {
-    if (!this.#takesTools) return { ok: false, content: 'The sandbox takes no tool calls.' }
+    if (!this.#takesTools) return { ok: false, content: 'The worker of this sandbox does not execute tools.' }
     return this.#toolCalls.call(...call)
   }
 
@@ -222,7 +222,7 @@ export class RemoteWorker implements WorkerChannel {
     this.#options.onClose()
   }
 
-  /** Called when the worker goes on under another session id: callbacks under this one are refused, and its commands move to the other. */
+  /** Called when the worker continues under another session id: callbacks under this one are refused, and its commands move to the other. */
   retire(): void {
     const answer: AppError = workerTokenErrors.superseded()
     this.#runs.close(answer)
@@ -230,7 +230,7 @@ export class RemoteWorker implements WorkerChannel {
     this.#closing.abort(answer)
   }
 
-  /** Something came from it. */
+  /** The worker has sent something. */
   seen(): void {
     this.#presence.seen()
   }
@@ -300,7 +300,7 @@ export class RemoteWorker implements WorkerChannel {
     return this.#toolCalls.answer(callId, result)
   }
 
-  /** An external MCP server of the run under way. */
+  /** An external MCP server of the running run. */
   mcpServer(name: string): McpServer | undefined {
     return this.#runs.mcpServer(name)
   }

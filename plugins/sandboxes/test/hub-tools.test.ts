@@ -56,7 +56,7 @@ test('a worker that takes no tools, leaves or is silent fails the call; an answe
   const limits = { signal: never, timeoutMs: 60_000 }
   assert.deepEqual(await without.channel.callTool('shell', {}, limits), {
     ok: false,
-    content: 'The sandbox takes no tool calls.',
+    content: 'The worker of this sandbox does not execute tools.',
   })
   const reply = await polling.call(workerPaths(without.channel.sessionId).tool('x'), {
     method: 'PUT',

@@ -21,7 +21,7 @@ test('what a former process of this runner left behind is destroyed, and nothing
   substrate.away = true
   const { workers, kernel } = await stage(t, { substrate })
   await eventually('it cannot be asked', () =>
-    kernel.logs.some(({ msg }) => msg === 'a sandbox provider did not say what was left behind'),
+    kernel.logs.some(({ msg }) => msg === 'a sandbox provider could not list the sandboxes of former processes'),
   )
   substrate.away = false
   const session = newSession()

@@ -20,7 +20,7 @@ export default definePlugin({
       default: 256 * 1024 * 1024,
       minimum: 0,
       description:
-        'Of the files of skills in memory. Beyond it those that rest longest go; conductors bring them again.',
+        'Bytes of skill files in memory. Beyond that the least recently used ones are dropped, and conductors send them again.',
     }),
   }),
   errors: skillErrors,

@@ -85,7 +85,7 @@ async function place({ name: skill }: SkillContent, file: SkillFile, { sandbox }
 function skillNamed(wanted: string, { skills = [] }: ToolContext): SkillContent | ToolResult {
   const found = skills.find((skill) => skill.name === wanted)
   const names = skills.map((skill) => skill.name).join(', ')
-  return found ?? failed(`There is no skill '${wanted}' in this session; it has: ${names || 'none'}.`)
+  return found ?? failed(`This session has no skill '${wanted}'; it has: ${names || 'none'}.`)
 }
 
 const failed = (content: string): ToolResult => ({ ok: false, content })

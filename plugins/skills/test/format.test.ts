@@ -61,7 +61,7 @@ test('what is almost right is read as it was meant, and said', () => {
     [skill('name: pdf\ndescription: Use when: a PDF comes'), /colon and was not quoted/],
     [skill('description: Reads PDF files.'), /'name' is missing; the folder's name 'pdf'/],
     [skill('name: PDF\ndescription: d'), /'PDF' was read as 'pdf'/],
-    [skill(`${minimal}\nversion: 2`), /'version' is not of the format/],
+    [skill(`${minimal}\nversion: 2`), /The format has no field 'version'/],
     [skill(`${minimal}\nallowedTools: Read`), /'allowedTools' was read as 'allowed-tools'/],
     [skill(`${minimal}\nallowed-tools: [Read, Write]`), /is a list/],
     [skill(`${minimal}\nallowed-tools: Read, Write`), /commas/],

@@ -120,9 +120,9 @@ test('what is written field by field is held to the strict form', () => {
   assert.equal(problems.length, 3, problems.join('\n'))
   const told = (header: object): string => readWritten({ ...fields, ...header }, '').problems.join()
   assert.equal(told({ allowedTools: ['Bash(git add:*)', 'read_file'] }), '')
-  assert.match(told({ name: 'My Notes' }), /^Not in the form of the format: The name 'My Notes' was read as 'my-notes'/)
+  assert.match(told({ name: 'My Notes' }), /^Does not follow the format: The name 'My Notes' was read as 'my-notes'/)
   assert.match(told({ allowedTools: ['a b'] }), /'a b' in 'allowedTools' is not the name of one tool/)
-  assert.match(told({ allowedTools: ['a,b'] }), /Not in the form of the format: .* commas/)
+  assert.match(told({ allowedTools: ['a,b'] }), /Does not follow the format: .* commas/)
 })
 
 async function folder(t: TestContext, files: Record<string, string>): Promise<string> {

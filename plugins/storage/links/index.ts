@@ -21,7 +21,7 @@ export default definePlugin({
     above: Type.Integer({
       default: 64 * 1024,
       minimum: 1024,
-      description: 'Bytes of an attachment or of the result of a tool; what is larger is kept in the object store.',
+      description: 'Bytes of an attachment or a tool result; a larger one is kept in the object store.',
     }),
     uploadsFor: Duration('1d', 'How long an upload waits for a run.'),
   }),
@@ -71,7 +71,7 @@ const ObjectParams = Type.Object({
   sha256: Type.String({ description: 'SHA-256 of the content in hex, as the run or its log shows it.' }),
 })
 
-/** What a run has in the object store, for whoever may read the run. */
+/** The linked contents of a run, for every caller who may read the run. */
 function downloadRoute(app: App, guard: Guard, store: PostgresLinks | undefined): void {
   app.get(
     '/api/runs/:id/objects/:sha256',

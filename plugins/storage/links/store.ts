@@ -7,7 +7,7 @@ import { newId } from '#contracts/ids'
 import { maxAttachmentBytes } from '#contracts/prompt'
 import { contentOf } from '#kit/linked-files'
 
-/** Objects of one look of a sweep; their rows are locked while they are deleted. */
+/** Objects of one batch of a sweep; their rows are locked while they are deleted. */
 const sweptAtOnce = 20
 /** Uploads of a tenant that wait for a run. */
 const mostWaiting = 1_000
@@ -26,7 +26,7 @@ const linkOf = ({ key, sha256, bytes, content_type: contentType }: LinkRow): Obj
   contentType,
 })
 
-// The row is locked by its upsert: whoever sweeps has deleted object and row before, or finds that a run has it.
+// The upsert locks the row: a sweep has either deleted object and row before, or finds that a run has the object.
 const keepText = `
   WITH object AS (
     INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type)
@@ -48,7 +48,7 @@ const releaseText = `
   DELETE FROM linked_object_runs WHERE tenant_id = $1 AND run_id = $2
     AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND id = $2)
     AND NOT EXISTS (SELECT FROM workflow_runs WHERE tenant_id = $1 AND id = $2)`
-// The objects are there for as long as `from` has them: their rows are locked by the trigger that counts.
+// The objects exist as long as `from` has them: the trigger that counts locks their rows.
 const lendText = `
   INSERT INTO linked_object_runs (tenant_id, run_id, key)
   SELECT tenant_id, $3, key FROM linked_object_runs WHERE tenant_id = $1 AND run_id = $2 AND ($4::text[] IS NULL OR key = ANY ($4))
@@ -57,7 +57,7 @@ const ofRunText = `
   SELECT o.key, o.sha256, o.bytes, o.content_type FROM linked_object_runs l
   JOIN linked_objects o ON o.tenant_id = l.tenant_id AND o.key = l.key
   WHERE l.tenant_id = $1 AND l.run_id = $2 AND o.sha256 = $3 LIMIT 1`
-// A process that died between the note and the beginning of its run has left the note. Passes are hourly.
+// A process that died between writing the note and starting its run has left the note. Passes are hourly.
 const unbegunText = `
   DELETE FROM linked_object_runs l WHERE l.tenant_id = $1
     AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
@@ -83,7 +83,7 @@ interface Options {
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** Linked objects: rows say which there are and which runs have them, the store has their bytes. A row is there before its object, and after it. */
+/** Linked objects: rows say which exist and which runs have them, the store has their bytes. A row is written before its object and deleted after it. */
 export class PostgresLinks implements LinkedObjects {
   readonly above: number
   readonly #db: Database
@@ -136,7 +136,7 @@ export class PostgresLinks implements LinkedObjects {
     if (!found) return undefined
     const bytes = await contentOf(await found.read(), link)
     if (bytes) return bytes
-    this.#options.log.warn({ tenantId, key: link.key }, 'a linked object is not what it was')
+    this.#options.log.warn({ tenantId, key: link.key }, 'a linked object does not match its digest')
     return undefined
   }
 
@@ -174,7 +174,7 @@ export class PostgresLinks implements LinkedObjects {
     }
   }
 
-  /** What a run has of this digest; undefined also where the run is another tenant's. */
+  /** The object of a run with this digest; undefined also for a run of another tenant. */
   async open(tenantId: string, runId: string, sha256: string): Promise<OpenObject | undefined> {
     const values = [tenantId, runId, sha256]
     const [row] = await this.#ask<LinkRow>(tenantId, { name: 'linked-of-run', text: ofRunText, values })
@@ -183,7 +183,7 @@ export class PostgresLinks implements LinkedObjects {
     return found && { ...found, info: { ...found.info, contentType: row.content_type } }
   }
 
-  /** Deletes some of what no run has. */
+  /** Deletes some objects that no run has. */
   async sweep(tenantId: string): Promise<{ deleted: number; more: boolean }> {
     await this.#ask(tenantId, { text: unbegunText, values: [tenantId] })
     return this.#db.as('reads').tenant(tenantId, async (tx) => {
@@ -215,7 +215,7 @@ export class PostgresLinks implements LinkedObjects {
   }
 }
 
-/** Beside the thread that answers requests where it takes long. */
+/** Large inputs are processed outside the main thread. */
 async function digestOf(bytes: Buffer): Promise<string> {
   if (bytes.length <= chunkBytes) return hash('sha256', bytes)
   const digest = await crypto.subtle.digest('SHA-256', bytes as Uint8Array<ArrayBuffer>)

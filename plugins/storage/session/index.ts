@@ -7,8 +7,8 @@ import { WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { sendBody } from '#kit/files'
 
 /**
- * The linked contents of a session's runs, for whoever executes them: beside the session's tools, with the same token. Their bytes
- * pass from the object store to the reader, and are held nowhere in between.
+ * The linked contents of a session's runs, for the runtime that executes them: beside the session's tools, with the same token. Their
+ * bytes are streamed from the object store to the reader.
  */
 export default definePlugin({
   name: 'session-files',
@@ -36,7 +36,7 @@ export default definePlugin({
   },
 })
 
-/** The session whose run shows its token; it may be of any tenant, and reads of its own one only. */
+/** The session of the run whose token was sent; it may belong to any tenant, and reads only objects of its own. */
 type Admit = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
 
 const noToken = (): Error =>

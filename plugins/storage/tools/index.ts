@@ -39,11 +39,11 @@ export const storageTools = (store: ObjectStore, record: WriteRecord): PlatformT
 
 interface WriteRecord {
   readonly written: WrittenObjects
-  /** The store has counted what was written for all processes. */
+  /** The store has already counted the write for all processes. */
   readonly counted: boolean
 }
 
-/** Notes a write for the audit log of the tenant, and rings for a conductor to hear of it. */
+/** Records a write for the audit log of the tenant, and notifies a conductor. */
 function record({ written, counted }: WriteRecord, context: ToolContext, write: Omit<ObjectWrite, 'n'>): void {
   const { tenantId, runId, report } = context
   if (!report) return
@@ -157,16 +157,16 @@ const deleteTool = (store: ObjectStore, writes: WriteRecord): PlatformTool => ({
   },
 })
 
-/** Writes that no conductor has heard of yet; beyond it the oldest runs are forgotten, and the nightly count mends the sum. */
+/** Writes that no conductor has fetched yet. Beyond that, the oldest runs are dropped, and the nightly count corrects the sum. */
 const mostKept = 20_000
-/** Of one answer. */
+/** Writes in one answer. */
 const mostAtOnce = 500
 
 /** What agents of this runner wrote, by run, oldest run first. */
 class WriteLedger implements WrittenObjects {
   readonly #runs = new Map<string, ObjectWrite[]>()
   #kept = 0
-  // A runner that was restarted goes on behind what its former process said.
+  // A restarted runner continues after the numbers of its former process.
   #next = Date.now() * 1_000
 
   note({ tenantId, runId }: Parameters<WrittenObjects['note']>[0], write: Omit<ObjectWrite, 'n'>): void {

@@ -8,11 +8,11 @@ import type { PeersOptions } from '#kit'
 import { dropWhenIdle } from '#kit/files'
 import { proofHeaders } from '../client.ts'
 
-/** To connect; an upstream that is silent for longer than the other has gone. */
+/** Timeout to connect, and of a silent upstream. */
 const connectMs = 2_000
 const silentMs = 60_000
 
-/** What a client may say to the VirtualFS server. Everything else stays here: keys, cookies, signatures, tenants, hops. */
+/** Request headers that are passed on. All others are removed: keys, cookies, signatures, tenants, hop-by-hop headers. */
 const passedOn = [
   'accept',
   'accept-language',
@@ -28,7 +28,7 @@ const passedOn = [
   'tracestate',
   vfsSessionHeader,
 ]
-/** What the server may say to a client: neither cookies nor what browsers go by. */
+/** Response headers that are passed on: neither cookies nor headers that change what a browser does. */
 const passedBack = [
   'accept-ranges',
   'cache-control',
@@ -48,10 +48,10 @@ const passedBack = [
 const some = (headers: IncomingHttpHeaders, names: readonly string[]): IncomingHttpHeaders =>
   Object.fromEntries(names.flatMap((name) => (headers[name] === undefined ? [] : [[name, headers[name]]])))
 
-/** With the headers of a request goes what ends it. It is taken off before they are sent. */
+/** The abort signal of a request is carried in its headers and removed before they are sent. */
 const ending = Symbol('ends the request')
 
-/** The connections to the server. When certificates change, those that stand end with what they carry. */
+/** The connections to the server. When certificates change, open connections close after their current requests. */
 export class Upstream {
   #agent: Agent
 
@@ -72,7 +72,7 @@ export class Upstream {
     })
   }
 
-  /** As @fastify/reply-from asks for it. */
+  /** The interface that @fastify/reply-from calls. */
   readonly request = (
     { headers, ...options }: Dispatcher.RequestOptions & { headers: Record<string | symbol, unknown> },
     callback: (error: Error | null, data: Dispatcher.ResponseData) => void,
@@ -93,11 +93,11 @@ interface Forward {
   readonly target: string
   readonly tenantId: string
   readonly signer: Signer | undefined
-  /** Has what is answered flow as the tenant may fetch. */
+  /** Limits the rate of the response to what the tenant may fetch. */
   paced(request: FastifyRequest, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
 }
 
-/** Sends a request on, and its answer back, both as they come. */
+/** Forwards a request and streams its response back. */
 export function forward(
   request: FastifyRequest,
   reply: FastifyReply,
@@ -122,7 +122,7 @@ export function forward(
     }),
     rewriteHeaders: (headers) => ({
       ...some(headers, passedBack),
-      // What agents wrote is shown to nobody as a page of this server.
+      // A browser must not render what agents wrote as a page of this server.
       'content-disposition': 'attachment',
       'content-security-policy': "sandbox; default-src 'none'",
     }),

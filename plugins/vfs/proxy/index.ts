@@ -15,8 +15,8 @@ import { forward, Upstream } from './forward.ts'
 import { proxyRoutes, turnsOf } from './routes.ts'
 
 /**
- * The way of API keys to the VirtualFS server: `/api/vfs/*` on a conductor goes there without `/api`, signed for the tenant of the key
- * and with nothing that the client proved itself with. Specification 4.18.
+ * Access to the VirtualFS server with API keys: a conductor forwards `/api/vfs/*` without `/api`, signed for the tenant of the key and
+ * without the credentials of the client. Specification 4.18.
  */
 export default definePlugin({
   name: 'vfs-proxy',
@@ -25,13 +25,13 @@ export default definePlugin({
       Type.String({
         pattern: '^https?://[^\\s]+$',
         description:
-          'Of the VirtualFS server, VFS_BASE_URL. Without it, that of this process; without either there are no routes.',
+          'VFS_BASE_URL: the URL of the VirtualFS server; by default that of this process. With neither there are no routes.',
       }),
     ),
     requestsAtOnce: Type.Integer({
       minimum: 1,
       default: 64,
-      description: 'Requests of one tenant that are under way at once; more are told to come again.',
+      description: 'Concurrent requests of one tenant; further ones are refused for now.',
     }),
     tls: PeerTls,
   }),
@@ -48,14 +48,14 @@ export default definePlugin({
     const { guard, limits } = deps
     const { baseUrl } = config
     const signer = deps.signers.get('vfs')
-    // A server of this process answers nobody without a key.
+    // A server of this process answers only requests that are signed with a key.
     if (baseUrl === undefined && !(listeners.includes('vfs') && signer)) return { data: {} }
     const upstream = new Upstream(followTls(config.tls, log))
     onStop(() => upstream.close())
     const shares = new Shares(config.requestsAtOnce)
     const counter = new Counter({
       name: 'vfs_proxy_requests_total',
-      help: 'Requests that were passed on to the VirtualFS server, by the status of their answers.',
+      help: 'Requests that were passed on to the VirtualFS server, by response status.',
       labelNames: ['method', 'status'],
       registers: [metrics],
     })
@@ -73,7 +73,7 @@ export default definePlugin({
         return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, paced })
       })
     })
-    // A server of this process tells and erases by itself.
+    // A server of this process reports and erases by itself.
     if (baseUrl === undefined || !signer || listeners.includes('vfs')) return { data: {} }
     const client = createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
     onStop(() => client.dispose())
@@ -82,10 +82,10 @@ export default definePlugin({
   },
 })
 
-/** How long the server may take over what a tenant uses; then nothing is said of these limits. */
+/** Timeout for the usage of a tenant; after that these limits are reported without usage. */
 const usageMs = 1_500
 
-/** Tells what a tenant uses of its limits on the VirtualFS server. Those who ask while an answer is on its way share it. */
+/** Asks the VirtualFS server for a tenant's usage. Concurrent callers share one request. */
 function tellUsage(limits: TenantLimits, client: Pick<VfsClient, 'usage'>): void {
   const asking = new SingleFlight<VfsUsage | undefined>()
   const ask = (tenantId: string) =>

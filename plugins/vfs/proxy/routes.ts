@@ -17,7 +17,7 @@ const methods = {
   DELETE: { who: 'admin', summary: 'Delete from the VirtualFS' },
 } as const
 
-/** Everything below `/api/vfs/` that this server has no route of its own for. `paced` has bytes flow as their tenant may. */
+/** Forwards everything below `/api/vfs/` that has no route here. `paced` limits the rate of a tenant's bytes. */
 export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
   // Bodies go on as they come. An upstream that answers before it has all of one has it destroyed, and with it would go the connection of
   // the client, who is to hear the answer.
@@ -42,7 +42,7 @@ export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
           ...failures(notFound, vfsErrors.invalidPath, limitErrors.limitReached, vfsErrors.vfsUpstreamUnavailable),
         },
       },
-      // Paths are judged as they were written, and bodies are not read here.
+      // Paths are checked as they were sent, and bodies are not read here.
       validatorCompiler: () => () => true,
       async handler(request, reply) {
         const target = targetOf(request.raw.url ?? '')
@@ -54,10 +54,10 @@ export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
   }
 }
 
-/** What the proxy does not pass on although the server would answer it: leases are of runners, and erasing of the retention. */
+/** Routes that the proxy does not forward: only runners open leases, and only retention erases. */
 const ours = /^\/vfs\/(leases|tenant)(\/|$)/
 const publicPrefix = '/api'
-/** How often an encoding may be within another one; deeper text is refused. */
+/** How deep percent-encodings may be nested; deeper paths are refused. */
 const deepest = 4
 
 /**
@@ -74,10 +74,10 @@ export function targetOf(url: string): string | undefined {
   return plain ? rest + query : undefined
 }
 
-/** True for what only this server itself has an answer to. */
+/** True for routes that only this server answers. */
 const isOurs = (target: string): boolean => ours.test(decodeURIComponent(target.split('?')[0]!))
 
-/** A search reads up to 64 MiB, a list looks at each file that it shows: as many requests that only read, beside its own. */
+/** Cost in requests beyond the first one: a search reads up to 64 MiB, a list looks at each file that it shows. */
 const turnsOfSearch = 60
 const entriesOfTurn = 100
 export function turnsOf(target: string): number {
@@ -88,7 +88,7 @@ export function turnsOf(target: string): number {
   return limit > 0 ? Math.floor(Math.min(limit, mostEntriesAtOnce) / entriesOfTurn) : 0
 }
 
-/** True for leases, which runners alone open: an admin of a tenant could give itself other limits. */
+/** True for leases. Only runners may open them, because an admin of a tenant could raise its own limits with one. */
 const opensSession = (method: string, target: string): boolean =>
   !['GET', 'HEAD', 'DELETE'].includes(method) &&
   /^\/vfs\/sessions(\/|$)/.test(decodeURIComponent(target.split('?')[0]!))

@@ -20,7 +20,7 @@ export default definePlugin({
       Type.String({
         pattern: '^https?://[^\\s]+$',
         description:
-          'Of the VirtualFS server; the listener vfs of this role by default. With neither sessions have no VirtualFS.',
+          'URL of the VirtualFS server; by default the listener vfs of this role. With neither sessions have no VirtualFS.',
       }),
     ),
     tls: PeerTls,
@@ -29,9 +29,9 @@ export default definePlugin({
   requires: { signers: Signers },
   provides: { manager: VfsManager, tools: PlatformTools },
   async setup({ config, deps, listeners, metrics, log, urlOf, onStop }) {
-    // Not with the key of conductors, unless this is one as well: it gives out every secret of every tenant.
+    // The key of conductors is used only if this process is one as well: it gives access to every secret of every tenant.
     const signer = deps.signers.get('runner') ?? deps.signers.get('vfs')
-    // A server of this process answers nobody without a key.
+    // A server of this process answers only requests that are signed with a key.
     const own = listeners.includes('vfs') && signer ? () => urlOf('vfs') : undefined
     const baseUrl = config.baseUrl ?? own
     if (baseUrl === undefined) return { manager: nothing, tools: {} }

@@ -88,7 +88,7 @@ export class Leases implements VfsManager {
     const held = this.#held.get(key)
     this.#held.delete(key)
     try {
-      // One that is being opened would be open behind its end.
+      // A lease that is still being opened would otherwise be open after it was ended.
       await held?.opened.catch(() => {})
       await this.#client.close(tenantId, sessionId)
     } catch (err) {
@@ -96,7 +96,7 @@ export class Leases implements VfsManager {
     }
   }
 
-  /** Asks within the lease. One that its server has dropped meanwhile is opened again, once. */
+  /** Sends a request within the lease. A lease that the server has dropped is opened again, once. */
   async #use<T>(session: RunnerSession, request: (view: VfsView) => Promise<T>): Promise<T> {
     const view = { tenantId: session.tenantId, sessionId: session.id }
     const held = await this.#open(session)
@@ -109,7 +109,7 @@ export class Leases implements VfsManager {
       return request(view)
     }
   }
-  /** That nothing is there may also mean that there is no session any more. */
+  /** A 404 may mean that the file is missing or that the session is closed. */
   async #unlessClosed<T>({ tenantId, sessionId = '' }: VfsView, request: () => Promise<T>): Promise<T> {
     const answer = await request()
     if (!answer && !(await this.#client.session(tenantId, sessionId))) throw vfsErrors.noVfsSession()
@@ -117,7 +117,7 @@ export class Leases implements VfsManager {
   }
   async #open(session: RunnerSession): Promise<Held> {
     const { tenantId, id: sessionId } = session
-    // It has left this runner while somebody still worked for it.
+    // The session has left this runner while a request for it was under way.
     if (session.status === 'shutdown') throw vfsErrors.noVfsSession()
     const key = keyOf(tenantId, sessionId)
     const held = this.#held.get(key) ?? this.#begin(session)
@@ -156,7 +156,7 @@ const shown = ({ sessionId, allowedMounts, openedAt, usedAt }: Held): VfsLease =
   lastUsedAt: new Date(usedAt).toISOString(),
 })
 
-/** What the conductor of the newest run said that the tenant may have on the server. */
+/** The tenant's limits on the server, as the conductor of the newest run sent them. */
 function limitsOf({ limits = {} }: RunnerSession): { readonly limits?: VfsLimits } {
   const { vfsBytes: bytes, vfsEntries: entries, vfsSessions: sessions } = limits
   const given = Object.entries({ bytes, entries, sessions }).filter(([, most]) => most !== undefined)
@@ -166,7 +166,7 @@ function limitsOf({ limits = {} }: RunnerSession): { readonly limits?: VfsLimits
 /** How many mounts are listed at the same time. */
 const atOnce = 8
 
-/** The files of a session as far as a sandbox has them: each mount has an equal share, whatever is in the others. */
+/** The files of a session that a sandbox gets: each mount has an equal share, whatever is in the others. */
 async function treeOf(files: Pick<SessionVfs, 'mounts' | 'list'>, signal?: AbortSignal): Promise<VfsTree> {
   const mounts = await files.mounts({ signal })
   const bytes = Math.floor(copyBounds.bytes / Math.max(1, mounts.length))

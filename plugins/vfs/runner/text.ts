@@ -2,12 +2,12 @@ import { isUtf8 } from 'node:buffer'
 import { mostShownBytes, wholeCharacters } from '#kit'
 
 const usualLines = 2_000
-/** A file with a NUL in its beginning is no text. */
+/** A file with a NUL byte in its beginning is treated as binary. */
 const beginningBytes = 8 * 1024
-/** No further is a file read for lines at its end. */
+/** The most bytes that are read to find lines near the end of a file. */
 const mostRead = 64 * 1024 * 1024
 
-/** Lines of a stream with a note that says how to go on; undefined when it is no text. No more of it is read than is needed. */
+/** Lines of a stream, with a note on how to read on; undefined for a binary file. Reads no more than it needs. */
 export async function readText(
   body: AsyncIterable<Uint8Array>,
   skip: number,

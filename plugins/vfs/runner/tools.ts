@@ -8,11 +8,11 @@ import { settleFilesMs } from '#contracts/wire/worker'
 import { contentTypeOf } from '#kit/files'
 import { readText } from './text.ts'
 
-/** Of a file that is no text, as base64 a third longer. */
+/** Bytes of a binary file in one answer; base64 makes them a third longer. */
 const mostBinaryBytes = 168 * 1024
 const mostWritten = 4 * 1024 * 1024
 const mostListed = 200
-/** What the server may take, and what the files of a sandbox may. */
+/** Timeout of a tool: time for the server, and for synchronizing the files of a sandbox before and after. */
 const timeoutMs = 30_000 + 2 * settleFilesMs
 
 const ok = (content: string): ToolResult => ({ ok: true, content })
@@ -27,7 +27,7 @@ interface Place {
   readonly path: string
 }
 
-/** Reads `mount/path`; in front of it may be `/` or, as a sandbox has it, `/vfs/`. */
+/** Parses `mount/path`, with an optional `/` or, as in a sandbox, `/vfs/` before it. */
 function placeOf(text: unknown): Place | undefined {
   const given = String(text ?? '')
     .replace(/^\/(vfs(\/|$))?/, '')
@@ -55,7 +55,7 @@ type Execute = (
   context: ToolContext,
 ) => Promise<ToolResult>
 
-/** Whoever uses the VirtualFS sees what programs in the sandbox have written just before. */
+/** Synchronizes first, so that a tool sees what programs in the sandbox have just written. */
 const tool = (
   spec: Pick<PlatformTool, 'name' | 'description'> & { readonly input: object; readonly required?: readonly string[] },
   execute: Execute,
@@ -72,7 +72,7 @@ const tool = (
   },
 })
 
-/** What the model can do something about is an answer; anything else is for the log, too. */
+/** An error that the model can correct is only answered; any other is logged as well. */
 function refused(error: unknown): ToolResult {
   if (!isAppError(error) || error.status >= 500 || error.sentence === undefined) throw error
   return failed(error.sentence)
@@ -259,5 +259,5 @@ const search = tool(
   },
 )
 
-/** Each acts for the session that calls it, within its lease. */
+/** Each tool acts for the session that calls it, within its lease. */
 export const fileTools: readonly PlatformTool[] = [list, read, search, write]

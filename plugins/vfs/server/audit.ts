@@ -2,9 +2,9 @@ import { appendFile, mkdir, open, readdir, readFile, rename, rm, stat } from 'no
 import { dirname, join } from 'node:path'
 import type { VfsAccess, VfsAudit } from '#contracts/vfs'
 
-/** A file of the audit of a session; beyond it the one before goes. So a session has twice as much at most. */
+/** Size of one audit file of a session. A full file replaces the one before it, so a session has twice as much at most. */
 const fileBytes = 1024 * 1024
-/** Lines that wait for the disk; beyond it new ones of reads are counted, and said later in one line. */
+/** Lines that may wait for the disk. Beyond that, reads are only counted and recorded later in one line. */
 const mostWaiting = 10_000
 const mostLists = 1_000
 
@@ -17,14 +17,14 @@ interface Open {
   next: number
   bytes: number
   waiting: string[]
-  /** Lists since something else was done: one that is repeated is not said again. */
+  /** Lists since the last other operation: a repeated list is not recorded again. */
   readonly lists: Set<string>
   writing: Promise<void>
 }
 
 /**
- * What sessions read and wrote: lines of JSON in a file for each. What a write is answered for is in its file by then, though a loss of
- * power may lose the last of it.
+ * What sessions read and wrote: JSON lines in a file for each session. A write is in its file before it is answered; a loss of power
+ * may lose the last lines.
  */
 export class Audit {
   readonly #dirOf: (tenantId: string) => string
@@ -35,7 +35,7 @@ export class Audit {
     this.#dirOf = dirOf
   }
 
-  /** Resolves when it is written. Never rejects: what was done is done. */
+  /** Resolves when it is written. Never rejects, because the operation has already happened. */
   async note(tenantId: string, sessionId: string, access: Omit<VfsAccess, 'at'>): Promise<void> {
     const file = this.#fileOf(tenantId, sessionId)
     const opening = this.#open.get(file) ?? this.#openFile(file)
@@ -73,7 +73,7 @@ export class Audit {
     }
   }
 
-  /** A session is closed: what is in memory of it goes, its files stay. */
+  /** Frees the memory of a closed session; its audit files stay. */
   async rest(tenantId: string, sessionId: string): Promise<void> {
     const file = this.#fileOf(tenantId, sessionId)
     await (
@@ -113,7 +113,7 @@ export class Audit {
       })
       audit.bytes += Buffer.byteLength(text)
     } catch {
-      // A disk that is full keeps nobody from reading; writes fail by themselves.
+      // A full disk must not prevent reads; writes fail by themselves.
     }
   }
 

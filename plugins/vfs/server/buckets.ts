@@ -4,20 +4,20 @@ import { secretOf } from '#contracts/secrets'
 import { vfsErrors } from '#contracts/vfs'
 
 type Bucket = ReturnType<Buckets['open']>
-/** A bucket whose credentials may be references, and which a mount may lack. */
+/** Settings of a bucket as a mount has them: bucket and credentials are optional, and credentials may be references. */
 type Wanted = Omit<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'> &
   Partial<Pick<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'>>
 
 interface Pooled {
-  /** Of everything that it was opened with. */
+  /** All settings that it was opened with, as JSON, to notice a change. */
   readonly settings: string
   readonly bucket: Bucket
   readonly resolvedAt: number
 }
 
-/** Connections to so many buckets are kept; those that were not used for longest go. */
+/** Connections to this many buckets are kept; the least recently used are closed. */
 const mostOpen = 200
-/** How long credentials are used before they are asked for again, so that a secret that was rotated is the new one soon. */
+/** How long credentials are cached, so that a rotated secret is used soon. */
 const freshMs = 30_000
 
 /** Buckets behind mounts, opened with the credentials that their secrets have now. */
@@ -40,7 +40,7 @@ export class BucketPool {
       this.#open.set(key, known!)
       return pooled.bucket
     }
-    // Whoever comes meanwhile waits for the same.
+    // Concurrent callers wait for the same bucket.
     if (this.#open.get(key) !== known) return this.open(tenantId, mount, wanted)
     const opening = this.#renew(tenantId, wanted, pooled)
     this.#open.delete(key)
@@ -52,7 +52,7 @@ export class BucketPool {
     return (await opening).bucket
   }
 
-  /** Why a bucket cannot be opened like that, without asking anybody. */
+  /** Why a bucket cannot be opened with these settings, without a request. */
   problemOf(wanted: Wanted): string | undefined {
     try {
       void this.#opened({ ...wanted, accessKeyId: 'x', secretAccessKey: 'x' }).close()

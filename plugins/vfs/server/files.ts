@@ -52,7 +52,7 @@ interface Mounted {
   readonly readOnly: boolean
 }
 
-/** What the server does with files: in whose view, whether it is allowed, and what is noted of it. Rejects with AppErrors. */
+/** All operations on files: selects the view, checks access, and records the operation. Rejects with AppErrors. */
 export class Files {
   readonly #options: Options
   readonly #shares: Shares
@@ -201,7 +201,7 @@ export class Files {
     return kept.allowedMounts.length === 0 || mount === this.#options.scratch || kept.allowedMounts.includes(mount)
   }
 
-  /** The files of a mount as they are seen. Also a mount that is not there is refused to a session whose lease does not name it. */
+  /** The files of a mount in this view. A session is refused a mount outside its lease even if the mount does not exist. */
   async #mounted(view: VfsView, name: string): Promise<Mounted> {
     const { mounts, scratch } = this.#options
     const session = await this.#session(view)
@@ -280,12 +280,12 @@ function check(path: string): void {
 const filesAtOnce = 2
 const tooMuchAtOnce = (max: number) =>
   limitErrors.limitReached({
-    message: `The uploads of this tenant that are under way have more than ${max} bytes; come again when one is over.`,
+    message: `The concurrent uploads of this tenant have more than ${max} bytes; try again when one has ended.`,
     detail: { limit: 'vfs bytes at once', max },
     headers: { 'retry-after': '1' },
   })
-const noMount = () => notFound({ message: 'There is no mount of this name.' })
-const noFile = () => notFound({ message: 'There is no such file.' })
+const noMount = () => notFound({ message: 'No mount has this name.' })
+const noFile = () => notFound({ message: 'No file has this path.' })
 const tooLarge = (max: number) =>
   httpErrors.bodyTooLarge({ message: `A file has at most ${max} bytes here.`, detail: { max } })
 
@@ -299,14 +299,14 @@ async function removeBelow(tree: Tree, folder: string) {
     }
     paths.push(path)
   }
-  if (paths.length === 0) throw notFound({ message: 'There are no files in this folder.' })
+  if (paths.length === 0) throw notFound({ message: 'No files are in this folder.' })
   for (const path of paths) await tree.remove(path)
   return { deleted: paths.length, more }
 }
 
-/** The place of a cursor. One that was made up leads to some place of the same mount, or is refused: not every store takes any text. */
+/** Decodes a cursor. An invented cursor leads to some place in the same mount, or is refused: not every store accepts any text. */
 function placeIn(cursor: string): string {
   const place = Buffer.from(cursor, 'base64url').toString('utf8')
   if (isVfsFolder(place.replace(/\/$/, ''))) return place
-  throw invalidField('querystring/cursor', 'is no cursor of this list; begin without it')
+  throw invalidField('querystring/cursor', 'is not a cursor of this list; begin without it')
 }

@@ -10,7 +10,7 @@ interface Placed {
 export class First {
   readonly #most: number
   #held: Placed[] = []
-  /** What is not before this one is not among the first; undefined while all may be. */
+  /** Entries from this one on cannot be among the first; undefined while all can. */
   #end: Buffer | undefined
 
   constructor(most: number) {

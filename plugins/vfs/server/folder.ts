@@ -12,12 +12,12 @@ import { belowOf, type FileInfo, isBefore, type OpenFile, placeOf, type Tree, ty
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants
 
-/** Files on their way into the folder, in the folder itself, because a rename does not leave a file system. It is not shown. */
+/** Folder of incomplete uploads. It is inside the mount, because a rename works only within one file system, and is not shown. */
 export const incoming = '.agent-orc-incoming'
 
 /**
- * A folder of this machine. Every step of a path is opened for itself, below the one before it and not through a link, so nothing that
- * others put there leads out of the folder, also not while it is walked. What is no plain file and no folder is not there.
+ * A folder of this machine. Each segment of a path is opened below the one before it, without following links, so nothing that others
+ * put there leads out of the folder, even while it is walked. Only plain files and folders are shown.
  */
 export class FolderTree implements Tree {
   readonly #root: string
@@ -25,13 +25,13 @@ export class FolderTree implements Tree {
   /** Writes and deletions one after another, so that conditions hold. */
   #turn: Promise<unknown> = Promise.resolve()
 
-  /** Of a folder with more than `atOnce` entries the first ones are picked, given out, and the next ones picked in another pass over it. */
+  /** A folder with more than `atOnce` entries is read in several passes, each of which returns the next entries in order. */
   constructor(root: string, atOnce = 4_096) {
     this.#root = root
     this.#atOnce = atOnce
   }
 
-  /** Clears what a process that died left half written. */
+  /** Removes incomplete files of a process that died. */
   async tidy(): Promise<void> {
     const root = await open(this.#root, O_RDONLY | O_DIRECTORY)
     try {
@@ -114,7 +114,7 @@ export class FolderTree implements Tree {
     )
   }
 
-  /** The first entries of a folder that the walk has not had, and those behind `from` alone where it is given. */
+  /** The next entries of a folder in the walk; with `from`, only those after it. */
   async #firstOf(folder: string, { after, recursive }: Walk, from: string | undefined) {
     const at = await this.#enter(folder === '' ? [] : folder.split('/'))
     const first = new First(this.#atOnce)
@@ -208,7 +208,7 @@ export class FolderTree implements Tree {
   }
 }
 
-/** What is opened already, wherever its name leads by now. Linux alone has it, and folders are mounted there alone. */
+/** The path of an open descriptor, even if its name leads elsewhere by now. Needs Linux, as mounts of folders do. */
 const pathOf = ({ fd }: FileHandle): string => `/proc/self/fd/${fd}`
 export const foldersWork = process.platform === 'linux'
 
@@ -230,7 +230,7 @@ async function folderIn(folder: FileHandle, name: string): Promise<FileHandle | 
   }
 }
 
-/** A plain file. Opening waits for nothing, as a pipe would have it do. */
+/** Opens a plain file. The open does not block, as it would on a pipe. */
 async function openFile(folder: FileHandle, name: string): Promise<FileHandle | undefined> {
   try {
     const file = await open(`${pathOf(folder)}/${name}`, O_RDONLY | O_NOFOLLOW | O_NONBLOCK)
@@ -269,7 +269,7 @@ async function write(path: string, body: AsyncIterable<Uint8Array>, mode: number
   }
 }
 
-/** What the file system says, as callers are told it. */
+/** Maps errors of the file system to errors for callers. */
 async function told<T>(work: () => Promise<T>): Promise<T> {
   try {
     return await work()

@@ -1,6 +1,6 @@
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
 
-/** What is asked of the VirtualFS server, how it ends, how long it takes, and the bytes that flow. */
+/** Operations of the VirtualFS server by outcome, their duration, and bytes read and written. */
 export class Metrics {
   readonly bytes: Counter<'direction'>
   readonly seconds: Histogram<'operation' | 'outcome'>
@@ -15,14 +15,14 @@ export class Metrics {
     })
     this.seconds = new Histogram({
       name: 'vfs_operation_seconds',
-      help: 'Operations on files: ok, refused (the caller is told why), or failed. A read is over when its first byte is there.',
+      help: 'Operations on files: ok, refused (the caller is told why), or failed. A read counts as done when its first byte has come.',
       labelNames: ['operation', 'outcome'],
       buckets: [0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60],
       registers,
     })
     new Gauge({
       name: 'vfs_open_sessions',
-      help: 'Sessions with a lease, of tenants that were seen since the start.',
+      help: 'Sessions with a lease, of tenants seen since the process started.',
       registers,
       collect() {
         this.set(openSessions())

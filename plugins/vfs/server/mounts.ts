@@ -13,7 +13,7 @@ import type { MountSettings } from './settings.ts'
 import { ObjectTree, type Tree } from './tree.ts'
 import { writeWhole } from './sessions.ts'
 
-/** A mount as it is behind its name. */
+/** The implementation of a mount. */
 type Behind = Omit<MountSettings, 'tenants'> & { readonly own: boolean }
 
 interface Options {
@@ -41,7 +41,7 @@ export class Mounts {
     this.#pool = new BucketPool(options.buckets, options.secret)
   }
 
-  /** Those that there are, by name; `inSession` as a session sees them. */
+  /** All mounts by name; `inSession`: as a session sees them, with its scratch space. */
   async list(tenantId: string, inSession: boolean): Promise<VfsMount[]> {
     const { shared, scratch } = this.#options
     const names = [...new Set([...Object.keys(shared), ...(await this.#ownOf(tenantId)).keys()])]
@@ -194,7 +194,7 @@ export class Mounts {
 }
 
 const withTenant = (text: string, tenantId: string): string => text.replaceAll('{tenant}', tenantId)
-/** A prefix may end within a segment, but has none that mean something to a path. */
+/** A prefix may end within a segment, but has no segment such as `..` that has a meaning in a path. */
 const isPlain = (prefix: string): boolean =>
   prefix
     .replace(/\/$/, '')
@@ -246,7 +246,7 @@ async function load(file: string): Promise<Map<string, VfsMountInput>> {
   return new Map(Object.entries(JSON.parse(text) as Record<string, VfsMountInput>))
 }
 
-/** The store of all plugins, which keeps the limits of tenants, in the words of a backend. */
+/** Adapts the object store, which enforces the limits of tenants, to the interface of a backend. */
 const asBackend = (store: ObjectStore): ConstructorParameters<typeof ObjectTree>[0] => ({
   open: (tenantId, key) => store.open(tenantId, key),
   list: (tenantId, query) => store.list(tenantId, query),

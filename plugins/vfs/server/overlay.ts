@@ -7,7 +7,7 @@ interface Layers {
   readonly mount: Tree
   /** What the session has written. */
   readonly written: Tree
-  /** A file here hides the one of the mount: the session has deleted it. One that was written since then is there all the same. */
+  /** A file here hides the file of the mount, because the session has deleted it. A file written after that is shown all the same. */
   readonly deleted: Tree
 }
 

@@ -32,7 +32,7 @@ export class Callers implements Guard {
     const digest = headers[vfsDigestHeader] ?? ''
     if (typeof session !== 'string' || typeof digest !== 'string') throw unauthorized()
     const hasBody = headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
-    // A body that nobody has signed for would be somebody else's.
+    // Without a signature anybody could have replaced the body.
     if (hasBody && digest === '') throw unauthorized()
     const by = this.#signers.find(({ header }) => headers[header] !== undefined)
     if (!by) throw unauthorized()
@@ -42,13 +42,13 @@ export class Callers implements Guard {
     return digestForm.test(digest) ? digest : digest === '' || digest === streamDigest ? undefined : refuse()
   }
 
-  /** The listener demands the proof of every request, also of paths that nobody serves. */
+  /** The listener requires a signature for every request, also for unknown paths. */
   protect(app: App): void {
     proofsOf(app).demand(this.#proof)
   }
   callerOf({ raw }: FastifyRequest): Caller {
     const tenantId = this.#tenants.get(raw)
-    if (tenantId === undefined) throw new Error(`${raw.url} asks who calls, but was never proven`)
+    if (tenantId === undefined) throw new Error(`${raw.url} reads the caller, but the request was not authenticated`)
     return { tenantId, role: 'admin', keyId: 'service:vfs' }
   }
 }

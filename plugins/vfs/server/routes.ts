@@ -18,7 +18,7 @@ export const viewOf = (tenantId: string, headers: Headers): VfsView => {
   return { tenantId, ...(typeof sessionId === 'string' ? { sessionId } : {}) }
 }
 
-/** Mounts and their files. Who calls was proven before a route is reached. */
+/** Mounts and their files. The caller was authenticated before a route is reached. */
 export function fileRoutes(app: App, callers: Callers, mounts: Mounts, files: Files): void {
   serve(
     app,
@@ -145,12 +145,12 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
   })
 }
 
-/** A sender who is silent for so long has gone. */
+/** Timeout of a silent sender. */
 const silentMs = 60_000
 
 /**
- * The body of a request as it arrives. It may take as long as it needs, so long as it goes on. The connection stays, so that whoever is
- * refused hears why.
+ * The body of a request as it arrives. It may take any time while bytes keep coming. The connection stays open, so that a refused
+ * client gets the reason.
  */
 async function* arriving({ body }: FastifyRequest): AsyncGenerator<Uint8Array> {
   if (body === undefined || body === null) return

@@ -2,16 +2,16 @@ import type { Readable } from 'node:stream'
 import type { VfsMatch, VfsMatches, VfsSearchQuery } from '#contracts/vfs'
 import type { FileInfo, Tree } from './tree.ts'
 
-/** What one search looks at. */
+/** The bounds of one search. */
 const mostFiles = 10_000
 const mostBytes = 64 * 1024 * 1024
 const mostMs = 5_000
-/** Of one file; what is behind is not looked at. */
+/** Bytes of one file that are searched. */
 const mostOfFile = 4 * 1024 * 1024
-/** A file with a NUL in its beginning is no text. */
+/** A file with a NUL byte in its beginning is treated as binary. */
 const beginning = 8 * 1024
 const shownCharacters = 200
-/** What is longer without an end of line is looked at in parts: to join all of it at each chunk would take the square of its length. */
+/** A longer line is searched in parts: joining all of it at each chunk would take quadratic time. */
 const longestLine = 64 * 1024
 
 /** Searches trees one after another, within bounds of files, bytes and time. */

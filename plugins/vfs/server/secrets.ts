@@ -16,14 +16,14 @@ const resolve = {
   reply: { status: 200, json: Type.Object({ value: Type.String() }) },
 } as const satisfies Route
 
-/** Says what the secrets of tenants are to which mounts refer. */
+/** Resolves the secrets of tenants to which mounts refer. */
 export interface MountSecrets {
-  /** The value of `secret://name`; `mount_unavailable` (503) when it cannot be had. */
+  /** The value of `secret://name`; `mount_unavailable` (503) when it cannot be resolved. */
   resolve(tenantId: string, reference: string): Promise<string>
   close(): Promise<void>
 }
 
-/** Those of a conductor in this process, or of one that is asked over the signed plane; without either there are none. */
+/** The secrets of a conductor in this process, or of one over the signed plane; without either there are none. */
 export function createSecrets(
   local: Secrets | undefined,
   conductorUrl: string | undefined,

@@ -9,13 +9,13 @@ import { vfsErrors } from '#contracts/vfs'
 import { Turns } from '#kit/turns'
 import { type Accounts, type Bounds, count, type Counts } from './usage.ts'
 
-/** How exactly the time of last use is kept on disk. */
+/** Precision of the time of last use on disk. */
 const touchMs = 60_000
 
 /** What is on disk of an open session. */
 interface Kept {
   readonly sessionId: string
-  /** Where its files are: another one each time it is opened anew, so that files of before are never among them. */
+  /** The folder of its files: a new one each time it is opened anew, so that it never contains older files. */
   readonly space: string
   readonly openedAt: string
   readonly profile?: string
@@ -27,29 +27,29 @@ export interface Session {
   kept: Kept
   lastUsedAt: number
   touchedAt: number
-  /** Of its files; counted when somebody first asks. */
+  /** The usage of its files, counted at the first request. */
   counts: Promise<Counts> | undefined
 }
 
 interface Tenant {
   readonly sessions: Map<string, Session>
   counts: Counts
-  /** As whoever opened its newest session said. */
+  /** The limits that came with its newest session. */
   limits: VfsLimits
 }
 
 interface Options {
   readonly dir: string
   readonly files: ObjectBackend
-  /** What a tenant may have where nobody says otherwise. */
+  /** The default limits of a tenant. */
   readonly defaults: (tenantId: string) => Required<VfsLimits>
   readonly perSession: Readonly<Counts>
   readonly onFailed: (err: unknown, what: string) => void
 }
 
 /**
- * Open sessions and what belongs to them: a record on disk for each, written whole or not at all, and files in the store below. A session
- * is open for as long as its record is there; files without one are swept.
+ * Open sessions: an atomically written record on disk for each, and files in the store below. A session is open as long as its record
+ * exists; files without a record are removed.
  */
 export class Sessions {
   readonly #options: Options
@@ -89,7 +89,7 @@ export class Sessions {
     }
     session.kept = kept
     session.lastUsedAt = now
-    // Counted at once: two that open at once do not pass the limit together.
+    // Counted before the first await, so that concurrent opens cannot exceed the limit together.
     tenant.sessions.set(sessionId, session)
     try {
       await writeWhole(this.#recordOf(tenantId, sessionId), JSON.stringify(kept))
@@ -100,7 +100,7 @@ export class Sessions {
     return this.#shown(tenantId, session)
   }
 
-  /** The session, which is in use by now; throws 404 when it is not open. */
+  /** Returns the session and marks it as used; throws 404 when it is not open. */
   async use(tenantId: string, sessionId: string): Promise<Session> {
     const session = (await this.#tenant(tenantId)).sessions.get(sessionId)
     if (!session) throw vfsErrors.noVfsSession()
@@ -113,7 +113,7 @@ export class Sessions {
     return session
   }
 
-  /** What its writes are counted in. */
+  /** The counters of its writes. */
   async accounts(tenantId: string, session: Session): Promise<Accounts> {
     const tenant = await this.#tenant(tenantId)
     session.counts ??= count(this.#options.files, tenantId, `${session.kept.space}/`)
@@ -144,7 +144,7 @@ export class Sessions {
     }
   }
 
-  /** Its files are gone for everybody at once, and from the disk soon. False: it was not open. */
+  /** Closes it. Its files disappear at once, and are removed from the disk soon. False: it was not open. */
   close(tenantId: string, sessionId: string): Promise<boolean> {
     return this.#turns.take(`${tenantId}/${sessionId}`, async () => {
       const { sessions } = await this.#tenant(tenantId)
@@ -175,7 +175,7 @@ export class Sessions {
     return { deleted: objects + closed, more }
   }
 
-  /** Closes sessions that nobody has used since then, and sweeps files that belong to none. Resolves to those that were closed. */
+  /** Closes sessions unused since then, and removes files without a session. Resolves to the closed sessions. */
   async sweep(tenantId: string, before: number): Promise<readonly string[]> {
     const { sessions } = await this.#tenant(tenantId)
     const idle = [...sessions].filter(([, { lastUsedAt }]) => lastUsedAt < before).map(([id]) => id)
@@ -183,7 +183,7 @@ export class Sessions {
     for (let after: string | undefined = ''; after !== undefined;) {
       const query = { prefix: '', after, limit: mostObjectsAtOnce, folders: true }
       const page: Awaited<ReturnType<ObjectBackend['list']>> = await this.#options.files.list(tenantId, query)
-      // Looked up behind the list: a session is known before its first file is there.
+      // Looked up after the list: a session is known before its first file exists.
       const known = new Set([...sessions.values()].map(({ kept }) => kept.space))
       for (const space of page.prefixes) if (!known.has(space.slice(0, -1))) this.#drop(tenantId, space.slice(0, -1))
       after = page.next
@@ -277,7 +277,7 @@ export class Sessions {
   }
 }
 
-/** A reader finds the old text or the new one, also after a loss of power. */
+/** Writes atomically: a reader finds the old text or the new one, also after a loss of power. */
 export async function writeWhole(path: string, text: string): Promise<void> {
   const folder = dirname(path)
   await mkdir(folder, { recursive: true, mode: 0o700 })

@@ -15,18 +15,18 @@ export const MountSettings = Settings(
       description: 'The tenant’s objects, a bucket of S3, or a folder of this machine.',
     }),
     tenants: Tenants('The tenants that have it.'),
-    readOnly: Type.Boolean({ default: false, description: 'Nothing is written in it.' }),
+    readOnly: Type.Boolean({ default: false, description: 'The mount is read-only.' }),
     copyOnWrite: Type.Boolean({
       default: false,
-      description: 'What a session writes and deletes is its own and ends with it, also where the mount is readOnly.',
+      description: 'Changes of a session are visible to it only and are dropped with it, also in a readOnly mount.',
     }),
-    path: text('Of a folder: where it is. {tenant} stands for the tenant.'),
-    prefix: text('Of objects and s3: how the keys begin that are seen, e.g. docs/. {tenant} stands for the tenant.'),
-    bucket: text('Of s3.'),
-    endpoint: text('Of s3: the URL of the service; AWS in the region by default.'),
-    region: Type.String({ default: 'us-east-1', description: 'Of s3.' }),
-    accessKeyId: text('Of s3: the key, or secret://name for the secret of each tenant.'),
-    secretAccessKey: text('Of s3: the key, or secret://name for the secret of each tenant.'),
+    path: text('For folder: its path. {tenant} stands for the tenant.'),
+    prefix: text('For objects and s3: the prefix of the keys, e.g. docs/. {tenant} stands for the tenant.'),
+    bucket: text('For s3: the bucket.'),
+    endpoint: text('For s3: the URL of the service; AWS in the region by default.'),
+    region: Type.String({ default: 'us-east-1', description: 'For s3: the region.' }),
+    accessKeyId: text('For s3: the key, or secret://name for the secret of each tenant.'),
+    secretAccessKey: text('For s3: the key, or secret://name for the secret of each tenant.'),
   },
   // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
   { default: {} },
@@ -37,12 +37,12 @@ export const serverSettings = Settings({
   dir: Type.Optional(
     Type.String({
       description:
-        'A folder that this server alone writes: sessions, their files, the audit. Without it nothing is served.',
+        'Folder of sessions, their files and their audit, written by this server only. Without it nothing is served.',
     }),
   ),
   withoutKey: Type.Union([Type.Literal('fail'), Type.Literal('off')], {
     default: 'fail',
-    description: 'Without a key to verify requests with, `fail` does not start, and `off` answers nobody.',
+    description: 'Without a key to verify requests, `fail` does not start, and `off` refuses every request.',
   }),
   conductorUrl: text('The internal listener of a conductor, for secrets that mounts refer to.'),
   scratch: Type.String({
@@ -54,18 +54,18 @@ export const serverSettings = Settings({
   ownMounts: Tenants('The tenants that may have mounts of their own, over their objects or a bucket.', ['*']),
   mostOwnMounts: count(50, 'Mounts of its own that a tenant may have.'),
   ownHosts: OwnHosts(
-    'S3 services of your own that mounts of tenants may name although they are private or speak plain http.',
+    'Your own S3 services that mounts of tenants may name although they are private or speak plain http.',
   ),
   fileBytes: count(5 * 1024 * mebi, 'The largest file that is written.'),
-  sessionBytes: count(1024 * mebi, 'What a session has in its scratch space and its copy-on-write layers.'),
-  sessionEntries: count(20_000, 'Files there, those that it deleted from copy-on-write mounts included.'),
-  requestsAtOnce: count(64, 'Requests of one tenant that are under way at once; more are told to come again.'),
-  idle: Duration('7d', 'A session that nobody has used for so long is closed.'),
-  auditFor: Duration('30d', 'How long it is kept what a session read and wrote, after the last of it.'),
-  sweepEvery: Duration('1h', 'How often both are looked after.'),
+  sessionBytes: count(1024 * mebi, 'Size of the scratch space and copy-on-write layers of a session.'),
+  sessionEntries: count(20_000, 'Files in them, including files that the session deleted from copy-on-write mounts.'),
+  requestsAtOnce: count(64, 'Concurrent requests of one tenant; further ones are refused for now.'),
+  idle: Duration('7d', 'A session that was unused for this long is closed.'),
+  auditFor: Duration('30d', 'How long the audit of a session is kept after its newest entry.'),
+  sweepEvery: Duration('1h', 'How often both are checked.'),
 })
 
-/** Problems of mounts that a schema cannot see, as one sentence for the boot. */
+/** Problems of mounts that a schema cannot detect, as one sentence for the boot. */
 export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {
   for (const [name, mount] of Object.entries(mounts)) {
     const wrong = problemOf(name, mount, scratch)
@@ -86,7 +86,7 @@ function problemOf(name: string, mount: MountSettings, scratch: string): string 
     return 'needs `bucket`, `accessKeyId` and `secretAccessKey`'
   }
   const place = kind === 'folder' ? (path ?? '') : prefix
-  // The store keeps the objects of tenants apart by itself.
+  // The store itself separates the objects of tenants.
   const isShared = kind !== 'objects' && !place.includes('{tenant}') && !tenants.isApart
   if (isShared && !readOnly) {
     return `would be written by several tenants, who would read each other's files: put {tenant} into its ${kind === 'folder' ? 'path' : 'prefix'}, name one tenant, or make it readOnly`

@@ -11,8 +11,8 @@ interface Options {
 }
 
 /**
- * Closes sessions that nobody uses, removes files that a process which died left behind, and the audit that is old. It is about the
- * folder of this process alone, and begins with its start.
+ * Closes unused sessions, and removes files of processes that died and expired audit. It runs from the start of the process and works
+ * on its folder only.
  */
 export class Sweeper {
   readonly #options: Options
@@ -43,7 +43,7 @@ export class Sweeper {
         if (closed.length > 0) log.info({ tenantId, closed: closed.length }, 'idle VirtualFS sessions were closed')
         await audit.expire(tenantId, Date.now() - auditMs)
       } catch (err) {
-        log.warn({ err, tenantId }, 'what is left of VirtualFS sessions could not be swept')
+        log.warn({ err, tenantId }, 'leftovers of VirtualFS sessions could not be removed')
       }
     }
   }

@@ -25,12 +25,12 @@ export interface Walk {
   readonly after: string
   /** All files below, and no folders. */
   readonly recursive: boolean
-  /** About so many are wanted. */
+  /** About how many are wanted. */
   readonly limit: number
 }
 
 /**
- * Files below one root. Whoever calls has checked the paths. A file is there whole or not at all. Conditions and errors are those of
+ * Files below one root. The caller has checked the paths. A file exists completely or not at all. Conditions and errors are those of
  * `ObjectBackend`.
  */
 export interface Tree {
@@ -42,7 +42,7 @@ export interface Tree {
   remove(path: string, ifMatch?: string): Promise<number | undefined>
 }
 
-/** Where an entry is in a list: a folder is where its files are. */
+/** The position of an entry in a list: a folder is where its files are. */
 export const placeOf = ({ kind, path }: VfsEntry): string => (kind === 'folder' ? `${path}/` : path)
 /** By the bytes of their UTF-8. */
 export const isBefore = (a: string, b: string): boolean => a !== b && Buffer.compare(Buffer.from(a), Buffer.from(b)) < 0
@@ -62,14 +62,14 @@ const fileOf = (path: string, { bytes, contentType, updatedAt, etag }: ObjectInf
   etag,
 })
 
-/** Pages of keys that are no paths, one after another. */
+/** Consecutive pages without a key that is a path. */
 const mostBare = 100
 const endless = () =>
   objectErrors.storageUnavailable({
-    message: 'What is behind the mount lists in no order, or too much that is no file.',
+    message: 'The store of the mount lists its objects in no order, or too many of them are not files.',
   })
 
-/** The objects of a tenant whose keys begin alike, as files. What a store holds under other names is not seen. */
+/** The objects of a tenant below a prefix, as files. Keys that are not valid paths are not shown. */
 export class ObjectTree implements Tree {
   readonly #objects: Pick<ObjectBackend, 'put' | 'open' | 'list' | 'remove'>
   readonly #tenantId: string

@@ -8,20 +8,20 @@ export interface Counts {
   entries: number
 }
 
-/** What a session may have in its scratch space and layers, and its tenant in those of all its sessions. */
+/** The limits on scratch space and layers, of one session and of all sessions of its tenant. */
 export interface Bounds {
   readonly session: Readonly<Counts>
   readonly tenant: Readonly<Counts>
 }
 
-/** What is counted for a tenant, and for one of its sessions. Both count in what is still being written. */
+/** The counters of a tenant and of one session. Both include files that are being written. */
 export interface Accounts {
   readonly tenant: Counts
   readonly session: Counts
   bounds(): Bounds
 }
 
-/** Throws 409 `limit_exceeded` when so much more would be too much. */
+/** Throws 409 `limit_exceeded` when this much more would exceed a limit. */
 function take({ tenant, session, bounds }: Accounts, bytes: number, entries: number): void {
   const most = bounds()
   if (bytes > 0) {

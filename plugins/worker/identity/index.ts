@@ -21,7 +21,7 @@ export default definePlugin({
     token: Type.String({
       pattern: '^[\\x21-\\x7e]+$',
       expects: 'a token without spaces',
-      description: 'What the runner gave this worker to show to it.',
+      description: 'The token that the runner gave this worker.',
     }),
     sessionId: Type.String({
       pattern: clientIdPattern,

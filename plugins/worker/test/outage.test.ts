@@ -38,7 +38,7 @@ test(
     const envelope = testEnvelope({ sessionId: identity.sessionId })
     runner.order(identity.sessionId, { kind: 'run', envelope })
     await runner.run(envelope.runId)
-    const said = kernel.logs.map(({ msg }) => msg).filter((msg) => /runner is/.test(String(msg)))
+    const said = kernel.logs.map(({ msg }) => msg).filter((msg) => /the runner/.test(String(msg)))
     assert.deepEqual(said, ['the runner cannot be reached', 'the runner is back'])
   },
 )

@@ -146,7 +146,7 @@ test('of a file that both have written nothing is lost, and a change goes before
   const said = await settle()
   assert.match(
     said,
-    /'vfs\/data\/both' was written by somebody else as well: theirs has the name, and yours is 'both\.conflict'/,
+    /'vfs\/data\/both' was also changed on the VirtualFS: that version keeps the name, and yours is 'both\.conflict'/,
   )
   assert.doesNotMatch(said, /same/)
   const expected = {
@@ -267,7 +267,7 @@ test('more than a sandbox may have is left where it is, and said', async (t) => 
   await write('data/b', 'mine')
   await write('data/d', 'mine')
   const said = await settle()
-  assert.match(said, /'vfs\/data\/b' was written by somebody else as well/)
+  assert.match(said, /'vfs\/data\/b' was also changed on the VirtualFS/)
   assert.match(said, /'vfs\/data\/d': there is a file of this name that the sandbox does not have/)
   assert.deepEqual([data.get('b')?.length, data.get('d')], [21, 'd'])
   // No further entries are looked at, however many there are; known files among the rest are not taken for deleted.

@@ -17,7 +17,7 @@ export interface Tools {
 }
 
 interface ToolsSettings {
-  /** The agent's folder; made when it is not there. */
+  /** The agent's folder; created if it does not exist. */
   readonly workspace: string
   /** `PATH`, `LANG` and `TMPDIR` of what the tools start. */
   readonly path: string

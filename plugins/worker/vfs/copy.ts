@@ -82,12 +82,12 @@ export class FilesCopy {
       }
     } catch (err) {
       if (signal.aborted) return ''
-      this.#options.log.warn({ err }, 'the files of the sandbox were not settled')
+      this.#options.log.warn({ err }, 'the files of the sandbox were not synchronized')
       notes.tell(whyNot(err, late))
     } finally {
       await this.#known
         .save()
-        .catch((err: unknown) => this.#options.log.warn({ err }, 'what is known of files was not saved'))
+        .catch((err: unknown) => this.#options.log.warn({ err }, 'the state of synchronized files was not saved'))
     }
     return notes.text
   }

@@ -128,7 +128,7 @@ export class MountSettling {
     // The stamp is that of before: what was written meanwhile is a change.
     if (etag !== 'changed') known.set(path, { etag, stamp: here.stamp })
     else if (expected === undefined) this.#refuse(path, 'there is a file of this name that the sandbox does not have')
-    else this.#refuse(path, 'somebody else has written it meanwhile; it is settled with the next call')
+    else this.#refuse(path, 'it was changed on the VirtualFS meanwhile; it is synchronized with the next call')
   }
   /** Nothing is lost: the VirtualFS keeps the name, and what the sandbox wrote gets another one, on both sides. */
   async #clash({ path, here, there }: Extract<Step, { kind: 'clash' }>, signal: AbortSignal): Promise<void> {
@@ -141,13 +141,13 @@ export class MountSettling {
     const aside = await this.#freeName(path)
     if (aside === undefined) {
       if (fetched) await this.#folder.drop(fetched)
-      return this.#refuse(path, 'somebody else has written it as well')
+      return this.#refuse(path, 'it was also changed on the VirtualFS')
     }
     const moved = await this.#folder.move(path, aside)
     known.delete(path)
     if (fetched) await this.#place(fetched, path, undefined)
     notes.tell(
-      `'vfs/${mount.name}/${path}' was written by somebody else as well: theirs has the name, and yours is '${aside}' beside it`,
+      `'vfs/${mount.name}/${path}' was also changed on the VirtualFS: that version keeps the name, and yours is '${aside}' beside it`,
     )
     if (moved) await this.#upload(aside, moved, undefined, signal)
   }

@@ -43,7 +43,7 @@ export interface Settled {
 }
 
 /**
- * Compares both sides with what they last had in common. Whoever alone has changed a file is followed. Where both have, the
+ * Compares both sides with what they last had in common. If only one side has changed a file, that change wins. Where both have, the
  * VirtualFS keeps the name; and a change goes before a deletion, on either side.
  */
 export function planOf(settled: Settled): Plan {

@@ -167,7 +167,7 @@ test('when Composio is away, or does not take the key, the answer says so, and n
   assert.equal(s.composio.asked.length, before + 1)
   s.composio.down = 0
   s.composio.keys = []
-  assert.match(String((await s.send('ann')).body['message']), /does not take the API key/)
+  assert.match(String((await s.send('ann')).body['message']), /does not accept the API key/)
 })
 
 test('with a key that is a secret each tenant has a project of its own', async (t) => {

@@ -37,7 +37,7 @@ export async function providerOf(t: TestContext, config: Record<string, unknown>
   return { provider: found[0], logs }
 }
 
-/** The provider with a fake service, and launches of it whose workers poll. */
+/** The provider with a fake service, which ends what was launched, and launches whose workers poll. */
 export async function setUp(
   t: TestContext,
   config: Record<string, unknown> = {},
@@ -46,6 +46,6 @@ export async function setUp(
   const fake = await startFakeE2b(t, options)
   const { provider, logs } = await providerOf(t, { ...settingsFor(fake), ...config })
   assert.ok(provider)
-  const { order: orderOf, launch, start } = await openLaunches(t, provider)
+  const { order: orderOf, launch, start } = await openLaunches(t, provider, {}, { end: 'fake' })
   return { fake, provider, logs, orderOf, launch, start }
 }

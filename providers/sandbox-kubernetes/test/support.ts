@@ -12,7 +12,7 @@ export const settingsFor = ({ url, token }: FakeCluster) => ({ namespace: 'agent
 export const providerOf = (t: TestContext, config: Record<string, unknown>) =>
   sandboxProviderOf(t, 'kubernetes', [{ name: 'sandbox-kubernetes', plugin: kubernetes, config }])
 
-/** The provider with a fake service, and launches of it whose workers poll. */
+/** The provider with a fake service, which ends what was launched, and launches whose workers poll. */
 export async function setUp(
   t: TestContext,
   config: Record<string, unknown> = {},
@@ -21,6 +21,6 @@ export async function setUp(
   const fake = await startFakeCluster(t, { images, ...options })
   const provider = await providerOf(t, { ...settingsFor(fake), ...config })
   assert.ok(provider)
-  const { order: orderOf, launch, start } = await openLaunches(t, provider)
+  const { order: orderOf, launch, start } = await openLaunches(t, provider, {}, { end: 'fake' })
   return { fake, provider, orderOf, launch, start }
 }

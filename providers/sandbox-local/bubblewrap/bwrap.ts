@@ -125,7 +125,7 @@ export const places: Folders = { workspace: '/workspace', state: '/state' }
 /** The usual size in containers; programs that need more shared memory use `/tmp`. */
 const sharedMemoryMb = 64
 
-/** Arguments of bwrap up to the command: namespaces, no rights, and a file system put together from nothing. */
+/** Arguments of bwrap up to the command: namespaces, no rights, and a minimal file system. */
 export function bwrapArguments(view: View, folders: Folders, limits: Pick<SandboxLimits, 'diskMb'>): string[] {
   const identity = ['--unshare-all', '--unshare-user', '--disable-userns', '--hostname', 'sandbox']
   const user = ['--uid', String(insideUser), '--gid', String(insideUser), '--cap-drop', 'ALL']

@@ -5,7 +5,7 @@ import { fileURLToPath } from 'node:url'
 /** The user and group id of a worker inside its sandbox. */
 export const insideUser = 1000
 
-/** What programs look up in /etc: who they are, no name server, and which authorities to trust. */
+/** Files of /etc for programs: their user, no name server, and the trusted authorities. */
 const written: Readonly<Record<string, string>> = {
   passwd: `worker:x:${insideUser}:${insideUser}:worker:/workspace:/bin/sh\n`,
   group: `worker:x:${insideUser}:\n`,
@@ -44,8 +44,8 @@ export async function systemFiles(folder: string): Promise<readonly string[]> {
 const root = fileURLToPath(new URL('../../..', import.meta.url)).replace(/\/$/, '')
 
 /**
- * What of this machine a worker reads, by its own paths: Node, the package and its dependencies. Of the package it is what
- * is published, so that nothing of a checkout or of a deployment comes along: no data folder, no `.env`, no `.git`, and no
+ * What of this machine a worker reads, by its own paths: Node, the package and its dependencies. Of the package it reads
+ * only the published files, so nothing of a checkout or of a deployment: no data folder, no `.env`, no `.git`, and no
  * role file but the one that the worker's command names.
  */
 export async function packageFiles(): Promise<readonly string[]> {

@@ -23,7 +23,7 @@ export default defineSandboxProvider({
   config: Settings({
     dir: Type.Optional(
       Type.String({
-        description: 'A folder for the workspaces of sessions; the temporary one of the system when empty.',
+        description: 'A folder for the workspaces of sessions; by default the temporary folder of the system.',
       }),
     ),
     templates: Templates,
@@ -37,7 +37,7 @@ export default defineSandboxProvider({
     memoryMb: Megabytes(1024, 'Memory of a sandbox whose profile sets none.'),
     pids: Type.Integer({ minimum: 1, default: 256, description: 'Processes and threads, likewise.' }),
     diskMb: Megabytes(256, 'Size of /tmp, likewise. The workspace is bounded by the volume that its folder is on.'),
-    mostMemoryMb: Megabytes(4096, 'What a profile may ask for.'),
+    mostMemoryMb: Megabytes(4096, 'The most that a profile may set.'),
     mostPids: Type.Integer({ minimum: 1, default: 2048, description: 'Likewise.' }),
     mostDiskMb: Megabytes(1024, 'Likewise. It is memory, too.'),
   }),
@@ -106,7 +106,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
         cleanups.push(await cgroups.contain(order.name, [bwrap.child.pid!, init, ...bwrap.processes()], limits))
       else {
         const exceeded = (): void => {
-          log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, 'a sandbox took more memory than it may')
+          log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, 'a sandbox exceeded its memory limit')
           stop()
         }
         cleanups.push(watchMemory(init, limits.memoryMb, exceeded))
@@ -127,7 +127,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
       // This removes what was set up after the sandbox had ended.
       await cleanUp()
       signal.throwIfAborted()
-      throw new Error(`The sandbox did not start: ${tail() || 'it says nothing'}`, { cause })
+      throw new Error(`The sandbox did not start: ${tail() || 'it wrote nothing'}`, { cause })
     } finally {
       signal.removeEventListener('abort', stop)
     }

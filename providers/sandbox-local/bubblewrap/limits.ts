@@ -13,13 +13,13 @@ export interface SandboxLimits {
   readonly cpus?: number
 }
 
-/** What this provider gives: to profiles that say nothing, and at most to those that do. */
+/** The limits of this provider: the default, and the most that a profile may set. */
 export interface LimitSettings {
   readonly byDefault: SandboxLimits
   readonly most: SandboxLimits
 }
 
-/** What a sandbox may use: as ordered, or else as this provider is set up. */
+/** The limits of a sandbox: as ordered, or else the provider's default. */
 export function limitsOf(
   resources: SandboxResources,
   { byDefault, most }: LimitSettings,
@@ -31,7 +31,7 @@ export function limitsOf(
     const allowed = Math.max(most[name], byDefault[name])
     if ((resources[name] ?? 0) <= allowed) continue
     throw invalidSandbox(
-      `This runner gives a sandbox at most ${allowed} ${name}, and the profile asks for ${resources[name]}.`,
+      `This runner gives a sandbox at most ${allowed} ${name}, and the profile sets ${resources[name]}.`,
     )
   }
   if (cpus !== undefined && !canLimitCpus) {
@@ -70,7 +70,7 @@ export async function openCgroups(folder: string): Promise<Cgroups> {
   const missing = ['memory', 'pids', 'cpu'].filter((name) => !enabled.includes(name))
   if (missing.length > 0) {
     throw new Error(
-      `The cgroup ${folder} does not hand on ${missing.join(', ')}: delegate them to this runner, and keep the runner itself in a child of it.`,
+      `The cgroup ${folder} does not delegate ${missing.join(', ')}: delegate them to this runner, and keep the runner itself in a child of it.`,
     )
   }
   return {

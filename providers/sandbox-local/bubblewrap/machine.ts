@@ -89,7 +89,7 @@ const advice = (uid: number | undefined): string =>
     : '; Node and the package must be readable for everybody, since sandboxes of root are not root')
 
 /**
- * User ids that belong to nobody: systemd's list of uid ranges calls them unused, and no distribution hands them out. The range of
+ * Unused user ids: systemd's list of uid ranges calls them unused, and no distribution assigns them. The range of
  * systemd-nspawn's containers ends below it.
  */
 const firstUser = 0x7000_0000

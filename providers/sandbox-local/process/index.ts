@@ -10,7 +10,7 @@ import { openHome } from '../home.ts'
 import { signalTree, stopTree, tailOf, treeOf } from '../processes.ts'
 import { createProvider, type LocalSandbox, type StartSandbox } from '../provider.ts'
 
-/** Workers as plain child processes of the runner: for development. It isolates nothing, so it has to be allowed. */
+/** Workers as plain child processes of the runner: for development. It isolates nothing, so it must be allowed explicitly. */
 export default defineSandboxProvider({
   name: 'process',
   config: Settings({
@@ -20,7 +20,7 @@ export default defineSandboxProvider({
     }),
     dir: Type.Optional(
       Type.String({
-        description: 'A folder for the workspaces of sessions; the temporary one of the system when empty.',
+        description: 'A folder for the workspaces of sessions; by default the temporary folder of the system.',
       }),
     ),
     templates: Templates,
@@ -143,7 +143,7 @@ interface Guard {
   end(): void
 }
 
-/** A shell that kills the worker should this process die. */
+/** A shell that kills the worker if this process dies. */
 function startGuard(pid: number): Guard {
   const guard = spawn('/bin/sh', ['-c', guardScript, 'guard', String(pid)], {
     cwd: '/',
@@ -168,8 +168,8 @@ const canLimit = (): Promise<boolean> =>
   })
 
 /**
- * The command prefix that sets the limits. Memory is bounded for each process by itself; a bound on the number of
- * processes would count all of the user's, so there is none.
+ * The command prefix that sets the limits. Memory is bounded for each process by itself; a limit on the number of
+ * processes would count all of the user's processes, so there is none.
  */
 function limited(resources: SandboxResources, prlimit: boolean): readonly string[] {
   const { memoryMb, ...rest } = resources

@@ -94,5 +94,5 @@ test('folders that are nested deeper than a path may be long are removed, too', 
 
 test('a folder whose path is too long for a socket is refused with a sentence', async (t) => {
   const dir = join(await folderFor(t), 'd'.repeat(100))
-  await assert.rejects(openHome({ dir }), /is too long a path for the folder of sandboxes/)
+  await assert.rejects(openHome({ dir }), /is too long for the folder of sandboxes/)
 })

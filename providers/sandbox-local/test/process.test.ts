@@ -91,7 +91,7 @@ test('a template is a command of the role file, and files outlive a worker that 
   await launches.becomes(note.sandboxId, 'gone')
   const { session } = await launches.start({ sessionId })
   assert.equal(await session.call('read_file', { path: 'note' }), `${sessionId}\n`)
-  await assert.rejects(launches.launch({ template: 'other' }), /there are note, show/)
+  await assert.rejects(launches.launch({ template: 'other' }), /it has note, show\./)
 })
 
 test('a worker that ignores being asked to end is ended, with what it started', async (t) => {

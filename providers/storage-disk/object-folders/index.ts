@@ -3,7 +3,7 @@ import { definePlugin } from '#kernel'
 import { ObjectFolders, objectErrors } from '#contracts/object-store'
 import { DiskBackend } from '../backend.ts'
 
-/** Objects in folders that other plugins name, kept as those of `storage-disk` are. */
+/** Objects in folders that other plugins name, stored like those of `storage-disk`. */
 export default definePlugin({
   name: 'storage-folders',
   errors: objectErrors,

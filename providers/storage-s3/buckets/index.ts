@@ -5,14 +5,14 @@ import { Buckets, objectErrors } from '#contracts/object-store'
 import { S3Backend } from '../backend.ts'
 import { S3Client } from '../client.ts'
 
-/** Buckets of S3 that others name, e.g. tenants for their mounts. */
+/** S3 buckets that are named at run time, e.g. by tenants for their mounts. */
 export default definePlugin({
   name: 'storage-buckets',
   config: Settings({
-    timeout: Duration('30s', 'To connect, for the beginning of an answer, and between two parts of it.'),
+    timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
     dir: Type.Optional(
       Type.String({
-        description: 'A folder in which uploads wait until they are whole; the temporary one of the system by default.',
+        description: 'Folder for incomplete uploads; by default the temporary folder of the system.',
       }),
     ),
   }),

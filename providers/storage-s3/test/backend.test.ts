@@ -119,8 +119,8 @@ test('a condition that another writer has broken meanwhile is refused, and not t
 test('a server that is not there is 503, and metadata services are never asked', async (t) => {
   const { store } = await backend(t, 'http://127.0.0.1:1')
   await assert.rejects(store.open('acme', 'k'), { code: 'storage_unavailable' })
-  assert.throws(() => new S3Client({ ...keys, endpoint: 'http://169.254.169.254' }), /cannot be asked: address/)
-  assert.throws(() => new S3Client({ ...keys, endpoint: 'file:///etc' }), /cannot be asked: scheme/)
+  assert.throws(() => new S3Client({ ...keys, endpoint: 'http://169.254.169.254' }), /cannot be used: address/)
+  assert.throws(() => new S3Client({ ...keys, endpoint: 'file:///etc' }), /cannot be used: scheme/)
 })
 
 test('a role whose bucket refuses it does not start; one whose key went bad says so to whoever asks', async (t) => {
@@ -137,10 +137,7 @@ test('a role whose bucket refuses it does not start; one whose key went bad says
     }
     return operatedConductor(t, { needs: {}, variables })
   }
-  await assert.rejects(
-    start([error('SignatureDoesNotMatch')]),
-    /'s3' is set up with something wrong: .* refuses the key/,
-  )
+  await assert.rejects(start([error('SignatureDoesNotMatch')]), /'s3' is misconfigured: .* refuses the key/)
   const { operator } = await start([[200, list], error('ExpiredToken')])
   const { status, body } = await operator('GET', '/api/storage/objects')
   assert.deepEqual([status, body['error']], [503, 'storage_misconfigured'])

@@ -49,7 +49,7 @@ test('a kind of file that no message can hold ends the run with a sentence', asy
   const attachments = [{ mediaType: 'application/zip', data: base64('PK') }]
   const terminal = terminalOf(await collectRun(bareSidecar(runtime), testEnvelope({ ...model, attachments })))
   assert.ok(terminal.type === 'error')
-  assert.match(terminal.message, /does not take what this run has/)
+  assert.match(terminal.message, /does not accept something in this run/)
 })
 
 for (const { profile } of [model, signed]) {

@@ -116,7 +116,7 @@ test('what does not exist or makes no sense is answered with what to do instead'
   assert.match(told[0]!, /^false There is no tool 'create_isue'\. Did you mean 'mcp__hub__create_issue'/)
   assert.match(told[1]!, /^false 'name' has to name a tool/)
   assert.match(told[2]!, /^false 'query' has to be text/)
-  assert.match(told[3]!, /^true No tool fits\. There are 33: 33 of hub\./)
+  assert.match(told[3]!, /^true No tool matches\. There are 33: 33 of hub\./)
   assert.equal(told[4], 'true send_mail done', 'a tool that is not shown may be called all the same')
   assert.match(told[5]!, /^false The arguments of the call are not a JSON object/)
   assert.match(told[6]!, /^false 'name' has to name a tool/)

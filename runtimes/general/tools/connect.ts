@@ -43,7 +43,7 @@ export async function connectTools(
     const tools = createToolSet(session, servers, maxSchemas, (name) => needsApproval(profile, name))
     return { tools, unavailable }
   } catch (error) {
-    // The run does without them.
+    // The run continues without them.
     void external.then((all) =>
       all.forEach((one) => 'connection' in one && void one.connection.close().catch(() => {})),
     )
@@ -83,7 +83,7 @@ async function connectExternal(
 /** Connections to tool servers, by which addresses a server may have. */
 export interface ToolConnections {
   to(addresses: McpServer['addresses']): ModelFetch
-  /** What is known of those servers, for the next run. */
+  /** The known state of those servers, for the next run. */
   readonly eras: McpEras
   close(): Promise<void>
 }
@@ -103,7 +103,7 @@ export function createToolConnections(): ToolConnections {
   }
 }
 
-/** For so long runs do without a server that was silent, instead of each waiting for it. */
+/** For this long runs leave a silent server out, instead of each waiting for it. */
 const skipMs = 30_000
 /** How many silent servers are remembered. Tenants name servers, so the number is bounded. */
 const maxKnown = 1_000

@@ -15,7 +15,7 @@ import {
 } from '#kit/mcp'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
-/** How long an external server may take to be connected and to list its tools. A run begins without it then. */
+/** How long an external server may take to connect and to list its tools. After that a run begins without it. */
 export const connectMs = 5_000
 const maxDescriptionChars = 8_000
 
@@ -29,7 +29,7 @@ export interface Connection {
   readonly changed: boolean
   /** Lists them again; the old ones stay when that fails. */
   refresh(): Promise<void>
-  /** Never rejects for a tool's own failure: the model is told and may go on. `shown`: the name that the model knows. */
+  /** Never rejects for a tool's own failure: the model gets it and may continue. `shown`: the name that the model knows. */
   call(name: string, input: Readonly<Record<string, unknown>>, callId: string, shown?: string): Promise<ToolOutcome>
   close(): Promise<void>
 }
@@ -45,7 +45,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
   const patience = (): AbortSignal => (address.own ? signal : AbortSignal.any([signal, AbortSignal.timeout(connectMs)]))
   const open = (): Promise<McpSession> => openMcp(fetch, address, patience(), () => (changed = true))
   let session = await open()
-  /** Opens a new session in the place of a lost one, once for all calls that find it lost. */
+  /** Replaces a lost session by a new one, once for all calls that find it lost. */
   const renew = (lost: McpSession): Promise<McpSession> => {
     if (session !== lost) return Promise.resolve(session)
     renewing ??= open()
@@ -116,7 +116,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
   }
 }
 
-/** As a model is told of it. */
+/** The tool as the model sees it. */
 const toolOf = ({ name, description, inputSchema }: McpTool): Tool => ({
   name,
   inputSchema: inputSchema as Tool['inputSchema'],

@@ -15,9 +15,9 @@ interface Call {
 export interface ToolSet {
   /** The tools that the model is shown; a new array when they change. */
   readonly specs: LanguageModelV4FunctionTool[]
-  /** The call that is meant: the tool that `call_tool` names, or the call itself. */
+  /** The intended call: the tool that `call_tool` names, or the call itself. */
   target(call: Call): Call
-  /** Never rejects for a tool's own failure: the model is told and may go on. */
+  /** Never rejects for a tool's own failure: the model gets it and may continue. */
   call(name: string, input: Readonly<Record<string, unknown>>, callId: string): Promise<ToolOutcome>
   /** Takes over the lists that servers have changed. Undefined when none has. */
   refresh(): Promise<void> | undefined
@@ -37,8 +37,8 @@ interface Entry {
 }
 
 /**
- * Above `maxSchemas` tools those of external servers are shown through a catalogue. The session's own stay in view as long as
- * they fit: somebody has named each of them in the profile, for instructions that speak of them; a server brings all it has.
+ * Above `maxSchemas` tools those of external servers are shown through a catalogue. The session's own tools stay listed as
+ * long as they fit, because the profile names each of them; a server offers all of its tools.
  * `asks` says which tools of external servers are called only after the session's endpoint has allowed it.
  */
 export function createToolSet(
@@ -64,7 +64,7 @@ export function createToolSet(
       if (catalogue && name === callTool) return failed(`'name' has to name a tool that ${searchTools} found.`)
       const entry = entries.get(name)
       if (entry && entry.connection !== session && asks(name)) {
-        // The runner knows of calls of the session's own tools; of these only when it is asked.
+        // The runner checks calls of the session's own tools by itself; calls of these only when it is asked.
         const asked = { name, arguments: input }
         const allowed = session ? await session.call(approvalTool, asked, callId, name) : failed(notAsked(name))
         if (!allowed.ok) return allowed
@@ -207,7 +207,7 @@ function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: s
         typeof limit === 'number' && limit >= 1 ? Math.min(Math.floor(limit), maxHits) : usualHits,
       )
       if (found.length === 0)
-        return { ok: true, content: `No tool fits. There are ${tools.length}: ${about}. Try other words.` }
+        return { ok: true, content: `No tool matches. There are ${tools.length}: ${about}. Try other words.` }
       const shown = found.map(({ name, description, inputSchema }) => ({ name, description, inputSchema }))
       return { ok: true, content: bounded(JSON.stringify(shown)) }
     },
@@ -246,7 +246,7 @@ const searchSpec = (count: number, about: string): LanguageModelV4FunctionTool =
     type: 'object',
     properties: {
       query: { type: 'string', description: 'A few words about what the tool should do.' },
-      limit: { type: 'integer', minimum: 1, maximum: maxHits, description: `${usualHits} by default.` },
+      limit: { type: 'integer', minimum: 1, maximum: maxHits, description: `Number of hits; ${usualHits} by default.` },
     },
     required: ['query'],
     additionalProperties: false,
@@ -261,7 +261,7 @@ const callSpec: LanguageModelV4FunctionTool = {
     type: 'object',
     properties: {
       name: { type: 'string', description: `The tool's name as ${searchTools} gave it.` },
-      arguments: { type: 'object', description: "What the tool's input schema asks for." },
+      arguments: { type: 'object', description: "The arguments, as in the tool's input schema." },
     },
     required: ['name', 'arguments'],
     additionalProperties: false,

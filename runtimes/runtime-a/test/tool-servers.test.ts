@@ -28,7 +28,7 @@ test('a server is given with its tools alone; one whose tools are held back, or 
     { server: 'gone', message: 'It is gone.' },
     {
       server: 'held',
-      message: 'This runtime cannot hold back tools that are to be reviewed; use the runtime general.',
+      message: 'This runtime cannot withhold tools that need a review; use the runtime general.',
     },
   ])
 })

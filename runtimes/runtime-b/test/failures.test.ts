@@ -25,7 +25,7 @@ async function listener(t: Pick<TestContext, 'after'>, answer: RequestListener):
 }
 
 for (const [status, sentence, retryable, attempts] of [
-  [500, 'The model server answered with a failure of its own.', true, 3],
+  [500, 'The model server answered with an internal error.', true, 3],
   [503, 'The model server answered 503.', true, 3],
   [429, 'The model server answered 429.', true, 1],
   [401, 'The model server answered 401.', false, 1],

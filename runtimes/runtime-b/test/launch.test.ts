@@ -29,8 +29,8 @@ test('a server is given with its tools alone; one that Codex cannot be given is 
     { server: 'gone', message: 'It is gone.' },
     {
       server: 'held',
-      message: 'This runtime cannot hold back tools that are to be reviewed; use the runtime general.',
+      message: 'This runtime cannot withhold tools that need a review; use the runtime general.',
     },
-    { server: 'old', message: 'This runtime speaks streamable HTTP alone.' },
+    { server: 'old', message: 'This runtime speaks only streamable HTTP.' },
   ])
 })

@@ -88,7 +88,7 @@ test('a folder that cannot be written costs a warning and no run, and is mended 
   const claim = await begin(store, 'r1', 's1')
   assert.equal(await store.append(claim, chunk(claim, 1, [text('one')])), true)
   assert.equal(await finish(store, claim, 1), true)
-  assert.equal(warnings.filter((message) => message.includes('mended later')).length, 1)
+  assert.equal(warnings.filter((message) => message.includes('repaired later')).length, 1)
   await rm(join(dir, 'acme'))
   assert.equal((await finishedLines(dir, 'r1')).length, 4)
 })
