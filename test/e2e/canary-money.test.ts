@@ -148,11 +148,13 @@ test('K2: no key of a payment provider or of a memory model, and no secret of a 
     calls('memory_save', { content: 'Ann prefers window seats; the server takes secret://token.' }),
     { text: 'seen and kept' },
   )
-  const reply = await chat(agent, { message: 'Which seat does Ann want on the plane?' })
+  // Whoever names nobody saves nothing.
+  const ann = { metadata: { end_user_id: 'ann' } }
+  const reply = await chat(agent, { message: 'Which seat does Ann want on the plane?', ...ann })
   assert.equal(reply.status, 200, JSON.stringify(reply.body))
   told.push(JSON.stringify(reply.body))
   assert.ok(tools.tokens.includes(`Bearer ${canaries.token}`), 'the server was sent the value')
-  told.push(JSON.stringify((await chat(agent, { message: 'And on the way back?' })).body))
+  told.push(JSON.stringify((await chat(agent, { message: 'And on the way back?', ...ann })).body))
 
   // The model and the embeddings of memories fail and repeat their keys: memories are made by rules, and found by words.
   const rawInput = 'Ann moved to Lisbon in 2024. She works as a nurse.'
