@@ -144,7 +144,7 @@ test('a directory that holds something else is left alone', async (t) => {
   const dataDir = await directory(t)
   await mkdir(dataDir)
   await writeFile(join(dataDir, 'letter.txt'), 'dear')
-  await assert.rejects(startPostgres({ dataDir }), /holds files but no PostgreSQL database/)
+  await assert.rejects(startPostgres({ dataDir }), /contains files but no PostgreSQL database/)
   await writeFile(join(dataDir, 'PG_VERSION'), '16\n')
   await assert.rejects(startPostgres({ dataDir }), /was written by PostgreSQL 16, the embedded one is 18/)
   assert.equal(await readFile(join(dataDir, 'letter.txt'), 'utf8'), 'dear')
