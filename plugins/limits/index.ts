@@ -135,22 +135,21 @@ export class KeptLimits implements TenantLimits {
       reply.raw.once('close', end)
       done()
     }
-    const countAnswer = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
-      if (isStream(request.routeOptions.config)) return
+    const countAnswer = (request: FastifyRequest, reply: FastifyReply, done: (error?: Error) => void): void => {
       const tenantId = guarded.tenantOf(request)
       const { openAnswers } = this.of(tenantId)
-      if (this.#answers.of(tenantId) >= openAnswers) throw overLimit('openAnswers', openAnswers)
+      if (this.#answers.of(tenantId) >= openAnswers) return done(overLimit('openAnswers', openAnswers))
       reply.raw.once('close', this.#answers.begin(tenantId))
+      done()
     }
-    // At once, because it is for the routes that follow; the other hook is there when the first request comes.
+    // At once, because it is for the routes that follow; hooks of requests are there when the first one comes.
     app.addHook('onRoute', (route) => {
-      if (isStream(route.config)) route.onRequest = [...[route.onRequest ?? []].flat(), countStream]
+      route.onRequest = [...[route.onRequest ?? []].flat(), isStream(route.config) ? countStream : countAnswer]
     })
     app.addHook('onError', async (request, _reply, error) => {
       if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
     })
     if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
-    app.addHook('onRequest', countAnswer)
   }
   /** Counts a stream of this process until it is ended, or returns the error of a tenant that has as many as it may. */
   openStream(tenantId: string): (() => void) | AppError {
