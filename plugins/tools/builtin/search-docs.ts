@@ -60,7 +60,7 @@ async function indexOf(sections: readonly Section[]): Promise<Search> {
   await index.addAllAsync(documents, { chunkSize: 10 })
   return (query, limit) =>
     index
-      .search(query)
+      .search(soughtIn(query))
       .slice(0, limit)
       .map(({ id }) => sections[id as number]!)
 }
@@ -68,6 +68,15 @@ async function indexOf(sections: readonly Section[]): Promise<Search> {
 const wordsOf = (text: string): string[] => text.match(/[\p{L}\p{N}_]+/gu) ?? []
 /** In lower case and without the `s` of a plural, so that "Profiles" finds "profile". */
 const stem = (word: string): string => word.toLowerCase().replace(/(?<=...)(?<!s)s$/, '')
+
+const ofQuestions =
+  'a an are by can cover describe do does explain for how i in is of on or page the to what where which who why'
+/** Words by which people ask, and which nothing is about: "Which page covers draining?" is about draining. */
+const asking = new Set(ofQuestions.split(' ').map(stem))
+const soughtIn = (query: string): string => {
+  const sought = wordsOf(query).filter((word) => !asking.has(stem(word)))
+  return sought.length > 0 ? sought.join(' ') : query
+}
 
 /** The part of the text around the first word that was asked for. */
 function excerptOf(text: string, query: string): string {

@@ -20,6 +20,11 @@ testToolProvider('built-in tools', (t) => [fake(PlatformTools, builtinOf(t))], {
     { tool: 'calculate', input: { expression: '17 *' }, ok: false },
     { tool: 'current_time', input: { timeZone: 'Europe/Berlin' }, matches: /\d{4}-\d\d-\d\d/ },
     { tool: 'search_docs', input: { query: 'draining a runner' }, matches: /drain/i },
+    {
+      tool: 'search_docs',
+      input: { query: 'Which page covers draining?' },
+      matches: /^\[{"title":"Stopping and draining"/,
+    },
     { tool: 'http_fetch', input: { url: 'http://127.0.0.1:1/' }, ok: false },
   ],
 })
