@@ -28,6 +28,17 @@ export const environment = (modelUrl: string): Record<string, string> => ({
   AGENT_ORC_LIMIT_OPEN_STREAMS: '100000',
 })
 
+/** The tenant of development may operate the installation, and sends and fetches as fast as it can: the limit would be what is measured. */
+export const operating = { AGENT_ORC_ADMIN_TENANT: 'default' }
+export async function liftTransferLimit(conductorUrl: string, apiKey: string): Promise<void> {
+  const { status } = await fetch(`${conductorUrl}/api/tenants/default`, {
+    method: 'PATCH',
+    headers: { authorization: `Bearer ${apiKey}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ limits: { transferBytesPerMinute: Number.MAX_SAFE_INTEGER } }),
+  })
+  if (status !== 200) throw new Error(`the limit of transfers was not lifted: ${status}`)
+}
+
 /** Single-process form, as `npm run dev` starts it, embedded PostgreSQL included. Started twice: the second boot counts. */
 export async function startSingle(context: ServiceContext): Promise<Target> {
   const { processes } = context

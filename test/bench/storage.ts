@@ -10,7 +10,7 @@ import { namesOf } from '../../providers/storage-disk/names.ts'
 import { command, dataDirectory } from './cluster.ts'
 import { say, withProcesses } from './command.ts'
 import type { Processes } from './processes.ts'
-import { environment } from './service.ts'
+import { environment, liftTransferLimit, operating } from './service.ts'
 import { median } from './statistics.ts'
 import { draw, shown } from './table.ts'
 
@@ -105,11 +105,12 @@ async function rate({ base, headers }: Server, [size, flow]: readonly [number, n
 
 async function bench(processes: Processes) {
   const data = await dataDirectory(processes)
-  const served = await processes.node(
-    [...command('dev'), '--json', '--port', '0', '--data', data],
-    environment('http://127.0.0.1:9'),
-  )
+  const served = await processes.node([...command('dev'), '--json', '--port', '0', '--data', data], {
+    ...environment('http://127.0.0.1:9'),
+    ...operating,
+  })
   const { conductorUrl, apiKey } = served.line as Record<string, string>
+  await liftTransferLimit(conductorUrl!, apiKey!)
   const bare = await processes.node(
     [new URL('file-server.ts', import.meta.url).pathname, await dataDirectory(processes)],
     environment('http://127.0.0.1:9'),

@@ -11,7 +11,7 @@ import { root } from '../../kernel/config.ts'
 import { command, dataDirectory } from './cluster.ts'
 import { say, withProcesses } from './command.ts'
 import type { Processes } from './processes.ts'
-import { environment } from './service.ts'
+import { environment, liftTransferLimit, operating } from './service.ts'
 import { median } from './statistics.ts'
 import { draw, shown } from './table.ts'
 
@@ -93,8 +93,11 @@ async function start(processes: Processes) {
   const dev = await processes.node([...command('dev'), '--json', '--port', '0', '--data', data], {
     ...environment('http://127.0.0.1:9'),
     ...key,
+    ...operating,
     VFS_BASE_URL: vfs!,
   })
+  const { conductorUrl, apiKey } = dev.line as Record<string, string>
+  await liftTransferLimit(conductorUrl!, apiKey!)
   return { server, dev, line: dev.line as Record<string, string> }
 }
 
