@@ -159,8 +159,8 @@ export interface RunnerSession {
   readonly status: 'idle' | 'running' | 'errored' | 'shutdown'
   readonly createdAt: string
   readonly lastUsedAt: string
-  readonly runtimeSessionId?: string
-  readonly activeRunId?: string
+  readonly runtimeSessionId?: string | undefined
+  readonly activeRunId?: string | undefined
   /** What its tenant may have here, as the conductor of its newest run said. */
   readonly limits?: ExecuteRun['limits']
 }

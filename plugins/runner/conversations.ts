@@ -38,7 +38,7 @@ export class Conversations {
   lost(session: LiveSession): AppError {
     // As if this runner had never had the session.
     this.#table.remove(session)
-    delete session.activeRunId
+    session.activeRunId = undefined
     this.#executors.vfs?.forget(session.tenantId, session.id)
     if (this.#executors.sandboxes && hasSandbox(session.profile)) this.forget(session)
     return runnerErrors.unknownSession()

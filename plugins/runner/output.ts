@@ -38,7 +38,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   owner: Owner | undefined
   readonly #keepBytes: () => number
   #epoch: number
-  readonly #kept: Piece[] = []
+  #kept: Piece[] = []
   #keptBytes = 0
   #unread: Unread[] = []
   #unreadBytes = 0
@@ -100,6 +100,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.#state = 'closed'
     this.#failure = failure
     this.#room?.resolve()
+    this.#settle()
     this.#reader?.serve()
   }
 
@@ -132,6 +133,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
       this.#room?.resolve()
       this.#room = undefined
     }
+    this.#settle()
     return lines
   }
   /** Small chunks leave together; a large one leaves alone, since joining it with others would be a copy of it. */
@@ -154,6 +156,14 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.#keptBytes += chunk.length
     // The last piece stays whole, unless a single line is larger than anybody may keep.
     while (this.#keptBytes > (this.#kept.length > 1 ? limit : highWater)) this.#keptBytes -= this.#kept.shift()!.bytes
+  }
+  /** All is read: what stays of it moves into memory of its own. Its chunks would keep the whole blocks that they were cut from. */
+  #settle(): void {
+    if (this.#state !== 'closed' || !this.isRead || this.#kept.length === 0) return
+    const parts = this.#kept.flatMap((piece) => piece.parts)
+    const own = Buffer.allocUnsafeSlow(this.#keptBytes)
+    parts.reduce((at, part) => at + part.copy(own, at), 0)
+    this.#kept = [{ firstSeq: this.#kept[0]!.firstSeq, parts: [own], bytes: own.length }]
   }
   #keptBehind(afterSeq: number): Buffer | undefined {
     const from = this.#kept.findLastIndex(({ firstSeq }) => firstSeq <= afterSeq + 1)

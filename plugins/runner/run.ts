@@ -169,7 +169,7 @@ export class Run implements OutputOwner {
     if (order.attachments) await requireLinks(this.#host.objects, this.session.tenantId, order.attachments)
     const { sandboxes } = this.#host.executors
     if (sandboxes && hasSandbox(this.session.profile)) {
-      const resumes = this.session.conversation === true
+      const resumes = this.session.conversation
       if (!resumes) this.output.show()
       const { budget, egress } = order
       const wanted = { resume: resumes, onUsage: this.#used, ...(budget && { budget }), ...(egress && { egress }) }

@@ -16,7 +16,7 @@ const storedMs = 1_000
 
 /** True when another runner can take the session: its last export is whole, and stored by now. */
 export const canMove = (session: LiveSession, now: number): boolean =>
-  session.status !== 'running' && !isUnsaved(session) && now - (session.exportedAt ?? 0) > storedMs
+  session.status !== 'running' && !isUnsaved(session) && now - session.exportedAt > storedMs
 
 /** Who executes the runs of this runner, and has what its sessions leave behind. */
 export interface Executors {
@@ -91,23 +91,8 @@ export class SessionTable {
     if (this.#sessions.has(id)) throw runnerErrors.unknownSession()
     this.#makeRoom(tenantId)
     this.#admit(tenantId, this.#shares.bytesOf(tenantId, profile))
-    const usedAt = Date.now()
-    const session: LiveSession = {
-      id,
-      tenantId,
-      profile,
-      tools: profile.tools.length === 0 && !profile.pinnedSkills ? [] : this.#options.toolsOf(profile),
-      status: 'idle',
-      createdAt: new Date(usedAt).toISOString(),
-      usedAt,
-      get lastUsedAt() {
-        return new Date(this.usedAt).toISOString()
-      },
-      changes: 0,
-      exported: 0,
-      hydrating: undefined,
-      stateBytes: 0,
-    }
+    const tools = profile.tools.length === 0 && !profile.pinnedSkills ? [] : this.#options.toolsOf(profile)
+    const session = new LiveSession(tenantId, id, profile, tools)
     this.#sessions.set(id, session)
     session.profile = this.#shares.add(session)
     return session
@@ -148,7 +133,7 @@ export class SessionTable {
   }
   /** Its run is over. */
   free(session: LiveSession, status: 'idle' | 'errored'): void {
-    delete session.activeRunId
+    session.activeRunId = undefined
     if (session.status === 'shutdown') return
     session.status = status
     this.touch(session)
@@ -208,20 +193,46 @@ export class SessionTable {
   }
 }
 
-/** A session as this plugin changes it; other plugins see it as the read-only `RunnerSession`. */
-export type LiveSession = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
-  usedAt: number
+/**
+ * A session as this plugin changes it; other plugins see it as the read-only `RunnerSession`. All have the same fields from the start:
+ * a runner has tens of thousands of them, and one whose fields come and go takes a kilobyte more.
+ */
+export class LiveSession implements RunnerSession {
+  readonly tenantId: string
+  readonly id: string
+  profile: Profile
+  readonly tools: readonly string[]
+  status: RunnerSession['status'] = 'idle'
+  readonly #createdAt = Date.now()
+  usedAt = this.#createdAt
+  activeRunId: string | undefined = undefined
+  runtimeSessionId: string | undefined = undefined
+  limits: ExecuteRun['limits'] = undefined
   /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
-  conversation?: boolean
+  conversation = false
   /** The conversation is on its way; no run may begin before it is here. */
-  hydrating: Promise<void> | undefined
+  hydrating: Promise<void> | undefined = undefined
   /** Counts the runs that may have changed the conversation, and how many of them the last export contained. */
-  changes: number
-  exported: number
-  /** When that export was given out. */
-  exportedAt?: number
+  changes = 0
+  exported = 0
+  /** When that export was given out; 0: never. */
+  exportedAt = 0
   /** The state of it that is in the memory of this process: a bundle on its way, or the copy of what its sandbox has. */
-  stateBytes: number
+  stateBytes = 0
+
+  constructor(tenantId: string, id: string, profile: Profile, tools: readonly string[]) {
+    this.tenantId = tenantId
+    this.id = id
+    this.profile = profile
+    this.tools = tools
+  }
+
+  get createdAt(): string {
+    return new Date(this.#createdAt).toISOString()
+  }
+  get lastUsedAt(): string {
+    return new Date(this.usedAt).toISOString()
+  }
 }
 
 interface Snapshot {
