@@ -12,6 +12,36 @@ type Refused =
   | { readonly kind: 'later'; readonly inMs: number }
   | { readonly kind: 'over'; readonly status: 'error'; readonly error: typeof overBudget }
 
+const claimText = (which: string): string => `
+  UPDATE workflow_nodes n SET status = ${running}, attempt = n.attempt + 1, lease_owner = $4, due_at = NULL, waits_for = NULL,
+    effect = CASE WHEN n.effect > 0 THEN n.effect ELSE n.attempt + 1 END,
+    lease_until = clock_timestamp() + interval '${leaseMs} milliseconds', started_at = coalesce(n.started_at, clock_timestamp())
+  WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY (ARRAY(
+    SELECT id FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND status = ${ready}
+      AND (due_at IS NULL OR due_at <= clock_timestamp()) AND (${which})
+    ORDER BY priority DESC, position, part LIMIT $3))
+  RETURNING ${nodeColumns}`
+/** That a run goes on as it is: it holds no keys of concurrency, and nothing holds it up. */
+const goesOn = `EXISTS (SELECT FROM workflow_runs WHERE tenant_id = $1 AND id = $2 AND status = 1 AND failed = 0 AND NOT keyed)`
+const allRest = `NOT EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND status = ${running})`
+
+/** What a process claims with its first look at a run, where it can be known beforehand that it may: most often it may. */
+export interface FirstClaim {
+  readonly owner: string
+  readonly most: number
+}
+/** `looks`: nodes that are under way may be due, and what comes of them is to be known first. */
+export const firstClaim = (
+  tenantId: string,
+  runId: string,
+  { owner, most }: FirstClaim,
+  looks: boolean,
+): Statement => ({
+  name: looks ? 'workflow-claim-first' : 'workflow-claim-next',
+  text: claimText(`concurrency_key IS NULL AND ${goesOn}${looks ? ` AND ${allRest}` : ''}`),
+  values: [tenantId, runId, most, owner],
+})
+
 /** Claims ready nodes of a run, in the transaction that holds it. */
 export class Claims {
   readonly #tx: TenantTx
@@ -30,14 +60,7 @@ export class Claims {
     const free = this.#run.keyed ? await this.#keyed(most, freed) : []
     const rows = await this.#tx.query<NodeRow>({
       name: 'workflow-claim',
-      text: `UPDATE workflow_nodes n SET status = ${running}, attempt = n.attempt + 1, lease_owner = $4, due_at = NULL, waits_for = NULL,
-               effect = CASE WHEN n.effect > 0 THEN n.effect ELSE n.attempt + 1 END,
-               lease_until = clock_timestamp() + interval '${leaseMs} milliseconds', started_at = coalesce(n.started_at, clock_timestamp())
-             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY (ARRAY(
-               SELECT id FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND status = ${ready}
-                 AND (due_at IS NULL OR due_at <= clock_timestamp()) AND (concurrency_key IS NULL OR id = ANY ($5))
-               ORDER BY priority DESC, position, part LIMIT $3))
-             RETURNING ${nodeColumns}`,
+      text: claimText('concurrency_key IS NULL OR id = ANY ($5)'),
       values: [...this.#of, most, owner, free],
     })
     await this.#nodes.loadSpecs(rows)

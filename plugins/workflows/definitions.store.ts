@@ -1,6 +1,6 @@
 import { notFound } from '#kernel'
 import type { Database, Statement } from '#contracts/database'
-import { isId, newId } from '#contracts/ids'
+import { isId, newId, tenantKey } from '#contracts/ids'
 import { overLimit } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
@@ -25,6 +25,48 @@ const toInfo = ({ id, version, document, created_at, updated_at }: Row): Definit
   createdAt: created_at,
   updatedAt: updated_at,
 })
+
+/** A stored definition, or one without an id. */
+export interface FoundDefinition {
+  readonly id: string | undefined
+  readonly version: number | undefined
+  readonly definition: Definition
+}
+
+/** Characters of definitions that a process keeps, and of one of them. */
+const mostKept = 16 * 1024 * 1024
+const longestKept = 256 * 1024
+/** Definitions that runs were created of, the last used last. Whoever uses one asks in the same statement whether it is still as it was. */
+export class RecentDefinitions {
+  readonly #kept = new Map<string, { readonly found: FoundDefinition; readonly size: number }>()
+  #size = 0
+
+  of(tenantId: string, id: string | undefined): FoundDefinition | undefined {
+    const key = tenantKey(tenantId, id ?? '')
+    const kept = this.#kept.get(key)
+    if (!kept) return undefined
+    this.#kept.delete(key)
+    this.#kept.set(key, kept)
+    return kept.found
+  }
+  keep(tenantId: string, found: FoundDefinition): void {
+    this.forget(tenantId, found)
+    const size = JSON.stringify(found.definition).length
+    if (size > longestKept) return
+    this.#kept.set(tenantKey(tenantId, found.id ?? ''), { found, size })
+    this.#size += size
+    for (const [key, oldest] of this.#kept) {
+      if (this.#size <= mostKept) return
+      this.#kept.delete(key)
+      this.#size -= oldest.size
+    }
+  }
+  forget(tenantId: string, { id = '' }: FoundDefinition): void {
+    const key = tenantKey(tenantId, id)
+    this.#size -= this.#kept.get(key)?.size ?? 0
+    this.#kept.delete(key)
+  }
+}
 
 export const unknownDefinition = () => notFound({ message: 'No workflow definition has this id.' })
 

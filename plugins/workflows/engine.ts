@@ -11,10 +11,11 @@ import type { WorkflowMetrics } from './metrics.ts'
 import { leaseMs } from './nodes.store.ts'
 import type { Outcome } from './outcome.ts'
 import type { Outputs, RunKey } from './outputs.ts'
+import type { Opening } from './opening.ts'
 import { Room } from './room.ts'
 import type { Conclusion } from './run-output.ts'
 import type { RunSettings } from './schema.ts'
-import { type Opening, Transition, type TransitionDeps } from './transition.ts'
+import { Transition, type TransitionDeps } from './transition.ts'
 
 /** Attempts at nodes of one run that this process makes at once. */
 const abreast = 100
@@ -242,7 +243,8 @@ export class Engine {
     let held: Transition | undefined
     // What was under way until now is about to be stored: it is not due.
     const underWay = [...mine, ...outcomes.map(({ node }) => node)]
-    const opening = { outcomes, due: look ? { owner: this.#owner, underWay } : undefined }
+    const owner = this.#owner
+    const opening = { outcomes, due: look ? { owner, underWay } : undefined, claim: { owner, most } }
     const step = async (transition: Transition): Promise<Stepped> => {
       held = transition
       const { run } = transition
@@ -251,14 +253,9 @@ export class Engine {
       await transition.takeDue()
       // A failure of this very step holds the run up, too.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
-      const claimed = await transition.claim(this.#owner, most)
-      const attempts = claimed.map((one): Attempt => ({
-        ...one,
-        tenantId,
-        runId,
-        depth: run.depth,
-        rootId: run.rootRun,
-      }))
+      const claimed = await transition.claim(owner, most)
+      const of = { tenantId, runId, depth: run.depth, rootId: run.rootRun }
+      const attempts = claimed.map((one): Attempt => ({ ...one, ...of }))
       return { attempts, leasedForMs: transition.leasedForMs, more: claimed.length >= most && run.unfinished > 0 }
     }
     const stepped = await this.transit(tenantId, runId, step, opening)

@@ -1,4 +1,4 @@
-import type { Database, TenantTx } from '#contracts/database'
+import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { Evaluator } from './evaluator.ts'
 import { ExpressionError } from './expressions.ts'
 import type { LargeTurns } from './large-turns.ts'
@@ -8,21 +8,21 @@ import { isLinked, type Outputs, type RunKey, sizeOf } from './outputs.ts'
 import type { RunSettings } from './schema.ts'
 import type { Scopes } from './scopes.ts'
 
-interface LastOutput {
+export interface LastOutput {
   readonly id: string
   readonly output: string | null
 }
 type Tell = Pick<TenantTx, 'query'>
 
-/** What a run gives whose nodes are over, as it is stored; undefined: that takes more than reading it, and is done by `conclude`, as is what has more than `most` characters. */
+/** What a run gives whose nodes are over, as it is stored; undefined: that takes more than reading it, and is done by `conclude`, as is what has more than `most` characters. `done`: its nodes that were done, where they are known. */
 export async function outputOf(
   tx: TenantTx,
   runId: string,
   settings: RunSettings,
-  most: number,
+  { most, done }: { readonly most: number; readonly done: readonly LastOutput[] | undefined },
 ): Promise<string | undefined> {
   if (settings.output !== undefined || settings.outputSchema) return undefined
-  const last = await lastOutputs(tx, { tenantId: tx.tenantId, runId })
+  const last = await lastOutputs(tx, { tenantId: tx.tenantId, runId }, done)
   if (last.length === 1) return last[0]!.output ?? 'null'
   const isSmall = last.every(({ output }) => output === null || !isLinked(output))
   const made = isSmall ? objectOf(last.map(({ id, output }) => [id, output ?? 'null'])) : undefined
@@ -84,16 +84,22 @@ async function madeOf(
 const objectOf = (fields: readonly (readonly [string, string])[]): string =>
   `{${fields.map(([id, json]) => `${JSON.stringify(id)}:${json}`).join(',')}}`
 
+/** The nodes of a run that were done, in their order; one by itself with its output. `within`: none, while more than so many are to come. */
+export const doneNodes = ({ tenantId, runId }: RunKey, within?: number): Statement => ({
+  name: within === undefined ? 'workflow-done-nodes' : 'workflow-last-nodes',
+  text: `SELECT id, CASE WHEN count(*) OVER () = 1 THEN output END AS output FROM workflow_nodes
+         WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND status <> ${skipped}
+           ${within === undefined ? '' : 'AND EXISTS (SELECT FROM workflow_runs WHERE tenant_id = $1 AND id = $2 AND unfinished <= $3)'}
+         ORDER BY position`,
+  values: [tenantId, runId, ...(within === undefined ? [] : [within])],
+})
+
 /**
  * Of the nodes behind which nothing was done, in their order. Without a join: before the first ANALYZE its plan took minutes.
  */
-async function lastOutputs(tx: Tell, { tenantId, runId }: RunKey): Promise<LastOutput[]> {
-  const of = [tenantId, runId]
-  const nodes = await tx.query<LastOutput>({
-    name: 'workflow-done-nodes',
-    text: `SELECT id, CASE WHEN count(*) OVER () = 1 THEN output END AS output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND status <> ${skipped} ORDER BY position`,
-    values: of,
-  })
+async function lastOutputs(tx: Tell, key: RunKey, known?: readonly LastOutput[]): Promise<readonly LastOutput[]> {
+  const of = [key.tenantId, key.runId]
+  const nodes = known ?? (await tx.query<LastOutput>(doneNodes(key)))
   if (nodes.length === 1) return nodes
   const edges = await tx.query<{ from_node: string; to_node: string }>({
     name: 'workflow-all-edges',

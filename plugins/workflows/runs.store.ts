@@ -6,11 +6,17 @@ import { isId, newId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { WebhookTarget } from '#contracts/runs'
 import type { OutputSchemas } from '#kit/schemas'
-import { definitionOf, type DefinitionRow, unknownDefinition } from './definitions.store.ts'
+import { columnsOf, insertion, lockOf, mayBeKeyed, openOf } from './creation.store.ts'
+import {
+  definitionOf,
+  type DefinitionRow,
+  type FoundDefinition,
+  RecentDefinitions,
+  unknownDefinition,
+} from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
 import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
-import { edgesOf } from './validate.ts'
 import { unknownRun } from './views.store.ts'
 
 export interface NewRun {
@@ -33,13 +39,6 @@ export interface NewRun {
   readonly scheduleId?: string
   /** Instead of that of the definition. */
   readonly webhook?: WebhookTarget
-}
-
-/** A stored definition, or one without an id. */
-interface FoundDefinition {
-  readonly id: string | undefined
-  readonly version: number | undefined
-  readonly definition: Definition
 }
 
 /** A node that waits for something. */
@@ -67,6 +66,7 @@ export class WorkflowRunStore {
   readonly #limits: TenantLimits | undefined
   readonly #billing: Billing | undefined
   readonly #schemas: OutputSchemas
+  readonly #recent = new RecentDefinitions()
   constructor({ database, wakeUps, limits, billing, schemas }: StoreDeps) {
     this.#database = database
     this.#wakeUps = wakeUps
@@ -105,16 +105,36 @@ export class WorkflowRunStore {
   /** Stores a run with its nodes, and has it begun. A run of the same id that exists is left as it is. Rejects with 404, 400 `invalid_input`, 402, 429. */
   async create(tenantId: string, wanted: NewRun): Promise<{ id: string; status: RunStatus }> {
     await this.admit(tenantId)
+    const recent = this.#recent.of(tenantId, wanted.workflowDefinitionId)
+    if (recent) {
+      const made = await this.#createOf(tenantId, wanted, recent, true)
+      if (made) return made
+      // It has changed, or there is no room, or a run of this id: a look tells which.
+      this.#recent.forget(tenantId, recent)
+    }
     const most = wanted.parent ? undefined : this.#limits?.of(tenantId).workflowRuns
     const { found, open } = await this.#look(tenantId, wanted, most !== undefined)
+    // Whom a full tenant is refused leaves no wake-up behind, of which it would have thousands before its own work is looked at.
+    if (most !== undefined && open >= most) throw overLimit('workflowRuns', most)
+    const made = await this.#createOf(tenantId, wanted, found, false)
+    // One of the same id is there, unless there was no room.
+    if (!made && most !== undefined) throw overLimit('workflowRuns', most)
+    if (made && wanted.workflowDefinitionId !== undefined) this.#recent.keep(tenantId, found)
+    return made ?? { id: wanted.id!, status: wanted.start ? 'running' : 'pending' }
+  }
+  /** `isRecent`: only while the definition is still what it was. Undefined: nothing was inserted. */
+  async #createOf(
+    tenantId: string,
+    wanted: NewRun,
+    found: FoundDefinition,
+    isRecent: boolean,
+  ): Promise<{ id: string; status: RunStatus } | undefined> {
     const { inputSchema } = found.definition
     if (inputSchema) {
       const problem = await (await this.#schemas(tenantId, inputSchema)).problemOf(wanted.input)
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
-    // Whom a full tenant is refused leaves no wake-up behind, of which it would have thousands before its own work is looked at.
-    if (most !== undefined && open >= most) throw overLimit('workflowRuns', most)
-    const { statements, inserts, made } = await this.#creation(tenantId, wanted, found)
+    const { statements, inserts, made } = await this.#creation(tenantId, wanted, found, isRecent)
     return made((await this.#database.batch<object[][]>(tenantId, statements))[inserts]!)
   }
 
@@ -140,14 +160,17 @@ export class WorkflowRunStore {
     let made: { id: string; status: RunStatus } | undefined
     for (const [i, statement] of creation.statements.entries()) {
       const rows = await tx.query(statement)
+      if (i !== creation.inserts) continue
+      made = creation.made(rows)
       // What is refused here is woken by nobody: the transaction may go on without it.
-      if (i === creation.inserts) made = creation.made(rows)
+      if (!made && creation.most !== undefined) throw overLimit('workflowRuns', creation.most)
     }
-    return made!
+    return made ?? { id: wanted.id!, status: 'running' }
   }
 
   /** The statements that create a run, of which one says whether it was inserted, and what that means. */
-  async #creation(tenantId: string, wanted: NewRun, { id: definitionId, version, definition }: FoundDefinition) {
+  async #creation(tenantId: string, wanted: NewRun, found: FoundDefinition, isRecent = false) {
+    const { id: definitionId, version, definition } = found
     const { nodes, name, webhook, ...own } = definition
     const { parent } = wanted
     const caps = [own.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
@@ -183,17 +206,17 @@ export class WorkflowRunStore {
         most,
         ...columnsOf(nodes, specs),
         (wanted.webhook ?? webhook)?.url,
+        isRecent,
       ]),
     ]
     const inserts = statements.length - 1
     if (wanted.start) statements.push(...(await this.#wakeUps.statements([wakeOf(tenantId, id)])))
-    const made = (rows: readonly object[]): { id: string; status: RunStatus } => {
-      // One of the same id is there, unless there was no room.
-      if (rows.length === 0 && most !== undefined) throw overLimit('workflowRuns', most)
-      if (rows.length > 0) this.#limits?.stored.add(tenantId, bytes)
+    const made = (rows: readonly object[]): { id: string; status: RunStatus } | undefined => {
+      if (rows.length === 0) return undefined
+      this.#limits?.stored.add(tenantId, bytes)
       return { id, status }
     }
-    return { statements, inserts, made }
+    return { statements, inserts, made, most }
   }
 
   async countOpen(tenantId: string): Promise<number> {
@@ -285,61 +308,4 @@ export class WorkflowRunStore {
   }
 }
 
-/** Whoever begins a run holds the lock of its tenant, so that each is counted before the next one is begun. */
-const lockOf = (tenantId: string): Statement => ({
-  name: 'workflow-lock',
-  text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))',
-  values: [tenantId],
-})
-const openOf = (tenantId: string): Statement => ({
-  name: 'workflow-open',
-  text: 'SELECT count(*)::int AS count FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0',
-  values: [tenantId],
-})
-
 export const wakeOf = (tenantId: string, runId: string) => ({ tenantId, what: { tenantId, runId }, key: runId })
-
-/** Whether a node, or what a map or loop does, may have a key of concurrency. */
-export const mayBeKeyed = (nodes: readonly object[]): boolean => JSON.stringify(nodes).includes('"concurrencyKey"')
-
-/** A run with its nodes and edges; no row: there is one of this id, or there are as many as may be. */
-const insertion = (values: readonly unknown[]): Statement => ({
-  name: 'workflow-create',
-  text: `WITH run AS (
-           INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth,
-             parent_run, parent_node, root_run, schedule_id, created_by, keyed, started_at, webhook_url)
-           SELECT $1, $2, $3, $4::int, $5, $6, $7, $8::smallint, $9::int, $10::int, $11, $12, $13, $14, $15, $16::boolean,
-             CASE WHEN $8::smallint = 1 THEN clock_timestamp() END,
-             coalesce($26, (SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = $11))
-           WHERE $17::int IS NULL OR $17::int > (
-             SELECT count(*) FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0)
-           ON CONFLICT DO NOTHING RETURNING tenant_id, id
-         ), nodes AS (
-           INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, waits, status, priority, concurrency_key)
-           SELECT run.tenant_id, run.id, n.id, n.position, n.type, n.spec, n.waits,
-             CASE WHEN n.waits = 0 AND $8::smallint = 1 THEN 1 ELSE 0 END, n.priority, n.key
-           FROM run, unnest($18::text[], $19::text[], $20::text[], $21::int[], $22::int[], $23::text[]) WITH ORDINALITY
-             AS n (id, type, spec, waits, priority, key, position)
-         ), edges AS (
-           INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
-           SELECT run.tenant_id, run.id, e.f, e.t FROM run, unnest($24::text[], $25::text[]) AS e (f, t)
-         )
-         SELECT 1 FROM run`,
-  values,
-})
-
-/** The columns of nodes, and of the edges that lead to them. */
-function columnsOf(nodes: readonly WorkflowNode[], specs: readonly string[]): readonly unknown[] {
-  const edges = edgesOf(nodes)
-  const pairs = [...edges].flatMap(([to, before]) => [...before].map((from) => [from, to] as const))
-  return [
-    nodes.map(({ id }) => id),
-    nodes.map(({ type }) => type),
-    specs,
-    nodes.map(({ id }) => edges.get(id)?.size ?? 0),
-    nodes.map(({ priority }) => priority ?? 0),
-    nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
-    pairs.map(([from]) => from),
-    pairs.map(([, to]) => to),
-  ]
-}

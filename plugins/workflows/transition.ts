@@ -1,6 +1,6 @@
 import type { Approvals } from '#contracts/approvals'
 import type { TenantTx } from '#contracts/database'
-import { claimedOf, Claims, dueNodes, type DueRow } from './claims.store.ts'
+import { claimedOf, Claims, type DueRow } from './claims.store.ts'
 import {
   cancelled,
   type Ended,
@@ -17,8 +17,9 @@ import {
 import { type Claimed, type Failure, isWell, type Outcome, unsaid } from './outcome.ts'
 import { Notices, starts } from './notices.ts'
 import { Retries } from './retries.ts'
-import { type HeldRow, heldRun, movedRun, type RunRow, toRunRow } from './run-row.ts'
+import { movedRun, type RunRow } from './run-row.ts'
 import type { Outputs } from './outputs.ts'
+import { type First, type Opening, openRun } from './opening.ts'
 import { type Conclusion, outputOf } from './run-output.ts'
 import { type RunStatus, type TerminalStatus } from './schema.ts'
 import { Waits } from './waits.ts'
@@ -28,14 +29,6 @@ export interface TransitionDeps {
   /** Outputs of more characters than these have in a row are put together outside of it. */
   readonly outputs: Pick<Outputs, 'above'>
   readonly approvals: Approvals
-}
-
-/** What is asked for together with the run. */
-export interface Opening {
-  /** What came of attempts. */
-  readonly outcomes?: readonly Outcome[]
-  /** Whose look it is at what is due, and what is no business of that look. */
-  readonly due?: Parameters<typeof dueNodes>[2] | undefined
 }
 
 /**
@@ -59,6 +52,9 @@ export class Transition {
   readonly #statusBefore: RunStatus
 
   #due: readonly DueRow[] = []
+  #first: First = { claimed: [], done: undefined }
+  /** Nodes may be ready, or done, of which the first claim knew nothing. */
+  #mayBeMore = true
 
   private constructor(tx: TenantTx, run: RunRow, nodes: NodeTable, deps: TransitionDeps) {
     this.#tx = tx
@@ -77,20 +73,17 @@ export class Transition {
     tx: TenantTx,
     runId: string,
     deps: TransitionDeps,
-    { outcomes = [], due }: Opening,
+    opening: Opening,
   ): Promise<Transition | undefined> {
     const nodes = new NodeTable(tx, runId)
-    const well = outcomes.filter(isWell)
-    const [[held], ...found] = await tx.queries<[HeldRow[], ...object[][]]>([
-      heldRun(tx.tenantId, runId),
-      ...(well.length > 0 ? [nodes.endedWell(well)] : []),
-      ...(due ? [dueNodes(tx.tenantId, runId, due)] : []),
-    ])
-    if (!held) return undefined
-    const made = new Transition(tx, toRunRow(held), nodes, deps)
-    if (well.length > 0) await made.#endWell(found.shift() as EndedWell[])
-    made.#due = (found.shift() ?? []) as DueRow[]
-    await made.apply(outcomes.filter((one) => !isWell(one)))
+    const opened = await openRun(tx, runId, nodes, opening)
+    if (!opened) return undefined
+    const made = new Transition(tx, opened.run, nodes, deps)
+    made.#due = opened.due
+    made.#first = opened.first
+    made.#mayBeMore = opened.mayBeMore
+    await made.#endWell(opened.ended)
+    await made.apply(opened.others)
     return made
   }
 
@@ -104,6 +97,7 @@ export class Transition {
     if (well.length > 0) await this.#endWell(await this.#tx.query(this.#nodes.endedWell(well)))
     const others: readonly Outcome[] = outcomes.filter((one) => !isWell(one))
     if (others.length === 0) return
+    this.#mayBeMore = true
     const rows = await this.#nodes.load(others.map(({ node }) => node))
     const ended: Ended[] = []
     const skips: string[] = []
@@ -227,8 +221,12 @@ export class Transition {
 
   /** Takes on ready nodes, the most urgent first. */
   async claim(owner: string, most: number): Promise<Claimed[]> {
-    if (this.run.status !== 'running' || most <= 0) return []
-    const rows = await this.#claims.take(owner, most, this.#freed)
+    const rows = [...this.#first.claimed]
+    await this.#nodes.loadSpecs(rows)
+    const isOver = this.run.status !== 'running' || this.run.unfinished === 0
+    if (this.#mayBeMore && !isOver && rows.length < most) {
+      rows.push(...(await this.#claims.take(owner, most - rows.length, this.#freed)))
+    }
     if (rows.length === 0) return []
     // What this process does not take another one may.
     if (rows.length === most) this.notices.wake()
@@ -274,6 +272,7 @@ export class Transition {
 
   /** Carries on with maps and loops of which parts are over. */
   async #endParts(parts: readonly Pick<NodeRow, 'parent'>[]): Promise<void> {
+    if (parts.length > 0) this.#mayBeMore = true
     const byParent = Map.groupBy(parts, ({ parent }) => parent!)
     for (const [parent, over] of byParent) {
       const row = await this.#nodes.partsOver(parent, over.length)
@@ -322,7 +321,8 @@ export class Transition {
     }
     run.status = 'running'
     if (run.unfinished > 0) return
-    run.output = await outputOf(this.#tx, run.id, run.settings, this.#deps.outputs.above)
+    const done = this.#mayBeMore ? undefined : this.#first.done
+    run.output = await outputOf(this.#tx, run.id, run.settings, { most: this.#deps.outputs.above, done })
     this.concludes = run.output === undefined
     if (!this.concludes) run.status = 'completed'
   }

@@ -35,21 +35,23 @@ export async function startOurs(processes: Processes): Promise<Engine> {
         }
       }
       await Promise.all(Array.from({ length: Math.min(abreast, count) }, send))
-      for (;;) {
-        const { rows } = await client.query<{ ms: number; began: number; ended: number }>({
-          name: 'over',
-          text: `SELECT (extract(epoch FROM finished_at - created_at) * 1000)::float8 AS ms, (extract(epoch FROM created_at) * 1000)::float8 AS began,
-                   (extract(epoch FROM finished_at) * 1000)::float8 AS ended
-                 FROM workflow_runs WHERE tenant_id = 'default' AND id = ANY ($1) AND status = 3`,
-          values: [ids],
-        })
-        if (rows.length === count) {
-          const began = rows.reduce((least, one) => Math.min(least, one.began), Infinity)
-          const ended = rows.reduce((most, one) => Math.max(most, one.ended), 0)
-          return { each: rows.map(({ ms }) => ms), all: ended - began }
-        }
-        await sleep(count === 1 ? 5 : 50)
+      // The service pays for what is asked here: while runs are open, the index that has only these answers.
+      const open = {
+        name: 'open',
+        text: `SELECT FROM workflow_runs WHERE tenant_id = 'default' AND status IN (1, 2) LIMIT 1`,
       }
+      while ((await client.query(open)).rows.length > 0) await sleep(count === 1 ? 5 : 50)
+      const { rows } = await client.query<{ ms: number; began: number; ended: number }>({
+        name: 'over',
+        text: `SELECT (extract(epoch FROM finished_at - created_at) * 1000)::float8 AS ms, (extract(epoch FROM created_at) * 1000)::float8 AS began,
+                 (extract(epoch FROM finished_at) * 1000)::float8 AS ended
+               FROM workflow_runs WHERE tenant_id = 'default' AND id = ANY ($1) AND status = 3`,
+        values: [ids],
+      })
+      if (rows.length < count) throw new Error(`${count - rows.length} of ${count} workflow runs did not complete`)
+      const began = rows.reduce((least, one) => Math.min(least, one.began), Infinity)
+      const ended = rows.reduce((most, one) => Math.max(most, one.ended), 0)
+      return { each: rows.map(({ ms }) => ms), all: ended - began }
     },
     stop: async () => client.end(),
   }
