@@ -26,6 +26,8 @@ export interface Wake {
   readonly key: string
   /** Delay in milliseconds. */
   readonly afterMs?: number
+  /** A UUID by which it is taken back when nothing is left to check. */
+  readonly id?: string
 }
 
 export interface WakeUps {
@@ -33,5 +35,7 @@ export interface WakeUps {
   send(wakes: readonly Wake[], tx?: TenantTx): Promise<void>
   /** The statements of `send`, for a batch. */
   statements(wakes: readonly Wake[]): Promise<readonly Statement[]>
+  /** The statements that take wake-ups back that nobody has taken. */
+  takenBack(ids: readonly string[]): Promise<readonly Statement[]>
 }
 export const Jobs = capability<Jobs>('conductor.jobs')

@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { PgBoss } from 'pg-boss'
+import type { ConnectionOptions, PgBoss } from 'pg-boss'
 import { definePlugin } from '#kernel'
 import { type Connections, Database, type Statement } from '#contracts/database'
 import { Jobs, type Wake, type WakeUps } from '#contracts/jobs'
@@ -80,20 +80,24 @@ class JobQueue implements Jobs {
 
   wakeUps(name: string, work: Waking['work']): WakeUps {
     this.#wakings.push({ name, work })
-    const statements = async (wakes: readonly Wake[]): Promise<readonly Statement[]> => {
+    // Of one queue pg-boss writes one text for each, which is prepared once.
+    const writtenBy = async (what: string, write: (boss: PgBoss, options: ConnectionOptions) => Promise<unknown>) => {
       const made: Statement[] = []
-      if (wakes.length === 0) return made
       await this.#starting
-      // Of one queue pg-boss writes one text, which is prepared once.
       const executeSql = async (text: string, values: unknown[] = []) => {
-        made.push({ name: `wake-${name}`, text, values })
-        return { rows: [] }
+        made.push({ name: `${what}-${name}`, text, values })
+        // What came of it nobody knows yet.
+        return { rows: [{ count: 0 }] }
       }
-      await this.#boss?.insert(name, wakes.map(insertOf), { db: { executeSql } })
+      if (this.#boss) await write(this.#boss, { db: { executeSql } })
       return made
     }
+    const statements = async (wakes: readonly Wake[]): Promise<readonly Statement[]> =>
+      wakes.length === 0 ? [] : writtenBy('wake', (boss, options) => boss.insert(name, wakes.map(insertOf), options))
     return {
       statements,
+      takenBack: async (ids) =>
+        ids.length === 0 ? [] : writtenBy('take-back', (boss, options) => boss.deleteJob(name, [...ids], options)),
       send: async (wakes, tx) => {
         const made = await statements(wakes)
         if (tx) for (const one of made) await tx.query(one)
@@ -179,7 +183,8 @@ class JobQueue implements Jobs {
   }
 }
 
-const insertOf = ({ tenantId, what, key, afterMs = 0 }: Wake) => ({
+const insertOf = ({ tenantId, what, key, afterMs = 0, id }: Wake) => ({
+  ...(id === undefined ? {} : { id }),
   data: what,
   singletonKey: key,
   group: { id: tenantId },

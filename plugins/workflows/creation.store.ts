@@ -1,6 +1,42 @@
+import { randomUUID } from 'node:crypto'
 import type { Statement } from '#contracts/database'
+import { newId } from '#contracts/ids'
+import type { Wake } from '#contracts/jobs'
+import { overLimit, type TenantLimits } from '#contracts/limits'
+import type { WebhookTarget } from '#contracts/runs'
+import type { FirstClaim } from './claims.store.ts'
+import type { FoundDefinition } from './definitions.store.ts'
 import type { WorkflowNode } from './node.schema.ts'
+import { leaseMs, pending, ready, running } from './nodes.store.ts'
+import { eventOf } from './notices.ts'
+import type { Claimed } from './outcome.ts'
+import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
 import { edgesOf } from './validate.ts'
+
+export interface NewRun {
+  readonly id?: string
+  readonly workflowDefinitionId?: string
+  /** Instead of a stored one. It was checked. */
+  readonly definition?: Definition
+  /** As JSON. */
+  readonly input: string
+  readonly start: boolean
+  readonly createdBy: string
+  readonly parent?: {
+    readonly runId: string
+    readonly rootId: string
+    readonly nodeId: string
+    readonly depth: number
+    /** What its agents may cost, however much its definition allows. */
+    readonly budgetCents: number | undefined
+  }
+  readonly scheduleId?: string
+  /** Instead of that of the definition. */
+  readonly webhook?: WebhookTarget
+}
+
+/** A node beside its texts: its row with its entries in indexes, and its edges. */
+export const bytesOfNode = 400
 
 /** Whoever begins a run holds the lock of its tenant, so that each is counted before the next one is begun. */
 export const lockOf = (tenantId: string): Statement => ({
@@ -17,45 +53,160 @@ export const openOf = (tenantId: string): Statement => ({
 /** Whether a node, or what a map or loop does, may have a key of concurrency. */
 export const mayBeKeyed = (nodes: readonly object[]): boolean => JSON.stringify(nodes).includes('"concurrencyKey"')
 
-/** A run with its nodes and edges; no row: there is one of this id, or there are as many as may be, or its definition has changed. */
-export const insertion = (values: readonly unknown[]): Statement => ({
-  name: 'workflow-create',
-  text: `WITH run AS (
-           INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth,
-             parent_run, parent_node, root_run, schedule_id, created_by, keyed, started_at, webhook_url)
-           SELECT $1, $2, $3, $4::int, $5, $6, $7, $8::smallint, $9::int, $10::int, $11, $12, $13, $14, $15, $16::boolean,
-             CASE WHEN $8::smallint = 1 THEN clock_timestamp() END,
-             coalesce($26, (SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = $11))
-           WHERE ($17::int IS NULL OR $17::int > (
-               SELECT count(*) FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0))
-             AND (NOT $27::boolean OR EXISTS (SELECT FROM workflow_definitions WHERE tenant_id = $1 AND id = $3 AND version = $4::int))
-           ON CONFLICT DO NOTHING RETURNING tenant_id, id
-         ), nodes AS (
-           INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, waits, status, priority, concurrency_key)
-           SELECT run.tenant_id, run.id, n.id, n.position, n.type, n.spec, n.waits,
-             CASE WHEN n.waits = 0 AND $8::smallint = 1 THEN 1 ELSE 0 END, n.priority, n.key
-           FROM run, unnest($18::text[], $19::text[], $20::text[], $21::int[], $22::int[], $23::text[]) WITH ORDINALITY
-             AS n (id, type, spec, waits, priority, key, position)
-         ), edges AS (
-           INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
-           SELECT run.tenant_id, run.id, e.f, e.t FROM run, unnest($24::text[], $25::text[]) AS e (f, t)
-         )
-         SELECT 1 FROM run`,
-  values,
+export const wakeOf = (tenantId: string, runId: string): Wake => ({ tenantId, what: { tenantId, runId }, key: runId })
+/** A look at a run after the leases of its nodes, should their process have died. */
+export const guardOf = (tenantId: string, runId: string, afterMs: number): Wake => ({
+  ...wakeOf(tenantId, runId),
+  key: `${runId}/guard`,
+  afterMs: afterMs + 500,
 })
 
-/** The columns of nodes, and of the edges that lead to them. */
-export function columnsOf(nodes: readonly WorkflowNode[], specs: readonly string[]): readonly unknown[] {
+/** What the process that creates a run executes of it at once. */
+export interface Begun {
+  readonly runId: string
+  readonly rootId: string
+  readonly depth: number
+  readonly nodes: readonly WorkflowNode[]
+  /** The wake-up that another process would come by; undefined: there is more to do than this process does. */
+  readonly guard: string | undefined
+}
+
+/** A run that is about to be stored. */
+export interface Creation {
+  readonly id: string
+  readonly status: RunStatus
+  /** Answers with one row, or none: there is a run of this id, or there are as many as may be, or its definition has changed. */
+  readonly insertion: Statement
+  readonly wake: Wake | undefined
+  readonly begun: Begun | undefined
+  readonly bytes: number
+  /** So many runs may be open; undefined: it is a part of one that was counted, or there is no limit. */
+  readonly most: number | undefined
+}
+
+interface CreationOptions {
+  readonly limits: ReturnType<TenantLimits['of']> | undefined
+  /** Who executes the first nodes. Undefined: whoever is woken. */
+  readonly claim?: FirstClaim | undefined
+  /** The definition may have changed meanwhile. */
+  readonly isRecent?: boolean
+}
+
+export function creationOf(
+  tenantId: string,
+  wanted: NewRun,
+  found: FoundDefinition,
+  options: CreationOptions,
+): Creation {
+  const { limits, claim, isRecent = false } = options
+  const { nodes, name, webhook, ...own } = found.definition
+  const { parent } = wanted
+  const caps = [own.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
+  const settings: RunSettings = { ...own, ...(caps.length > 0 ? { maxCostCents: Math.min(...caps) } : {}) }
+  if (limits && nodes.length > limits.workflowNodes) throw overLimit('workflowNodes', limits.workflowNodes)
+  const most = parent ? undefined : limits?.workflowRuns
+  const id = wanted.id ?? newId('wfrun')
+  const status: RunStatus = wanted.start ? 'running' : 'pending'
+  const keyed = mayBeKeyed(nodes)
   const edges = edgesOf(nodes)
+  const first = wanted.start ? nodes.filter((node) => !edges.get(node.id)?.size) : []
+  // Keys of concurrency and budgets are divided among nodes by whoever claims them.
+  const begins = claim && !keyed && settings.maxCostCents === undefined
+  const begun = begins ? first.toSorted((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []
+  const specs = nodes.map((node) => JSON.stringify(node))
   const pairs = [...edges].flatMap(([to, before]) => [...before].map((from) => [from, to] as const))
-  return [
-    nodes.map(({ id }) => id),
+  const [asked, given] = [JSON.stringify(settings), wanted.input]
+  const isAll = begun.length > 0 && begun.length === first.length
+  const guard = isAll ? randomUUID() : undefined
+  const values = [
+    tenantId,
+    id,
+    found.id,
+    found.version,
+    name,
+    asked,
+    given,
+    runStatuses.indexOf(status),
+    nodes.length,
+    parent?.depth ?? 0,
+    parent?.runId,
+    parent?.nodeId,
+    parent?.rootId,
+    wanted.scheduleId,
+    wanted.createdBy,
+    keyed,
+    most,
+    nodes.map((node) => node.id),
     nodes.map(({ type }) => type),
     specs,
-    nodes.map(({ id }) => edges.get(id)?.size ?? 0),
+    nodes.map((node) => edges.get(node.id)?.size ?? 0),
     nodes.map(({ priority }) => priority ?? 0),
     nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
     pairs.map(([from]) => from),
     pairs.map(([, to]) => to),
+    (wanted.webhook ?? webhook)?.url,
+    isRecent,
+    nodes.map((node) => (begun.includes(node) ? running : first.includes(node) ? ready : pending)),
+    claim?.owner,
+    begun.length > 0
+      ? eventOf(
+          { id, status },
+          begun.map((node) => [node.id, { status: running, attempt: 1 }]),
+        )
+      : null,
   ]
+  return {
+    id,
+    status,
+    insertion: { name: 'workflow-create', text: insertionText, values },
+    wake: !wanted.start ? undefined : guard ? { ...guardOf(tenantId, id, leaseMs), id: guard } : wakeOf(tenantId, id),
+    begun:
+      begun.length > 0
+        ? { runId: id, rootId: parent?.rootId ?? id, depth: parent?.depth ?? 0, nodes: begun, guard }
+        : undefined,
+    bytes: specs.reduce((sum, spec) => sum + bytesOfNode + spec.length, asked.length + given.length),
+    most,
+  }
 }
+
+const insertionText = `
+  WITH run AS (
+    INSERT INTO workflow_runs (tenant_id, id, definition_id, definition_version, name, settings, input, status, unfinished, depth,
+      parent_run, parent_node, root_run, schedule_id, created_by, keyed, started_at, webhook_url, seq)
+    SELECT $1, $2, $3, $4::int, $5, $6, $7, $8::smallint, $9::int, $10::int, $11, $12, $13, $14, $15, $16::boolean,
+      CASE WHEN $8::smallint = 1 THEN clock_timestamp() END,
+      coalesce($26, (SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = $11)),
+      CASE WHEN $30::text IS NULL THEN 0 ELSE 1 END
+    WHERE ($17::int IS NULL OR $17::int > (
+        SELECT count(*) FROM workflow_runs WHERE tenant_id = $1 AND status IN (1, 2) AND depth = 0))
+      AND (NOT $27::boolean OR EXISTS (SELECT FROM workflow_definitions WHERE tenant_id = $1 AND id = $3 AND version = $4::int))
+    ON CONFLICT DO NOTHING RETURNING tenant_id, id
+  ), nodes AS (
+    INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, waits, status, priority, concurrency_key,
+      attempt, effect, lease_owner, lease_until, started_at)
+    SELECT run.tenant_id, run.id, n.id, n.position, n.type, n.spec, n.waits, n.status, n.priority, n.key, begun::int, begun::int,
+      CASE WHEN begun THEN $29 END, CASE WHEN begun THEN clock_timestamp() + interval '${leaseMs} milliseconds' END,
+      CASE WHEN begun THEN clock_timestamp() END
+    FROM run, unnest($18::text[], $19::text[], $20::text[], $21::int[], $22::int[], $23::text[], $28::smallint[]) WITH ORDINALITY
+      AS n (id, type, spec, waits, priority, key, status, position), LATERAL (SELECT n.status = ${running} AS begun) b
+  ), edges AS (
+    INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
+    SELECT run.tenant_id, run.id, e.f, e.t FROM run, unnest($24::text[], $25::text[]) AS e (f, t)
+  ), told AS (
+    INSERT INTO workflow_events (tenant_id, run_id, seq, event) SELECT run.tenant_id, run.id, 1, $30 FROM run WHERE $30::text IS NOT NULL
+  )
+  SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS now_ms FROM run`
+
+/** The first attempts at the nodes that were begun. */
+export const claimsOf = ({ nodes }: Begun, nowMs: number): readonly Claimed[] =>
+  nodes.map((spec) => ({
+    id: spec.id,
+    attempt: 1,
+    effect: 1,
+    spec,
+    part: undefined,
+    item: undefined,
+    startedMs: nowMs,
+    nowMs,
+    budgetCents: undefined,
+  }))

@@ -6,6 +6,9 @@ import type { Wake, WakeUps } from '#contracts/jobs'
 import type { Kv } from '#contracts/kv'
 import type { TenantLimits } from '#contracts/limits'
 import { retry } from '#kit'
+import type { FirstClaim } from './claims.store.ts'
+import { type Begun, claimsOf, guardOf } from './creation.store.ts'
+import { type Driver, newDriver, renewLeases } from './driver.ts'
 import type { Attempt, Execution } from './execution.ts'
 import type { WorkflowMetrics } from './metrics.ts'
 import { leaseMs } from './nodes.store.ts'
@@ -45,22 +48,6 @@ export interface EngineDeps extends TransitionDeps {
 /** What readers of a run's events subscribe to. */
 export const runChannel = (tenantId: string, runId: string): string => `workflow:${tenantId}:${runId}`
 
-/** A run that this process advances at the moment. */
-interface Driver {
-  readonly tenantId: string
-  readonly runId: string
-  /** Attempts under way here, by node. */
-  readonly underWay: Map<string, AbortController>
-  /** Outcomes that are not stored yet. */
-  outcomes: Outcome[]
-  /** Somebody asked to look again. */
-  again: boolean
-  wake: () => void
-  /** Resolves once it waits for calls. */
-  readonly calls: PromiseWithResolvers<void>
-  done: Promise<void>
-}
-
 interface Step {
   readonly outcomes: readonly Outcome[]
   /** Attempts that are under way here, or whose outcomes are stored next. */
@@ -96,7 +83,8 @@ export class Engine {
   }
 
   start(): void {
-    this.#renewing = setInterval(() => void this.#renew(), leaseMs / 3).unref()
+    const renew = () => void renewLeases(this.#deps, this.#owner, this.#drivers.values())
+    this.#renewing = setInterval(renew, leaseMs / 3).unref()
   }
   /** Starts nothing new, and lets running calls end for a while. Other processes take over the rest when its leases expire. */
   async stop(): Promise<void> {
@@ -119,27 +107,12 @@ export class Engine {
 
   /** Advances a run as long as there is something to do here. Resolves when it rests, or after a moment. */
   async drive(tenantId: string, runId: string): Promise<void> {
-    const key = `${tenantId}\n${runId}`
-    let driver = this.#drivers.get(key)
+    let driver = this.#drivers.get(keyOf(tenantId, runId))
     if (driver) {
       driver.again = true
       driver.wake()
     } else {
-      driver = {
-        tenantId,
-        runId,
-        underWay: new Map(),
-        outcomes: [],
-        again: true,
-        wake: () => {},
-        calls: Promise.withResolvers(),
-        done: Promise.resolve(),
-      }
-      this.#drivers.set(key, driver)
-      const mine = driver
-      driver.done = this.#carryOn(driver).finally(() => this.#drop(mine))
-      // Whoever waits for it hears of a failure; it is no crash when nobody does.
-      driver.done.catch(() => {})
+      driver = this.#carry(newDriver(tenantId, runId))
     }
     const rest = new AbortController()
     const rests = await Promise.race([
@@ -149,6 +122,29 @@ export class Engine {
     rest.abort()
     // The wake-up is over then: should this process die, another one comes when the leases are over.
     if (!rests) await this.#guard(tenantId, runId, leaseMs)
+  }
+
+  /** How many nodes of a new run this process would begin, which are to be begun or given back. */
+  take(tenantId: string): FirstClaim {
+    const most = this.#deps.stopping.aborted ? 0 : this.#room.take(tenantId, abreast)
+    return { owner: this.#owner, most }
+  }
+  give(tenantId: string, count: number): void {
+    this.#room.give(tenantId, count)
+  }
+  /** Executes the first nodes of a run, which were claimed for this process by whoever has stored it. */
+  begin(tenantId: string, begun: Begun, nowMs: number): void {
+    const { runId, rootId, depth, guard } = begun
+    const driver = newDriver(tenantId, runId, guard)
+    for (const one of claimsOf(begun, nowMs)) this.#begin(driver, { ...one, tenantId, runId, depth, rootId })
+    this.#carry(driver)
+  }
+  #carry(driver: Driver): Driver {
+    this.#drivers.set(keyOf(driver.tenantId, driver.runId), driver)
+    driver.done = this.#carryOn(driver).finally(() => this.#drop(driver))
+    // Whoever waits for it hears of a failure; it is no crash when nobody does.
+    driver.done.catch(() => {})
+    return driver
   }
 
   /**
@@ -167,7 +163,10 @@ export class Engine {
       if (!transition) return undefined
       const result = await change(transition, tx)
       const moved = await transition.finish()
-      for (const one of await this.#deps.wakeUps.statements(transition.notices.wakes)) tx.atEnd(one)
+      const { wakeUps } = this.#deps
+      for (const one of await wakeUps.statements(transition.notices.wakes)) tx.atEnd(one)
+      const needless = opening.guard !== undefined && !transition.open ? [opening.guard] : []
+      for (const one of await wakeUps.takenBack(needless)) tx.atEnd(one)
       return { result, moved, wakes: transition.notices.wakes, run: transition.run }
     })
     if (!made) return undefined
@@ -180,6 +179,7 @@ export class Engine {
   async #carryOn(driver: Driver): Promise<void> {
     const { tenantId, runId, underWay } = driver
     const { stopping } = this.#deps
+    if (underWay.size > 0) await this.#called(driver)
     for (;;) {
       const look = driver.again
       driver.again = false
@@ -222,11 +222,15 @@ export class Engine {
         if (this.#room.of(tenantId) > 0) continue
         this.#room.wait(tenantId, runId)
       }
-      driver.calls.resolve()
-      await woken
-      // What ends together is stored together.
-      await turn()
+      await this.#called(driver, woken)
     }
+  }
+  /** Waits for calls of a run, or for a wake-up. */
+  async #called(driver: Driver, woken = new Promise<void>((resolve) => (driver.wake = resolve))): Promise<void> {
+    driver.calls.resolve()
+    await woken
+    // What ends together is stored together.
+    await turn()
   }
 
   async #waitForRoom(tenantId: string, runId: string): Promise<void> {
@@ -235,16 +239,16 @@ export class Engine {
   }
 
   #drop(driver: Driver): void {
-    const key = `${driver.tenantId}\n${driver.runId}`
+    const key = keyOf(driver.tenantId, driver.runId)
     if (this.#drivers.get(key) === driver) this.#drivers.delete(key)
   }
 
-  async #step({ tenantId, runId }: Driver, { outcomes, mine, most, look }: Step): Promise<Stepped> {
+  async #step({ tenantId, runId, guard }: Driver, { outcomes, mine, most, look }: Step): Promise<Stepped> {
     let held: Transition | undefined
     // What was under way until now is about to be stored: it is not due.
     const underWay = [...mine, ...outcomes.map(({ node }) => node)]
     const owner = this.#owner
-    const opening = { outcomes, due: look ? { owner, underWay } : undefined, claim: { owner, most } }
+    const opening = { outcomes, due: look ? { owner, underWay } : undefined, claim: { owner, most }, guard }
     const step = async (transition: Transition): Promise<Stepped> => {
       held = transition
       const { run } = transition
@@ -292,42 +296,14 @@ export class Engine {
       })
   }
 
-  /** Renews the leases of all that is under way here, and leaves what has been taken or cancelled meanwhile. */
-  async #renew(): Promise<void> {
-    const busy = [...this.#drivers.values()].filter(({ underWay }) => underWay.size > 0)
-    for (const [tenantId, drivers] of Map.groupBy(busy, (driver) => driver.tenantId)) {
-      const before = drivers.map((driver) => ({ driver, nodes: [...driver.underWay] }))
-      try {
-        const renewed = before.flatMap(({ driver: { runId }, nodes }) => nodes.map(([id]) => [runId, id] as const))
-        const [rows] = await this.#deps.database.batch<[{ run_id: string; id: string }[]]>(tenantId, [
-          {
-            name: 'workflow-renew',
-            text: `UPDATE workflow_nodes n SET lease_until = clock_timestamp() + interval '${leaseMs} milliseconds'
-                   FROM unnest($2::text[], $3::text[]) AS r (run_id, id)
-                   WHERE n.tenant_id = $1 AND n.run_id = ANY ($2) AND n.id = ANY ($3) AND n.run_id = r.run_id AND n.id = r.id AND n.lease_owner = $4 AND n.status = 2
-                   RETURNING n.run_id, n.id`,
-            values: [tenantId, renewed.map(([runId]) => runId), renewed.map(([, id]) => id), this.#owner],
-          },
-        ])
-        const held = new Set(rows.map(({ run_id, id }) => `${run_id}\n${id}`))
-        for (const { driver, nodes } of before) {
-          for (const [id, abort] of nodes) if (!held.has(`${driver.runId}\n${id}`)) abort.abort()
-        }
-      } catch (err) {
-        this.#deps.log.warn({ err }, 'leases of workflow nodes could not be renewed')
-      }
-    }
-  }
   /** Leaves what is under way here of a run that was cancelled. */
   leave(tenantId: string, runId: string): void {
-    const driver = this.#drivers.get(`${tenantId}\n${runId}`)
+    const driver = this.#drivers.get(keyOf(tenantId, runId))
     for (const abort of driver?.underWay.values() ?? []) abort.abort()
   }
 
   async #guard(tenantId: string, runId: string, afterMs: number): Promise<void> {
-    await this.#deps.wakeUps.send([
-      { tenantId, what: { tenantId, runId }, key: `${runId}/guard`, afterMs: afterMs + 500 },
-    ])
+    await this.#deps.wakeUps.send([guardOf(tenantId, runId, afterMs)])
   }
   /** Wake-ups for later are looked for every few seconds: those of this process come to the moment. */
   #soon({ tenantId, what, afterMs }: Pick<Wake, 'tenantId' | 'what' | 'afterMs'>): void {
@@ -342,5 +318,7 @@ export class Engine {
     this.#timers.add(timer.unref())
   }
 }
+
+const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId}`
 
 const nothing = { attempts: [], leasedForMs: undefined, more: false } as const

@@ -105,6 +105,7 @@ export default definePlugin({
     const carrying = { approvals, database, wakeUps, outputs, limits, kv, metrics: counted, log, stopping }
     const execution = new Execution(making)
     const engine = new Engine({ ...carrying, execution, conclude: (...run) => conclude(ending, ...run) })
+    store.beginsWith(engine)
     const told = { database, store, engine, wakeUps, outputs, limits }
     const service = new WorkflowService({ ...told, lookups, webhooks })
     const woken = new Woken({ ...told, dispatch, runs, evaluator }, service)

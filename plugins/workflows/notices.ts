@@ -20,7 +20,7 @@ export class Notices {
   readonly wakes: Wake[] = []
   readonly #tenantId: string
   readonly #run: RunRow
-  readonly #changed = new Map<string, { status: number; attempt: number; error?: Failure }>()
+  readonly #changed = new Map<string, Change>()
   constructor(tenantId: string, run: RunRow) {
     this.#tenantId = tenantId
     this.#run = run
@@ -75,10 +75,21 @@ export class Notices {
 
   /** The `plan_status` of the transition, as JSON. */
   event(): string {
-    const { id, status, error } = this.#run
-    const nodes = [...this.#changed].map(([node, change]) => ({ id: node, ...change }))
-    return JSON.stringify({
-      workflowRun: { id, runId: id, status: runStatuses.indexOf(status), ...(error ? { error } : {}), nodes },
-    })
+    return eventOf(this.#run, this.#changed)
   }
+}
+
+interface Change {
+  readonly status: number
+  readonly attempt: number
+  readonly error?: Failure
+}
+export function eventOf(
+  { id, status, error }: Pick<RunRow, 'id' | 'status'> & { readonly error?: Failure | undefined },
+  changed: Iterable<readonly [node: string, Change]>,
+): string {
+  const nodes = [...changed].map(([node, change]) => ({ id: node, ...change }))
+  return JSON.stringify({
+    workflowRun: { id, runId: id, status: runStatuses.indexOf(status), ...(error ? { error } : {}), nodes },
+  })
 }

@@ -13,6 +13,8 @@ export interface Opening {
   readonly due?: Parameters<typeof dueNodes>[2] | undefined
   /** What is claimed at once, unless something has to come before. */
   readonly claim?: FirstClaim
+  /** The wake-up that is not needed any more once the run is over. */
+  readonly guard?: string | undefined
 }
 
 /** What came of the first claim of a run. */

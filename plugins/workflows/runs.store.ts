@@ -1,12 +1,12 @@
 import { isAppError } from '#kernel'
 import type { Billing } from '#contracts/billing'
-import type { Database, Statement, TenantTx } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
-import { isId, newId } from '#contracts/ids'
+import { isId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
-import type { WebhookTarget } from '#contracts/runs'
 import type { OutputSchemas } from '#kit/schemas'
-import { columnsOf, insertion, lockOf, mayBeKeyed, openOf } from './creation.store.ts'
+import type { FirstClaim } from './claims.store.ts'
+import { type Begun, creationOf, lockOf, type NewRun, openOf } from './creation.store.ts'
 import {
   definitionOf,
   type DefinitionRow,
@@ -16,30 +16,8 @@ import {
 } from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
 import { partOf, type WorkflowNode } from './node.schema.ts'
-import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
+import { type Definition, type RunStatus, runStatuses } from './schema.ts'
 import { unknownRun } from './views.store.ts'
-
-export interface NewRun {
-  readonly id?: string
-  readonly workflowDefinitionId?: string
-  /** Instead of a stored one. It was checked. */
-  readonly definition?: Definition
-  /** As JSON. */
-  readonly input: string
-  readonly start: boolean
-  readonly createdBy: string
-  readonly parent?: {
-    readonly runId: string
-    readonly rootId: string
-    readonly nodeId: string
-    readonly depth: number
-    /** What its agents may cost, however much its definition allows. */
-    readonly budgetCents: number | undefined
-  }
-  readonly scheduleId?: string
-  /** Instead of that of the definition. */
-  readonly webhook?: WebhookTarget
-}
 
 /** A node that waits for something. */
 export interface Waiting {
@@ -57,8 +35,13 @@ export interface StoreDeps {
   readonly schemas: OutputSchemas
 }
 
-/** A node beside its texts: its row with its entries in indexes, and its edges. */
-export const bytesOfNode = 400
+/** Who executes the first nodes of what is created here. */
+export interface Beginner {
+  /** So many nodes of a tenant, which are to be begun or given back. */
+  take(tenantId: string): FirstClaim
+  begin(tenantId: string, begun: Begun, nowMs: number): void
+  give(tenantId: string, count: number): void
+}
 
 export class WorkflowRunStore {
   readonly #database: Database
@@ -67,6 +50,7 @@ export class WorkflowRunStore {
   readonly #billing: Billing | undefined
   readonly #schemas: OutputSchemas
   readonly #recent = new RecentDefinitions()
+  #beginner: Beginner | undefined
   constructor({ database, wakeUps, limits, billing, schemas }: StoreDeps) {
     this.#database = database
     this.#wakeUps = wakeUps
@@ -122,6 +106,10 @@ export class WorkflowRunStore {
     if (made && wanted.workflowDefinitionId !== undefined) this.#recent.keep(tenantId, found)
     return made ?? { id: wanted.id!, status: wanted.start ? 'running' : 'pending' }
   }
+  /** What is created from now on is begun at once, in the statement that stores it. */
+  beginsWith(beginner: Beginner): void {
+    this.#beginner = beginner
+  }
   /** `isRecent`: only while the definition is still what it was. Undefined: nothing was inserted. */
   async #createOf(
     tenantId: string,
@@ -134,8 +122,26 @@ export class WorkflowRunStore {
       const problem = await (await this.#schemas(tenantId, inputSchema)).problemOf(wanted.input)
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
-    const { statements, inserts, made } = await this.#creation(tenantId, wanted, found, isRecent)
-    return made((await this.#database.batch<object[][]>(tenantId, statements))[inserts]!)
+    const beginner = wanted.start ? this.#beginner : undefined
+    const claim = beginner?.take(tenantId)
+    let unused = claim?.most ?? 0
+    try {
+      const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId), claim, isRecent })
+      const { insertion, wake, begun, most, id, status } = creation
+      const before = most === undefined ? [] : [lockOf(tenantId)]
+      const after = wake ? await this.#wakeUps.statements([wake]) : []
+      const rows = await this.#database.batch<object[][]>(tenantId, [...before, insertion, ...after])
+      const [row] = rows[before.length] as { now_ms: number }[]
+      if (!row) return undefined
+      this.#limits?.stored.add(tenantId, creation.bytes)
+      if (begun) {
+        unused -= begun.nodes.length
+        beginner?.begin(tenantId, begun, row.now_ms)
+      }
+      return { id, status }
+    } finally {
+      beginner?.give(tenantId, unused)
+    }
   }
 
   /** What a run is of, and how many are open, in one round trip. */
@@ -156,67 +162,16 @@ export class WorkflowRunStore {
 
   /** The same inside a transaction, of a definition that was found, with an input that fits. */
   async createIn(tx: TenantTx, wanted: NewRun, found: FoundDefinition): Promise<{ id: string; status: RunStatus }> {
-    const creation = await this.#creation(tx.tenantId, wanted, found)
-    let made: { id: string; status: RunStatus } | undefined
-    for (const [i, statement] of creation.statements.entries()) {
-      const rows = await tx.query(statement)
-      if (i !== creation.inserts) continue
-      made = creation.made(rows)
-      // What is refused here is woken by nobody: the transaction may go on without it.
-      if (!made && creation.most !== undefined) throw overLimit('workflowRuns', creation.most)
-    }
-    return made ?? { id: wanted.id!, status: 'running' }
-  }
-
-  /** The statements that create a run, of which one says whether it was inserted, and what that means. */
-  async #creation(tenantId: string, wanted: NewRun, found: FoundDefinition, isRecent = false) {
-    const { id: definitionId, version, definition } = found
-    const { nodes, name, webhook, ...own } = definition
-    const { parent } = wanted
-    const caps = [own.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
-    const settings: RunSettings = { ...own, ...(caps.length > 0 ? { maxCostCents: Math.min(...caps) } : {}) }
-    const limits = this.#limits?.of(tenantId)
-    if (limits && nodes.length > limits.workflowNodes) throw overLimit('workflowNodes', limits.workflowNodes)
-    // A child is a part of a run that was counted.
-    const most = parent ? undefined : limits?.workflowRuns
-    const id = wanted.id ?? newId('wfrun')
-    const status: RunStatus = wanted.start ? 'running' : 'pending'
-    const [asked, given] = [JSON.stringify(settings), wanted.input]
-    const specs = nodes.map((node) => JSON.stringify(node))
-    const bytes = specs.reduce((sum, spec) => sum + bytesOfNode + spec.length, asked.length + given.length)
-    const statements: Statement[] = [
-      ...(most === undefined ? [] : [lockOf(tenantId)]),
-      insertion([
-        tenantId,
-        id,
-        definitionId,
-        version,
-        name,
-        asked,
-        given,
-        runStatuses.indexOf(status),
-        nodes.length,
-        parent?.depth ?? 0,
-        parent?.runId,
-        parent?.nodeId,
-        parent?.rootId,
-        wanted.scheduleId,
-        wanted.createdBy,
-        mayBeKeyed(nodes),
-        most,
-        ...columnsOf(nodes, specs),
-        (wanted.webhook ?? webhook)?.url,
-        isRecent,
-      ]),
-    ]
-    const inserts = statements.length - 1
-    if (wanted.start) statements.push(...(await this.#wakeUps.statements([wakeOf(tenantId, id)])))
-    const made = (rows: readonly object[]): { id: string; status: RunStatus } | undefined => {
-      if (rows.length === 0) return undefined
-      this.#limits?.stored.add(tenantId, bytes)
-      return { id, status }
-    }
-    return { statements, inserts, made, most }
+    const { tenantId } = tx
+    const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId) })
+    const { id, status, insertion, wake, most, bytes } = creation
+    if (most !== undefined) await tx.query(lockOf(tenantId))
+    const rows = await tx.query(insertion)
+    // What is refused here is woken by nobody: the transaction may go on without it.
+    if (rows.length === 0 && most !== undefined) throw overLimit('workflowRuns', most)
+    if (wake) await this.#wakeUps.send([wake], tx)
+    if (rows.length > 0) this.#limits?.stored.add(tenantId, bytes)
+    return { id, status }
   }
 
   async countOpen(tenantId: string): Promise<number> {
@@ -307,5 +262,3 @@ export class WorkflowRunStore {
     return row && { ...row, spec: partOf(JSON.parse(row.spec) as WorkflowNode, row.id) }
   }
 }
-
-export const wakeOf = (tenantId: string, runId: string) => ({ tenantId, what: { tenantId, runId }, key: runId })

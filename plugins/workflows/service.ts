@@ -12,7 +12,8 @@ import type { Engine } from './engine.ts'
 import type { Outputs, RunKey } from './outputs.ts'
 import { addDependencies, copyRun, mayDecide, nodeOf, replaceNode, retryNode } from './repairs.store.ts'
 import { invalidWorkflow, workflowErrors } from './errors.ts'
-import { wakeOf, type WorkflowRunStore } from './runs.store.ts'
+import { wakeOf } from './creation.store.ts'
+import type { WorkflowRunStore } from './runs.store.ts'
 import { unknownRun } from './views.store.ts'
 import {
   type CreateRun,

@@ -60,7 +60,7 @@ export async function stage(
     fake(Jobs, {
       every: (name, _cron, work) => void works.set(name, work),
       ask: async () => {},
-      wakeUps: () => ({ send: async () => {}, statements: async () => [] }),
+      wakeUps: () => ({ send: async () => {}, statements: async () => [], takenBack: async () => [] }),
     }),
     fake(TenantData, data),
     audit,

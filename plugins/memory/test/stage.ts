@@ -73,7 +73,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       fake(Jobs, {
         every: (_name, _cron, work) => void works.push(work),
         ask: async () => {},
-        wakeUps: () => ({ send: async () => {}, statements: async () => [] }),
+        wakeUps: () => ({ send: async () => {}, statements: async () => [], takenBack: async () => [] }),
       }),
       fake(TenantLimits, {
         of: () => ({ ...defaultLimits, ...limits }),

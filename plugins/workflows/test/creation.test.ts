@@ -1,0 +1,96 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { type Body, stage, startEffects } from './stage.ts'
+
+/** Wake-ups for later, by their keys, with the seconds that are left. */
+const waking = `SELECT singleton_key AS key, extract(epoch FROM start_after - now())::float8 AS seconds FROM pgboss.job
+                WHERE name = 'workflows' AND state = 'created'`
+
+test('whoever creates a run begins it, another process would come after its leases, and nothing of it is left in the end', async (t) => {
+  let release = (): void => {}
+  const hanging = new Promise<void>((resolve) => (release = resolve))
+  let called = (): void => {}
+  const isCalled = new Promise<void>((resolve) => (called = resolve))
+  const http = await startEffects(t, async () => {
+    called()
+    await hanging
+    return {}
+  })
+  t.after(() => release())
+  const s = await stage(t)
+  const guards = async (id: string): Promise<Body[]> => {
+    const [rows] = await s.database.systemBatch<[Body[]]>([{ text: waking }])
+    return rows.filter(({ key }) => key.startsWith(id))
+  }
+  const id = await s.run([
+    { id: 'a', type: 'http', url: `${http.url}/a` },
+    { id: 'b', type: 'condition', dependsOn: ['a'], if: true },
+    { id: 'c', type: 'condition', if: true },
+  ])
+  await isCalled
+  const under = await s.until(id, (run) => run.nodes[2].status === 3)
+  assert.deepEqual([under.status, under.nodes[0].status, under.nodes[0].attempt], [1, 2, 1])
+  const [guard, ...more] = await guards(id)
+  assert.deepEqual([guard.key, more], [`${id}/guard`, []])
+  assert.ok(guard.seconds > 20 && guard.seconds < 31, String(guard.seconds))
+  release()
+  assert.equal((await s.rests(id)).status, 3)
+  assert.deepEqual(await guards(id), [])
+  // Readers hear of the first nodes as of all others.
+  const [events] = await s.database.batch<[{ seq: number; event: string }[]]>('default', [
+    {
+      text: `SELECT seq, event FROM workflow_events WHERE tenant_id = 'default' AND run_id = $1 ORDER BY seq`,
+      values: [id],
+    },
+  ])
+  const { nodes } = JSON.parse(events[0]!.event).workflowRun
+  assert.deepEqual(
+    [events[0]!.seq, nodes.map((one: Body) => [one.id, one.status, one.attempt])],
+    [
+      1,
+      [
+        ['a', 2, 1],
+        ['c', 2, 1],
+      ],
+    ],
+  )
+})
+
+test('a definition that was used before is used as it is now, or not at all', async (t) => {
+  const s = await stage(t)
+  const define = (nodes: object[]) => ({ name: 'changing', nodes })
+  const first = { id: 'first', type: 'condition', if: true }
+  const second = { id: 'second', type: 'condition', if: true, dependsOn: ['first'] }
+  const { body } = await s.call('POST', '/api/workflows/definitions', define([first]))
+  const create = () => s.call('POST', '/api/workflows/runs', { workflowDefinitionId: body.id })
+  const nodesOf = async (): Promise<string[]> =>
+    (await s.rests((await create()).body.id)).nodes.map(({ id }: Body) => id)
+  assert.deepEqual([await nodesOf(), await nodesOf()], [['first'], ['first']])
+  const changed = await s.call('PATCH', `/api/workflows/definitions/${body.id}`, { nodes: [first, second] })
+  assert.equal(changed.status, 200, JSON.stringify(changed.body))
+  assert.deepEqual(
+    [await nodesOf(), await nodesOf()],
+    [
+      ['first', 'second'],
+      ['first', 'second'],
+    ],
+  )
+  assert.equal((await s.call('DELETE', `/api/workflows/definitions/${body.id}`)).status, 204)
+  assert.equal((await create()).status, 404)
+})
+
+test('a tenant that is full of runs is refused, and leaves no wake-ups behind', async (t) => {
+  const s = await stage(t)
+  const full = await s.other('full')
+  await s.call('PATCH', '/api/tenants/full', { limits: { workflowRuns: 1 } })
+  const definition = { name: 'waits', nodes: [{ id: 'a', type: 'wait', signal: 'never' }] }
+  const { body } = await full('POST', '/api/workflows/definitions', definition)
+  const create = () => full('POST', '/api/workflows/runs', { workflowDefinitionId: body.id })
+  const begun = await create()
+  assert.equal(begun.status, 202)
+  for (let i = 0; i < 4; i++) assert.deepEqual((await create()).body.error, 'limit_reached')
+  const [left] = await s.database.systemBatch<[Body[]]>([{ text: waking }])
+  const others = left.filter(({ key }) => key.startsWith('wfrun_') && !key.startsWith(begun.body.id))
+  // The first refusal came from what it had created before; whoever looks finds no such run.
+  assert.ok(others.length <= 1, JSON.stringify(others))
+})
