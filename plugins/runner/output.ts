@@ -117,7 +117,10 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   /** Ends the iteration of the present reader. */
   cut(): void {
     this.#reader?.cut()
-    this.#reader = undefined
+  }
+  /** A reader has ended: what is kept for the next one does not keep it. */
+  left(reader: Reader): void {
+    if (this.#reader === reader) this.#reader = undefined
   }
 
   /** The unread bytes, for the reader. Undefined: there are none yet. Null: there will be none. */
@@ -234,5 +237,6 @@ class Reader implements AsyncIterator<Buffer> {
     this.#gone = true
     this.#missed = undefined
     this.#signal.removeEventListener('abort', this.#onAbort)
+    this.#output.left(this)
   }
 }
