@@ -15,9 +15,9 @@ interface Asking {
 }
 
 /**
- * Rejects with 403 `wrong_approver` when what is done to a node bypasses an approval that requires a role which the caller does not have:
- * ending a node starts the nodes after it; skipping one, or making it wait for a node that may be skipped, may skip an approval after it;
- * a replaced node is not the one that was approved; and a rerun would repeat what was approved once.
+ * Rejects with 403 `wrong_approver` when an action on a node could bypass an approval whose role the caller does not have. Ending a node starts the
+ * nodes after it; skipping a node, or making it wait for one that may be skipped, may skip an approval after it; a replaced node is not the one that
+ * was approved; and a rerun would repeat what was approved once.
  */
 export async function mayPass(
   tx: TenantTx,

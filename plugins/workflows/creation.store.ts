@@ -110,7 +110,7 @@ export function creationOf(
   const keyed = mayBeKeyed(nodes)
   const edges = edgesOf(nodes)
   const first = wanted.start ? nodes.filter((node) => !edges.get(node.id)?.size) : []
-  // A claim divides concurrency keys and budgets among nodes, so a run that has either is not begun before its first claim.
+  // Concurrency keys and budgets are divided among nodes at a claim, so the creating process begins no node of a run that has either.
   const begins = claim && !keyed && settings.maxCostCents === undefined
   const begun = begins ? first.toSorted((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []
   const specs = nodes.map((node) => JSON.stringify(node))
@@ -197,7 +197,7 @@ const insertionText = `
   )
   SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS now_ms FROM run`
 
-/** The first attempts at the nodes that were begun. */
+/** The first attempts at the nodes that the creating process begins. */
 export const claimsOf = ({ nodes }: Begun, nowMs: number): readonly Claimed[] =>
   nodes.map((spec) => ({
     id: spec.id,

@@ -86,7 +86,7 @@ export class Engine {
     const renew = () => void renewLeases(this.#deps, this.#owner, this.#drivers.values())
     this.#renewing = setInterval(renew, leaseMs / 3).unref()
   }
-  /** Claims nothing new and gives running calls 10 s to end. Other processes take over the rest when the leases expire. */
+  /** Claims nothing new and gives running calls `stopMs` to end. Other processes take over the rest when the leases expire. */
   async stop(): Promise<void> {
     clearInterval(this.#renewing)
     this.#room.close()
@@ -106,8 +106,8 @@ export class Engine {
   }
 
   /**
-   * Advances a run as long as this process can do something for it. Resolves when nothing is left to do, or 50 ms after the run began to wait for
-   * calls.
+   * Advances a run as long as this process can do something for it. Resolves when nothing is left to do, or `patienceMs` after the run began to wait
+   * for calls.
    */
   async drive(tenantId: string, runId: string): Promise<void> {
     let driver = this.#drivers.get(keyOf(tenantId, runId))
@@ -151,8 +151,8 @@ export class Engine {
   }
 
   /**
-   * Runs `change` on a run in one transaction, for the engine or for a request. The wake-ups and events of the change are stored with it. Resolves to
-   * undefined when there is no such run.
+   * Runs `change` on a run in one transaction, for the engine or for a request. Stores the wake-ups and events of the change with it. Undefined:
+   * there is no such run.
    */
   async transit<T>(
     tenantId: string,
@@ -191,7 +191,7 @@ export class Engine {
       const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
       const most = stopping.aborted ? 0 : this.#room.take(tenantId, abreast - underWay.size)
-      // A step with outcomes is retried for 120 s, so that no outcome of a call is lost while the database is unreachable for a moment.
+      // A step with outcomes is retried, so that no outcome of a call is lost while the database is unreachable for a moment.
       let tries = 0
       // A step that failed may have been committed, with claims that this process never learned of. A retry therefore looks for due nodes (`look`).
       const stepped = await retry(() => this.#step(driver, { outcomes, mine, most, look: look || tries++ > 0 }), {
@@ -211,8 +211,7 @@ export class Engine {
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
       if (driver.outcomes.length > 0) continue
       if (underWay.size === 0) {
-        // The run has more ready nodes: continue if there is room. Otherwise wait for room; another process takes the run if this one stops or stays
-        // busy.
+        // More nodes may be ready: continue if there is room, else wait for it. Another process takes the run if this one stops or stays busy.
         if (stepped.more && this.#room.of(tenantId) > 0 && !stopping.aborted) continue
         if (stepped.more) await this.#waitForRoom(tenantId, runId)
         if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)

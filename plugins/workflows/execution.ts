@@ -65,7 +65,7 @@ export class Execution {
     this.#deps = deps
   }
 
-  /** Never rejects, except when `signal` aborted or the database cannot be reached: then the outcome is unknown. */
+  /** Executes an attempt. Rejects only when `signal` aborted or the database cannot be reached: then the outcome is unknown. */
   async make(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
     const of = { node: attempt.id, attempt: attempt.attempt }
     const large = this.#deps.large.ticket(attempt.tenantId)

@@ -73,7 +73,7 @@ function bounded<T>(work: () => T): T {
   }
 }
 
-/** `{{ value }}` alone stands for the value itself, not for its text. */
+/** A template that is only `{{ value }}` makes the value itself, not its text. */
 const alone = /^\s*\{\{-?((?:(?!\}\}|\{\{)[\s\S])*?)-?\}\}\s*$/
 export const isTemplate = (text: string): boolean => text.includes('{{') || text.includes('{%')
 
@@ -129,7 +129,7 @@ function references(text: string): string[][] {
 
 /** The variables that templates and conditions see. JSON of tenants stays text until the thread parses it. */
 export interface Scope {
-  /** Values by their names, as JSON. */
+  /** Variables by name, as JSON. */
   readonly json: Readonly<Record<string, string>>
   readonly values?: Readonly<Record<string, unknown>>
   readonly nodes: readonly {
@@ -143,7 +143,7 @@ export interface Scope {
 export type Question = Evaluation | { readonly json: string } | { readonly check: readonly Expression[] }
 interface Evaluation {
   readonly scope: Scope
-  /** Values whose texts are templates. */
+  /** Values whose strings are templates, by name. */
   readonly templates?: Readonly<Record<string, unknown>>
   /** Name of the template that has to make an array. The answer then has its items. */
   readonly list?: string
@@ -164,7 +164,10 @@ export interface Answer {
   readonly json?: string
 }
 
-/** Answers a question about expressions of tenants. Called in a thread of its own, because an evaluation may block for a while. */
+/**
+ * Answers a question about expressions of tenants. An evaluation may block for a while, so it belongs in a thread of its own; short JSON may be
+ * parsed anywhere.
+ */
 export function answerTo(question: Question): Answer {
   if ('json' in question) return jsonOf(question.json)
   if ('check' in question) return { problems: question.check.map(expressionProblem) }

@@ -326,10 +326,7 @@ export class NodeTable {
     })
   }
 
-  /**
-   * Divides the cents of `maxCents` that are neither spent nor reserved into `parts` shares, and reserves one for each node. `others`: cents reserved
-   * before.
-   */
+  /** Divides the cents of `maxCents` that are not spent or reserved into `parts` shares and reserves one per node. `others`: cents reserved before. */
   async reserve(
     ids: readonly string[],
     { maxCents, parts }: { readonly maxCents: number; readonly parts: number },

@@ -48,7 +48,7 @@ export function bytesOf(outcome: Come): number {
   return outcome.kind === 'over' ? (outcome.output?.length ?? 0) : 0
 }
 
-/** An attempt that a process has taken on. */
+/** A node that a process has claimed, as its attempt sees it. */
 export interface Claimed {
   readonly id: string
   readonly attempt: number

@@ -121,7 +121,7 @@ export class Outputs {
   async stream(key: RunKey, stored: string): Promise<AsyncIterable<Uint8Array>> {
     if (!isLinked(stored)) return slicesOf(stored)
     const parts = partsIn(stored)
-    // A missing object is reported before the first byte.
+    // Opens the first object and closes it again, so that a missing object is reported before the first byte is sent.
     await (await this.#open(key, parts[0]!)).close()
     return this.#contentsOf(key, parts)
   }

@@ -34,8 +34,8 @@ export class Retries {
     return true
   }
   /**
-   * Handles an attempt whose process has died, so that its result is unknown. Repeats the attempt, but fails a call with `onLost: fail` or after 5
-   * losses.
+   * Handles an attempt whose process has died, so that its result is unknown. Repeats the attempt, but fails a call with `onLost: fail` or after
+   * `mostLost` losses.
    */
   async lose(row: NodeRow): Promise<Ended | undefined> {
     const { nodes } = this.#deps

@@ -58,7 +58,7 @@ export class RunViews {
     this.#outputs = outputs
   }
 
-  /** Newest first. */
+  /** Lists runs, newest first. */
   list(
     tenantId: string,
     page: Page,

@@ -47,7 +47,7 @@ export class Woken {
     else await this.#deps.engine.drive(tenantId, runId)
   }
 
-  /** Ends the node that waits for an agent run if that run has ended. Otherwise the run is checked again after 60 s. */
+  /** Ends the node that waits for an agent run if that run has ended. Otherwise the run is checked again after `lookAgainMs`. */
   async #lookAtAgent(tenantId: string, agentRunId: string): Promise<void> {
     const node = await this.#deps.store.waiting(tenantId, agentRunId)
     if (!node) return
