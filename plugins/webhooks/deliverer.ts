@@ -24,7 +24,7 @@ interface DelivererOptions {
   readonly log: FastifyBaseLogger
 }
 
-/** The limit of a tenant on attempts, which all processes count together. */
+/** The limit on the attempts of a tenant. All processes count its attempts together. */
 interface DeliveryRate {
   /** How many more attempts the tenant may make in this minute. */
   left(tenantId: string): Promise<number>
