@@ -11,7 +11,7 @@ const most = 1_000
 /** The position of a walk: the values of the columns it is ordered by, as text. Undefined: the beginning. */
 export type Place = readonly string[] | undefined
 
-/** What one batch did. */
+/** The result of one batch. */
 export interface Done {
   /** Deleted rows, by table or by the name that users know. */
   readonly deleted: Readonly<Record<string, number>>

@@ -7,7 +7,7 @@ interface Seen {
   readonly place: string[]
 }
 
-/** Conversations among the next public runs whose last message is older than `before`, and where the walk goes on. */
+/** Among the next `limit` public runs, finds conversations whose last message is older than `before`. `next`: where the walk goes on. */
 export async function idleConversations(
   tx: TenantTx,
   before: Date,

@@ -85,8 +85,8 @@ async function oldConversations(tx: TenantTx, before: Date, limit: number, place
   const { ids, next } = await idleConversations(tx, before, limit, place)
   const closed = await closeIdle(tx, ids, before)
   const { messages, publicRuns } = await clearConversations(tx, closed, limit, 'keep')
-  // If the conversations have more public runs than one batch deletes, the walk stays at its place: the conversations are gone, but their public runs
-  // are not.
+  // Conversations may have more public runs than one batch deletes. The walk then repeats this page: the rows of the conversations are gone, but
+  // their remaining public runs are still found.
   return { deleted: { messages }, next: publicRuns >= limit ? (place ?? []) : next }
 }
 

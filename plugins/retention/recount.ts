@@ -29,8 +29,7 @@ interface Counted {
 }
 
 const read = { name: 'recount-read', text: 'SELECT bytes::float8 AS bytes FROM tenant_storage WHERE tenant_id = $1' }
-// Bytes that processes added during the count may or may not be included in it. They are added once more, because counting twice is better than not
-// at all.
+// Bytes added during the count may or may not be included in it. They are added once more, because counting twice is better than not at all.
 const write = {
   name: 'recount-write',
   text: `INSERT INTO tenant_storage AS s (tenant_id, bytes, counted_at)

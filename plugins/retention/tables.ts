@@ -1,20 +1,20 @@
 import type { SystemTx } from '#contracts/database'
 
 interface Column {
-  /** As SQL writes it, quoted where it has to be. */
+  /** The name as SQL writes it, quoted where necessary. */
   readonly name: string
   readonly type: string
 }
 
 export interface Table {
-  /** As SQL writes it, quoted where it has to be. */
+  /** The name as SQL writes it, quoted where necessary. */
   readonly name: string
   readonly partitioned: boolean
-  /** Tables that its foreign keys refer to. */
+  /** Names of the tables that its foreign keys refer to. */
   readonly refers: readonly string[]
   /** The columns of the primary key, without the tenant. */
   readonly key: readonly Column[]
-  /** Columns of no fixed size. */
+  /** Columns of variable size. */
   readonly values: readonly Column[]
 }
 
