@@ -29,7 +29,7 @@ const retryAfterSeconds = '2'
 export interface Keys extends Idempotency {
   /** Renews the leases of the keys whose requests are under way. */
   beat(): Promise<void>
-  /** Deletes expired keys of all tenants. */
+  /** Deletes expired keys of all tenants. Resolves to their number. */
   clean(): Promise<number>
   start(): void
   stop(): Promise<void>
