@@ -30,10 +30,7 @@ const limit = (name: (typeof limitNames)[number]) =>
     description: limitKinds[name].about,
   })
 
-/**
- * The limits of each tenant: those of the role file, or those that an operator gave to the tenant. Each limit is enforced by the plugin that it
- * concerns.
- */
+/** The limits of each tenant: those of the role file, or those that an operator set for the tenant. Each plugin enforces the limits that concern it. */
 export default definePlugin({
   name: 'limits',
   config: Settings(Object.fromEntries(limitNames.map((name) => [name, limit(name)]))),
@@ -179,10 +176,7 @@ export class KeptLimits implements TenantLimits {
       if (waitMs !== undefined) return
     }
   }
-  /**
-   * Resolves when the tenant may send a request body that comes at once; large bodies wait longer. Rejects with an AppError if the wait would exceed
-   * 10 s.
-   */
+  /** Resolves when the tenant may send a request body, which comes at once. Rejects with an AppError if the wait would exceed `longestTransferMs`. */
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {
     const waitMs = this.#transfer(tenantId, bytes)
     const { transferBytesPerMinute: max } = this.of(tenantId)
