@@ -23,7 +23,7 @@ interface DeskDeps {
 }
 
 const usualSeconds = 7 * 86_400
-/** So many of a tenant in one sweep; the next one has the others. */
+/** How many parked runs of a tenant one sweep wakes; the next sweep wakes the others. */
 const atOnce = 500
 
 type Resume = Parameters<Approvals['onDecided']>[0]
@@ -43,7 +43,7 @@ function decisionOf({ status, comment, resolved_by }: Decided): CallDecision | '
   }
 }
 
-/** Where calls and nodes ask, and people decide. Whoever asked is woken by the transaction that has decided. */
+/** Opens approvals for calls and nodes, and takes the decisions of people. The transaction that stores a decision also wakes whoever asked. */
 export class ApprovalDesk implements Approvals {
   readonly #deps: DeskDeps
   #wakeUps: WakeUps | undefined
@@ -100,7 +100,7 @@ export class ApprovalDesk implements Approvals {
     await this.#wakeIfDecided(tx, [runId])
   }
 
-  /** 403 `wrong_approver`; 409 `already_resolved` for all but the first, and once its time is over. */
+  /** Decides an approval. 403 `wrong_approver`; 409 `already_resolved` for every decision after the first, and after the approval has expired. */
   async resolve(caller: Caller, approval: Approval, { decision, comment }: Resolve): Promise<void> {
     if (!roleAtLeast(caller.role, approval.role)) {
       throw approvalErrors.wrongApprover({
@@ -131,14 +131,14 @@ export class ApprovalDesk implements Approvals {
     this.#deps.metrics.resolved(kind, approved ? 'approved' : 'rejected', 'person', waited)
   }
 
-  /** What a wake-up asks for. */
+  /** Handles one wake-up: expires an approval, or resumes a run. */
   async wake({ tenantId, runId, expire }: Wake['what']): Promise<void> {
     if (tenantId === undefined) return
     if (expire !== undefined) await this.#deps.database.tenant(tenantId, (tx) => this.#expire(tx, expire))
     else if (runId !== undefined) await this.#resume?.(tenantId, runId)
   }
 
-  /** Finds what nobody was woken for: in tables that were restored from a backup, or when no conductor could take a run. */
+  /** Handles expired approvals and decided runs whose wake-up is missing: the tables were restored from a backup, or no conductor could take the run. */
   async sweep(signal: AbortSignal): Promise<void> {
     const { database } = this.#deps
     for await (const tenantId of tenantIds(database, 'active')) {
@@ -146,7 +146,7 @@ export class ApprovalDesk implements Approvals {
       await database.tenant(tenantId, async (tx) => {
         await this.#expire(tx)
         const parked = await tx.query<{ id: string }>({
-          // Those for which nobody waits any more: thousands that do would hide them.
+          // Only parked runs without a waiting approval: thousands that still wait for people would hide these.
           text: `SELECT id FROM runs r WHERE tenant_id = $1 AND claim_owner = 'parked' AND waited_ms IS NOT NULL AND NOT EXISTS (
                    SELECT FROM approvals a WHERE a.tenant_id = $1 AND a.run_id = r.id AND a.status = 'waiting') LIMIT ${atOnce}`,
           values: [tenantId],
@@ -167,7 +167,7 @@ export class ApprovalDesk implements Approvals {
     return row!.count
   }
 
-  /** Decides what nobody has decided in time: one approval of a call, or all. Those of nodes are due with their nodes. */
+  /** Decides expired approvals of calls by their `onExpiry`: the given one, or all of the tenant. Approvals of nodes expire with their nodes. */
   async #expire(tx: TenantTx, id?: string): Promise<void> {
     const rows = await tx.query<{ run_id: string; status: 'approved' | 'rejected'; waited: string }>({
       text: `UPDATE approvals SET status = CASE on_expiry WHEN 'approve' THEN 'approved' ELSE 'rejected' END, resolved_by = 'expiry',
@@ -182,7 +182,7 @@ export class ApprovalDesk implements Approvals {
       rows.map(({ run_id }) => run_id),
     )
   }
-  /** Wakes the runs of which nothing waits any more, with the transaction. */
+  /** Wakes the runs that have no waiting approval left, in the same transaction. */
   async #wakeIfDecided(tx: TenantTx, runIds: readonly string[]): Promise<void> {
     if (runIds.length === 0) return
     const rows = await tx.query<{ id: string }>({

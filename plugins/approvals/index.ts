@@ -11,8 +11,8 @@ import { approvalRoutes } from './routes.ts'
 import { columns, type Row, toApproval } from './store.ts'
 
 /**
- * What waits for people: calls of tools that a profile names in `requireApproval`, and nodes of workflows. Who asked is left alone until
- * somebody has decided, or nobody has in time.
+ * Approvals by people: of tool calls that a profile names in `requireApproval`, and of nodes of workflows. The asking run or node waits until
+ * somebody decides or the approval expires.
  */
 export default definePlugin({
   name: 'approvals',
@@ -37,10 +37,13 @@ export default definePlugin({
   },
 })
 
-/** Approvals of one look: the arguments of each may be a megabyte. */
+/** Approvals per read: the arguments of each may have a megabyte. */
 const atOnce = 20
 
-/** What is kept of people here: what agents asked for on their behalf. What still waits goes with its run. */
+/**
+ * The personal data in approvals: what agents asked for on behalf of an end user. Approvals that still wait are not erased here; they go with their
+ * runs.
+ */
 const createEndUserData = (database: Database): EndUserStore => ({
   async *items(tenantId, endUserId) {
     for (let after = '', rows: Row[]; ; after = rows.at(-1)!.id) {

@@ -1,9 +1,9 @@
 import { Counter, Histogram, type Registry } from 'prom-client'
 
 export interface ApprovalMetrics {
-  /** A call of a tool or a node waits. */
+  /** Counts an approval that begins to wait, of a tool call or of a node. */
   opened(kind: 'tool' | 'node'): void
-  /** `by`: `person` or `expiry`. */
+  /** Counts a decision. `by`: `person` or `expiry`. */
   resolved(kind: 'tool' | 'node', decision: 'approved' | 'rejected', by: string, waitedSeconds: number): void
 }
 

@@ -85,7 +85,7 @@ export interface Row {
 const others = `id, workflow_run_id, node_id, run_id, session_id, profile, tool, end_user_id, message, status, role, expires_at, on_expiry,
   comment, resolved_by, created_at, resolved_at`
 export const columns = `${others}, arguments, false AS cut`
-/** How long a text is can be told without reading it. */
+/** Longer arguments are left out of lists. PostgreSQL knows the length of a text without reading it. */
 const shownBytes = 4_096
 const previews = `${others}, CASE WHEN octet_length(arguments) <= ${shownBytes} THEN arguments END AS arguments,
   coalesce(octet_length(arguments) > ${shownBytes}, false) AS cut`
@@ -125,7 +125,7 @@ export interface Filter {
   readonly profile?: string
 }
 
-/** Newest first. */
+/** Lists approvals, newest first. */
 export function listApprovals(
   database: Database,
   tenantId: string,
@@ -137,7 +137,7 @@ export function listApprovals(
   const conditions = ['tenant_id = $1']
   for (const [field, column] of Object.entries(names)) {
     const value = filter[field as keyof typeof names]
-    // No id or name that could be stored has one.
+    // No stored id or name contains a NUL, so nothing can match.
     if (value?.includes('\0')) return Promise.resolve({ items: [], total: 0 })
     if (value !== undefined) conditions.push(`${column} = $${values.push(value)}`)
   }
@@ -163,12 +163,12 @@ export async function findApproval(database: Database, tenantId: string, id: str
   return row && toApproval(row)
 }
 
-/** Where a run is told of what it has not said itself: as the workflow or run says that it is a part of. */
+/** The webhook for a run that has none of its own: that of the workflow run that it is a part of, else that of the topmost workflow run or agent run. */
 const inherited = `(SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = parent ->> 'runId'),
              (SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = parent ->> 'rootId'),
              (SELECT webhook_url FROM runs top WHERE top.tenant_id = $1 AND top.id = run.parent ->> 'rootId')`
 
-/** Puts a call on record, with the webhook of its run. False: the run is over. */
+/** Stores the approval of a call, with the webhook of its run. False: the run has ended. */
 export async function insertCall(
   tx: TenantTx,
   id: string,
@@ -177,7 +177,7 @@ export async function insertCall(
 ): Promise<boolean> {
   const rows = await tx.query({
     name: 'approval-of-call',
-    // The run is marked as one that has asked: its end closes what it has asked for.
+    // Sets `waited_ms`, which marks the run as one that has asked. When the run ends, its open approvals are closed.
     text: `WITH run AS (
              UPDATE runs SET waited_ms = coalesce(waited_ms, 0) WHERE tenant_id = $1 AND id = $3 AND finished_at IS NULL
              RETURNING webhook_url, parent)
@@ -205,7 +205,7 @@ export async function insertCall(
   return rows.length > 0
 }
 
-/** Puts a node on record, with the webhook of its workflow. */
+/** Stores the approval of a node, with the webhook of its workflow run. */
 export async function insertNode(tx: TenantTx, node: AskedNode): Promise<void> {
   const { id, workflowRunId, nodeId, message, expiresInMs, onExpiry, role } = node
   await tx.query({

@@ -8,13 +8,13 @@ import { sendList } from '#kit/lists'
 import { createAuditTrail, listEntries, noSuchTime } from './trail.ts'
 import { AuditQuery, ListedEntry } from './schema.ts'
 
-/** The append-only log of administrative writes: kept for the guard, read by admins. */
+/** The append-only log of administrative writes. The guard writes the entries, admins read them. */
 export default definePlugin({
   name: 'audit',
   requires: { guard: ApiGuard, writes: AuditedWrites, database: Database, limits: maybe(TenantLimits) },
   provides: { trail: AuditLog },
   async setup({ deps, log, routes }) {
-    // Without a database there is no log, and no write waits for one.
+    // Without a database there is no log, so writes are done without an entry.
     const trail = createAuditTrail(deps.database, log, deps.limits)
     if (!deps.database.absent) deps.writes.recordOn(trail)
     routes('conductor', async (app) => {

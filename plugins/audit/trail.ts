@@ -7,15 +7,15 @@ import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import type { ListedEntry } from './schema.ts'
 
-/** Characters of a path or a target that are kept: what a client sends must not be able to fill the log. */
+/** How many characters of a path or a target are kept, so that clients cannot fill the log with long texts. */
 const maxText = 1_024
-/** PostgreSQL stores no NUL, and an escaped one in a path becomes one in a parameter. */
+/** Cuts a text and replaces NULs, which PostgreSQL cannot store. An escaped NUL in a path becomes a real one in a parameter. */
 const storable = (text: string): string => text.slice(0, maxText).replaceAll('\0', '\uFFFD')
 
-/** An entry with how it ended, beside its texts of no fixed size: two rows with their entries in indexes. */
+/** Bytes of an entry and its outcome besides their texts: two rows with their index entries. */
 const bytesOfEntry = 512
 
-/** Entries count for what their tenant stores; nothing that it may do is refused because of them. */
+/** Creates the trail. Entries count towards the stored bytes of their tenant, but no audited write is refused because the tenant's store is full. */
 export function createAuditTrail(
   database: Database,
   log: { warn(fields: object, message: string): void },
@@ -99,7 +99,7 @@ interface EntryFilter extends Page {
   readonly actor?: string
   readonly action?: string
   readonly target?: string
-  /** Part of the action, the target or the path, in any case of letters. */
+  /** Part of the action, the target or the path; upper and lower case are the same. */
   readonly q?: string
   readonly from?: Date
   readonly to?: Date
@@ -107,14 +107,14 @@ interface EntryFilter extends Page {
 
 const columns = `e.id, e.at, e.actor_key, e.actor_role, e.action, coalesce(o.target, e.target) AS target,
   e.method, e.path, e.request_id, e.remote_address, o.status, o.detail`
-// Not LIKE: nothing in the text is a pattern.
+// `position` instead of LIKE, so that `%` and `_` in the text are no patterns.
 const has = (text: string): string => `position(lower($5) IN lower(coalesce(${text}, ''))) > 0`
 const matches = `e.tenant_id = $1 AND ($2::text IS NULL OR e.actor_key = $2) AND ($3::text IS NULL OR e.action = $3)
     AND ($4::text IS NULL OR coalesce(o.target, e.target) = $4)
     AND ($5::text IS NULL OR ${has('e.action')} OR ${has('coalesce(o.target, e.target)')} OR ${has('e.path')})
     AND ($6::timestamptz IS NULL OR e.at >= $6) AND ($7::timestamptz IS NULL OR e.at < $7)`
 
-/** Newest first. */
+/** Lists entries, newest first. */
 export async function listEntries(
   database: Database,
   tenantId: string,
@@ -129,7 +129,7 @@ export async function listEntries(
     values,
     order: { 'e.at': 'timestamptz', 'e.id': 'text' },
     newestFirst: true,
-    // Of 16 KB at most: paths and targets are cut when they are written.
+    // Each entry has at most 16 KB, because paths and targets are cut when they are written.
     atOnce: 64,
   }
   return readList({ database, tenantId }, list, filter, toEntry)

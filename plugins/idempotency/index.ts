@@ -5,7 +5,7 @@ import { Database } from '#contracts/database'
 import { type Answer, type Attempt, Idempotency, idempotencyErrors, type Plan } from '#contracts/idempotency'
 import { Sweep, tenantIds } from '#kit'
 
-/** Idempotency keys of clients, remembered for 24 h: a request that is repeated is carried out once. */
+/** Remembers idempotency keys of clients for 24 h, so that a repeated request is carried out once. */
 export default definePlugin({
   name: 'idempotency',
   errors: idempotencyErrors,
@@ -19,7 +19,7 @@ export default definePlugin({
   },
 })
 
-// The key of a process that died is free within 12 s. A live process renews its keys three times within a lease.
+// The key of a process that died is free after at most 12 s. A live process renews its keys three times within a lease.
 const beatMs = 4_000
 const leaseSeconds = 12
 const keptSeconds = 24 * 3_600
@@ -29,7 +29,7 @@ const retryAfterSeconds = '2'
 export interface Keys extends Idempotency {
   /** Renews the leases of the keys whose requests are under way. */
   beat(): Promise<void>
-  /** Deletes expired keys of all tenants. */
+  /** Deletes expired keys of all tenants. Resolves to their number. */
   clean(): Promise<number>
   start(): void
   stop(): Promise<void>
@@ -42,7 +42,7 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
   const settle = async (held: Held, write: () => Promise<void>): Promise<void> => {
     holding.delete(held)
     await write().catch((err: unknown) => {
-      // The lease runs out by itself, and whoever repeats the request joins what was begun.
+      // The lease expires by itself. A repeated request then joins the work that was begun.
       log.warn({ err }, 'an idempotency key could not be released; its lease runs out')
     })
   }
@@ -67,7 +67,7 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
   const keys: Keys = {
     async begin<P extends Plan>({ tenantId, scope, key, body, plan }: Parameters<Idempotency['begin']>[0]) {
       const claim = { tenantId, scope, key, fingerprint: fingerprint(body), plan, leaseSeconds, keptSeconds }
-      // The second statement finds what a concurrent request has just written.
+      // A concurrent request may write the key during the first statement; the second one finds it.
       const row = (await claimKey(database, claim)) ?? (await claimKey(database, claim))
       if (row && !row.same) throw idempotencyErrors.idempotencyKeyReused()
       if (row?.claimed) return attemptOf({ tenantId, scope, key, attempt: row.attempt }, row.plan as P, row.repeated)
@@ -96,10 +96,10 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
   return keys
 }
 
-/** SHA-256 of a JSON value, whatever the order in which its members were sent. */
+/** SHA-256 of a JSON value. The order of its members does not matter. */
 const fingerprint = (body: unknown): Buffer => createHash('sha256').update(canonical(body)).digest()
 
-// Bodies nest 64 levels at most: the kernel refuses deeper ones before they are parsed.
+// Recursion is safe: bodies nest at most 64 levels, since the kernel refuses deeper ones before they are parsed.
 function canonical(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
   if (typeof value !== 'object' || value === null) return JSON.stringify(value) ?? 'null'
@@ -107,7 +107,7 @@ function canonical(value: unknown): string {
   return `{${members.map(([name, member]) => `${JSON.stringify(name)}:${canonical(member)}`).join(',')}}`
 }
 
-/** A request's claim on a key. `attempt` is a fencing token: a write with an older one changes nothing. */
+/** The claim of a request on a key. `attempt` is a fencing token: a write with an older attempt changes nothing. */
 interface Held {
   readonly tenantId: string
   readonly scope: string
@@ -116,7 +116,7 @@ interface Held {
 }
 
 interface ClaimRow {
-  /** The key is this request's until it ends. */
+  /** This request holds the key until it ends. */
   readonly claimed: boolean
   readonly same: boolean
   readonly plan: Plan
@@ -158,7 +158,7 @@ interface NewClaim {
   readonly keptSeconds: number
 }
 
-/** Claims a key, or finds who has it. Undefined: a concurrent request wrote it during this statement, so ask again. */
+/** Claims a key, or finds the claim of another request. Undefined: a concurrent request wrote the key during this statement, so ask again. */
 async function claimKey(database: Database, claimed: NewClaim): Promise<ClaimRow | undefined> {
   const { tenantId, scope, key, fingerprint, plan, leaseSeconds, keptSeconds } = claimed
   const values = [tenantId, scope, key, fingerprint, JSON.stringify(plan), leaseSeconds, keptSeconds]

@@ -5,7 +5,7 @@ import { type Connections, Database, type Statement } from '#contracts/database'
 import { Jobs, type Wake, type WakeUps } from '#contracts/jobs'
 import { retry } from '#kit'
 
-/** Work by schedule that must be done whichever process dies, on pg-boss. */
+/** Scheduled jobs and wake-ups that survive the death of any process. They are stored in PostgreSQL by pg-boss. */
 export default definePlugin({
   name: 'jobs',
   requires: { database: Database },
@@ -13,7 +13,7 @@ export default definePlugin({
   async setup({ deps, log, loads, stopping, onStart, onStop }) {
     const queue = new JobQueue(deps.database, log, stopping)
     if (!deps.database.absent) {
-      // The start does not wait for it.
+      // The start of the process does not wait for this import.
       loads(() => import('pg-boss'))
       onStart(async () => queue.start())
     }
@@ -22,20 +22,20 @@ export default definePlugin({
   },
 })
 
-/** Connections for pg-boss: one waits for no other for long, since its statements are small. */
+/** Connections for pg-boss, besides one for each kind of wake-up. Few are enough, since its statements are small and none waits long for another. */
 const connections = 2
-/** A job whose process has not said for so long that it lives is another one's. */
+/** A job goes to another process when its own process has sent no heartbeat for this time. */
 const heartbeatSeconds = 30
-/** The longest that one job may take; what is left is for the next one. */
+/** The longest time that one job may take. The next job does the rest. */
 const expireInSeconds = 12 * 3_600
-/** How often each process looks for jobs that another one has asked for; its own it begins at once. */
+/** How often each process looks for jobs that other processes asked for. Its own jobs begin at once. */
 const askSeconds = 15
 const stopMs = 5_000
-/** Wake-ups that a process takes at once, in batches, and of one tenant on all processes together: the others have room left. */
+/** How many wake-ups a process takes at once, in batches, and how many of one tenant all processes take together, so that other tenants have room. */
 const taking = { localConcurrency: 4, batchSize: 10, groupConcurrency: 30 } as const
-/** How often a process looks for those that are due later; of those that are due now it is notified. */
+/** How often a process looks for wake-ups that were due later. It is notified of those that are due at once. */
 const lookSeconds = 5
-/** How often jobs are looked for whose process has died. */
+/** How often pg-boss looks for jobs whose process has died. */
 const superviseSeconds = 15
 
 interface Job {
@@ -48,14 +48,14 @@ interface Waking {
   readonly work: Parameters<Jobs['wakeUps']>[1]
 }
 
-/** Jobs on pg-boss, in the schema `pgboss`. The boot does not wait for it, and it heals when the database comes back. */
+/** Jobs on pg-boss, in the schema `pgboss`. The boot of the process does not wait for pg-boss, which starts when the database is reachable. */
 class JobQueue implements Jobs {
   readonly #database: Database
   readonly #log: FastifyBaseLogger
   readonly #stopping: AbortSignal
   readonly #jobs = new Map<string, Job>()
   readonly #wakings: Waking[] = []
-  /** Ids of pg-boss for what looks for each job here. */
+  /** Ids of the pg-boss workers of this process, by job. */
   readonly #workers = new Map<string, string>()
   #connections: Connections | undefined
   #boss: PgBoss | undefined
@@ -72,7 +72,7 @@ class JobQueue implements Jobs {
   }
   async ask(name: string): Promise<void> {
     await this.#starting
-    // With nobody to do it now, the schedule has it done.
+    // If no process takes the job now, it runs at its scheduled time.
     await this.#boss?.send(name, {})
     const worker = this.#workers.get(name)
     if (worker !== undefined) this.#boss?.notifyWorker(worker)
@@ -80,13 +80,13 @@ class JobQueue implements Jobs {
 
   wakeUps(name: string, work: Waking['work']): WakeUps {
     this.#wakings.push({ name, work })
-    // Of one queue pg-boss writes one text for each, which is prepared once.
+    // pg-boss always writes the same SQL text for one queue, so each statement is prepared once under a name.
     const writtenBy = async (what: string, write: (boss: PgBoss, options: ConnectionOptions) => Promise<unknown>) => {
       const made: Statement[] = []
       await this.#starting
       const executeSql = async (text: string, values: unknown[] = []) => {
         made.push({ name: `${what}-${name}`, text, values })
-        // What came of it nobody knows yet.
+        // The statement has not run yet, so its real result is unknown.
         return { rows: [{ count: 0 }] }
       }
       if (this.#boss) await write(this.#boss, { db: { executeSql } })
@@ -125,7 +125,7 @@ class JobQueue implements Jobs {
   async #open(connections: Connections): Promise<void> {
     const { PgBoss } = await import('pg-boss')
     const boss = new PgBoss({
-      // The server shows whose statement it is.
+      // The comment shows in the statistics of PostgreSQL whose statement it is.
       db: {
         executeSql: (text, values) => connections.query(`/* jobs */ ${text}`, values),
         listen: async (channel, heard) => ({ close: await this.#database.listen(channel, heard) }),
@@ -148,7 +148,7 @@ class JobQueue implements Jobs {
     this.#boss = boss
   }
   async #serve(boss: PgBoss, name: string, { cron, work }: Job): Promise<void> {
-    // Exclusive: one waits or is under way, on all processes together.
+    // Policy `exclusive`: all processes together have at most one job of a name, waiting or running.
     const kept = { retryLimit: 5, retryDelay: 10, retryBackoff: true, heartbeatSeconds, expireInSeconds }
     await boss.createQueue(name, { policy: 'exclusive', ...kept })
     await boss.schedule(name, cron, {}, { tz: 'UTC' })
@@ -163,7 +163,7 @@ class JobQueue implements Jobs {
     this.#workers.set(name, worker)
   }
   async #take(boss: PgBoss, { name, work }: Waking): Promise<void> {
-    // Short: of one key one waits, while others may be under way, so that what happens meanwhile is looked at again.
+    // Policy `short`: at most one wake-up of a key waits, even while others run. A change during a run is thus looked at again.
     const kept = { retryLimit: 1_000, retryDelay: 1, retryBackoff: true, retryDelayMax: 60, heartbeatSeconds }
     await boss.createQueue(name, { policy: 'short', notify: true, deleteAfterSeconds: 60, ...kept })
     const polling = { pollingIntervalSeconds: lookSeconds, notifyPollingIntervalSeconds: lookSeconds }
@@ -188,6 +188,6 @@ const insertOf = ({ tenantId, what, key, afterMs = 0, id }: Wake) => ({
   data: what,
   singletonKey: key,
   group: { id: tenantId },
-  // As an interval, which the clock of the database counts.
+  // As an interval, so that the clock of the database counts.
   ...(afterMs > 0 ? { startAfter: `${afterMs / 1_000} seconds` } : {}),
 })

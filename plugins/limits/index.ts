@@ -30,7 +30,7 @@ const limit = (name: (typeof limitNames)[number]) =>
     description: limitKinds[name].about,
   })
 
-/** How much each tenant may have: the limits of the role file, or those that an operator gave it. Each is kept by the plugin whose thing it is. */
+/** The limits of each tenant: those of the role file, or those that an operator set for the tenant. Each plugin enforces the limits that concern it. */
 export default definePlugin({
   name: 'limits',
   config: Settings(Object.fromEntries(limitNames.map((name) => [name, limit(name)]))),
@@ -45,13 +45,13 @@ export default definePlugin({
   },
 })
 
-/** A change reaches other processes at their next look. */
+/** How often a process reads changed limits, so how late a change by another process applies. */
 const lookEveryMs = 5_000
 
-/** How much longer each refused request of a minute waits for its answer, and how long at most. */
+/** Each refused request within a minute waits this much longer for its answer than the one before, up to the second value. */
 const holdMs = 5
 const longestHoldMs = 1_000
-/** Of one tenant; further ones are answered at once. */
+/** The most refused requests of one tenant that wait at the same time. Further ones are answered at once. */
 const mostHeld = 200
 
 interface Row {
@@ -60,10 +60,10 @@ interface Row {
   readonly at: string
 }
 
-/** Few tenants have limits of their own, so every process keeps all of them. */
+/** Reads the changed limits of all tenants. Every process keeps them all, since few tenants have limits of their own. */
 const changedSince = (at: string): Statement => ({
   name: 'limits_changed',
-  // What committed late is seen by the next looks: a few rows are read more than once.
+  // The 30 seconds of overlap find changes that committed late; a few rows are thus read more than once.
   text: `SELECT id, limits, limits_at::text AS at FROM tenants
          WHERE limits_at > $1::timestamptz - interval '30 seconds' ORDER BY limits_at`,
   values: [at],
@@ -74,7 +74,7 @@ const change = (id: string, given: OwnLimits, dropped: readonly string[]): State
   values: [id, JSON.stringify(given), dropped],
 })
 
-/** The limits of all tenants, kept in the table `tenants`; without a database those of the role file are everybody's. */
+/** The limits of all tenants, stored in the table `tenants`. Without a database, all tenants have the limits of the role file. */
 export class KeptLimits implements TenantLimits {
   readonly defaults: Limits
   readonly stored: KeptStoredBytes
@@ -85,11 +85,11 @@ export class KeptLimits implements TenantLimits {
   readonly #whole = new Map<string, Limits>()
   readonly #uses = new Map<LimitName, CountUse>()
   readonly #streams = new AtOnce()
-  /** Other answers that are made, or that nobody has taken yet: each holds up to some megabytes. */
+  /** Answers under way that are no streams, by tenant. Each holds up to some megabytes until its client has read it. */
   readonly #answers = new AtOnce()
   /** Refused requests that are held up, by tenant. */
   readonly #held = new AtOnce()
-  /** Requests by tenant and limit, and refused ones. */
+  /** Requests of this minute by tenant and limit, and refused requests by tenant. */
   readonly #minute = new Counts(60_000)
   readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
   readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
@@ -142,7 +142,7 @@ export class KeptLimits implements TenantLimits {
       reply.raw.once('close', this.#answers.begin(tenantId))
       done()
     }
-    // At once, because it is for the routes that follow; hooks of requests are there when the first one comes.
+    // Added at once, because `onRoute` applies only to routes that are registered later. Request hooks may be registered until the first request.
     app.addHook('onRoute', (route) => {
       route.onRequest = [...[route.onRequest ?? []].flat(), isStream(route.config) ? countStream : countAnswer]
     })
@@ -151,14 +151,14 @@ export class KeptLimits implements TenantLimits {
     })
     if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
   }
-  /** Counts a stream of this process until it is ended, or returns the error of a tenant that has as many as it may. */
+  /** Counts a stream in this process until the returned function is called. Returns the error when the tenant has as many streams as it may. */
   openStream(tenantId: string): (() => void) | AppError {
     const { openStreams } = this.of(tenantId)
     return this.#streams.of(tenantId) < openStreams
       ? this.#streams.begin(tenantId)
       : overLimit('openStreams', openStreams)
   }
-  /** Whoever goes on after a refusal is answered later and later, so that asking again and again costs us little. */
+  /** Delays the answer of refused requests, longer with each one in a minute, so that a client that keeps asking costs us little. */
   async holdUp(tenantId: string): Promise<void> {
     const refused = this.#minute.count(`${tenantId} refused`)
     if (this.#held.of(tenantId) >= mostHeld) return
@@ -166,7 +166,7 @@ export class KeptLimits implements TenantLimits {
     await sleep(Math.min(longestHoldMs, refused * holdMs), undefined, { ref: false })
     end()
   }
-  /** Resolves when it is a request's turn. Rejects with an AppError where others wait already, for as long as may be. */
+  /** Resolves when it is a request's turn. Rejects with an AppError when earlier requests of the tenant already fill the longest wait. */
   async turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
     for (;;) {
       const max = this.of(tenantId)[kind]
@@ -176,7 +176,7 @@ export class KeptLimits implements TenantLimits {
       if (waitMs !== undefined) return
     }
   }
-  /** The same for the body of a request that comes at once: what is large waits until the tenant may send as much. */
+  /** Resolves when the tenant may send a request body, which comes at once. Rejects with an AppError if the wait would exceed `longestTransferMs`. */
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {
     const waitMs = this.#transfer(tenantId, bytes)
     const { transferBytesPerMinute: max } = this.of(tenantId)
@@ -186,19 +186,19 @@ export class KeptLimits implements TenantLimits {
   async *paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
     for await (const part of body) {
       let waitMs = this.#transfer(tenantId, part.length)
-      // Others of the tenant are before it: a file that has begun waits for as long as they take.
+      // Other transfers of the tenant are first. A file that has begun is not refused but waits as long as they take.
       for (; waitMs === undefined; waitMs = this.#transfer(tenantId, part.length))
         await sleep(longestTransferMs / 2, undefined, { ref: false })
       if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
       yield part
     }
   }
-  /** How long so many bytes wait for their turn; undefined: too long, and it was not taken. */
+  /** Milliseconds until it is the turn of so many bytes. Undefined: the wait would be too long, so no turn was reserved. */
   #transfer(tenantId: string, bytes: number): number | undefined {
     const everyMs = (60_000 * bytesOfTurn) / this.of(tenantId).transferBytesPerMinute
     return this.#transfers.turnOf(tenantId, everyMs, bytes / bytesOfTurn)
   }
-  /** True for the first `most` requests of a minute: those that this process counts for itself. */
+  /** True for the first `most` requests of a minute, which this process counts without asking the shared store. */
   isOwn(key: string, most: number): boolean {
     return this.#minute.count(key) <= most
   }
@@ -221,7 +221,7 @@ export class KeptLimits implements TenantLimits {
     clearInterval(this.#timer)
     await this.stored.stop()
   }
-  /** Reads what has changed. While the database cannot be reached the limits stay as they were. */
+  /** Reads changed limits. While the database is unreachable, the last known limits apply. */
   async look(): Promise<void> {
     try {
       const [rows] = await this.#database!.systemBatch<[Row[]]>([changedSince(this.#seen)])
@@ -244,7 +244,7 @@ export class KeptLimits implements TenantLimits {
   }
 }
 
-/** How often each thing happened in the stretch of time that is under way. */
+/** Counts events by key in fixed windows of time. A new window begins at zero. */
 class Counts {
   readonly #ms: number
   readonly #counts = new Map<string, number>()
@@ -253,7 +253,7 @@ class Counts {
   constructor(ms: number) {
     this.#ms = ms
   }
-  /** Counts one more, and returns how many there were. */
+  /** Counts one more event, and returns the count in this window. */
   count(key: string): number {
     const stretch = Math.floor(Date.now() / this.#ms)
     if (stretch !== this.#stretch) {
@@ -268,23 +268,23 @@ class Counts {
 
 /** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
 const paceFactor = 6
-/** So many pass at once after a pause. */
+/** How many requests pass at once after a pause. */
 const atOnce = 10
-/** A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
+/** A body takes one more turn for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
 const bytesOfTurn = 32 * 1_024
 const mostTurns = 4 * paceFactor
-/** Undefined: it does not say. */
+/** The length of a request's body in bytes. Undefined: the request does not say it. */
 const bytesOf = ({ headers }: FastifyRequest): number | undefined =>
   headers['transfer-encoding'] === undefined ? Number(headers['content-length'] ?? 0) : undefined
 const turnsOf = (bytes: number | undefined): number =>
   bytes === undefined ? mostTurns : Math.min(mostTurns, 1 + Math.floor(bytes / bytesOfTurn))
-/** So much of the bytes of a minute passes at once after a pause; the rest is spread over the minute. */
+/** How many bytes pass at once after a pause. The rest of a minute's bytes is spread over the minute. */
 const bytesAtOnce = 1024 * 1024
-/** A large body waits longer than a request does: to be sent again would cost more than to wait. */
+/** The longest wait of a large body in ms. It is longer than that of a request, because sending a body again costs more than waiting. */
 const longestTransferMs = 10_000
 const longestTurnMs = 1_000
 
-/** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
+/** The part of each limit that every process counts for itself, so that most tenants never need the shared count. Only the rest is counted together. */
 const ownPart = 0.1
 
 interface RequestLimitsOptions {
@@ -293,7 +293,7 @@ interface RequestLimitsOptions {
   readonly guarded: GuardedRequests
 }
 
-/** Keeps the limits on the requests of a scope. With a second process a tenant has at most a tenth more requests. */
+/** Enforces the limits on requests within a scope of routes. With a second process a tenant has at most a tenth more requests. */
 const requestLimits = fp(
   async (app, { limits, kv, guarded }: RequestLimitsOptions) => {
     const { tenantOf, writes, alone } = guarded
@@ -318,7 +318,7 @@ const requestLimits = fp(
     app.addHook('onRequest', async (request, reply) => {
       const tenantId = tenantOf(request)
       const bytes = bytesOf(request)
-      // An upload takes its turns while it flows. A body that does not say its length counts as the largest of JSON.
+      // An upload takes its turns while it flows. A body without a length counts as the largest JSON body.
       if ((bytes === undefined || bytes > bytesOfTurn) && !isUpload(request.routeOptions.config))
         await limits.turnOfBody(tenantId, bytes ?? app.initialConfig.bodyLimit!)
       await limits.turn(tenantId, kindOf(request), turnsOf(bytes))

@@ -2,11 +2,11 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database, Statement } from '#contracts/database'
 import { overLimit, type StoredBytes } from '#contracts/limits'
 
-/** What this process knows of one tenant. */
+/** What this process knows about the stored bytes of one tenant. */
 interface Count {
-  /** In the database, as it last said. */
+  /** Bytes in the database, as it last answered. */
   stored: number
-  /** Written here, and not added there yet. */
+  /** Bytes that this process has written but not yet added to the database. */
   unsaved: number
   usedAt: number
   telling: Promise<void> | undefined
@@ -15,7 +15,7 @@ interface Count {
 const sweepEveryMs = 10_000
 const forgetAfterMs = 600_000
 
-// A tenant that is erased meanwhile is not begun anew.
+// The condition keeps a tenant that is erased meanwhile from getting a new row.
 const add = (tenantId: string, bytes: number): Statement => ({
   name: 'stored_bytes_add',
   text: `INSERT INTO tenant_storage AS s (tenant_id, bytes)
@@ -31,8 +31,8 @@ const read = (tenantId: string): Statement => ({
 })
 
 /**
- * What is stored of each tenant. A process adds up what it writes and tells the database every 10 s, and hears what all have written:
- * a tenant may pass its limit by what it writes in that time. Deletions lower the count in the database, by triggers.
+ * Counts the stored bytes of each tenant. A process adds up what it writes, and every 10 s adds the sum to the database and reads the total of all
+ * processes; within that time a tenant may exceed its limit. Triggers in the database subtract what is deleted.
  */
 export class KeptStoredBytes implements StoredBytes {
   readonly #database: Database | undefined
@@ -62,7 +62,7 @@ export class KeptStoredBytes implements StoredBytes {
   admit(tenantId: string): void {
     if (this.isFull(tenantId)) throw overLimit('storedBytes', this.#limitOf(tenantId))
   }
-  /** As all processes have told it, with what this one has not told yet. */
+  /** The stored bytes of a tenant: the total in the database, plus what this process has not added yet. */
   async used(tenantId: string): Promise<number> {
     const [row] = await this.#database!.unit<{ bytes: number }>(tenantId, read(tenantId))
     return Math.max(0, (row?.bytes ?? 0) + (this.#counts.get(tenantId)?.unsaved ?? 0))
@@ -76,7 +76,7 @@ export class KeptStoredBytes implements StoredBytes {
     await this.#sweeping
     await this.sweep()
   }
-  /** Tells what was written, and asks again for tenants that are full: something may have been deleted. Never rejects. */
+  /** Adds what was written to the database, and reads the totals of full tenants again, since something may have been deleted. Never rejects. */
   sweep(): Promise<void> {
     return (this.#sweeping ??= this.#sweep().finally(() => (this.#sweeping = undefined)))
   }
@@ -84,13 +84,13 @@ export class KeptStoredBytes implements StoredBytes {
   async #sweep(): Promise<void> {
     const oldest = Date.now() - forgetAfterMs
     const told: Promise<void>[] = []
-    // The question under way may have begun before what is to be told was written.
+    // A statement under way may not include the latest writes, so it is awaited before the sums are taken.
     await Promise.allSettled([...this.#counts.values()].map(({ telling }) => telling))
     for (const [tenantId, count] of this.#counts) {
       if (count.unsaved !== 0 || this.#exceeds(tenantId, count)) told.push(this.#tell(tenantId, count))
       else if (count.usedAt < oldest) this.#counts.delete(tenantId)
     }
-    // What could not be told now is told with the next.
+    // What could not be added now is added by the next sweep.
     const failed = (await Promise.allSettled(told)).find((one) => one.status === 'rejected')
     if (failed) this.#log.warn({ err: failed.reason }, 'the stored bytes of tenants could not be counted yet')
   }
@@ -102,7 +102,7 @@ export class KeptStoredBytes implements StoredBytes {
     if (!count) {
       count = { stored: 0, unsaved: 0, usedAt: 0, telling: undefined }
       this.#counts.set(tenantId, count)
-      // What others have written is soon known here as well. The sweep tries again.
+      // Learns what other processes have written. A failure is ignored, because the next sweep tries again.
       this.#tell(tenantId, count).catch(() => {})
     }
     count.usedAt = Date.now()

@@ -2,18 +2,18 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Database, Statement, TenantTx } from '#contracts/database'
 import { retentionErrors } from '#contracts/retention'
 
-/** A batch that takes longer is followed by a smaller one. No statement is to take 200 ms. */
+/** A batch that takes longer than this is followed by a smaller one. No statement should take 200 ms. */
 const targetMs = 80
 const first = 50
 const least = 5
 const most = 1_000
 
-/** Where a walk has come to: the values of the order's columns, as text. Undefined: at its beginning. */
+/** The position of a walk: the values of the columns it is ordered by, as text. Undefined: the beginning. */
 export type Place = readonly string[] | undefined
 
-/** What one batch did. */
+/** The result of one batch. */
 export interface Done {
-  /** Rows by table, or by what users call them. */
+  /** Deleted rows, by table or by the name that users know. */
   readonly deleted: Readonly<Record<string, number>>
   /** Where the next batch begins; undefined when this was the last one. */
   readonly next: Place
@@ -22,26 +22,26 @@ export interface Done {
 /** One transaction's share of a deletion: at most about `limit` rows, from `place` on. */
 export type Batch = (tx: TenantTx, limit: number, place: Place) => Promise<Done>
 
-/** The tenant's row is held until the batch is over: whoever sets a legal hold knows that nothing is deleted from then on. */
+/** Locks the tenant's row until the batch has ended. Whoever sets a legal hold can then be sure that nothing is deleted afterwards. */
 const mayDelete: Statement = {
   name: 'retention-may',
   text: 'SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE',
 }
 
-/** Deletes in small transactions with pauses between them, so that nobody waits for it. */
+/** Deletes in small transactions with pauses between them, so that no other work has to wait. */
 export class Batches {
   readonly #database: Database
   readonly #pauseMs: number
   readonly #onDeleted: (rows: Done['deleted']) => void
 
   constructor(database: Database, pauseMs: number, onDeleted: (rows: Done['deleted']) => void = () => {}) {
-    // Beside lists and figures: nothing that runs or answers a chat waits for these connections.
+    // The connections for reads are shared with lists and figures. No run and no chat waits for them.
     this.#database = database.as('reads')
     this.#pauseMs = pauseMs
     this.#onDeleted = onDeleted
   }
 
-  /** One transaction. Rejects with 409 `legal_hold`. */
+  /** Does work in one transaction. Rejects with 409 `legal_hold`. */
   async once<T>(tenantId: string, work: (tx: TenantTx) => Promise<T>): Promise<T> {
     return this.#database.tenant(tenantId, async (tx) => {
       const [row] = await tx.query({ ...mayDelete, values: [tenantId] })
@@ -49,7 +49,7 @@ export class Batches {
       return work(tx)
     })
   }
-  /** Batch after batch, to the end of the walk. Resolves to the rows that went; the signal ends it between two batches. */
+  /** Runs batches until the walk ends. Resolves to the deleted rows by kind. The signal stops it between two batches. */
   async all(tenantId: string, batch: Batch, signal: AbortSignal): Promise<Record<string, number>> {
     const total: Record<string, number> = {}
     let limit = first

@@ -7,7 +7,7 @@ interface Seen {
   readonly place: string[]
 }
 
-/** Conversations among the next public runs whose last message is older than `before`, and where the walk goes on. */
+/** Among the next `limit` public runs, finds conversations whose last message is older than `before`. `next`: where the walk goes on. */
 export async function idleConversations(
   tx: TenantTx,
   before: Date,
@@ -29,15 +29,15 @@ export async function idleConversations(
 }
 
 /**
- * Ends conversations in which nothing is under way, so that no chat goes on in them: their rows go, with the saved state of their
- * sessions, which are shut down. Resolves to those that are ended, earlier ones included; the others are left as they are.
+ * Ends conversations in which nothing is under way: deletes their rows and the saved state of their sessions, and shuts the sessions down.
+ * Resolves to the conversations that have ended, including earlier ones; busy ones are left unchanged.
  *
- * The rows are locked first and looked at afterwards, by a statement that sees what was committed meanwhile: a chat that goes on has
- * to claim the session, and then finds it shut down.
+ * The rows are locked first and checked by a later statement, which sees what was committed meanwhile: a chat that goes on has to claim
+ * the session, and then finds it shut down.
  */
 export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: Date): Promise<string[]> {
   if (ids.length === 0) return []
-  // Row by row by the primary key: of a table without statistics the planner would read all for a list of ids.
+  // Reads row by row through the primary key. Without statistics the planner would read the whole table for a list of ids.
   const locked = await tx.query<{ id: string; session_id: string | null }>({
     text: `SELECT c.id, c.session_id FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
              SELECT id, session_id FROM conversations WHERE tenant_id = $1 AND id = wanted.id FOR UPDATE SKIP LOCKED) c`,
@@ -80,20 +80,20 @@ export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: D
   return rows.map(({ id }) => id)
 }
 
-/** A session that was deleted here, and the runner that took its last run. */
+/** A deleted session, and the runner that executed its last run. */
 export interface LeftSession {
   readonly id: string
   readonly runner: string | null
 }
 
-/** Rows that went, as users call them, and sessions that a runner may still have. */
+/** Deleted rows by the names that users know, and deleted sessions of which a runner may still have a copy. */
 interface Cleared {
-  /** How many it took on: fewer than the limit when nothing is left. */
+  /** How many public runs were taken on. Fewer than the limit: nothing is left. */
   readonly publicRuns: number
   readonly messages: number
   readonly runs: number
   readonly sessions: readonly LeftSession[]
-  /** Something that belongs to it is executed, so nothing was deleted. */
+  /** A run of the conversations is still executed, so nothing was deleted. */
   readonly busy: boolean
 }
 
@@ -106,9 +106,9 @@ interface Owned {
 const nothing = { publicRuns: 0, messages: 0, runs: 0, sessions: [], busy: false }
 
 /**
- * Deletes of ended conversations at most `limit` public runs with their messages; with `runs`, also the runs behind them and those
- * that they delegated, with logs, webhook messages and sessions. The public runs of `endUser` go last: they are how a conversation
- * is found again after a crash.
+ * Deletes at most `limit` public runs of ended conversations, with their messages. With `runs`, also deletes their runs, the runs that these
+ * delegated, and all logs, webhook messages and sessions. The public runs of `endUser` go last, because a conversation is found through them after a
+ * crash.
  */
 export async function clearConversations(
   tx: TenantTx,
@@ -145,7 +145,7 @@ export async function clearConversations(
   return { publicRuns: found.length, messages: said.length, runs: owned.length, sessions, busy: false }
 }
 
-/** Runs, and those that they have delegated, at any depth. */
+/** The given runs and all runs that they delegated, at any depth. */
 const ownedRuns = (tx: TenantTx, ids: readonly string[]): Promise<Owned[]> =>
   tx.query<Owned>({
     text: `WITH RECURSIVE tree AS (
@@ -157,7 +157,7 @@ const ownedRuns = (tx: TenantTx, ids: readonly string[]): Promise<Owned[]> =>
     values: [tx.tenantId, ids],
   })
 
-/** Resolves to the sessions in which they were, which go with their last run. */
+/** Deletes runs with everything that belongs to them. Resolves to their sessions that were deleted, because no other run is in them. */
 async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSession[]> {
   if (runs.length === 0) return []
   const sessions = [...new Set(runs.map(({ session_id }) => session_id))]
@@ -171,7 +171,7 @@ async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSes
            DELETE FROM runs WHERE tenant_id = $1 AND id = ANY($2)`,
     values: [tx.tenantId, runs.map(({ id }) => id)],
   })
-  // What the tenant itself has begun in such a session stays, without what the session remembers.
+  // Other runs of the tenant in such a session stay, but the saved state of the session is deleted.
   return tx.query<LeftSession>({
     text: `WITH state AS (DELETE FROM session_state WHERE tenant_id = $1 AND session_id = ANY($2)),
              ends AS (DELETE FROM session_ends WHERE tenant_id = $1 AND session_id = ANY($2)),

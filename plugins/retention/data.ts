@@ -1,7 +1,7 @@
 import type { ErasedPart, TenantDataStore } from '#contracts/retention'
 import type { Batch, Batches } from './batches.ts'
 
-/** Some of what a plugin keeps elsewhere: nothing of it goes once the tenant is under a legal hold, as with rows. */
+/** Wraps a plugin's deletion outside the database as a batch. Like for rows, nothing is deleted once the tenant is under a legal hold. */
 export const partOf =
   (name: string, some: (tenantId: string) => Promise<ErasedPart>, count?: CountPart): Batch =>
   async (tx) => {
@@ -11,7 +11,7 @@ export const partOf =
   }
 type CountPart = (tx: Parameters<Batch>[0], name: string, rows: number) => Promise<unknown>
 
-/** Deletes what plugins keep elsewhere for runs that are gone. Resolves to how much, by what users call it. */
+/** Deletes data that plugins keep outside the database for runs that no longer exist. Resolves to the deleted amounts, by the names that users know. */
 export async function sweepData(
   batches: Batches,
   data: ReadonlyMap<string, TenantDataStore>,

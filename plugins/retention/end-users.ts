@@ -8,19 +8,19 @@ import type { Batches } from './batches.ts'
 import { sweepData } from './data.ts'
 import { clearConversations, closeIdle, type LeftSession } from './conversations.ts'
 
-/** Conversations of one look, and public runs that go in one transaction. */
+/** Conversations per read, and public runs that are deleted in one transaction. */
 const conversationsAtOnce = 20
 const runsAtOnce = 25
 
-/** What an erasure came to so far. */
+/** What an erasure has deleted so far, and what is left. */
 export interface Erased {
   readonly conversations: number
   readonly messages: number
   readonly runs: number
   readonly sessions: number
-  /** What plugins kept beside, by what they call it. */
+  /** Deleted data of plugins, by the plugins' names for it. */
   readonly data: Readonly<Record<string, number>>
-  /** Conversations that something is under way in, or that there was no time for: they are erased when that is over. */
+  /** Conversations with something under way, or for which there was no time. They are erased when that is over. */
   readonly pending: number
 }
 
@@ -28,16 +28,16 @@ interface EndUsersParts {
   readonly database: Database
   readonly batches: Batches
   readonly trail: AuditTrail
-  /** Undefined in a role without runners: then nothing else has a copy. */
+  /** Undefined in a role without runners: then there are no other copies of sessions. */
   readonly fleet: Pick<Fleet, 'owner'> | undefined
-  /** What plugins keep of people beside what they said. */
+  /** Data about people that plugins keep besides the conversations. */
   readonly people: ReadonlyMap<string, EndUserStore>
-  /** What plugins keep for runs outside the database. */
+  /** Data for runs that plugins keep outside the database. */
   readonly data: ReadonlyMap<string, TenantDataStore>
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** The people whom tenants name in their chats: found, and erased with all that they said and were answered. */
+/** End users, whom tenants name in their chats. Finds them, and erases them with all that they said and were answered. */
 export class EndUsers {
   readonly #parts: EndUsersParts
 
@@ -45,7 +45,7 @@ export class EndUsers {
     this.#parts = parts
   }
 
-  /** Their conversations by id, behind `after`. */
+  /** The conversations of an end user in the order of ids, after `after`. */
   async conversations(tenantId: string, endUserId: string, after: string, limit: number): Promise<string[]> {
     const page = {
       name: 'end-user-conversations',
@@ -56,7 +56,7 @@ export class EndUsers {
     const [rows] = await this.#parts.database.as('reads').batch<[{ id: string }[]]>(tenantId, [page])
     return rows.map(({ id }) => id)
   }
-  /** Rejects with 404 for one of whom nothing is here, as for another tenant's, and with 409 under a legal hold. */
+  /** Records and begins the erasure of an end user. Rejects with 404 when the tenant has no data of this end user, and with 409 under a legal hold. */
   async request(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
     const isElsewhere = await this.isElsewhere(tenantId, endUserId)
     await this.#parts.batches.once(tenantId, async (tx) => {
@@ -71,20 +71,20 @@ export class EndUsers {
     })
     return this.erase(tenantId, endUserId, signal)
   }
-  /** True when plugins keep something of them beside what they said. */
+  /** True when plugins keep data of an end user besides the conversations. */
   async isElsewhere(tenantId: string, endUserId: string): Promise<boolean> {
     for (const store of this.#parts.people.values()) {
       for await (const items of store.items(tenantId, endUserId)) if (items.length > 0) return true
     }
     return false
   }
-  /** Those whose erasure is not over. */
+  /** The end users whose erasure has not ended. */
   async asked(tenantId: string): Promise<string[]> {
     const list = { text: 'SELECT end_user_id AS id FROM end_user_erasures WHERE tenant_id = $1', values: [tenantId] }
     const [rows] = await this.#parts.database.as('reads').batch<[{ id: string }[]]>(tenantId, [list])
     return rows.map(({ id }) => id)
   }
-  /** Goes on with an erasure that was left over, and puts its end on record. */
+  /** Continues an unfinished erasure, and records its end in the audit log. */
   async resume(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
     const { trail } = this.#parts
     const erased = await this.erase(tenantId, endUserId, signal)
@@ -93,11 +93,11 @@ export class EndUsers {
     const entry = await trail.begin({ tenantId, actor, action: 'end-users.erased', target: endUserId })
     await trail.end(entry, { status: 200, detail: { ...erased } })
   }
-  /** Stops between two transactions when the signal aborts; what is left is pending. */
+  /** Erases an end user. Stops between two transactions when the signal aborts; `pending` then counts what is left. */
   async erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
     const total = { conversations: 0, messages: 0, runs: 0, sessions: 0 }
     const data: Record<string, number> = {}
-    // Before the chats, by which some of it is known as theirs; what came meanwhile goes after them.
+    // Plugin data goes first, because some of it is only known through the chats. What arrives meanwhile is erased once more after them.
     await this.#eraseData(tenantId, endUserId, data, signal)
     let ids: string[] = []
     for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
@@ -109,17 +109,17 @@ export class EndUsers {
     }
     await this.#eraseData(tenantId, endUserId, data, signal)
     await this.#untell(tenantId, endUserId)
-    // The objects of their runs go before the end of it is on record.
+    // The objects of erased runs are deleted before the end of the erasure is recorded.
     await sweepData(this.#parts.batches, this.#parts.data, tenantId, signal)
     const left = await this.conversations(tenantId, endUserId, '', 1_000)
     const held = await this.#unspend(tenantId, endUserId)
-    // Whoever had no more time does not know that nothing is left.
+    // An erasure that ran out of time cannot know that nothing is left, so it counts as pending.
     const pending = left.length === 0 && (signal.aborted || held) ? 1 : left.length
     if (pending === 0) await this.#forget(tenantId, endUserId)
     return { ...total, data, pending }
   }
 
-  /** Adds what went to `data`, by what plugins call it. */
+  /** Erases the data of plugins, and adds the deleted amounts to `data`. */
   async #eraseData(
     tenantId: string,
     endUserId: string,
@@ -152,7 +152,10 @@ export class EndUsers {
       return
     }
   }
-  /** A runner that cannot be told keeps its copy until it needs the room, or restarts: no run can start in the session again. */
+  /**
+   * Tells runners to delete their copies of sessions. An unreachable runner keeps its copy until it needs the room or restarts; no run can start in
+   * the session again.
+   */
   async #tellRunners(tenantId: string, sessions: readonly LeftSession[]): Promise<void> {
     const { fleet, log } = this.#parts
     for (const { id, runner } of sessions) {
@@ -164,7 +167,7 @@ export class EndUsers {
         )
     }
   }
-  /** Messages about what was kept of them elsewhere say of whom. */
+  /** Deletes webhook messages whose body names the end user. */
   async #untell(tenantId: string, endUserId: string): Promise<void> {
     const drop = {
       text: `DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND body IS NOT NULL AND body::json #>> '{data,endUserId}' = $2`,
@@ -179,7 +182,10 @@ export class EndUsers {
     }
     await this.#parts.database.batch(tenantId, [drop])
   }
-  /** What their runs have spent of a budget names them, too. True where something is held for one under way: that is counted until it ends. */
+  /**
+   * Deletes what the end user's runs have spent of budgets, since it names the end user. True: a run under way still holds a part of a budget, which
+   * is counted until the run ends.
+   */
   async #unspend(tenantId: string, endUserId: string): Promise<boolean> {
     const theirs = `billing_budgets b WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND b.scope = 'end_user' AND u.subject = $2`
     const values = [tenantId, endUserId]

@@ -1,7 +1,7 @@
 import { Counter, Gauge, type Registry } from 'prom-client'
 import type { RetentionName } from '#contracts/retention'
 
-/** What retention has done, as `/metrics` of the process that did it shows it. */
+/** Metrics of retention, as `/metrics` of the process that did the work shows them. */
 export class Figures {
   readonly #deleted: Counter
   readonly #oldest: Gauge

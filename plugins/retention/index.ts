@@ -28,7 +28,7 @@ const recountJob = 'stored-bytes'
 const days = (least: number, description: string) =>
   Type.Optional(Type.Integer({ minimum: least, maximum: mostDays, description }))
 
-/** Deletes what is older than its tenant wants it kept; erases tenants and end users whole, and puts it on record. */
+/** Deletes data that is older than its tenant wants to keep it. Also erases whole tenants and end users, and records this in the audit log. */
 export default definePlugin({
   name: 'retention',
   config: Settings({

@@ -8,7 +8,7 @@ interface Row {
   readonly place: string[] | null
 }
 
-/** Deletes of one kind what is older than `before`. Statements walk along an index from the oldest row on, and skip what must stay. */
+/** Deletes records of one kind that are older than `before`. The statements walk along an index from the oldest row, and skip rows that must stay. */
 export function batchOf(kind: RetentionName, before: Date): Batch {
   if (kind === 'messages') return (tx, limit, place) => oldConversations(tx, before, limit, place)
   if (kind === 'audit') return (tx, limit) => oldEntries(tx, before, limit)
@@ -29,7 +29,7 @@ const seen = (table: string, time: string, columns: string): string => `
     SELECT id, ${time} AS time${columns} FROM ${table}
     WHERE tenant_id = $1 AND ${time} < $2::timestamptz AND ($4::timestamptz IS NULL OR (${time}, id) > ($4, $5::text))
     ORDER BY ${time}, id LIMIT $3)`
-// Fewer rows than were asked for: the walk is at its end.
+// With fewer rows than asked for, the walk has ended and `place` is null.
 const answer = `
   SELECT (SELECT count(*)::int FROM gone) AS deleted, (
     SELECT CASE WHEN count(*) < $3 THEN NULL ELSE (
@@ -39,7 +39,7 @@ const resting = (session: string): string => `
   AND NOT EXISTS (SELECT FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = ${session})`
 
 const walks = {
-  // What a run of now stands on stays: a session that executes has all of its runs, and a message that is not delivered its run.
+  // Two kinds of old runs stay: all runs of a session that executes, and runs whose webhook message is not delivered yet.
   runs: `WITH ${seen('runs', 'started_at', ', finished_at, session_id, status')}, due AS MATERIALIZED (
       SELECT id, time, status FROM seen WHERE finished_at < $2::timestamptz AND ${resting('seen.session_id')}
         AND NOT EXISTS (SELECT FROM webhook_deliveries w WHERE w.tenant_id = $1 AND w.run_id = seen.id AND w.state = 'pending')
@@ -55,7 +55,7 @@ const walks = {
     ), noted AS (
       INSERT INTO erased_runs (tenant_id, run_id) SELECT $1, id FROM gone ON CONFLICT DO NOTHING
     ) ${answer}`,
-  // A child goes by its own end; what hangs on a run goes with it.
+  // A child run is deleted by its own end. Whatever belongs to a run is deleted with it.
   workflows: `WITH ${seen('workflow_runs', 'created_at', ', finished_at')}, gone AS (
       DELETE FROM workflow_runs WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM seen WHERE finished_at < $2::timestamptz))
       RETURNING id
@@ -66,7 +66,7 @@ const walks = {
   webhooks: `WITH ${seen('webhook_deliveries', 'created_at', ', state')}, gone AS (
       DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM seen WHERE state <> 'pending')) RETURNING id
     ) ${answer}`,
-  // The conditions are looked at again under the lock of the row: a run that has just claimed the session keeps it.
+  // The conditions are checked again under the lock of the row, so that a run that has just claimed the session keeps it.
   sessions: `WITH ${seen('sessions', 'created_at', ', last_used_at')}, gone AS (
       DELETE FROM sessions s WHERE s.tenant_id = $1 AND s.id = ANY (ARRAY(SELECT id FROM seen WHERE last_used_at < $2::timestamptz))
         AND s.last_used_at < $2::timestamptz AND s.claim_run IS NULL
@@ -80,16 +80,17 @@ const walks = {
 
 const ended = (count: number, limit: number): Place => (count < limit ? undefined : [])
 
-/** Whole conversations: one with a newer message stays with all of them, since its agent remembers them. */
+/** Deletes whole conversations. One with a newer message keeps all its messages, since its agent remembers them. */
 async function oldConversations(tx: TenantTx, before: Date, limit: number, place: Place): Promise<Done> {
   const { ids, next } = await idleConversations(tx, before, limit, place)
   const closed = await closeIdle(tx, ids, before)
   const { messages, publicRuns } = await clearConversations(tx, closed, limit, 'keep')
-  // With more than one batch takes it comes by again: the conversation itself is gone, and its public runs are not.
+  // Conversations may have more public runs than one batch deletes. The walk then repeats this page: the rows of the conversations are gone, but
+  // their remaining public runs are still found.
   return { deleted: { messages }, next: publicRuns >= limit ? (place ?? []) : next }
 }
 
-/** Entries whose outcome is old, too. The setting opens the log's own guard for this transaction. */
+/** Deletes entries whose outcome is old as well. The setting opens the guard of the log for this transaction. */
 async function oldEntries(tx: TenantTx, before: Date, limit: number): Promise<Done> {
   const values = [tx.tenantId, before, limit]
   await openAuditLog(tx)
@@ -106,11 +107,11 @@ async function oldEntries(tx: TenantTx, before: Date, limit: number): Promise<Do
   return { deleted: { audit: ids.length }, next: ended(ids.length, limit) }
 }
 
-/** Has the guard of the audit log let old entries go, until the end of the transaction. */
+/** Makes the guard of the audit log permit deletions until the transaction ends. */
 export const openAuditLog = (tx: TenantTx): Promise<object[]> =>
   tx.query({ text: `SELECT set_config('app.audit_retention', 'on', true)` })
 
-// The index of usage_meters has the meter before the time: the few meters are read from it one by one.
+// The index of `usage_meters` begins with the meter, not the time. The few meters are therefore read from it one by one.
 const meters = [
   `DELETE FROM run_meters WHERE tenant_id = $1 AND (recorded_at, run_id) IN (
      SELECT recorded_at, run_id FROM run_meters WHERE tenant_id = $1 AND recorded_at < $2::timestamptz ORDER BY recorded_at LIMIT $3)

@@ -21,16 +21,16 @@ interface Tenant {
   readonly due: boolean
 }
 
-/** Those of which there is something to delete or to erase, a page at a time: there may be many tenants. */
+/** Tenants whose data may have to be deleted or erased, in pages, because there may be many tenants. */
 const tenants = {
   name: 'retention-tenants',
   text: `SELECT id, retention, legal_hold, deleted_at IS NOT NULL AND coalesce(erase_at <= now(), false) AS due FROM tenants
          WHERE id > $1 AND erased_at IS NULL ORDER BY id LIMIT 200`,
 }
 const dayMs = 24 * 3_600_000
-/** Time for a tenant with much to delete; the rest is deleted after all others, each time with twice the time. */
+/** How long one tenant may take in its first turn. The rest is deleted after all others, each time with twice the time. */
 const usualTurnMs = 60_000
-/** For how long a conductor that was down can still learn which files to remove. */
+/** How many days the ids of erased runs are kept. A conductor that was down can learn from them which files to remove. */
 const notesDays = 30
 
 interface PassParts {
@@ -46,8 +46,8 @@ interface PassParts {
 }
 
 /**
- * Goes through all tenants once. A failure for one tenant is tried again in the next pass and does not delay the others; nor does a
- * tenant that takes long: tenants have turns, and those that are erased completely come last.
+ * Goes through all tenants once. A tenant that fails is tried again in the next pass and does not delay the others. A tenant that takes long does not
+ * either: tenants have turns, and those to be erased completely come last.
  */
 export async function pass(parts: PassParts, signal: AbortSignal): Promise<void> {
   const { database, log, figures, turnMs = usualTurnMs } = parts
@@ -110,7 +110,7 @@ const oldNotes: Parameters<Batches['all']>[1] = async (tx, limit) => {
   return { deleted: {}, next: gone.length < limit ? undefined : [] }
 }
 
-/** Each is the first entry of an index. */
+/** The oldest record of each kind. Each query reads only the first entry of an index. */
 const times: Readonly<Record<RetentionName, string>> = {
   runs: 'min(started_at) AS at FROM runs',
   workflows: 'min(created_at) AS at FROM workflow_runs',

@@ -5,18 +5,18 @@ import type { TenantDataStore } from '#contracts/retention'
 import { tenantIds } from '#kit'
 import { type Table, tenantedTables } from './tables.ts'
 
-/** Rows of one statement: few at first, since most tables hold few rows of most tenants; then as many as take about so long. */
+/** Rows per statement: few at first, since most tables have few rows of most tenants, then as many as take about `targetMs`. */
 const first = 200
 const most = 50_000
 const targetMs = 80
-/** What a row takes beside its values of no fixed size: its header, numbers and times, and its entries in indexes. */
+/** Bytes of a row besides its values of variable size: its header, numbers and times, and its index entries. */
 const rowBytes = 128
 
 interface RecountParts {
   readonly database: Database
-  /** What plugins keep outside the database, and count themselves. */
+  /** Data that plugins keep outside the database, and count themselves. */
   readonly data: ReadonlyMap<string, TenantDataStore>
-  /** Between two statements. */
+  /** Pause between two statements. */
   readonly pauseMs: number
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
 }
@@ -29,7 +29,7 @@ interface Counted {
 }
 
 const read = { name: 'recount-read', text: 'SELECT bytes::float8 AS bytes FROM tenant_storage WHERE tenant_id = $1' }
-// What processes have written meanwhile may or may not have been seen by the count: it is added once more, rather than not at all.
+// Bytes added during the count may or may not be included in it. They are added once more, because counting twice is better than not at all.
 const write = {
   name: 'recount-write',
   text: `INSERT INTO tenant_storage AS s (tenant_id, bytes, counted_at)
@@ -37,7 +37,7 @@ const write = {
          ON CONFLICT (tenant_id) DO UPDATE SET bytes = $2::bigint + greatest(0, s.bytes - $3::bigint), counted_at = now()`,
 }
 
-/** Counts what is stored of each tenant, for what was added up meanwhile is only nearly right. A tenant that fails is left as it was. */
+/** Counts the stored bytes of each tenant anew, because the running sums are only approximate. If a tenant fails, its sum stays as it was. */
 export async function recount({ database, data, pauseMs, log }: RecountParts, signal: AbortSignal): Promise<void> {
   const reads = database.as('reads')
   const tables = await database.system((tx) => tenantedTables(tx))
@@ -78,7 +78,7 @@ async function recountTenant(
   await reads.batch(tenantId, [{ ...write, values: [tenantId, Math.round(bytes), Math.round(before?.bytes ?? 0)] }])
 }
 
-/** The sizes of what is behind a row, page by page. */
+/** The sizes of the rows after a given row, page by page. */
 async function* rest(
   reads: Database,
   tenantId: string,
@@ -100,7 +100,7 @@ async function* rest(
   }
 }
 
-/** How large the next rows of a table are, by its key. Sizes are in the headers of values: none is read from where large ones are kept. */
+/** Measures the next rows of a table, in the order of its key. The size of a large value is in its header, so no large value is read. */
 function sizes(tenantId: string, { name, key, values }: Table, limit: number, place?: readonly string[]): Statement {
   const keys = key.map((column) => column.name)
   const columns = keys.map((column, i) => `${column} AS k${i}`)

@@ -7,7 +7,7 @@ import { type EndUserStore, retentionErrors } from '#contracts/retention'
 import { sendItems } from '#kit/lists'
 import type { EndUsers } from './end-users.ts'
 
-/** Rows of one read; the logs of runs, which are larger, are read one by one. */
+/** Rows per read. The logs of runs are larger and are read one by one. */
 const atOnce = 50
 
 const ExportedItem = Type.Object(
@@ -35,7 +35,7 @@ interface ExportOf {
   readonly endUserId: string
 }
 
-/** All that is stored of an end user, in bounded parts, each read when the one before has left. */
+/** All stored data of an end user, in parts of limited size. A part is read when the client has taken the one before (back-pressure). */
 async function* exported(of: ExportOf): AsyncGenerator<ExportedItem[]> {
   const { database, endUsers, people, tenantId, endUserId } = of
   const read = async (text: string, values: readonly unknown[]): Promise<Record<string, unknown>[]> =>
@@ -91,7 +91,7 @@ const runs = `SELECT p.conversation_id AS "conversationId", p.id AS "publicRunId
   WHERE m.tenant_id = $1 AND m.conversation_id = $2 AND m.role = 'user' AND p.id > $3 ORDER BY p.id LIMIT $4`
 const events = `SELECT first_seq, lines FROM run_events WHERE tenant_id = $1 AND run_id = $2 AND first_seq > $3 ORDER BY first_seq LIMIT 1`
 
-/** How long a request deletes before it leaves the rest to the next pass. */
+/** How long a request deletes, in ms, before it leaves the rest to the next pass. */
 const requestMs = 10_000
 
 const tags = ['end users']
@@ -170,7 +170,7 @@ export function endUserRoutes(
   )
 }
 
-/** PostgreSQL stores no NUL: nobody has such an id. */
+/** 404 for an id with a NUL: PostgreSQL cannot store it, so no end user has it. */
 function idOf(text: string): string {
   if (text.includes('\0')) throw notFound()
   return text

@@ -1,24 +1,24 @@
 import type { SystemTx } from '#contracts/database'
 
 interface Column {
-  /** As SQL writes it, quoted where it has to be. */
+  /** The name as SQL writes it, quoted where necessary. */
   readonly name: string
   readonly type: string
 }
 
 export interface Table {
-  /** As SQL writes it, quoted where it has to be. */
+  /** The name as SQL writes it, quoted where necessary. */
   readonly name: string
   readonly partitioned: boolean
-  /** Tables that its foreign keys refer to. */
+  /** Names of the tables that its foreign keys refer to. */
   readonly refers: readonly string[]
-  /** Its primary key without the tenant. */
+  /** The columns of the primary key, without the tenant. */
   readonly key: readonly Column[]
-  /** Columns of no fixed size. */
+  /** Columns of variable size. */
   readonly values: readonly Column[]
 }
 
-/** Every table that says whose its rows are, those of plugins included: nothing has to be listed, and nothing can be forgotten. */
+/** Finds every table with a column `tenant_id`, including those of plugins. Nobody has to list the tables, so none can be forgotten. */
 const tablesWithTenants = `
   SELECT c.oid::regclass::text AS name, c.relkind = 'p' AS partitioned, coalesce((
       SELECT array_agg(k.confrelid::regclass::text) FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'
@@ -37,7 +37,7 @@ const tablesWithTenants = `
     AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped)
   ORDER BY 1`
 
-/** Those that refer come before those that are referred to. */
+/** All tables with tenant data. A table comes before the tables that its foreign keys refer to. */
 export async function tenantedTables(tx: Pick<SystemTx, 'query'>): Promise<Table[]> {
   const tables = await tx.query<Table>({ text: tablesWithTenants })
   const ordered = new Set<Table>()

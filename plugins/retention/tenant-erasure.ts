@@ -7,7 +7,7 @@ import { partOf } from './data.ts'
 import { openAuditLog } from './kinds.ts'
 import { type Table, tenantedTables } from './tables.ts'
 
-/** Deletes rows of one table, whatever its key is, and counts them in the tenant's row by the same transaction. */
+/** Deletes rows of one table, whatever its key is. The same transaction counts them in the tenant's row. */
 const rowsOf =
   ({ name, partitioned }: Table): Batch =>
   async (tx, limit) => {
@@ -29,12 +29,12 @@ const count = (tx: TenantTx, table: string, rows: number): Promise<object[]> =>
     values: [tx.tenantId, table, rows],
   })
 
-/** What is executed or waits is cancelled by the deletion of the tenant; until it has ended nothing is erased. */
+/** Whether a run or node is still executed. The deletion of a tenant cancels its runs; nothing is erased until they have ended. */
 const underWay = {
   text: `SELECT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND finished_at IS NULL)
            OR EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND status = 2 AND lease_until > clock_timestamp()) AS busy`,
 }
-/** Only the id stays, since ids are never given twice. */
+/** Keeps only the id of the tenant, since ids are never given twice. */
 const finish = {
   text: `UPDATE tenants SET name = id, limits = '{}', limits_at = clock_timestamp(), retention = NULL,
            erased_at = coalesce(erased_at, clock_timestamp()), erased_rows = coalesce(erased_rows, '{}')
@@ -44,17 +44,17 @@ const finish = {
 interface TenantErasureParts {
   readonly database: Database
   readonly batches: Batches
-  /** What plugins keep of tenants outside the database. */
+  /** Data of tenants that plugins keep outside the database. */
   readonly data: ReadonlyMap<string, TenantDataStore>
   readonly trail: AuditTrail
   readonly log: Pick<FastifyBaseLogger, 'info'>
-  /** The tenant in whose audit log it is put on record. */
+  /** The tenant whose audit log records the erasure. */
   readonly operatorTenant: string
 }
 
 /**
- * Erases a deleted tenant: every row of every table that has its id, and what plugins keep of it elsewhere. It may end anywhere and be done again. Resolves to the counts
- * by table, or undefined when something of it is still under way.
+ * Erases a deleted tenant: every row with its id in every table, and its data outside the database. May stop anywhere and be repeated. Resolves to
+ * the deleted rows by table, or undefined while something of the tenant is under way.
  */
 export async function eraseTenant(
   { database, batches, data, trail, log, operatorTenant }: TenantErasureParts,
@@ -86,12 +86,12 @@ export async function eraseTenant(
     }
     return rows
   }
-  // A deleted row may leave another one: runners are told of profiles that are gone.
+  // Deleting a row may create another one (runners are told of deleted profiles), so rounds repeat until nothing is left.
   while ((await round()) > 0) signal.throwIfAborted()
   const close = (): Promise<{ erased_rows: Record<string, number> }[]> =>
     batches.once(tenantId, (tx) => tx.query({ ...finish, values: [tenantId] }))
   await close()
-  // From now on no sweep looks at the tenant; what one had just written goes as well.
+  // From now on no sweep looks at the tenant. A last round deletes what a sweep had just written.
   await round()
   const [{ erased_rows: rows } = { erased_rows: {} }] = await close()
   await trail.end(entry, { status: 200, detail: { rows } })

@@ -18,7 +18,7 @@ interface AttemptDeps {
   readonly stop: AbortSignal
 }
 
-/** One attempt to deliver a message: reads what it tells, signs it, posts it. */
+/** Makes one attempt to deliver a message: reads its content, signs it and posts it. */
 export const createAttempt =
   ({ database, findRun, secrets, policy, timeoutMs, stop }: AttemptDeps) =>
   async (tenantId: string, message: TakenMessage): Promise<Settled> => {
@@ -29,7 +29,7 @@ export const createAttempt =
       if (isAppError(error)) return error
       throw error
     })
-    // The tenant may mend its secret: the message waits as if its receiver could not be reached.
+    // The tenant may repair its secret, so the message is retried as if the receiver had not been reached.
     if (isAppError(keys)) return outcomeOf(failed(keys.message), message, Math.random())
     const timestamp = Math.floor(Date.now() / 1_000)
     const headers = {
@@ -38,22 +38,22 @@ export const createAttempt =
       'webhook-signature': signatures(keys, message.id, timestamp, told),
     }
     const answer = await send(policy, { tenantId, url: message.url, headers, body: told }, timeoutMs, stop)
-    // This process is stopping and gave the attempt up: another one may take the message at once.
+    // This process is stopping and gave the attempt up. Another process may take the message at once.
     if (stop.aborted && !answer.taken) return { state: 'pending', status: undefined, error: undefined, inMs: 0 }
     return outcomeOf(answer, message, Math.random())
   }
 
-/** What a message tells; undefined when its run is gone. */
+/** The body of a message. Undefined: its run no longer exists. */
 async function bodyOf(tenantId: string, { runId, body }: TakenMessage, findRun: FindRun): Promise<string | undefined> {
   if (body !== null) return body
   const run = runId === null ? undefined : await findRun(tenantId, runId)
   return run && messageBody(run)
 }
 
-/** A longer result is cut: receivers read the whole of it from the run. */
+/** A result with more characters is cut off. Receivers read the whole result from the run. */
 const maxResultLength = 64 * 1024
 
-/** The body of a message. The same run gives the same bytes, however often it is sent. */
+/** Builds the body that reports an ended run. The same run gives the same bytes in every attempt. */
 function messageBody(run: RunSummary): string {
   const { result, subTask, ...rest } = run
   const { prompt: _, ...task } = subTask
@@ -78,11 +78,11 @@ interface Message {
 
 interface Answer {
   readonly taken: boolean
-  /** The receiver answered 410: it is not tried again. */
+  /** The receiver answered 410, so the message is not tried again. */
   readonly gone: boolean
   readonly status: number | undefined
   readonly error: string | undefined
-  /** When the receiver asks for a pause. */
+  /** The pause that the receiver asked for with `retry-after`. */
   readonly retryAfterMs: number | undefined
 }
 
@@ -94,11 +94,11 @@ const failed = (error: string, gone = false): Answer => ({
   retryAfterMs: undefined,
 })
 
-/** Posts one message. Resolves whatever happens: an answer that is not 2xx, a redirect too, is a failure. */
+/** Posts one message. Never rejects: any answer other than 2xx counts as a failure, including a redirect. */
 async function send(policy: Policy, message: Message, timeoutMs: number, stop: AbortSignal): Promise<Answer> {
   const signal = AbortSignal.any([stop, AbortSignal.timeout(timeoutMs)])
   try {
-    // The operator may have changed what is allowed since the address was accepted.
+    // The address is checked again, because the operator may have changed the allowed hosts since it was accepted.
     const url = policy.check(message.tenantId, message.url)
     const { statusCode, headers, body } = await request(url, {
       method: 'POST',
@@ -125,7 +125,7 @@ async function send(policy: Policy, message: Message, timeoutMs: number, stop: A
 const secondsOf = (value: unknown): number | undefined =>
   typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1_000 : undefined
 
-/** A sentence for the tenant; the text of an unknown error may name what lies inside the network. */
+/** A sentence for the tenant. The text of an unknown error is left out, since it may name hosts inside the network. */
 function explain(error: unknown, signal: AbortSignal): string {
   const { cause, code } = error as { cause?: unknown; code?: unknown }
   if (error instanceof ForbiddenAddressError || cause instanceof ForbiddenAddressError) {
@@ -137,12 +137,12 @@ function explain(error: unknown, signal: AbortSignal): string {
 
 const minute = 60_000
 const hour = 60 * minute
-/** Waits between attempts, as Standard Webhooks suggests them: a receiver that cannot be reached for a day loses nothing. */
+/** Pauses between attempts in ms, as Standard Webhooks suggests. A receiver that is unreachable for a day loses nothing. */
 export const schedule = [5_000, 5 * minute, 30 * minute, 2 * hour, 5 * hour, 10 * hour, 10 * hour] as const
 /** The longest pause that a receiver may ask for. */
 const maxPauseMs = 12 * hour
 
-/** What becomes of a message after an attempt. `random` in [0, 1) spreads those that failed together. */
+/** The new state of a message after an attempt. `random` in [0, 1) spreads the retries of messages that failed together. */
 export function outcomeOf(answer: Answer, { attempt }: TakenMessage, random: number): Settled {
   const { status, error } = answer
   if (answer.taken) return { state: 'delivered', status, error }

@@ -10,32 +10,32 @@ import type { Outbox, Settled, TakenMessage } from './store.ts'
 const abreast = 16
 /** Messages of one tenant taken at once: a tenant whose receiver is slow leaves room for others. */
 const perTenant = 4
-/** A message whose process died during an attempt is due again after this; longer than any attempt takes. */
+/** A message whose process died during an attempt is due again after this time, which is longer than any attempt takes. */
 const leaseMs = 60_000
-/** Beyond this a wake-up is left to the next round. */
+/** Messages that are due later than this get no timer. The next sweep finds them. */
 const maxWaitMs = 10 * 60_000
 
 interface DelivererOptions {
   readonly outbox: Pick<Outbox, 'take' | 'settle'>
-  /** Makes one attempt. Rejects when it could not even be made: then the lease runs out. */
+  /** Makes one attempt. Rejects when the attempt could not even be made; the message is then retried when its lease expires. */
   readonly attempt: (tenantId: string, message: TakenMessage) => Promise<Settled>
-  /** How many attempts the tenant has left in this minute. */
+  /** The limit on the attempts of a tenant per minute. */
   readonly rate: DeliveryRate
   readonly log: FastifyBaseLogger
 }
 
-/** The limit of a tenant on attempts, which all processes count together. */
+/** The limit on the attempts of a tenant. All processes count its attempts together. */
 interface DeliveryRate {
-  /** How many more it may make now. */
+  /** How many more attempts the tenant may make in this minute. */
   left(tenantId: string): Promise<number>
   made(tenantId: string, attempts: number): Promise<void>
 }
-/** When a tenant that has used up its attempts is looked at again. */
+/** When a tenant that has used up its attempts is checked again. */
 const lookAgainMs = 1_000
-/** The largest limit that every store of hits knows. */
+/** A limit that is never reached, for hits that are only counted. It fits every store of hits. */
 const anyNumber = 2 ** 31 - 1
 
-/** Empties the outbox, tenant by tenant. Any number of processes may do so at once: each takes what no other has. */
+/** Delivers the messages of the outbox, tenant by tenant. Any number of processes may do so at once: each takes messages that no other process has. */
 export class Deliverer {
   readonly #outbox: DelivererOptions['outbox']
   readonly #attempt: DelivererOptions['attempt']
@@ -63,7 +63,7 @@ export class Deliverer {
     this.#pump()
   }
 
-  /** Takes nothing any more, and resolves when what was on its way is settled. */
+  /** Takes no more messages, and resolves when those under way are settled. */
   async stop(): Promise<void> {
     this.#stopped = true
     for (const { timer } of this.#timers.values()) clearTimeout(timer)
@@ -122,7 +122,7 @@ export class Deliverer {
       if (how.state === 'pending') this.#later(tenantId, how.inMs)
       if (how.state === 'dead') this.#log.warn(of, 'a webhook message failed for the last time and was given up')
     } catch (err) {
-      // When its lease runs out it is sent again: receivers recognise a repeated message by its id.
+      // The message is sent again when its lease expires. Receivers recognise a repeated message by its id.
       this.#log.warn({ err, ...of }, 'the outcome of a webhook could not be stored')
     }
   }
@@ -156,7 +156,7 @@ export function createRate(
   return {
     async left(tenantId) {
       if (!kv || !limits) return Infinity
-      // A limit of nothing refuses the hit, which then counts for nothing, and tells how many there were.
+      // With a limit of 0 the hit is refused and not counted, but the answer says how many hits there were.
       const { count } = await kv.hit(keyOf(tenantId), 0, 60)
       return limits.of(tenantId).webhookDeliveriesPerMinute - count
     },
@@ -168,14 +168,11 @@ export function createRate(
   }
 }
 
-/** Between two sweeps, and between two tenants of a sweep: a sweep only finds messages whose wake-up was lost. */
+/** Pauses between two sweeps, and between two tenants of a sweep. A sweep only finds messages whose wake-up was lost, so it need not be fast. */
 const restMs = 30_000
 const stepMs = 20
 
-/**
- * Goes through all tenants again and again, for messages of processes that died and for notifications that were lost. Each is
- * woken for itself.
- */
+/** Wakes all tenants in turn, again and again. This finds messages of processes that died, and messages whose notification was lost. */
 export function startRounds(database: Database, wake: (tenantId: string) => void, log: FastifyBaseLogger): () => void {
   const stopping = new AbortController()
   const rest = (ms: number): Promise<unknown> => sleep(ms, undefined, { signal: stopping.signal, ref: false })

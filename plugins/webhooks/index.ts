@@ -15,7 +15,7 @@ import { createSigningSecrets } from './secrets.ts'
 import { createWebhookService } from './service.ts'
 import { createOutbox } from './store.ts'
 
-/** Tells others that a run has ended: signed messages from an outbox that the end of the run itself fills. */
+/** Sends signed messages about ended runs to receivers. The transaction that ends a run also puts the message into the outbox. */
 export default definePlugin({
   name: 'webhooks',
   config: Settings({

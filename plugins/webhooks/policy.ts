@@ -10,7 +10,7 @@ import {
 import { isOwnHost, type OwnHost, OwnHosts } from '#kit/own-hosts'
 import { invalidWebhook } from './errors.ts'
 
-/** Receivers of the operator's own. */
+/** The setting for the operator's own receivers. */
 export const AllowHosts = OwnHosts(
   'Your own receivers that may be private and may speak plain http, each with its tenants: ' +
     '`hooks.internal:8443=acme|globex, .corp.example:443=*`.',
@@ -18,7 +18,7 @@ export const AllowHosts = OwnHosts(
 
 /** Where messages may go. Invariant N1: literals and look-ups are both checked, and redirects are never followed. */
 export interface Policy {
-  /** AppError 400 `invalid_webhook` when a tenant may not have it asked. */
+  /** Parses an address. AppError 400 `invalid_webhook` when messages of this tenant may not be sent there. */
   check(tenantId: string, url: string): URL
   agentFor(tenantId: string, url: URL): Agent
   close(): Promise<void>
@@ -37,7 +37,7 @@ export function createPolicy({ allowHosts, timeoutMs, resolve = systemResolve }:
       headersTimeout: timeoutMs,
       bodyTimeout: timeoutMs,
       maxHeaderSize: 16 * 1024,
-      // One message, one connection: nothing of one tenant's is left for another's.
+      // One connection per message, so that no tenant can use a connection of another tenant.
       pipelining: 0,
     })
   const open = agent(isPublicAddress)

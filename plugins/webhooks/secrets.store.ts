@@ -1,6 +1,6 @@
 import type { Database } from '#contracts/database'
 
-/** How long messages carry the signature of a replaced secret as well: receivers change theirs meanwhile. */
+/** How long messages also carry the signature of a replaced secret, so that receivers have time to change theirs. */
 const overlapHours = 24
 
 interface Row {
@@ -10,14 +10,14 @@ interface Row {
   previous_until: string | null
 }
 
-/** How a tenant's messages are signed. Version 1, derived, until it changes something. */
+/** How messages of a tenant are signed. Version 1 is derived and applies until the tenant changes its secret. */
 export interface SigningState {
   readonly version: number
-  /** The tenant's own secret, by reference; null: derived from the version. */
+  /** Reference to the tenant's own secret (`secret://<name>`). Null: the secret is derived from the version. */
   readonly ref: string | null
-  /** The same of the version before. */
+  /** `ref` of the previous version. */
   readonly previousRef: string | null
-  /** ISO time until which the version before still signs; null when there is none. */
+  /** ISO time until which the previous version also signs. Null: no previous version signs. */
   readonly previousUntil: string | null
 }
 
@@ -42,7 +42,7 @@ export async function currentState(database: Database, tenantId: string): Promis
   return rows[0] ? toState(rows[0]) : first
 }
 
-/** The next version: a secret of the tenant's own, or a derived one. */
+/** Stores the next version: with a reference to the tenant's own secret, or derived (null). */
 export async function rotate(database: Database, tenantId: string, ref: string | null): Promise<SigningState> {
   const upsert = {
     text: `INSERT INTO webhook_secrets (tenant_id, version, ref) VALUES ($1, 2, $2)

@@ -2,13 +2,13 @@ import { createHmac, hkdfSync } from 'node:crypto'
 import { secretErrors, secretOf, type Secrets } from '#contracts/secrets'
 import type { SigningState } from './secrets.store.ts'
 
-/** What messages are signed with: keys derived from the installation's own, or a secret of the tenant. */
+/** The keys that sign messages: derived from the key of the installation, or from a secret of the tenant. */
 export interface SigningSecrets {
-  /** As receivers configure it: `whsec_…`, or the reference to the tenant's own secret. */
+  /** The secret as receivers configure it: `whsec_…`, or the reference to the tenant's own secret. */
   shown(tenantId: string, state: SigningState): string
-  /** The keys of a message: of the secret, and of what it replaced a short while ago. Rejects as `Secrets.resolve`. */
+  /** The keys that sign a message: the current one, and the previous one for 24 hours after a change. Rejects as `Secrets.resolve`. */
   keys(tenantId: string, state: SigningState): Promise<readonly Buffer[]>
-  /** `invalid_ref`, `unknown_secret` (400) or `secret_unfit` (422) for a reference that cannot sign. */
+  /** Rejects for a reference that cannot sign: `invalid_ref` or `unknown_secret` (400), `secret_unfit` (422). */
   check(tenantId: string, ref: string): Promise<void>
 }
 
@@ -33,7 +33,7 @@ export function createSigningSecrets(key: Buffer, secrets: Secrets | undefined):
     async keys(tenantId, { ref, version, previousRef, previousUntil }) {
       const now = ref === null ? [derive(tenantId, version)] : await ofSecret(tenantId, ref)
       if (previousUntil === null) return now
-      // The message goes without a secret that is gone.
+      // If the previous secret no longer exists, the message goes without its signature.
       const before =
         previousRef === null ? [derive(tenantId, version - 1)] : await ofSecret(tenantId, previousRef).catch(() => [])
       return [...now, ...before]
@@ -51,7 +51,7 @@ export const signatures = (keys: readonly Buffer[], id: string, timestamp: numbe
     .map((mac) => `v1,${mac.digest('base64')}`)
     .join(' ')
 
-// Standard Webhooks: 24 to 64 bytes, which are 32 to 88 characters.
+// Standard Webhooks: a key has 24 to 64 bytes, which are 32 to 88 characters of base64.
 const keyForm = /^whsec_([A-Za-z0-9+/]{32,86}={0,2})$/
 const keyOf = (value: string): Buffer | undefined => {
   const [, text] = keyForm.exec(value) ?? []

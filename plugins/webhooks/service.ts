@@ -10,7 +10,7 @@ import type { Outbox } from './store.ts'
 interface WebhookServiceDeps {
   readonly database: Database
   readonly outbox: Outbox
-  /** Undefined without a key: nothing can be signed. */
+  /** Undefined when the installation has no webhook key: then nothing can be signed. */
   readonly secrets: SigningSecrets | undefined
   readonly wake: (tenantId: string) => void
 }
@@ -21,11 +21,11 @@ export interface WebhookService {
   redeliver(tenantId: string, id: string): Promise<Delivery>
   secret(tenantId: string): Promise<Secret>
   rotate(tenantId: string): Promise<Secret>
-  /** Signs with a secret of the tenant's own from now on. */
+  /** Makes messages from now on be signed with the tenant's own secret. */
   refer(tenantId: string, ref: string): Promise<Secret>
 }
 
-// No other text is the id of a message, and PostgreSQL would refuse some of it with an error.
+// Ids of messages. Other texts are refused here, because PostgreSQL would answer some of them with an error.
 const idForm = /^msg_[0-9a-f]{32}$/
 
 export function createWebhookService({ database, outbox, secrets, wake }: WebhookServiceDeps): WebhookService {
@@ -43,7 +43,7 @@ export function createWebhookService({ database, outbox, secrets, wake }: Webhoo
     return delivery
   }
   return {
-    // No run has an id that PostgreSQL cannot store.
+    // No run has an id with a NUL, which PostgreSQL cannot store.
     list: async (tenantId, filter) =>
       filter.runId?.includes('\0') ? { items: [], total: 0 } : outbox.list(tenantId, filter),
     get,

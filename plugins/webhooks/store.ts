@@ -8,7 +8,7 @@ import type { Delivery, DeliveryState } from './schema.ts'
 
 interface Row {
   id: string
-  /** Null: the message brings what it tells. */
+  /** The run whose end the message reports. Null: the message has its content in `body`. */
   run_id: string | null
   body: string | null
   url: string
@@ -41,7 +41,7 @@ const typeOf = (body: string): string => String((JSON.parse(body) as { type?: un
 /** A message that this process took and must settle. */
 export interface TakenMessage {
   readonly id: string
-  /** The run whose end it tells; else `body` is what it tells. */
+  /** The run whose end the message reports. Null: `body` has the content. */
   readonly runId: string | null
   readonly body: string | null
   readonly url: string
@@ -72,7 +72,7 @@ const soonest = {
   text: `SELECT (extract(epoch FROM min(next_at) - now()) * 1000)::float8 AS in_ms
          FROM webhook_deliveries WHERE tenant_id = $1 AND state = 'pending'`,
 }
-// Only the attempt that holds the lease may settle the message: a slower one has been overtaken by another.
+// Only the attempt that holds the lease may settle the message: another attempt has overtaken a slower one.
 const settle = {
   name: 'webhooks-settle',
   text: `
@@ -87,11 +87,11 @@ const revive = {
     WHERE tenant_id = $1 AND id = $2 AND state <> 'pending' RETURNING ${columns}`,
 }
 
-/** A message beside its body, with its entries in indexes. Those of runs are counted with their runs. */
+/** Bytes of a message besides its body, with its index entries. Messages about runs are counted with their runs. */
 const bytesOfMessage = 500
 
 export const createOutbox = (database: Database, limits?: Pick<TenantLimits, 'stored'>) => ({
-  /** Has something told once the transaction has committed; every attempt posts the same bytes. */
+  /** Adds a message that is sent after the transaction has committed. Every attempt posts the same bytes. */
   async add(tx: TenantTx, { url, type, data }: Told): Promise<void> {
     const body = JSON.stringify({ type, timestamp: new Date().toISOString(), data })
     await tx.query({
@@ -102,7 +102,7 @@ export const createOutbox = (database: Database, limits?: Pick<TenantLimits, 'st
     })
     limits?.stored.add(tx.tenantId, bytesOfMessage + url.length + body.length)
   },
-  /** Takes what is due for `leaseMs`. `inMs`: when the next one will be, undefined when nothing waits. */
+  /** Takes due messages for a lease of `leaseMs`. `inMs`: when the next message is due; undefined: none is pending. */
   async take(
     tenantId: string,
     limit: number,
@@ -156,7 +156,7 @@ export const createOutbox = (database: Database, limits?: Pick<TenantLimits, 'st
     const [rows] = await database.batch<[Row[]]>(tenantId, [find])
     return rows[0] && toDelivery(rows[0])
   },
-  /** Makes an ended message due again, with all its attempts. Undefined when it is unknown or still on its way. */
+  /** Makes an ended message due again, with the full number of attempts. Undefined: the id is unknown or the message is still pending. */
   async revive(tenantId: string, id: string): Promise<Delivery | undefined> {
     const [rows] = await database.batch<[Row[]]>(tenantId, [{ ...revive, values: [tenantId, id] }])
     return rows[0] && toDelivery(rows[0])

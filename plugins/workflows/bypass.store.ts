@@ -4,20 +4,20 @@ import type { TenantTx } from '#contracts/database'
 import { failed, ok, running, skipped } from './nodes.store.ts'
 import { roleOf, type WorkflowNode } from './node.schema.ts'
 
-/** An action on a node that could replace a decision which the caller may not make. */
+/** An action on a node that could bypass an approval which the caller may not decide. */
 export type Passing = 'end' | 'skip' | 'replace' | 'rerun'
 
 interface Asking {
-  /** The node of the run itself in which it is: itself, or a child workflow that is under way. */
+  /** The top-level node of this run that contains the approval: the approval itself, a map or loop, or a running child workflow. */
   readonly top: string
   readonly status: number
   readonly spec: WorkflowNode
 }
 
 /**
- * Rejects with 403 `wrong_approver` when what is done to a node bypasses an approval that requires a role which the caller does not have:
- * ending a node starts the nodes after it; skipping one, or making it wait for a node that may be skipped, may skip an approval after it;
- * a replaced node is not the one that was approved; and a rerun would repeat what was approved once.
+ * Rejects with 403 `wrong_approver` when an action on a node could bypass an approval whose role the caller does not have. Ending a node starts the
+ * nodes after it; skipping a node, or making it wait for one that may be skipped, may skip an approval after it; a replaced node is not the one that
+ * was approved; and a rerun would repeat what was approved once.
  */
 export async function mayPass(
   tx: TenantTx,
@@ -52,12 +52,12 @@ export async function mayPass(
   if (found) throw refusal(found.top, roleOf(found.spec), passing)
 }
 
-/** Nobody has decided it yet, or it was rejected and holds its run up. */
+/** The approval is undecided, or it was rejected and holds its run up. */
 const isOpen = ({ status, spec }: Asking): boolean => status < ok || (status === failed && !spec.continueOnError)
-/** Its result is kept. */
+/** The approval was decided and its result is kept. */
 const isDecided = (one: Asking): boolean => !isOpen(one) && one.status !== skipped
 
-/** The approvals of a run, those of its children under way included. */
+/** The approvals of a run, including those of its running child workflows. */
 async function askingIn(tx: TenantTx, runId: string): Promise<Asking[]> {
   const rows = await tx.query<{ top: string; status: number; spec: string }>({
     text: `WITH RECURSIVE held AS (
@@ -75,7 +75,7 @@ async function askingIn(tx: TenantTx, runId: string): Promise<Asking[]> {
   return rows.map(({ spec, ...row }) => ({ ...row, spec: JSON.parse(spec) as WorkflowNode }))
 }
 
-/** Nodes, and all that lies in one direction of them. */
+/** The given nodes and all nodes that can be reached from them along `edges`. */
 function reached<K extends string>(
   from: readonly string[],
   edges: ReadonlyMap<string, readonly Readonly<Record<K, string>>[]>,

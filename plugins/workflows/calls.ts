@@ -31,11 +31,11 @@ export type CallResult = { /** As JSON. */ readonly output: string } | { readonl
 /** What every call carries. */
 export interface CallContext {
   readonly tenantId: string
-  /** The same when the call is repeated because its outcome is unknown. */
+  /** The idempotency key. It stays the same when a call is repeated because its outcome is unknown. */
   readonly key: string
   readonly attempt: number
   readonly signal: AbortSignal
-  /** Asked before much is held. */
+  /** Resolves when it is the attempt's turn to hold much memory. Called before a large answer is read. */
   enter(): Promise<void>
 }
 
@@ -54,12 +54,12 @@ export interface CallsOptions {
   readonly fleet: Fleet
   readonly mcp: McpServers | undefined
   readonly secrets: Secrets | undefined
-  /** Hosts of the operator's own, that may be private. */
+  /** The operator's own hosts, whose addresses may be private. */
   readonly allowHosts: readonly OwnHost[]
   readonly evaluator: Evaluator
 }
 
-/** The calls of nodes from this process: to internet addresses, to tools of runners and of MCP servers. */
+/** Makes the calls of nodes in this process: HTTP requests, tools of runners and tools of MCP servers. */
 export class Calls {
   readonly #options: CallsOptions
   readonly #agents = { public: agentFor(isPublicAddress), own: agentFor(isNetworkAddress) }
@@ -73,7 +73,7 @@ export class Calls {
     this.#options = options
   }
 
-  /** One request. Redirects are not followed: the address is checked once. */
+  /** Sends one request. Redirects are not followed, because only the first address was checked. */
   async http(call: HttpCall, { tenantId, key, attempt, signal, enter }: CallContext): Promise<CallResult> {
     const own = URL.canParse(call.url) && isOwnHost(this.#options.allowHosts, tenantId, new URL(call.url))
     const policy = own
@@ -134,7 +134,7 @@ export class Calls {
     }
   }
 
-  /** The values of these secrets, as far as headers may have them. */
+  /** The values of secrets that may be sent in headers. Rejects with `secret_unfit` when a value is too short to be masked in answers. */
   async #valuesOf(tenantId: string, names: readonly string[]): Promise<Readonly<Record<string, string>>> {
     if (names.length === 0 || !this.#options.secrets) return {}
     const references = Object.fromEntries(names.map((name) => [name, `secret://${name}`]))
@@ -146,7 +146,7 @@ export class Calls {
     })
   }
 
-  /** A tool of the platform, in a session of its own on some runner, or of an MCP server: `<server>/<tool>`. */
+  /** Calls a platform tool in a new session on some runner, or a tool of an MCP server: `<server>/<tool>`. */
   async tool(name: string, input: Readonly<Record<string, unknown>>, context: CallContext): Promise<CallResult> {
     const at = name.indexOf('/')
     return at < 0
@@ -228,7 +228,7 @@ export class Calls {
     }
   }
 
-  /** An answer: JSON as a value, anything else as a text. */
+  /** Converts an answer to JSON: text that is JSON is kept as a value, any other text becomes a string. */
   async #jsonOf(tenantId: string, text: string): Promise<string> {
     return (await this.#options.evaluator.json(tenantId, text)) ?? JSON.stringify(text)
   }
@@ -245,7 +245,7 @@ const final = (code: string, message: string): CallResult => ({ error: { code, m
 const agentFor = (permits: (address: string) => boolean): Agent =>
   new Agent({
     connect: { lookup: guardedLookup(systemResolve, permits), timeout: 10_000 },
-    // A node has a timeout of its own.
+    // The node's own timeout ends the call.
     headersTimeout: 0,
     bodyTimeout: 0,
     maxHeaderSize: 16 * 1024,
@@ -253,7 +253,7 @@ const agentFor = (permits: (address: string) => boolean): Agent =>
     pipelining: 0,
   })
 
-/** What a session needs to call one tool. */
+/** The profile of a session that calls only this one tool. */
 const profileWith = (tool: string): Profile => {
   const now = new Date().toISOString()
   return {
@@ -273,7 +273,7 @@ const profileWith = (tool: string): Profile => {
   }
 }
 
-/** A larger answer is read when it is its turn; until then it stays with the sender. */
+/** Reads a body of at most `most` bytes; undefined: the body is larger. A large body waits for its turn, and the rest stays with the sender meanwhile. */
 async function readUpTo(
   body: AsyncIterable<Buffer>,
   most: number,

@@ -21,16 +21,19 @@ const claimText = (which: string): string => `
       AND (due_at IS NULL OR due_at <= clock_timestamp()) AND (${which})
     ORDER BY priority DESC, position, part LIMIT $3))
   RETURNING ${nodeColumns}`
-/** That a run goes on as it is: it holds no keys of concurrency, and nothing holds it up. */
+/** SQL condition: the run is running, has no concurrency keys, and no failed node holds it up. */
 const goesOn = `EXISTS (SELECT FROM workflow_runs WHERE tenant_id = $1 AND id = $2 AND status = 1 AND failed = 0 AND NOT keyed)`
 const allRest = `NOT EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND status = ${running})`
 
-/** What a process claims with its first look at a run, where it can be known beforehand that it may: most often it may. */
+/**
+ * A claim of at most `most` nodes that is sent with the first statements of a step, to save a round trip. It claims only what is safe to claim before
+ * their results are known.
+ */
 export interface FirstClaim {
   readonly owner: string
   readonly most: number
 }
-/** `looks`: nodes that are under way may be due, and what comes of them is to be known first. */
+/** `looks`: the step also looks for due nodes, whose outcomes come first. The claim then takes nodes only if no node is running. */
 export const firstClaim = (
   tenantId: string,
   runId: string,
@@ -55,7 +58,7 @@ export class Claims {
     this.#nodes = nodes
   }
 
-  /** Claims ready nodes, the most urgent first, for so long as a lease is. `freed`: keys of concurrency that this transaction has freed. */
+  /** Claims ready nodes for the time of a lease, the most urgent first. `freed`: concurrency keys that this transaction has freed. */
   async take(owner: string, most: number, freed: Iterable<string>): Promise<NodeRow[]> {
     const free = this.#run.keyed ? await this.#keyed(most, freed) : []
     const rows = await this.#tx.query<NodeRow>({
@@ -68,9 +71,8 @@ export class Claims {
   }
 
   /**
-   * What each of these nodes may cost, so that all of a run together never cost more than it may: an equal part of what is left, of which
-   * one part stays while other nodes are still to come. Where nothing is left, those that cost something wait for what others give
-   * back, or fail.
+   * Divides the budget among claimed nodes, so that all nodes of a run together never cost more than it allows. Each gets an equal share of what is
+   * left; one share stays for nodes still to come. If nothing is left, agents and child workflows wait for others to give something back, or fail.
    */
   async budget(rows: readonly NodeRow[]): Promise<{ readonly cents?: number; readonly refused?: Refused }> {
     const { settings, unfinished } = this.#run
@@ -86,7 +88,7 @@ export class Claims {
     }
   }
 
-  /** Runs that go on with a key that was freed: paused ones would keep it from them. */
+  /** At most 20 running runs that have ready nodes with a freed key. Paused runs could not use the key and would take the place of runs that can. */
   async waiting(key: string): Promise<string[]> {
     await this.#lock(key)
     const rows = await this.#tx.query<{ run_id: string }>({
@@ -98,8 +100,8 @@ export class Claims {
   }
 
   /**
-   * Those ready nodes with a key of concurrency for which there is room. Everybody who asks for or frees a key holds its lock, and
-   * takes all of its locks in one order.
+   * The ready nodes with a concurrency key whose limit leaves room. Every transaction that uses or frees a key holds the lock of the key, and takes
+   * all of its locks in the same order to avoid deadlocks.
    */
   async #keyed(most: number, freed: Iterable<string>): Promise<string[]> {
     const keyed = await this.#tx.query<{ id: string; key: string }>({
@@ -138,8 +140,8 @@ export class Claims {
 
 export type DueRow = NodeRow & { readonly lease_ms: number | null }
 /**
- * The due nodes of a run, and those under a lease, with the milliseconds that are left of it. Nodes of `owner` have none left, except
- * those of `underWay`: any other was never started, because the owner did not learn that its claim was stored.
+ * The due nodes of a run, and the leased ones with the milliseconds left of their leases. A node leased by `owner` but not in `underWay` has 0 left:
+ * the owner did not learn that its claim was stored, so it never started the node.
  */
 export const dueNodes = (
   tenantId: string,
@@ -156,7 +158,7 @@ export const dueNodes = (
   values: [tenantId, runId, owner, underWay],
 })
 
-/** A node, as its attempt sees it. */
+/** Converts the row of a claimed node to what its attempt needs. */
 export const claimedOf = (
   { id, attempt, effect, part, item, started_ms, now_ms }: NodeRow,
   spec: WorkflowNode,

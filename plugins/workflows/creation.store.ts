@@ -16,7 +16,7 @@ import { edgesOf } from './validate.ts'
 export interface NewRun {
   readonly id?: string
   readonly workflowDefinitionId?: string
-  /** Instead of a stored one. It was checked. */
+  /** A checked definition, used instead of a stored one. */
   readonly definition?: Definition
   /** As JSON. */
   readonly input: string
@@ -27,18 +27,18 @@ export interface NewRun {
     readonly rootId: string
     readonly nodeId: string
     readonly depth: number
-    /** What its agents may cost, however much its definition allows. */
+    /** Cents that the agents of the run may cost, even if its definition allows more. */
     readonly budgetCents: number | undefined
   }
   readonly scheduleId?: string
-  /** Instead of that of the definition. */
+  /** Replaces the webhook of the definition. */
   readonly webhook?: WebhookTarget
 }
 
-/** A node beside its texts: its row with its entries in indexes, and its edges. */
+/** Bytes that a node takes besides its texts: its row with its index entries, and its edges. */
 export const bytesOfNode = 400
 
-/** Whoever begins a run holds the lock of its tenant, so that each is counted before the next one is begun. */
+/** The lock of a tenant for beginning runs. It makes concurrent requests count each other's runs, so that the limit on open runs holds. */
 export const lockOf = (tenantId: string): Statement => ({
   name: 'workflow-lock',
   text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))',
@@ -50,24 +50,24 @@ export const openOf = (tenantId: string): Statement => ({
   values: [tenantId],
 })
 
-/** Whether a node, or what a map or loop does, may have a key of concurrency. */
+/** Whether any node, or the inner node of a map or loop, may have a concurrency key. */
 export const mayBeKeyed = (nodes: readonly object[]): boolean => JSON.stringify(nodes).includes('"concurrencyKey"')
 
 export const wakeOf = (tenantId: string, runId: string): Wake => ({ tenantId, what: { tenantId, runId }, key: runId })
-/** A look at a run after the leases of its nodes, should their process have died. */
+/** A wake-up that checks a run after the leases of its nodes expire, in case the process that executes them has died. */
 export const guardOf = (tenantId: string, runId: string, afterMs: number): Wake => ({
   ...wakeOf(tenantId, runId),
   key: `${runId}/guard`,
   afterMs: afterMs + 500,
 })
 
-/** What the process that creates a run executes of it at once. */
+/** The first nodes of a new run, which the creating process executes at once. */
 export interface Begun {
   readonly runId: string
   readonly rootId: string
   readonly depth: number
   readonly nodes: readonly WorkflowNode[]
-  /** The wake-up that another process would come by; undefined: there is more to do than this process does. */
+  /** Id of the wake-up with which another process takes over if this one dies. Undefined: more nodes are ready than this process begins. */
   readonly guard: string | undefined
 }
 
@@ -75,20 +75,20 @@ export interface Begun {
 export interface Creation {
   readonly id: string
   readonly status: RunStatus
-  /** Answers with one row, or none: there is a run of this id, or there are as many as may be, or its definition has changed. */
+  /** Returns one row. No row: a run of this id exists, the tenant has as many open runs as it may, or the definition has changed. */
   readonly insertion: Statement
   readonly wake: Wake | undefined
   readonly begun: Begun | undefined
   readonly bytes: number
-  /** So many runs may be open; undefined: it is a part of one that was counted, or there is no limit. */
+  /** The most open runs of the tenant. Undefined: there is no limit, or the run is a child of a run that was counted. */
   readonly most: number | undefined
 }
 
 interface CreationOptions {
   readonly limits: ReturnType<TenantLimits['of']> | undefined
-  /** Who executes the first nodes. Undefined: whoever is woken. */
+  /** The process that executes the first nodes. Undefined: whichever process is woken. */
   readonly claim?: FirstClaim | undefined
-  /** The definition may have changed meanwhile. */
+  /** The definition comes from memory and may be outdated, so the insertion checks its version. */
   readonly isRecent?: boolean
 }
 
@@ -110,7 +110,7 @@ export function creationOf(
   const keyed = mayBeKeyed(nodes)
   const edges = edgesOf(nodes)
   const first = wanted.start ? nodes.filter((node) => !edges.get(node.id)?.size) : []
-  // Keys of concurrency and budgets are divided among nodes by whoever claims them.
+  // Concurrency keys and budgets are divided among nodes at a claim, so the creating process begins no node of a run that has either.
   const begins = claim && !keyed && settings.maxCostCents === undefined
   const begun = begins ? first.toSorted((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []
   const specs = nodes.map((node) => JSON.stringify(node))
@@ -197,7 +197,7 @@ const insertionText = `
   )
   SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS now_ms FROM run`
 
-/** The first attempts at the nodes that were begun. */
+/** The first attempts at the nodes that the creating process begins. */
 export const claimsOf = ({ nodes }: Begun, nowMs: number): readonly Claimed[] =>
   nodes.map((spec) => ({
     id: spec.id,

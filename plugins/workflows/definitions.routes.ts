@@ -19,7 +19,7 @@ import { DefinitionBody, DefinitionChange, DefinitionInfo, DefinitionParams, Def
 import type { WorkflowService } from './service.ts'
 
 const tags = ['workflows']
-/** A definition of 10,000 nodes. */
+/** The largest request body in bytes: enough for a definition of 10,000 nodes. */
 const bodyLimit = 8 * 1024 * 1024
 
 interface Deps {
@@ -118,7 +118,7 @@ export function definitionChangeRoutes(app: App, guard: Guard, { database, servi
       limits?.stored.admit(tenantId)
       const definition = await service.changed(tenantId, id, request.body)
       const made = await replaceDefinition(database, tenantId, id, definition, keyId)
-      // Each version stays for the runs that have it.
+      // Old versions are kept as well, so a change adds its full size.
       limits?.stored.add(tenantId, JSON.stringify(definition).length)
       return made
     },

@@ -26,17 +26,17 @@ const toInfo = ({ id, version, document, created_at, updated_at }: Row): Definit
   updatedAt: updated_at,
 })
 
-/** A stored definition, or one without an id. */
+/** A stored definition, or one that came with the request and has neither id nor version. */
 export interface FoundDefinition {
   readonly id: string | undefined
   readonly version: number | undefined
   readonly definition: Definition
 }
 
-/** Characters of definitions that a process keeps, and of one of them. */
+/** The most characters of definitions that a process keeps in memory: of all together, and of one. */
 const mostKept = 16 * 1024 * 1024
 const longestKept = 256 * 1024
-/** Definitions that runs were created of, the last used last. Whoever uses one asks in the same statement whether it is still as it was. */
+/** The recently used definitions, the last used last. One may be outdated, so its user must check the version in the statement that uses it. */
 export class RecentDefinitions {
   readonly #kept = new Map<string, { readonly found: FoundDefinition; readonly size: number }>()
   #size = 0
@@ -70,7 +70,7 @@ export class RecentDefinitions {
 
 export const unknownDefinition = () => notFound({ message: 'No workflow definition has this id.' })
 
-/** For a batch that asks for something else as well. */
+/** The statement that reads a definition, for a batch with other statements. */
 export const definitionOf = (tenantId: string, id: string): Statement => ({
   name: 'workflow-definition',
   text: `SELECT ${columns} FROM ${whole} WHERE d.tenant_id = $1 AND d.id = $2`,
@@ -78,7 +78,7 @@ export const definitionOf = (tenantId: string, id: string): Statement => ({
 })
 export type DefinitionRow = Row
 
-/** The definition as it is now. */
+/** The current version of a definition. Undefined: there is no such definition. */
 export async function findDefinition(
   database: Database,
   tenantId: string,
@@ -102,7 +102,7 @@ export async function unknownDefinitions(
   return ids.filter((id) => !known.has(id))
 }
 
-/** By name. */
+/** Lists definitions in the order of their names. */
 export function listDefinitions(database: Database, tenantId: string, page: Page): Promise<Listing<DefinitionPreview>> {
   const list: ListSql = {
     columns: `d.id, d.name, d.version, d.created_at, d.updated_at`,
@@ -121,7 +121,7 @@ export function listDefinitions(database: Database, tenantId: string, page: Page
   }))
 }
 
-/** Adds a definition; 409 `limit_exceeded` when there are as many as may be. */
+/** Adds a definition. 409 `limit_exceeded` when the tenant has as many as its limit allows. */
 export async function insertDefinition(
   database: Database,
   tenantId: string,
@@ -146,7 +146,7 @@ export async function insertDefinition(
   })
 }
 
-/** Stores the next version, and forgets those that are a hundred versions old: runs keep their own copy. */
+/** Stores the next version and deletes versions that are a hundred or more behind it. Runs keep their own copy. */
 export async function replaceDefinition(
   database: Database,
   tenantId: string,

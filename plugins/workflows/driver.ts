@@ -11,12 +11,12 @@ export interface Driver {
   readonly underWay: Map<string, AbortController>
   /** Outcomes that are not stored yet. */
   outcomes: Outcome[]
-  /** The wake-up by which another process would continue it, where that is still to come. */
+  /** Id of the pending wake-up with which another process continues the run if this one dies. Undefined: none is pending. */
   guard: string | undefined
-  /** Somebody asked to look again. */
+  /** A wake-up came meanwhile, so the run has to be checked once more. */
   again: boolean
   wake: () => void
-  /** Resolves once it waits for calls. */
+  /** Resolves when the run first waits for its calls. */
   readonly calls: PromiseWithResolvers<void>
   done: Promise<void>
 }
@@ -33,7 +33,7 @@ export const newDriver = (tenantId: string, runId: string, guard?: string): Driv
   done: Promise.resolve(),
 })
 
-/** Renews the leases of all that is under way here, and leaves what has been taken or cancelled meanwhile. */
+/** Renews the leases of all attempts of this process. Aborts an attempt when another process has taken its lease or its node was cancelled. */
 export async function renewLeases(
   { database, log }: { readonly database: Database; readonly log: FastifyBaseLogger },
   owner: string,

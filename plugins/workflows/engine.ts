@@ -20,13 +20,13 @@ import type { Conclusion } from './run-output.ts'
 import type { RunSettings } from './schema.ts'
 import { Transition, type TransitionDeps } from './transition.ts'
 
-/** Attempts at nodes of one run that this process makes at once. */
+/** How many attempts of one run this process executes at once. */
 const abreast = 100
-/** A run without room here is offered to all processes after this time; here it continues as soon as there is room. */
+/** A run without room in this process is offered to all processes after this time. This process continues the run as soon as it has room. */
 const noRoomMs = 5_000
-/** How long a wake-up waits for calls of its run; longer calls continue by themselves, under their leases, and delay no other wake-ups. */
+/** How long a wake-up waits for the calls of its run. Longer calls continue under their leases, so that they do not delay other wake-ups. */
 const patienceMs = 50
-/** Within this a run is looked at by a timer of this process, at the very moment; later than that by a wake-up alone. */
+/** A wake-up that is due within this time also gets a timer in this process, which fires on time. Later ones rely on the stored wake-up alone. */
 const soonMs = 60_000
 /** How long stopping waits for calls under way. */
 const stopMs = 10_000
@@ -38,22 +38,22 @@ export interface EngineDeps extends TransitionDeps {
   readonly kv: Kv
   readonly outputs: Outputs
   readonly limits: Pick<TenantLimits, 'of'> | undefined
-  /** The output of a run whose nodes are over. */
+  /** Makes the output of a run whose nodes have all ended. */
   conclude(key: RunKey, settings: RunSettings): Promise<Conclusion>
   readonly metrics: WorkflowMetrics
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
 }
 
-/** What readers of a run's events subscribe to. */
+/** The channel on which readers of a run learn that it has new events. */
 export const runChannel = (tenantId: string, runId: string): string => `workflow:${tenantId}:${runId}`
 
 interface Step {
   readonly outcomes: readonly Outcome[]
-  /** Attempts that are under way here, or whose outcomes are stored next. */
+  /** Nodes whose attempts this process executes. Those that end during the step are stored by the next step. */
   readonly mine: readonly string[]
   readonly most: number
-  /** Somebody was woken for it: something may be due, or left by another process. */
+  /** A wake-up came for the run, so the step also looks for due nodes and for nodes that another process left. */
   readonly look: boolean
 }
 
@@ -61,13 +61,13 @@ interface Stepped {
   readonly attempts: readonly Attempt[]
   readonly leasedForMs: number | undefined
   readonly more: boolean
-  /** Its nodes are over, and its output is made from these. */
+  /** Set when all nodes have ended: the settings from which the output of the run has to be made. */
   readonly concludes?: RunSettings
 }
 
 /**
- * Advances runs: claims ready nodes, makes the attempts, stores their outcomes. Its whole state is in the tables, and any number of
- * processes work at once; wake-ups tell them which runs to check.
+ * Advances runs: claims ready nodes, executes the attempts, stores their outcomes. All state is in the tables, so any number of processes work at
+ * once; wake-ups tell them which runs to check.
  */
 export class Engine {
   readonly #deps: EngineDeps
@@ -86,7 +86,7 @@ export class Engine {
     const renew = () => void renewLeases(this.#deps, this.#owner, this.#drivers.values())
     this.#renewing = setInterval(renew, leaseMs / 3).unref()
   }
-  /** Starts nothing new, and lets running calls end for a while. Other processes take over the rest when its leases expire. */
+  /** Claims nothing new and gives running calls `stopMs` to end. Other processes take over the rest when the leases expire. */
   async stop(): Promise<void> {
     clearInterval(this.#renewing)
     this.#room.close()
@@ -95,7 +95,7 @@ export class Engine {
     const late = setTimeout(() => {
       for (const { underWay } of this.#drivers.values()) for (const one of underWay.values()) one.abort()
     }, stopMs)
-    // One whose last step failed is over as well.
+    // A driver whose last step failed has stopped too, so its rejection is ignored.
     await Promise.allSettled([...this.#drivers.values()].map(({ done }) => done))
     clearTimeout(late)
   }
@@ -105,7 +105,10 @@ export class Engine {
     return this.#room.usedBy(tenantId)
   }
 
-  /** Advances a run as long as there is something to do here. Resolves when it rests, or after a moment. */
+  /**
+   * Advances a run as long as this process can do something for it. Resolves when nothing is left to do, or `patienceMs` after the run began to wait
+   * for calls.
+   */
   async drive(tenantId: string, runId: string): Promise<void> {
     let driver = this.#drivers.get(keyOf(tenantId, runId))
     if (driver) {
@@ -120,11 +123,11 @@ export class Engine {
       driver.calls.promise.then(() => sleep(patienceMs, false, { signal: rest.signal, ref: false })).catch(() => true),
     ])
     rest.abort()
-    // The wake-up is over then: should this process die, another one comes when the leases are over.
+    // The wake-up ends before the calls do. A second wake-up continues the run after the leases expire, in case this process dies.
     if (!rests) await this.#guard(tenantId, runId, leaseMs)
   }
 
-  /** How many nodes of a new run this process would begin, which are to be begun or given back. */
+  /** Reserves room for the first nodes of a new run. The caller must begin that many nodes or give the rest back. */
   take(tenantId: string): FirstClaim {
     const most = this.#deps.stopping.aborted ? 0 : this.#room.take(tenantId, abreast)
     return { owner: this.#owner, most }
@@ -132,7 +135,7 @@ export class Engine {
   give(tenantId: string, count: number): void {
     this.#room.give(tenantId, count)
   }
-  /** Executes the first nodes of a run, which were claimed for this process by whoever has stored it. */
+  /** Executes the first nodes of a run. The statement that stored the run has already claimed them for this process. */
   begin(tenantId: string, begun: Begun, nowMs: number): void {
     const { runId, rootId, depth, guard } = begun
     const driver = newDriver(tenantId, runId, guard)
@@ -142,14 +145,14 @@ export class Engine {
   #carry(driver: Driver): Driver {
     this.#drivers.set(keyOf(driver.tenantId, driver.runId), driver)
     driver.done = this.#carryOn(driver).finally(() => this.#drop(driver))
-    // Whoever waits for it hears of a failure; it is no crash when nobody does.
+    // Callers that await `done` get the failure. This handler keeps a failure that nobody awaits from crashing the process.
     driver.done.catch(() => {})
     return driver
   }
 
   /**
-   * One transition of a run, by whatever `change` does to it: from here or from a request. Undefined: there is no such run. Wake-ups
-   * and events come to be with it.
+   * Runs `change` on a run in one transaction, for the engine or for a request. Stores the wake-ups and events of the change with it. Undefined:
+   * there is no such run.
    */
   async transit<T>(
     tenantId: string,
@@ -188,9 +191,9 @@ export class Engine {
       const mine = [...underWay.keys()]
       const woken = new Promise<void>((resolve) => (driver.wake = resolve))
       const most = stopping.aborted ? 0 : this.#room.take(tenantId, abreast - underWay.size)
-      // Outcomes of calls must not be lost while the database cannot be reached for a moment.
+      // A step with outcomes is retried, so that no outcome of a call is lost while the database is unreachable for a moment.
       let tries = 0
-      // A failed step may have been stored all the same, with claims that this process does not know.
+      // A step that failed may have been committed, with claims that this process never learned of. A retry therefore looks for due nodes (`look`).
       const stepped = await retry(() => this.#step(driver, { outcomes, mine, most, look: look || tries++ > 0 }), {
         firstMs: 100,
         longestMs: 5_000,
@@ -208,17 +211,17 @@ export class Engine {
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
       if (driver.outcomes.length > 0) continue
       if (underWay.size === 0) {
-        // Work without room now is done next, by another process if this one stops or is busy.
+        // More nodes may be ready: continue if there is room, else wait for it. Another process takes the run if this one stops or stays busy.
         if (stepped.more && this.#room.of(tenantId) > 0 && !stopping.aborted) continue
         if (stepped.more) await this.#waitForRoom(tenantId, runId)
         if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)
-        // From here to the return nobody else has a turn: a wake-up is heard, or finds no driver.
+        // No other code runs between this check and the return. A wake-up has set `again` before it, or finds no driver and starts a new one.
         if (!driver.again || stopping.aborted) return this.#drop(driver)
         continue
       }
       if (driver.again) continue
       if (stepped.more && underWay.size < abreast && !stopping.aborted) {
-        // What was claimed is a part of the room that there was.
+        // `take` gives out only a part of the free room, so there may be room for another claim.
         if (this.#room.of(tenantId) > 0) continue
         this.#room.wait(tenantId, runId)
       }
@@ -229,7 +232,7 @@ export class Engine {
   async #called(driver: Driver, woken = new Promise<void>((resolve) => (driver.wake = resolve))): Promise<void> {
     driver.calls.resolve()
     await woken
-    // What ends together is stored together.
+    // Waits one turn of the event loop, so that one step stores all outcomes that arrive together.
     await turn()
   }
 
@@ -245,7 +248,7 @@ export class Engine {
 
   async #step({ tenantId, runId, guard }: Driver, { outcomes, mine, most, look }: Step): Promise<Stepped> {
     let held: Transition | undefined
-    // What was under way until now is about to be stored: it is not due.
+    // Nodes whose outcomes this step stores are not due, although their attempts are no longer under way.
     const underWay = [...mine, ...outcomes.map(({ node }) => node)]
     const owner = this.#owner
     const opening = { outcomes, due: look ? { owner, underWay } : undefined, claim: { owner, most }, guard }
@@ -255,7 +258,7 @@ export class Engine {
       if (!transition.open) return nothing
       if (run.gone) return (await transition.endRun('cancelled'), nothing)
       await transition.takeDue()
-      // A failure of this very step holds the run up, too.
+      // A failed node holds the run up, even one that failed in this very step: claim nothing.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
       const claimed = await transition.claim(owner, most)
       const of = { tenantId, runId, depth: run.depth, rootId: run.rootRun }
@@ -266,7 +269,7 @@ export class Engine {
     return { ...(stepped ?? nothing), ...(held?.concludes ? { concludes: held.run.settings } : {}) }
   }
 
-  /** Makes the output of a run and ends it. If this process dies meanwhile, the next one that is woken does the same. */
+  /** Makes the output of a run and ends the run. If this process dies meanwhile, the next process that is woken repeats both. */
   async #conclude({ tenantId, runId }: Driver, settings: RunSettings): Promise<void> {
     const made = await this.#deps.conclude({ tenantId, runId }, settings)
     await this.transit(tenantId, runId, async (transition) => transition.conclude(made))
@@ -279,7 +282,7 @@ export class Engine {
     const began = performance.now()
     const end = (outcome: Outcome): void => {
       driver.outcomes.push(outcome)
-      // Its room is free before its outcome is visible.
+      // The room is given back before the outcome is stored, so that whoever sees the outcome also finds the room.
       this.#room.give(attempt.tenantId, 1)
       underWay.delete(attempt.id)
       driver.wake()
@@ -291,12 +294,12 @@ export class Engine {
       .then(end, (err: unknown) => {
         if (!abort.signal.aborted)
           this.#deps.log.warn({ err, runId: attempt.runId, node: attempt.id }, 'an attempt was lost')
-        // Somebody makes it again; of one that was taken or cancelled meanwhile it says nothing.
+        // `lost` has the attempt repeated by some process. It changes nothing for an attempt that was taken over or cancelled meanwhile.
         end({ node: attempt.id, attempt: attempt.attempt, kind: 'lost' })
       })
   }
 
-  /** Leaves what is under way here of a run that was cancelled. */
+  /** Aborts the attempts of a cancelled run that this process executes. */
   leave(tenantId: string, runId: string): void {
     const driver = this.#drivers.get(keyOf(tenantId, runId))
     for (const abort of driver?.underWay.values() ?? []) abort.abort()
@@ -305,7 +308,7 @@ export class Engine {
   async #guard(tenantId: string, runId: string, afterMs: number): Promise<void> {
     await this.#deps.wakeUps.send([guardOf(tenantId, runId, afterMs)])
   }
-  /** Wake-ups for later are looked for every few seconds: those of this process come to the moment. */
+  /** Processes look for later wake-ups only every few seconds. Timers make the wake-ups of this process come on time. */
   #soon({ tenantId, what, afterMs }: Pick<Wake, 'tenantId' | 'what' | 'afterMs'>): void {
     const { runId } = what
     if (afterMs === undefined || afterMs > soonMs || runId === undefined || this.#deps.stopping.aborted) return

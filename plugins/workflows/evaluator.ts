@@ -11,31 +11,31 @@ import {
 } from './expressions.ts'
 
 /**
- * More than the largest scope and what can be made of it: a thread that one allocation is too large for ends the process, whatever
- * bounds it has.
+ * Memory of the thread: more than the largest scope and all that can be made of it. A single allocation that does not fit ends the whole process,
+ * whatever limits the thread has.
  */
 const resourceLimits = { maxOldGenerationSizeMb: 1_024, maxYoungGenerationSizeMb: 32, stackSizeMb: 4 }
 
 type Made<T> = { readonly [K in keyof T]: string }
-/** Small evaluations. */
+/** Texts up to this length are parsed on the main thread, and expressions are checked in groups of this length. */
 const shortChars = 64 * 1024
 
 /**
- * Evaluates templates and conditions in a thread of this process, one node after the other, tenants in turns, so that a tenant's slow
- * expressions do not delay other requests. Rejects with ExpressionError.
+ * Evaluates templates and conditions in a thread of this process, one node at a time with tenants in turns, so that slow expressions of a tenant do
+ * not delay other requests. Rejects with ExpressionError.
  */
 export class Evaluator {
   readonly #thread = new AskedThread<Question, Answer>({
     module: new URL('./expression-thread.ts', import.meta.url),
     name: 'expressions',
     resourceLimits,
-    // As many as attempts are under way.
+    // No limit is needed: the attempts under way bound the number of waiting questions.
     mostWaiting: Infinity,
     tooMany: () => new ExpressionError('too many wait'),
     died: (why) => new ExpressionError(why === 'memory' ? 'it needs too much memory' : 'it takes too long'),
   })
 
-  /** Values with their templates filled in: each as JSON, by its name. */
+  /** Fills in the templates of values. Resolves to each value as JSON, by its name. */
   async render<T extends Readonly<Record<string, unknown>>>(
     tenantId: string,
     templates: T,
@@ -49,7 +49,7 @@ export class Evaluator {
     }
     return (await this.#ask(tenantId, { scope, templates })).made as Made<T>
   }
-  /** The items of an array that a template makes, each as JSON; undefined: it makes none. */
+  /** The items of an array that a template makes, each as JSON. Undefined: the template makes no array. */
   async list(tenantId: string, items: unknown, scope: Scope): Promise<readonly string[] | undefined> {
     if (Array.isArray(items) && ![...textsIn(items)].some(({ text }) => isTemplate(text)))
       return items.map((item) => JSON.stringify(item))
@@ -59,13 +59,13 @@ export class Evaluator {
     return (await this.#ask(tenantId, { scope, condition })).holds!
   }
 
-  /** The value that a text is JSON of, written as briefly as can be; undefined: it is none. */
+  /** Parses a text as JSON and returns it in compact form. Undefined: the text is not JSON. */
   async json(tenantId: string, text: string): Promise<string | undefined> {
     const question = { json: text }
     return (text.length <= shortChars ? answerTo(question) : await this.#thread.ask(tenantId, question)).json
   }
 
-  /** The problem of each template and condition. A few at once, so that other work gets its turn. */
+  /** The problem of each template and condition; undefined: it has none. They are checked in groups, so that other work gets its turn. */
   async problems(tenantId: string, texts: readonly Expression[]): Promise<(string | undefined)[]> {
     const found: (string | undefined)[] = []
     for (let at = 0; at < texts.length;) {
@@ -88,5 +88,5 @@ export class Evaluator {
   }
 }
 
-/** A value as text. */
+/** The text of a JSON value: the content of a string, any other value as JSON. */
 export const textOf = (json: string): string => (json.startsWith('"') ? (JSON.parse(json) as string) : json)

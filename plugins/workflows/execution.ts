@@ -27,19 +27,19 @@ import { templated } from './validate.ts'
 export interface Attempt extends Claimed {
   readonly tenantId: string
   readonly runId: string
-  /** How many workflows led to this one. */
+  /** Nesting depth: how many workflow runs are above this one. */
   readonly depth: number
-  /** The workflow run at the top. */
+  /** Id of the topmost workflow run. */
   readonly rootId: string
 }
 
 type Done = Outcome extends infer O ? (O extends Outcome ? Omit<O, 'node' | 'attempt'> : never) : never
 
-/** How long a call may take unless its node says so. */
+/** Timeout of a call, unless its node sets `timeoutSeconds`. */
 const callSeconds = 60
-/** Workflows inside one another. */
+/** How deep child workflows may nest. */
 const mostDepth = 5
-/** How long a node is retried that cannot start yet, because of a limit or without a runner. */
+/** How long a node is retried that cannot start because a limit is reached or no runner is available. */
 const patienceMs = 3_600_000
 
 export interface ExecutionDeps {
@@ -65,19 +65,19 @@ export class Execution {
     this.#deps = deps
   }
 
-  /** Never rejects, except when `signal` aborted or the database cannot be reached: then the outcome is unknown. */
+  /** Executes an attempt. Rejects only when `signal` aborted or the database cannot be reached: then the outcome is unknown. */
   async make(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
     const of = { node: attempt.id, attempt: attempt.attempt }
     const large = this.#deps.large.ticket(attempt.tenantId)
     try {
-      // Outputs may be larger than all that was sent: a run that began before its tenant's store was full goes no further.
+      // Outputs may be far larger than requests, so a run makes no further attempt once its tenant's store is full.
       this.#deps.limits?.stored.admit(attempt.tenantId)
       const done = await this.#kept(attempt, await this.#do(attempt, { signal, large }))
       this.#deps.limits?.stored.add(attempt.tenantId, bytesOf(done))
       return { ...of, ...done } as Outcome
     } catch (cause) {
       if (signal.aborted) throw cause
-      // Nothing has started yet: later failures of a call are in its outcome.
+      // A rejection with 429 or 503 means that nothing was started. Failures of a started call are part of its outcome instead.
       const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
       if (isEarly && attempt.nowMs - attempt.startedMs < patienceMs) {
         return { ...of, kind: 'later', inMs: 1_000 + Math.random() * 4_000 }
@@ -90,15 +90,15 @@ export class Execution {
     }
   }
 
-  /** The result as it is stored. */
+  /** Checks an output against the node's schema and converts it to its stored form: JSON, or a link to the object store. */
   async #kept(attempt: Attempt, done: Done): Promise<Done> {
     const { spec } = attempt
-    // Conditions say little, and what is linked was looked at before.
+    // Only outputs of successful attempts are checked and converted. The output of a condition is just `true` or `false`.
     if (done.kind !== 'over' || done.status !== 'ok' || done.output === undefined || spec.type === 'condition')
       return done
     const kept = await this.#deps.outputs.take(attempt, spec, done.output)
     if (kept.status === 'ok') return { ...done, output: kept.output }
-    // The parts of a map or loop say the same when they are put together again.
+    // A retry of a map or loop would join the same parts and fail in the same way, so this error is not retryable.
     const isMade = spec.type === 'map' || spec.type === 'loop'
     return over(isMade ? { ...kept.error, retryable: false } : kept.error)
   }
@@ -144,7 +144,7 @@ export class Execution {
     }
   }
 
-  /** The scope of a node's templates. The condition of a loop is evaluated when there is a result. */
+  /** The scope of a node's templates. The condition of a loop is included only when the last part has a result. */
   #scopeOf(attempt: Attempt, large: LargeTicket, more: Scope['values'] = {}, json: Scope['json'] = {}): Promise<Scope> {
     const { spec, part, item } = attempt
     const fields = spec as unknown as Readonly<Record<string, unknown>>
@@ -185,14 +185,14 @@ export class Execution {
         workflowRunId: runId,
         nodeId: attempt.id,
       },
-      // Budgets per run count for the whole workflow.
+      // The parent makes budgets per run count for the whole workflow, not for each agent.
       parent: { runId, rootId, depth: 1, ...(budgetCents === undefined ? {} : { budgetCents }) },
     }
     if (task.prompt === '')
       return over({ code: 'empty_prompt', message: 'The prompt came out empty.', retryable: false })
     const reading = new AbortController()
     try {
-      // A repeated start joins the run that the first one has begun.
+      // The id depends only on the attempt, so a repeated start joins the run that the first start began.
       const { events } = await this.#deps.dispatch.start(tenantId, task, endingOnly, reading.signal)
       void events[Symbol.asyncIterator]().return?.(undefined)
     } finally {
@@ -239,7 +239,7 @@ export class Execution {
     }
   }
 
-  /** Its parts; or, once these are over, what they came to, where that is large or has to fit a schema. */
+  /** The first attempt divides a map into parts. A second attempt joins their outputs when these are large or must match a schema. */
   async #map(attempt: Attempt, spec: NodeOf<'map'>, scope: Scope, large: LargeTicket): Promise<Done> {
     const { store, outputs, evaluator } = this.#deps
     const { tenantId, runId } = attempt
@@ -259,7 +259,7 @@ export class Execution {
     return { kind: 'parts', items: texts, first: 0, atOnce: spec.concurrency ?? items.length }
   }
 
-  /** The next part of a loop, unless its condition holds for the last one, or there were as many as may be. */
+  /** Starts the next part of a loop. The loop ends when its condition holds for the last part, or after `max` parts. */
   async #loop(attempt: Attempt, spec: NodeOf<'loop'>, large: LargeTicket): Promise<Done> {
     const { store, outputs, evaluator } = this.#deps
     const { tenantId } = attempt
@@ -275,7 +275,7 @@ export class Execution {
     }
     const full = await this.#isFull(attempt, 1)
     if (full) return over(full)
-    // A link goes on as one.
+    // A linked output is passed on as a link, without reading the object.
     const item = isLinked(output) ? output : `{"previous":${output}}`
     return { kind: 'parts', items: [item], first: next, atOnce: 1 }
   }
@@ -327,7 +327,7 @@ const keyOf = ({ runId, id, effect }: Attempt): string => `${runId}/${id}/${effe
 
 const over = (error: Failure): Done => ({ kind: 'over', status: 'error', error })
 
-/** A failure on which an author or caller can act. Undefined: an internal error, and the outcome of the attempt is unknown. */
+/** Converts an error to a failure on which the author or caller can act. Undefined: an internal error, so the outcome of the attempt is unknown. */
 function failureOf(cause: unknown): Failure | undefined {
   if (cause instanceof ExpressionError) {
     return {

@@ -2,14 +2,14 @@ import { createContext, Script } from 'node:vm'
 import { Environment } from '@marcbachmann/cel-js'
 import { Liquid } from 'liquidjs'
 
-// The languages of templates and conditions. What tenants have written is only parsed here; it is evaluated in expression-thread.ts.
+// The languages of templates (Liquid) and of conditions (CEL). Checks only parse what tenants wrote; expression-thread.ts evaluates it.
 
-/** How much of a processor all expressions of a node may take together, and how many characters of JSON they may make. */
+/** CPU time in ms that all expressions of a node may take together, and how many characters of JSON they may make. */
 const mostMs = 100
 export const mostMade = 10 * 1024 * 1024
-/** What filters of one template may allocate, in characters and items. */
+/** How many characters and items the filters of one template may allocate. */
 const mostFiltered = 1_000_000
-/** So many characters a condition may add up at most: the evaluator has no bound of its own. */
+/** How many characters a condition may concatenate. The CEL evaluator has no limit of its own. */
 const mostSummed = 64 * 1024 * 1024
 const longest = 100_000
 
@@ -20,7 +20,7 @@ const liquid = new Liquid({
   strictVariables: true,
   strictFilters: true,
   ownPropertyOnly: true,
-  // No template leads to another one, and none to a file.
+  // Templates must not include other templates or files.
   templates: {},
   parseLimit: longest,
   memoryLimit: mostFiltered,
@@ -45,11 +45,14 @@ const cel = new Environment({
   limits: { maxAstNodes: 2_000, maxDepth: 50, maxListElements: 1_000, maxMapEntries: 1_000, maxCallArguments: 16 },
 })
 
-// What is written by tenants runs where a `vm` can stop it: both languages are without side effects, and neither promises an end.
+// Expressions of tenants run in a `vm`, which can stop them. Both languages are free of side effects, but neither guarantees an end.
 const stoppable = new Script('work()')
 const room = createContext({ work: undefined })
 
-/** On a busy machine time passes in which nothing was done: it is begun again, with more time, until it has had its part of a processor. */
+/**
+ * The timeout of `vm` counts wall time, which passes on a busy machine without any work being done. The work is therefore repeated with more time
+ * until it has had its share of CPU time.
+ */
 function bounded<T>(work: () => T): T {
   for (let timeout = mostMs; ; timeout *= 2) {
     const before = process.threadCpuUsage()
@@ -70,7 +73,7 @@ function bounded<T>(work: () => T): T {
   }
 }
 
-/** `{{ value }}` alone stands for the value itself, not for its text. */
+/** A template that is only `{{ value }}` makes the value itself, not its text. */
 const alone = /^\s*\{\{-?((?:(?!\}\}|\{\{)[\s\S])*?)-?\}\}\s*$/
 export const isTemplate = (text: string): boolean => text.includes('{{') || text.includes('{%')
 
@@ -80,13 +83,13 @@ export interface Expression {
   readonly isCondition?: boolean
 }
 
-/** What is wrong with one, before it is ever used. */
+/** Why an expression cannot be parsed; undefined: it can. Called before the expression is ever used. */
 export function expressionProblem({ text, isCondition = false }: Expression): string | undefined {
   if (text.length > longest) return `a ${isCondition ? 'condition' : 'template'} has at most ${longest} characters`
   return problemOf(() => void (isCondition ? cel.parse(plain(text)) : liquid.parse(text)))
 }
 
-// What is only parsed is bounded by its length.
+// Parsing needs no time limit, because the length of the text is limited.
 function problemOf(parse: () => void): string | undefined {
   try {
     parse()
@@ -96,7 +99,7 @@ function problemOf(parse: () => void): string | undefined {
   }
 }
 
-/** The texts in a value: those that may be templates. */
+/** All strings in a value with their paths. Each may be a template. */
 export function* textsIn(value: unknown, path = ''): Generator<{ readonly path: string; readonly text: string }> {
   if (typeof value === 'string') yield { path, text: value }
   else if (typeof value === 'object' && value !== null) {
@@ -106,14 +109,14 @@ export function* textsIn(value: unknown, path = ''): Generator<{ readonly path: 
 
 const reference = /\bnodes\s*(?:\.\s*([A-Za-z_][\w-]*)|\[\s*(["'])([^"'\]]+)\2\s*\])/g
 
-/** The ids of nodes to which a template or condition refers. In `nodes.a-b` a hyphen may be a minus: `known` decides. */
+/** The ids of the nodes to which an expression refers. In `nodes.a-b` the hyphen may be a minus; `known` decides. */
 export function nodesIn(text: string, known: (id: string) => boolean): string[] {
   return references(text).map((ids) => ids.find(known) ?? ids[0]!)
 }
-/** The same where nobody knows: all that may be ids. */
+/** Everything in an expression that may be the id of a node. For callers that do not know the ids. */
 export const mentionedIn = (text: string): string[] => references(text).flat()
 
-/** For each reference what it may be about, the longest id first. */
+/** The possible ids of each reference, the longest first. */
 function references(text: string): string[][] {
   if (!text.includes('nodes')) return []
   return [...text.matchAll(reference)].map(([, plainId, , quoted]) => {
@@ -124,9 +127,9 @@ function references(text: string): string[][] {
   })
 }
 
-/** What templates and conditions see. JSON of tenants comes as text, which is parsed in the thread. */
+/** The variables that templates and conditions see. JSON of tenants stays text until the thread parses it. */
 export interface Scope {
-  /** Values by their names, as JSON. */
+  /** Variables by name, as JSON. */
   readonly json: Readonly<Record<string, string>>
   readonly values?: Readonly<Record<string, unknown>>
   readonly nodes: readonly {
@@ -140,28 +143,31 @@ export interface Scope {
 export type Question = Evaluation | { readonly json: string } | { readonly check: readonly Expression[] }
 interface Evaluation {
   readonly scope: Scope
-  /** Values whose texts are templates. */
+  /** Values whose strings are templates, by name. */
   readonly templates?: Readonly<Record<string, unknown>>
-  /** The one of them that has to be an array: it is answered by its items. */
+  /** Name of the template that has to make an array. The answer then has its items. */
   readonly list?: string
   readonly condition?: string
 }
 
 export interface Answer {
-  /** What is wrong, in words for whoever wrote it. */
+  /** What is wrong, in words for the author of the expression. */
   readonly problem?: string
-  /** What came of each of the templates, as JSON. */
+  /** The result of each template as JSON, by name. */
   readonly made?: Readonly<Record<string, string>>
-  /** The items of the list, as JSON; absent where it is none. */
+  /** The items of the list, each as JSON. Absent: the value is no array. */
   readonly items?: readonly string[]
   readonly holds?: boolean
-  /** What is wrong with each of what was to be checked. */
+  /** The problem of each expression to check, in order. */
   readonly problems?: readonly (string | undefined)[]
-  /** The text as JSON is written; absent where it is none. */
+  /** The text as compact JSON. Absent: the text is not JSON. */
   readonly json?: string
 }
 
-/** Evaluates what tenants wrote: for a thread of its own, which it may hold up for a while. */
+/**
+ * Answers a question about expressions of tenants. An evaluation may block for a while, so it belongs in a thread of its own; short JSON may be
+ * parsed anywhere.
+ */
 export function answerTo(question: Question): Answer {
   if ('json' in question) return jsonOf(question.json)
   if ('check' in question) return { problems: question.check.map(expressionProblem) }
@@ -208,7 +214,7 @@ const charsOf = ({ json, nodes }: Scope): number =>
   Object.values(json).reduce((sum, text) => sum + text.length, 0) +
   nodes.reduce((sum, { output }) => sum + (output?.length ?? 0), 0)
 
-/** Fills templates in, and writes what they make as JSON, all together up to a bound. */
+/** Fills in templates and writes the results as JSON. All results together have a size limit. */
 class Maker {
   readonly #seen: Seen
   #left = mostMade
@@ -229,7 +235,7 @@ class Maker {
       .map(([key, one]) => `${JSON.stringify(key)}:${this.json(one)}`)
       .join(',')}}`
   }
-  /** What is no JSON is none that could be kept. */
+  /** Serializes a value. A value that JSON cannot represent becomes `null`. */
   written(value: unknown): string {
     const text = JSON.stringify(value) ?? 'null'
     this.#left -= text.length
@@ -247,10 +253,10 @@ function holds(condition: string, seen: Seen, chars: number): boolean {
   return made
 }
 
-/** Braces of templates are left out of a condition: `{{ input.x }} > 3` is what people write. */
+/** Replaces the braces of templates in a condition by parentheses, because people write `{{ input.x }} > 3`. */
 function plain(text: string): string {
   let made = ''
-  // By hand: a regular expression would begin anew at every brace.
+  // Scanned by hand, because a regular expression would start anew at every brace.
   for (let at = 0; ;) {
     const from = text.indexOf('{{', at)
     const to = from < 0 ? -1 : text.indexOf('}}', from + 2)
@@ -263,7 +269,7 @@ function plain(text: string): string {
   }
 }
 
-/** Numbers of JSON that are whole are integers of CEL, so that `input.count + 1` is a sum. In their places. */
+/** Converts whole numbers of JSON to integers of CEL, so that `input.count + 1` is a sum. Changes the value in place. */
 function withIntegers(value: unknown): unknown {
   if (typeof value === 'number') return Number.isSafeInteger(value) ? BigInt(value) : value
   if (typeof value !== 'object' || value === null) return value

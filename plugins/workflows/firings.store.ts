@@ -3,7 +3,7 @@ import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import type { Firing } from './schema.ts'
 
-/** So many firings of a schedule are kept. */
+/** How many firings of a schedule are kept. */
 export const keptFirings = 1_000
 
 interface Row {
@@ -14,7 +14,7 @@ interface Row {
   message: string | null
 }
 
-/** What became of a time. */
+/** What a schedule did at one of its times. */
 export interface Became {
   readonly outcome: Firing['outcome']
   readonly runId?: string
@@ -64,14 +64,14 @@ export class Firings {
       values: [...this.#of, times.map((at) => at.toISOString())],
     })
   }
-  /** A run that somebody asked for. */
+  /** Records a run that a client started by hand. */
   async recordManual(runId: string): Promise<void> {
     await this.#tx.query({
       text: `INSERT INTO workflow_firings (tenant_id, schedule_id, at, kind, outcome, run_id) VALUES ($1, $2, clock_timestamp(), 'manual', 'started', $3)`,
       values: [...this.#of, runId],
     })
   }
-  /** The time whose run waits for its turn. */
+  /** The scheduled time whose run is queued. Undefined: no run is queued. */
   async queued(): Promise<string | undefined> {
     const [row] = await this.#tx.query<{ at: string }>({
       text: `SELECT at FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 AND outcome = 'queued' ORDER BY at LIMIT 1`,

@@ -43,8 +43,8 @@ import { RunViews } from './views.store.ts'
 import { Woken } from './woken.ts'
 
 /**
- * Workflows: graphs of agents, tools, conditions, waits and approvals, whose state is in tables of their own; schedules of them; and
- * approvals. Specification 2.9, 3.4, 4.11 and 6.
+ * Workflows: graphs of agents, tools, conditions, waits and approvals, and the schedules that start them. Their state is in tables of their own.
+ * Specification 2.9, 3.4, 4.11 and 6.
  */
 export default definePlugin({
   name: 'workflows',
@@ -89,7 +89,7 @@ export default definePlugin({
       if (what['scheduleId'] !== undefined) await schedules.fire(what['tenantId']!, what['scheduleId'])
       else await woken.wake(what)
     })
-    // As many as attempts are under way: their outputs wait to be checked, and are not refused.
+    // The attempts under way bound the number of waiting checks, so no limit is needed here: outputs wait to be checked and are not refused.
     const schemas = createOutputSchemas({ mostWaiting: Infinity, maxValueChars: mostOutput })
     const evaluator = new Evaluator()
     const large = new LargeTurns()
@@ -127,7 +127,7 @@ export default definePlugin({
       })
       onStart(async () => {
         engine.start()
-        // The run of an agent has ended, wherever that was.
+        // Any process may have ended the run of an agent, so its end is announced through the database.
         listening.push(await database.listen('workflows', wakeForAgent(wakeUps, log)))
       })
     }
@@ -148,7 +148,7 @@ export default definePlugin({
   },
 })
 
-/** The run of an agent has ended: wakes the runs that wait for it. */
+/** Handles the notification `<tenant> <agent run>` of an ended agent run: wakes the workflow runs that wait for it. */
 const wakeForAgent =
   (wakeUps: WakeUps, log: FastifyBaseLogger) =>
   (told: string): void => {

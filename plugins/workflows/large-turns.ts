@@ -1,15 +1,18 @@
-/** Attempts that hold megabytes at once, of one tenant and of all: each holds its scope, what it made of it, and what it was answered. */
+/** How many attempts may hold megabytes at once, of one tenant and of all. Each holds its scope, what it made from the scope, and its answer. */
 const mostOfTenant = 3
 const mostOfAll = 12
 
-/** Attempts with much memory take turns, so that no tenant can fill the memory of a process: others wait with their data in stores and sockets. */
+/**
+ * Makes attempts that need much memory take turns, so that no tenant can fill the memory of a process. Waiting attempts leave their data in stores
+ * and sockets.
+ */
 export class LargeTurns {
   readonly #held = new Map<string, number>()
-  /** By tenant; whose turn it is stands first. */
+  /** Waiting attempts by tenant. The first tenant in the map has the next turn. */
   readonly #waiting = new Map<string, (() => void)[]>()
   #all = 0
 
-  /** For one attempt, which may never hold much. */
+  /** A ticket for one attempt. An attempt that never calls `enter` takes no turn. */
   ticket(tenantId: string): LargeTicket {
     let entered: Promise<void> | undefined
     return {
@@ -48,7 +51,7 @@ export class LargeTurns {
 }
 
 export interface LargeTicket {
-  /** Resolves when it is its turn, at once when it has had it. */
+  /** Resolves when it is the attempt's turn, and at once when the attempt has its turn already. */
   enter(): Promise<void>
   leave(): void
 }

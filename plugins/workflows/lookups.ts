@@ -32,7 +32,7 @@ export const createLookups =
       const servers = [...new Set(names.filter((name) => name.includes('/')).map(serverOf))]
       const unknownServers = new Set(servers.length === 0 ? [] : await (mcp?.unknown(tenantId, servers) ?? servers))
       const runners = fleet.describe()
-      // A runner that cannot be reached, or an older one, does not say which tools it has: then it is not known that a tool does not exist.
+      // Runners that are unreachable or old do not list their tools. While one list is missing, no platform tool counts as unknown.
       const known = runners.length > 0 && runners.every(({ tools }) => tools !== undefined)
       const tools = new Set(runners.flatMap((runner) => runner.tools ?? []))
       return names.filter((name) =>

@@ -6,7 +6,7 @@ export const nodeTypes = ['agent', 'tool', 'condition', 'map', 'loop', 'wait', '
 export type NodeType = (typeof nodeTypes)[number]
 
 export const idPattern = '^[A-Za-z0-9_-]{1,64}$'
-/** No column holds a NUL. */
+/** Texts that PostgreSQL can store: they contain no NUL. */
 export const storablePattern = '^[^\\u0000]*$'
 export const json = (description: string) => Type.Unknown({ description })
 const template = (description: string, maxLength = 100_000) =>
@@ -15,7 +15,7 @@ const seconds = (description: string, maximum: number) => Type.Number({ minimum:
 export const schemaOf = (description: string) => Type.Record(Type.String(), Type.Unknown(), { description })
 export const strict = { additionalProperties: false } as const
 
-/** The longest that a node may wait or work. */
+/** The most seconds that a node may wait or work: a year. */
 const mostSeconds = 365 * 86_400
 
 const common = {
@@ -90,7 +90,7 @@ const ownFields = {
   agent: {
     profile: Type.String({ minLength: 1, maxLength: 64 }),
     prompt: template('The prompt of the agent.'),
-    // As for a run: the output is then the JSON of the answer.
+    // As for a run. The output of the node is then the JSON value of the answer.
     responseFormat: Type.Optional(ResponseFormat),
     sessionId: Type.Optional(template('Continue in this session.', 1_000)),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
@@ -191,7 +191,7 @@ export type WorkflowNode = { [K in NodeType]: NodeOf<K> }[NodeType]
 /** The inner node of a map or loop, without its own place in the graph. */
 export type InnerNode = Omit<WorkflowNode, 'id' | 'dependsOn'> & { readonly type: NodeType }
 
-/** Who may say how a node ends: of an approval whoever may decide it, and of a map or loop the same for what is in it. */
+/** The lowest role that may decide how a node ends: of an approval its own `role`, of a map or loop the role of its inner node. */
 export const roleOf = (spec: WorkflowNode): TenantRole =>
   spec.type === 'approval'
     ? (spec.role ?? 'member')
@@ -199,10 +199,10 @@ export const roleOf = (spec: WorkflowNode): TenantRole =>
       ? roleOf(spec.node as unknown as WorkflowNode)
       : 'member'
 
-/** The id of the node of the definition that a part belongs to. */
+/** The id of the top-level node that a part belongs to. */
 export const topOf = (id: string): string => id.split('.', 1)[0]!
 
-/** What a map or loop says of a part of it, however deep: `top` is the node that the id begins with. */
+/** The spec of a part, at any depth. `top`: the top-level map or loop, with whose id the id of the part begins. */
 export function partOf(top: WorkflowNode, id: string): WorkflowNode {
   let spec = top
   for (let level = id.split('.').length; level > 1; level--) spec = (spec as unknown as { node: WorkflowNode }).node

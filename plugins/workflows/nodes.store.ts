@@ -19,11 +19,11 @@ export interface NodeRow {
   readonly lost: number
   readonly concurrency_key: string | null
   readonly waits_for: string | null
-  /** Some process executes it. */
+  /** A process executes the node under a lease. */
   readonly leased: boolean
   readonly reserved_cents: number
   readonly started_ms: number | null
-  /** The clock of the database: those of processes may be wrong. */
+  /** The time by the clock of the database, since the clocks of processes may be wrong. */
   readonly now_ms: number
 }
 export const nodeColumns = `n.id, n.type, n.spec, n.parent, n.part, n.item, n.status, n.attempt, n.effect, n.tries, n.lost, n.concurrency_key,
@@ -52,10 +52,10 @@ export interface Ended {
   readonly costCents: number | undefined
 }
 
-/** What `endedWell` answers: a node that is over, or one that became ready by it. */
+/** A row of `endedWell`: a node that ended (`over`), or a dependent node that became ready. */
 export type EndedWell = NodeRow & { readonly over: boolean }
 
-/** A node that came to another status. */
+/** A node whose status changed. */
 export interface Moved {
   readonly id: string
   readonly status: number
@@ -66,7 +66,7 @@ export interface Moved {
 export class NodeTable {
   readonly #tx: TenantTx
   readonly #of: readonly [tenantId: string, runId: string]
-  /** What maps and loops say of their parts is in the row of the node that these are a part of, however deep. */
+  /** Specs by node id. A part has no spec in its own row: it is inside the spec of the top-level map or loop, at any depth. */
   readonly #specs = new Map<string, WorkflowNode>()
   constructor(tx: TenantTx, runId: string) {
     this.#tx = tx
@@ -99,7 +99,7 @@ export class NodeTable {
     return this.#specs.get(id) ?? partOf(this.#specs.get(topOf(id))!, id)
   }
 
-  /** As everywhere here the ids are said twice: a join alone reads the whole run for each step until the tables are analyzed. */
+  /** Ids are passed twice, as everywhere in this file: until the tables are analyzed, a join alone reads the whole run in every step. */
   async write(ended: readonly Ended[]): Promise<void> {
     await this.#tx.query({
       name: 'workflow-end-nodes',
@@ -124,8 +124,8 @@ export class NodeTable {
   }
 
   /**
-   * Ends nodes that were executed well, and tells those that depend on them: what most outcomes come to, as one statement. Its rows are
-   * those that were under way in this very attempt, and those that became ready.
+   * Ends successful nodes and updates the nodes that depend on them, in one statement, since most outcomes are like this. Its rows are the nodes that
+   * were still running in this very attempt, and the dependents that became ready.
    */
   endedWell(outcomes: readonly Over[]): Statement {
     return {
@@ -186,7 +186,7 @@ export class NodeTable {
     })
   }
 
-  /** Cancels all that is not over. */
+  /** Cancels all nodes of the run that have not ended. */
   async cancel(): Promise<NodeRow[]> {
     return this.#tx.query<NodeRow>({
       text: `UPDATE workflow_nodes n SET status = ${cancelled}, finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL,
@@ -196,7 +196,7 @@ export class NodeTable {
     })
   }
 
-  /** Cancels what maps and loops are divided into, however deep: all that is not over, or holds the run up. Resolves to what that was. */
+  /** Cancels parts of maps and loops, at any depth, that have not ended or whose failure holds the run up. Resolves to the cancelled parts. */
   async cancelBelow(rows: readonly NodeRow[]): Promise<NodeRow[]> {
     const divided = rows.filter(({ type }) => type === 'map' || type === 'loop')
     if (divided.length === 0) return []
@@ -212,7 +212,7 @@ export class NodeTable {
     return parts
   }
 
-  /** Parts of a map or loop are over. Undefined when it is over itself. */
+  /** Counts ended parts of a map or loop. Undefined: the map or loop itself has ended already. */
   async partsOver(parent: string, count: number): Promise<(NodeRow & { waits: number }) | undefined> {
     const [row] = await this.#tx.query<NodeRow & { waits: number }>({
       name: 'workflow-part-over',
@@ -224,7 +224,7 @@ export class NodeTable {
     return row
   }
 
-  /** Adds to the numbers of a node. */
+  /** Adds to the attempt and lost counters of a node. */
   async count(
     id: string,
     { attempt = 0, lost = 0 }: { readonly attempt?: number; readonly lost?: number },
@@ -236,7 +236,7 @@ export class NodeTable {
     })
   }
 
-  /** Resolves to the payload of the signal that it would wait for, where that came before: then it waits for nothing. */
+  /** Makes a node wait. If the signal that the node would wait for came before, resolves to its payload and the node does not wait. */
   async park(row: NodeRow, { waitsFor, dueInMs }: Extract<Outcome, { kind: 'parked' }>): Promise<string | undefined> {
     if (row.type === 'wait' && waitsFor !== undefined) {
       const [sent] = await this.#tx.query<{ payload: string }>({
@@ -298,7 +298,7 @@ export class NodeTable {
     return rows.map(({ id }) => id)
   }
 
-  /** The output of a map: those of its parts, in their order. Undefined: it has more than `most` characters, or one is a link. */
+  /** Joins the outputs of the parts of a map, in order. Undefined: together they have more than `most` bytes, or one is a link. */
   async gather(row: Pick<NodeRow, 'id'>, most: number): Promise<string | undefined> {
     const parts = await this.#tx.query<{ output: string | null }>({
       text: `SELECT output FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent = $3
@@ -326,7 +326,7 @@ export class NodeTable {
     })
   }
 
-  /** Reserves for each node one of `parts` of the part of `maxCents` that is neither spent nor reserved for `others`. */
+  /** Divides the cents of `maxCents` that are not spent or reserved into `parts` shares and reserves one per node. `others`: cents reserved before. */
   async reserve(
     ids: readonly string[],
     { maxCents, parts }: { readonly maxCents: number; readonly parts: number },

@@ -5,7 +5,7 @@ import { type Failure, type Outcome, startedBy } from './outcome.ts'
 import type { RunRow } from './run-row.ts'
 import { runStatuses } from './schema.ts'
 
-/** Whether nodes of a type start something that costs, and has to be cancelled with them. */
+/** Whether nodes of a type start a run that costs money and has to be cancelled with the node. */
 export const starts = (type: NodeType): boolean => type === 'agent' || type === 'workflow'
 
 interface Started {
@@ -30,11 +30,11 @@ export class Notices {
     return this.#changed.size > 0
   }
 
-  /** Readers are told that a node has another status. */
+  /** Adds a node with its new status to the event for readers. */
   tell(id: string, status: number, attempt: number, error?: Failure): void {
     this.#changed.set(id, { status, attempt, ...(error ? { error } : {}) })
   }
-  /** Sends a wake-up, now or later. At most one of a key waits. */
+  /** Sends a wake-up, now or after `afterMs`. At most one wake-up with the same key is pending. */
   queue(what: Readonly<Record<string, string>>, key: string, afterMs?: number): void {
     const tenantId = this.#tenantId
     this.wakes.push({ tenantId, what: { tenantId, ...what }, key, ...(afterMs === undefined ? {} : { afterMs }) })
@@ -43,19 +43,19 @@ export class Notices {
   wake(afterMs?: number, key = this.#run.id): void {
     this.queue({ runId: this.#run.id }, key, afterMs)
   }
-  /** Has what an attempt has started cancelled; where nobody has said yet what that is, it may have been started all the same. */
+  /** Cancels the run that an attempt has started. The node may not know that run yet (`waits_for`); its id then follows from the attempt. */
   leave({ id, type, attempt, waits_for }: Started): void {
     if (!starts(type)) return
     const started = waits_for ?? startedBy(this.#run.id, id, attempt)
     this.queue({ runId: this.#run.id, leave: started, type }, `${started}/leave`)
   }
-  /** What an attempt has started that does not count any more must not go on: its run was cancelled meanwhile, or its time was up. */
+  /** Cancels a run that an attempt reports too late: the workflow run was cancelled meanwhile, or the time of the node was up. */
   leaveLate(outcome: Outcome, row: (Started & { readonly status: number }) | undefined): void {
     if (outcome.kind !== 'parked' || outcome.waitsFor === undefined || !row) return
     const isOver = row.attempt > outcome.attempt || (row.attempt === outcome.attempt && row.status !== running)
     if (isOver) this.leave({ ...row, waits_for: outcome.waitsFor })
   }
-  /** The same for all nodes that were cancelled with the run. */
+  /** Cancels the runs of all nodes that were cancelled with the workflow run. */
   leaveAll(): void {
     this.queue({ runId: this.#run.id, leave: 'yes' }, `${this.#run.id}/leave`)
   }
@@ -67,7 +67,7 @@ export class Notices {
     }
     this.rests()
   }
-  /** The next run of its schedule may begin: one that is paused waits for somebody, and holds nothing up. */
+  /** Wakes the schedule of the run, because its next run may begin. A paused run waits for a person and does not hold the schedule up. */
   rests(): void {
     const { id, scheduleId } = this.#run
     if (scheduleId !== undefined) this.queue({ scheduleId }, `${scheduleId}/${id}`)

@@ -5,37 +5,37 @@ import { isWell, type Outcome } from './outcome.ts'
 import { type HeldRow, heldRun, type RunRow, toRunRow } from './run-row.ts'
 import { doneNodes, type LastOutput } from './run-output.ts'
 
-/** What is asked for together with the run: each round trip costs more than what most of them ask for. */
+/** What a transition sends together with the lock of the run: a round trip costs more than most of these statements. */
 export interface Opening {
-  /** What came of attempts. */
+  /** Outcomes of attempts, which this transition stores. */
   readonly outcomes?: readonly Outcome[]
-  /** Whose look it is at what is due, and what is no business of that look. */
+  /** Looks for due nodes. `owner`: this process; `underWay`: nodes that it must not report. */
   readonly due?: Parameters<typeof dueNodes>[2] | undefined
-  /** What is claimed at once, unless something has to come before. */
+  /** Claims nodes in the same round trip, unless other outcomes have to be applied first. */
   readonly claim?: FirstClaim
-  /** The wake-up that is not needed any more once the run is over. */
+  /** Id of the wake-up to delete when the run ends, because it is no longer needed then. */
   readonly guard?: string | undefined
 }
 
-/** What came of the first claim of a run. */
+/** The result of the first claim of a run. */
 export interface First {
   readonly claimed: readonly NodeRow[]
-  /** The nodes that were done; undefined: it was not asked for, as nothing has ended. */
+  /** The nodes that were executed. Undefined: they were not read, because no node ended in this transition. */
   readonly done: readonly LastOutput[] | undefined
 }
 
 interface Opened {
   readonly run: RunRow
-  /** What outcomes have ended or made ready already, and the outcomes that are still to be taken. */
+  /** `ended`: nodes that the stored outcomes ended or made ready. `others`: outcomes that still have to be applied. */
   readonly ended: readonly EndedWell[]
   readonly others: readonly Outcome[]
   readonly due: readonly DueRow[]
   readonly first: First
-  /** Nodes may be ready, or done, of which the first claim knew nothing. */
+  /** There may be ready or executed nodes that the first claim did not see. */
   readonly mayBeMore: boolean
 }
 
-/** Takes hold of a run in a transaction. Undefined: there is no such run. */
+/** Locks a run in a transaction and sends the statements of the opening. Undefined: there is no such run. */
 export async function openRun(
   tx: TenantTx,
   runId: string,
@@ -44,13 +44,13 @@ export async function openRun(
 ): Promise<Opened | undefined> {
   const well = outcomes.filter(isWell)
   const others = outcomes.filter((one) => !isWell(one))
-  // What others come to is decided first.
+  // Other outcomes may change which nodes are ready, so they are applied before any claim.
   const claims = claim && claim.most > 0 && others.length === 0
   const { tenantId } = tx
   const [[held], ...found] = await tx.queries<[HeldRow[], ...object[][]]>([
     heldRun(tenantId, runId),
     ...(well.length > 0 ? [nodes.endedWell(well)] : []),
-    // Before the claim: what is claimed here is not due.
+    // Sent before the claim, so that the nodes claimed here are not reported as due.
     ...(due ? [dueNodes(tenantId, runId, due)] : []),
     ...(claims ? [firstClaim(tenantId, runId, claim, due !== undefined)] : []),
     ...(claims && well.length > 0 ? [doneNodes({ tenantId, runId }, well.length)] : []),
@@ -61,7 +61,8 @@ export async function openRun(
   const dueRows = due ? (found.shift() as DueRow[]) : []
   const claimed = claims ? (found.shift() as NodeRow[]) : []
   const first = { claimed, done: found.shift() as LastOutput[] | undefined }
-  // Where keys are held, or nodes are under way of which some may be due, the first claim takes none.
+  // The first claim takes nothing if the run has concurrency keys or if running nodes may be due. An empty claim then does not prove that no node is
+  // ready.
   const knows = claims && (claimed.length > 0 || !(run.keyed || due))
   return { run, ended, others, due: dueRows, first, mayBeMore: !knows }
 }

@@ -14,7 +14,7 @@ export interface Failure {
 
 /** The outcome of an attempt at a node. JSON of tenants is text, which is parsed only where it is used; large outputs are links. */
 export type Outcome = { readonly node: string; readonly attempt: number } & Come
-/** The same without saying of which attempt. */
+/** An outcome without the node and the attempt that it belongs to. */
 type Come =
   | {
       readonly kind: 'over'
@@ -25,47 +25,47 @@ type Come =
       readonly skips?: readonly string[]
       readonly costCents?: number
     }
-  /** It is no longer executed: it waits for something, or for a time. */
+  /** The node is no longer executed: it waits for an event (`waitsFor`), for a time (`dueInMs`), or for both. */
   | { readonly kind: 'parked'; readonly waitsFor?: string; readonly dueInMs?: number; readonly approval?: NewApproval }
-  /** A map or loop has these parts. */
+  /** A map or loop is divided into parts: their items as JSON, the index of the first one, and how many run at once. */
   | { readonly kind: 'parts'; readonly items: readonly string[]; readonly first: number; readonly atOnce: number }
-  /** It could not be begun yet: the same attempt is made later. */
+  /** The attempt could not begin yet: the same attempt is repeated after `inMs`. */
   | { readonly kind: 'later'; readonly inMs: number }
-  /** Its process left it, and its outcome is unknown. */
+  /** The process stopped executing the attempt, so its outcome is unknown. */
   | { readonly kind: 'lost' }
 
 type NewApproval = Omit<AskedNode, 'workflowRunId' | 'nodeId'>
 
-/** A node of a map or loop beside its item. */
+/** Bytes that a part of a map or loop takes, besides its item. */
 const bytesOfPart = 400
 export type Over = Extract<Outcome, { kind: 'over' }>
-/** What most outcomes are: nothing but what depends on the node follows from it. */
+/** Whether an attempt succeeded and skips no nodes, as most do. Only the nodes that depend on it change, so one statement can store the outcome. */
 export const isWell = (one: Outcome): one is Over => one.kind === 'over' && one.status === 'ok' && !one.skips?.length
 
-/** What an outcome stores, nearly: texts are mostly of one byte a character. */
+/** About how many bytes an outcome stores. Characters count as bytes, since most take one byte. */
 export function bytesOf(outcome: Come): number {
   if (outcome.kind === 'parts') return outcome.items.reduce((sum, item) => sum + bytesOfPart + item.length, 0)
   return outcome.kind === 'over' ? (outcome.output?.length ?? 0) : 0
 }
 
-/** An attempt that a process has taken on. */
+/** A node that a process has claimed, as its attempt sees it. */
 export interface Claimed {
   readonly id: string
   readonly attempt: number
-  /** The attempt that the idempotency key names. */
+  /** Number of the attempt in the idempotency key. It stays the same while the effect of an earlier attempt is unknown. */
   readonly effect: number
   readonly spec: WorkflowNode
   readonly part: number | undefined
-  /** What its map or loop gives it, as JSON. */
+  /** The value that a map or loop gives to this part, as JSON or as a link. */
   readonly item: string | undefined
   readonly startedMs: number
   /** When it was claimed, by the clock of the database. */
   readonly nowMs: number
-  /** What its agents may cost, where the run has a limit. */
+  /** Cents that the agents of this node may cost. Undefined: the run has no limit. */
   readonly budgetCents: number | undefined
 }
 
-/** The id of the run that an attempt at an agent or child workflow starts: the same, however often it is begun. */
+/** The id of the run that an attempt at an agent or child workflow starts. It depends only on the attempt, so repeated starts join one run. */
 export const startedBy = (runId: string, node: string, attempt: number): string =>
   `${runId}-${createHash('sha256').update(node).digest('hex').slice(0, 10)}-${attempt}`
 
@@ -89,7 +89,7 @@ export const lostError: Failure = {
   unknown: true,
 }
 
-/** How long after so many tries the next one is. */
+/** Milliseconds until the next try, after `tries` retries. */
 export const delayMs = (retry: NonNullable<WorkflowNode['retry']>, tries: number): number =>
   Math.min((retry.delaySeconds ?? 1) * (retry.factor ?? 2) ** tries, retry.maxDelaySeconds ?? 300) * 1_000
 
@@ -116,7 +116,7 @@ export function agentFailure(run: { status: string; error?: { code: string; mess
   }
 }
 
-/** How long an agent may take, without the time in which it waits for people. */
+/** Timeout of an agent in milliseconds, a day by default. Time in which the agent waits for people does not count. */
 export const timeoutMsOf = ({ timeoutSeconds = 86_400 }: NodeOf<'agent'>): number => timeoutSeconds * 1_000
 
 /** The outcome of a node whose waiting time is over. */

@@ -10,21 +10,21 @@ import type { WorkflowNode } from './node.schema.ts'
 import { type Failure, mostOutput, tooLarge } from './outcome.ts'
 
 /**
- * What begins so stands in a row for an output that is in the object store, since no JSON does: its parts follow, each by its digest
- * and its bytes.
+ * Marks a stored output as a link to the object store; no JSON begins with this character. After it comes the list of its parts, each with digest and
+ * bytes.
  */
 export const linkMark = '@'
-/** An object has less than an output may have. */
+/** Bytes of one object. An output may be larger, and is then split into several objects. */
 const partBytes = 4 * 1024 * 1024
 
 type Part = readonly [sha256: string, bytes: number]
 const partsIn = (stored: string): readonly Part[] => JSON.parse(stored.slice(linkMark.length)) as readonly Part[]
 export const isLinked = (stored: string): boolean => stored.startsWith(linkMark)
-/** How many bytes the object store has of it; of what is in its row how many characters. */
+/** The size of a stored output: bytes when it is in the object store, characters when it is in its row. */
 export const sizeOf = (stored: string): number =>
   isLinked(stored) ? partsIn(stored).reduce((sum, [, bytes]) => sum + bytes, 0) : stored.length
 
-/** How a node ends whose output was looked at. */
+/** The result of checking an output: its stored form, or the failure of its node. */
 type Kept =
   | { readonly status: 'ok'; readonly output: string }
   | { readonly status: 'error'; readonly error: Failure; readonly output?: never }
@@ -35,13 +35,13 @@ interface OutputsDeps {
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** Outputs of nodes and runs: small ones are in their rows, large ones in the object store, for as long as their run is there. */
+/** Stores the outputs of nodes and runs: small ones in their rows, large ones in the object store. They are kept as long as their run. */
 export class Outputs {
   readonly #deps: OutputsDeps
   constructor(deps: OutputsDeps) {
     this.#deps = deps
   }
-  /** More characters are kept in the object store; Infinity where there is none. */
+  /** Outputs with more characters than this go to the object store. Infinity: there is no object store. */
   get above(): number {
     return this.#deps.links?.above ?? Infinity
   }
@@ -67,13 +67,13 @@ export class Outputs {
     try {
       return await (await this.#deps.schemas(tenantId, schema)).problemOf(json)
     } catch (error) {
-      // Whoever waits for it would wait for ever: that the checking took too much is what is wrong with it.
+      // A check that takes too much counts as a problem of the output. If it rejected instead, the node would wait for its outcome for ever.
       if (!isAppError(error) || error.status !== 400) throw error
       return error.sentence ?? error.code
     }
   }
 
-  /** What is stored in the row. Where the store does not take it, that is the output itself: its call was made, and is not made again. */
+  /** Returns the stored form of an output. If the object store refuses the output, it stays in its row: its call was made and must not be repeated. */
   async keep({ tenantId, runId }: RunKey, json: string): Promise<string> {
     const { links, log } = this.#deps
     if (!links || json.length <= links.above) return json
@@ -93,7 +93,7 @@ export class Outputs {
     }
   }
 
-  /** The JSON of what is stored. Rejects with 410 `output_gone`, and with 503 when the store cannot be reached. */
+  /** Reads the JSON of a stored output. Rejects with 410 `output_gone`, and with 503 when the store cannot be reached. */
   async read({ tenantId, runId }: RunKey, stored: string): Promise<string> {
     if (!isLinked(stored)) return stored
     const parts: Buffer[] = []
@@ -105,7 +105,7 @@ export class Outputs {
     await turn()
     return Buffer.concat(parts).toString('utf8')
   }
-  /** Outputs as one array. Undefined: it is larger than an output may be. */
+  /** Joins stored outputs to one JSON array. Undefined: the array is larger than an output may be. */
   async join(key: RunKey, stored: readonly (string | null)[]): Promise<string | undefined> {
     const parts: string[] = []
     let chars = 1
@@ -117,11 +117,11 @@ export class Outputs {
     }
     return `[${parts.join(',')}]`
   }
-  /** The same as it is read, so that nobody holds it whole. Nothing is open until somebody reads. */
+  /** Streams a stored output, so that no process holds it whole. An object is opened only when its bytes are read. */
   async stream(key: RunKey, stored: string): Promise<AsyncIterable<Uint8Array>> {
     if (!isLinked(stored)) return slicesOf(stored)
     const parts = partsIn(stored)
-    // A missing object is reported before the first byte.
+    // Opens the first object and closes it again, so that a missing object is reported before the first byte is sent.
     await (await this.#open(key, parts[0]!)).close()
     return this.#contentsOf(key, parts)
   }
@@ -134,7 +134,7 @@ export class Outputs {
     return found
   }
 
-  /** The output of a child as that of the node that it is. */
+  /** Converts the output of a child run to the output of its node. Linked objects of the child are lent to the parent run. */
   async ofChild(key: RunKey, spec: WorkflowNode, child: string, stored: string): Promise<Kept> {
     const { tenantId, runId } = key
     if ('outputSchema' in spec) return this.take(key, spec, await this.read({ tenantId, runId: child }, stored))
@@ -147,7 +147,7 @@ export class Outputs {
     }
     return { status: 'ok', output: stored }
   }
-  /** Lets a run that is made in a transaction have all that another one has. */
+  /** Lends all objects of a run to another run, which this transaction creates. */
   async lendAll(tx: TenantTx, from: string, to: string): Promise<void> {
     await this.#deps.links?.lend(tx.tenantId, { from, to }, tx)
   }
@@ -161,7 +161,7 @@ export interface RunKey {
 const sliceChars = 128 * 1024
 async function* slicesOf(text: string): AsyncGenerator<Uint8Array> {
   for (let at = 0; at < text.length;) {
-    // No character of two halves is divided.
+    // A slice must not end between the two halves of a surrogate pair.
     const end = at + sliceChars
     const next = text.charCodeAt(end - 1) >>> 10 === 0x36 ? end + 1 : end
     yield Buffer.from(text.slice(at, next))

@@ -11,9 +11,9 @@ import { branchesOf, cycleIn, edgesOf } from './validate.ts'
 export interface Found {
   readonly status: number
   readonly parent: string | null
-  /** It failed, and its run waits for a repair. */
+  /** The node failed and holds its run up until a repair. */
   readonly blocks: boolean
-  /** Who may say how it ends. */
+  /** The lowest role that may decide how the node ends. */
   readonly approver: TenantRole
 }
 export async function nodeOf(tx: TenantTx, runId: string, nodeId: string): Promise<Found> {
@@ -29,7 +29,7 @@ export async function nodeOf(tx: TenantTx, runId: string, nodeId: string): Promi
   return { status: row.status, parent: row.parent, blocks, approver: roleOf(spec) }
 }
 
-/** A caller that may not decide an approval may not replace it either. */
+/** Rejects with 403 `wrong_approver`: a caller that may not decide an approval may neither end nor replace its node. */
 export function mayDecide({ role }: Caller, { approver }: Found): void {
   if (roleAtLeast(role, approver)) return
   throw approvalErrors.wrongApprover({ message: `Only keys of the role ${approver} or above may end this node.` })
@@ -42,7 +42,7 @@ export async function retryNode(tx: TenantTx, runId: string, nodeId: string): Pr
            WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
     values: [tx.tenantId, runId, nodeId],
   })
-  // What it had come to is made anew.
+  // Deletes the parts of a map or loop; the retry makes new ones.
   await tx.query({
     text: `DELETE FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND starts_with(id, $3)`,
     values: [tx.tenantId, runId, `${nodeId}.`],
@@ -70,11 +70,11 @@ export async function replaceNode(tx: TenantTx, runId: string, nodeId: string, n
     })
   }
   if (Array.isArray(dependsOn)) await addDependencies(tx, runId, nodeId, dependsOn as string[])
-  // As in a definition its branches wait for it.
+  // As in a definition, the branches of a condition depend on it.
   for (const branch of branchesOf(node)) await addDependencies(tx, runId, branch, [nodeId])
 }
 
-/** Adds dependencies to a node that has not begun; those that it has already change nothing. */
+/** Adds dependencies to a node that has not begun. Existing dependencies are ignored. 400 for an unknown id or a cycle, 409 `node_over`. */
 export async function addDependencies(
   tx: TenantTx,
   runId: string,
@@ -113,7 +113,7 @@ export async function addDependencies(
     text: 'INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node) SELECT $1, $2, f, $3 FROM unnest($4::text[]) AS e (f)',
     values: [...of, nodeId, added],
   })
-  // Those that are over need not be waited for.
+  // Only dependencies that have not ended have to be waited for.
   const waits = added.filter((id) => known.get(id)! < 3 || (known.get(id) === 4 && !passed.has(id))).length
   const alive = added.filter((id) => known.get(id) === 3 || passed.has(id)).length
   await tx.query({
@@ -123,7 +123,7 @@ export async function addDependencies(
   })
 }
 
-/** A node that is run again, and all that depend on it, except what a condition has skipped that is not asked again. */
+/** The ids of `from` and all nodes after it. Leaves out nodes that a condition has skipped, unless the condition itself runs again. */
 async function nodesAgain(tx: TenantTx, runId: string, from: string): Promise<string[]> {
   const of = [tx.tenantId, runId]
   const edges = await tx.query<{ from_node: string; to_node: string }>({
@@ -142,7 +142,7 @@ async function nodesAgain(tx: TenantTx, runId: string, from: string): Promise<st
   })
   const reached = (skipped: ReadonlySet<string>): Set<string> => {
     const again = new Set([from])
-    // Grows while it is walked.
+    // The set grows while the loop iterates over it.
     for (const id of again)
       for (const { to_node } of behind.get(id) ?? []) if (!skipped.has(to_node)) again.add(to_node)
     return again
@@ -156,7 +156,7 @@ async function nodesAgain(tx: TenantTx, runId: string, from: string): Promise<st
   }
 }
 
-/** Copies a run, with what came of its nodes except `from` and all that are run again after it. Resolves to about how many bytes that are. */
+/** Copies a run with the results of its nodes, except `from` and the nodes that run again after it. Resolves to the approximate bytes of the copy. */
 export async function copyRun(
   tx: TenantTx,
   runId: string,
@@ -211,7 +211,7 @@ export async function copyRun(
   return row!.bytes
 }
 
-/** Nodes that failed and let those behind them go on. */
+/** The failed nodes with `continueOnError`, after which dependent nodes go on. */
 async function passedFailures(tx: TenantTx, runId: string): Promise<string[]> {
   const rows = await tx.query<{ id: string; spec: string }>({
     text: 'SELECT id, spec FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND status = 4',

@@ -2,28 +2,28 @@ import { type Ended, failed, type NodeRow, type NodeTable, ready } from './nodes
 import type { Notices } from './notices.ts'
 import { delayMs, type Failure, lostError } from './outcome.ts'
 
-/** So often a call whose process died is made again. */
+/** How often a call is repeated because its process died. */
 const mostLost = 5
 
 interface RetriesDeps {
   readonly runId: string
   readonly nodes: NodeTable
   readonly notices: Notices
-  /** Keys of concurrency that the transaction frees. */
+  /** Concurrency keys that the transaction frees. */
   readonly freed: Set<string>
 }
 
-/** Which nodes of one run begin again, and when, in the transaction that holds it. */
+/** Decides which nodes of a run begin again, and when. Works in the transaction that holds the run. */
 export class Retries {
   readonly #deps: RetriesDeps
   constructor(deps: RetriesDeps) {
     this.#deps = deps
   }
 
-  /** Has the same attempt made again. */
+  /** Repeats an attempt under the same number, after `inMs`. */
   async putBack(row: NodeRow, inMs: number): Promise<void> {
     await this.#again(row, { inMs })
-    // The claim counts it again.
+    // The next claim adds one again, so the number of the attempt stays the same.
     await this.#deps.nodes.count(row.id, { attempt: -1 })
   }
   async triesAgain(row: NodeRow, error: Failure | undefined, costCents: number | undefined): Promise<boolean> {
@@ -33,7 +33,10 @@ export class Retries {
     await this.#again(row, { inMs, tries: 1, ...(error ? { error } : {}), costCents: costCents ?? 0 })
     return true
   }
-  /** The process that executed it has ended, and its result is unknown. */
+  /**
+   * Handles an attempt whose process has died, so that its result is unknown. Repeats the attempt, but fails a call with `onLost: fail` or after
+   * `mostLost` losses.
+   */
   async lose(row: NodeRow): Promise<Ended | undefined> {
     const { nodes } = this.#deps
     const isCall = row.type === 'tool' || row.type === 'http'
@@ -42,7 +45,7 @@ export class Retries {
     }
     await nodes.count(row.id, { lost: 1 })
     const inMs = Math.min(row.lost * 2_000, 60_000)
-    // Whatever else a process begins, it begins again under the same name.
+    // Only calls get a new attempt. Agents and child runs have ids that follow from the attempt, so repeating the same attempt joins them.
     return void (await (isCall ? this.#again(row, { inMs, error: lostError }) : this.putBack(row, inMs)))
   }
 

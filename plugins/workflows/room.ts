@@ -2,24 +2,24 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { TenantLimits } from '#contracts/limits'
 import { Pace } from '#kit'
 
-/** Attempts that a process makes at once. */
+/** How many attempts a process executes at once, of all tenants together. */
 const mostOfAll = 2_000
-/** So long room is left to the runs that gave it, before those that wait for some are told. */
+/** The runs that freed room may take it again during this time. After that, waiting runs are told. */
 const tellAfterMs = 10
-/** Attempts pass as writes of the API do: at this many times the average that `writesPerMinute` allows, and so many at once. */
+/** Attempts are paced like writes of the API: at this many times the average that `writesPerMinute` allows, and so many at once after a pause. */
 const paceFactor = 6
 const atOnce = 100
 
 /**
- * Room for the attempts of one process. Each tenant has as much of it as its limit `workflowCalls` says, however many runs it has begun,
- * so that calls which hang leave room for those of others; and they take turns, so that a graph of thousands of nodes, which is one
- * request, leaves the process to others as well.
+ * Room for the attempts of one process. Each tenant has as much as its limit `workflowCalls` says, however many runs it has begun, so that its
+ * hanging calls leave room for other tenants. Attempts are also paced per tenant: a graph of thousands of nodes is one request and must not occupy
+ * the process.
  */
 export class Room {
   readonly #limits: Pick<TenantLimits, 'of'> | undefined
   readonly #onRoom: (tenantId: string, runId: string) => void
   readonly #taken = new Map<string, number>()
-  /** Runs by tenant that have more to do than there was room for. */
+  /** Runs that wait for room, by tenant. */
   readonly #waiting = new Map<string, Set<string>>()
   readonly #pace = new Pace({ atOnce, longestMs: Infinity })
   #all = 0
@@ -33,18 +33,18 @@ export class Room {
   usedBy(tenantId: string): number {
     return this.#taken.get(tenantId) ?? 0
   }
-  /** How much there is left for a tenant. */
+  /** How many more attempts a tenant may begin now. */
   of(tenantId: string): number {
     const ofTenant = this.#limits?.of(tenantId).workflowCalls ?? mostOfAll
     return Math.max(0, Math.min(mostOfAll - this.#all, ofTenant - this.usedBy(tenantId)))
   }
-  /** Takes as much as is wanted, or a part of what there is: whoever claims at the same moment finds some as well. */
+  /** Takes the wanted room, but at most a quarter of what is left, so that others who claim at the same moment find some as well. */
   take(tenantId: string, wanted: number): number {
     const part = Math.min(wanted, Math.ceil(this.of(tenantId) / 4))
     this.#add(tenantId, part)
     return part
   }
-  /** Resolves when it is the turn of an attempt that has room. */
+  /** Resolves when an attempt that has room may begin, at the pace of its tenant. */
   async turn(tenantId: string, signal: AbortSignal): Promise<void> {
     const perMinute = this.#limits?.of(tenantId).writesPerMinute ?? Infinity
     const waitMs = this.#pace.turnOf(tenantId, 60_000 / (Math.max(1, perMinute) * paceFactor))!
@@ -54,7 +54,7 @@ export class Room {
     this.#add(tenantId, -count)
     if (count > 0 && this.#waiting.size > 0) this.#telling ??= setTimeout(() => this.#tell(), tellAfterMs).unref()
   }
-  /** The run is told when there is room for its tenant. */
+  /** Registers a run that is told as soon as its tenant has room. */
   wait(tenantId: string, runId: string): void {
     this.#waiting.set(tenantId, (this.#waiting.get(tenantId) ?? new Set()).add(runId))
   }
@@ -69,7 +69,7 @@ export class Room {
     if (taken > 0) this.#taken.set(tenantId, taken)
     else this.#taken.delete(tenantId)
   }
-  /** As many runs of each tenant as there is room for one attempt of each. */
+  /** Tells as many runs of each tenant as there is room for, counted as one attempt per run. */
   #tell(): void {
     this.#telling = undefined
     for (const [tenantId, runs] of this.#waiting) {

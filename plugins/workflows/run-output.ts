@@ -14,7 +14,10 @@ export interface LastOutput {
 }
 type Tell = Pick<TenantTx, 'query'>
 
-/** What a run gives whose nodes are over, as it is stored; undefined: that takes more than reading it, and is done by `conclude`, as is what has more than `most` characters. `done`: its nodes that were done, where they are known. */
+/**
+ * The output of a run whose nodes have all ended, in stored form. Undefined: `conclude` has to make it, because it needs an expression, a schema or a
+ * linked object, or has more than `most` characters. `done`: the executed nodes, where they are known already.
+ */
 export async function outputOf(
   tx: TenantTx,
   runId: string,
@@ -37,10 +40,10 @@ export interface ConclusionDeps {
   readonly large: LargeTurns
 }
 
-/** How a run ends whose nodes are over. */
+/** How a run ends after all its nodes: with an output in stored form, or with an error. */
 export type Conclusion = { readonly output: string } | { readonly error: Failure }
 
-/** The output of a run whose nodes are over: made without holding its row, any number of times. Rejects when a store cannot be reached. */
+/** Makes the output of a run whose nodes have all ended. Does not lock the run and may be repeated. Rejects when a store cannot be reached. */
 export async function conclude(deps: ConclusionDeps, key: RunKey, settings: RunSettings): Promise<Conclusion> {
   const large = deps.large.ticket(key.tenantId)
   try {
@@ -84,7 +87,7 @@ async function madeOf(
 const objectOf = (fields: readonly (readonly [string, string])[]): string =>
   `{${fields.map(([id, json]) => `${JSON.stringify(id)}:${json}`).join(',')}}`
 
-/** The nodes of a run that were done, in their order; one by itself with its output. `within`: none, while more than so many are to come. */
+/** The executed nodes of a run, in order; a single one comes with its output. `within`: no rows while more than this many nodes are unfinished. */
 export const doneNodes = ({ tenantId, runId }: RunKey, within?: number): Statement => ({
   name: within === undefined ? 'workflow-done-nodes' : 'workflow-last-nodes',
   text: `SELECT id, CASE WHEN count(*) OVER () = 1 THEN output END AS output FROM workflow_nodes
@@ -95,7 +98,8 @@ export const doneNodes = ({ tenantId, runId }: RunKey, within?: number): Stateme
 })
 
 /**
- * Of the nodes behind which nothing was done, in their order. Without a join: before the first ANALYZE its plan took minutes.
+ * The outputs of the executed nodes after which no other node was executed, in order. There is no join, because its plan took minutes before the
+ * first ANALYZE.
  */
 async function lastOutputs(tx: Tell, key: RunKey, known?: readonly LastOutput[]): Promise<readonly LastOutput[]> {
   const of = [key.tenantId, key.runId]

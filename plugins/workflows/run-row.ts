@@ -9,11 +9,11 @@ export interface RunRow {
   readonly depth: number
   readonly parentRun: string | undefined
   readonly parentNode: string | undefined
-  /** The run at the top: itself, unless it is the child of another one. */
+  /** Id of the topmost run: the run's own id, unless it is a child workflow. */
   readonly rootRun: string
   readonly scheduleId: string | undefined
   readonly keyed: boolean
-  /** Its tenant was deleted. */
+  /** The tenant of the run was deleted. */
   readonly gone: boolean
   status: RunStatus
   unfinished: number
@@ -39,7 +39,7 @@ export interface HeldRow {
   root_run: string | null
   schedule_id: string | null
 }
-/** Takes hold of a run. */
+/** Locks the row of a run until the transaction ends, and reads it. */
 export const heldRun = (tenantId: string, runId: string): Statement => ({
   name: 'workflow-hold',
   text: `SELECT id, name, settings, status, unfinished, failed, seq, depth, keyed, parent_run, parent_node, root_run, schedule_id,
@@ -68,7 +68,7 @@ export function toRunRow(row: HeldRow): RunRow {
   }
 }
 
-/** Writes down what a run has come to, and the event that tells of it. */
+/** Stores the new state of a run together with the event that reports it. */
 export const movedRun = (tenantId: string, run: RunRow, event: string): Statement => ({
   name: 'workflow-moved',
   text: `WITH run AS (

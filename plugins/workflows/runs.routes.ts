@@ -114,11 +114,11 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
   )
 }
 
-/** What is JSON already. */
+/** Sends a text that is JSON already. */
 const sendJson = (reply: FastifyReply, json: string): FastifyReply =>
   reply.header('content-type', 'application/json; charset=utf-8').send(Buffer.from(json))
 
-/** JSON as it is read: whoever takes it slowly holds nothing but a connection. */
+/** Streams JSON while it is read, so that a slow client holds a connection but no memory. */
 function streamJson({ method }: FastifyRequest, reply: FastifyReply, json: AsyncIterable<Uint8Array>): FastifyReply {
   void reply.header('content-type', 'application/json; charset=utf-8')
   return method === 'HEAD' ? reply.send() : sendBody(reply, Readable.from(json, { objectMode: false }))

@@ -19,7 +19,7 @@ import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunStatus, runStatuses } from './schema.ts'
 import { unknownRun } from './views.store.ts'
 
-/** A node that waits for something. */
+/** A running node that waits for an agent run, a child run, a signal or an approval. */
 export interface Waiting {
   readonly run_id: string
   readonly id: string
@@ -35,9 +35,9 @@ export interface StoreDeps {
   readonly schemas: OutputSchemas
 }
 
-/** Who executes the first nodes of what is created here. */
+/** Executes the first nodes of the runs that this store creates. */
 export interface Beginner {
-  /** So many nodes of a tenant, which are to be begun or given back. */
+  /** Reserves room for nodes of a tenant. The caller must begin that many nodes or give the rest back. */
   take(tenantId: string): FirstClaim
   begin(tenantId: string, begun: Begun, nowMs: number): void
   give(tenantId: string, count: number): void
@@ -65,7 +65,7 @@ export class WorkflowRunStore {
     await this.#billing?.gate(tenantId)
   }
 
-  /** Counts a run that is begun in a transaction among those under way, of which there may be so many. Rejects with 429. */
+  /** Enforces the limit on open runs for a run that this transaction begins, under the tenant's lock. Rejects with 429. */
   async admitIn(tx: TenantTx): Promise<void> {
     const most = this.#limits?.of(tx.tenantId).workflowRuns
     if (most === undefined) return
@@ -74,7 +74,7 @@ export class WorkflowRunStore {
     if (row!.count >= most) throw overLimit('workflowRuns', most)
   }
 
-  /** Why a tenant may begin nothing by schedule now, as a sentence. It waits for its turn, as what requests begin has waited. */
+  /** Why a schedule may not begin a run of this tenant now, as a sentence; undefined: it may. Waits for the tenant's turn first, as a request does. */
   async refusal(tenantId: string): Promise<string | undefined> {
     try {
       await this.#limits?.turn(tenantId, 'writesPerMinute', 1, { patient: true })
@@ -86,31 +86,32 @@ export class WorkflowRunStore {
     }
   }
 
-  /** Stores a run with its nodes, and has it begun. A run of the same id that exists is left as it is. Rejects with 404, 400 `invalid_input`, 402, 429. */
+  /** Stores a run with its nodes and begins it. An existing run of the same id stays as it is. Rejects with 404, 400 `invalid_input`, 402, 429. */
   async create(tenantId: string, wanted: NewRun): Promise<{ id: string; status: RunStatus }> {
     await this.admit(tenantId)
     const recent = this.#recent.of(tenantId, wanted.workflowDefinitionId)
     if (recent) {
       const made = await this.#createOf(tenantId, wanted, recent, true)
       if (made) return made
-      // It has changed, or there is no room, or a run of this id: a look tells which.
+      // Nothing was inserted: the definition changed, the tenant is at its limit, or the id is taken. The look below tells which.
       this.#recent.forget(tenantId, recent)
     }
     const most = wanted.parent ? undefined : this.#limits?.of(tenantId).workflowRuns
     const { found, open } = await this.#look(tenantId, wanted, most !== undefined)
-    // Whom a full tenant is refused leaves no wake-up behind, of which it would have thousands before its own work is looked at.
+    // The limit is checked before the insertion, because a refused insertion still stores its wake-up. Thousands of such wake-ups would delay the
+    // tenant's real work.
     if (most !== undefined && open >= most) throw overLimit('workflowRuns', most)
     const made = await this.#createOf(tenantId, wanted, found, false)
-    // One of the same id is there, unless there was no room.
+    // Only child runs bring an id, and they have no limit (`most`). Under a limit, no row means that the tenant reached it meanwhile.
     if (!made && most !== undefined) throw overLimit('workflowRuns', most)
     if (made && wanted.workflowDefinitionId !== undefined) this.#recent.keep(tenantId, found)
     return made ?? { id: wanted.id!, status: wanted.start ? 'running' : 'pending' }
   }
-  /** What is created from now on is begun at once, in the statement that stores it. */
+  /** Makes this process begin new runs at once: the statement that stores a run also claims its first nodes. */
   beginsWith(beginner: Beginner): void {
     this.#beginner = beginner
   }
-  /** `isRecent`: only while the definition is still what it was. Undefined: nothing was inserted. */
+  /** `isRecent`: insert only if the definition still has the version that is in memory. Undefined: nothing was inserted. */
   async #createOf(
     tenantId: string,
     wanted: NewRun,
@@ -144,7 +145,7 @@ export class WorkflowRunStore {
     }
   }
 
-  /** What a run is of, and how many are open, in one round trip. */
+  /** Finds the definition and counts the open runs, in one round trip. */
   async #look(
     tenantId: string,
     { definition, workflowDefinitionId: id = '' }: NewRun,
@@ -160,14 +161,14 @@ export class WorkflowRunStore {
     return { found: { id, version: row.version, definition: JSON.parse(row.document) as Definition }, open }
   }
 
-  /** The same inside a transaction, of a definition that was found, with an input that fits. */
+  /** Creates a run inside a transaction. The caller has found the definition and checked the input. */
   async createIn(tx: TenantTx, wanted: NewRun, found: FoundDefinition): Promise<{ id: string; status: RunStatus }> {
     const { tenantId } = tx
     const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId) })
     const { id, status, insertion, wake, most, bytes } = creation
     if (most !== undefined) await tx.query(lockOf(tenantId))
     const rows = await tx.query(insertion)
-    // What is refused here is woken by nobody: the transaction may go on without it.
+    // A refused run gets no wake-up, because the caller may commit the transaction without the run.
     if (rows.length === 0 && most !== undefined) throw overLimit('workflowRuns', most)
     if (wake) await this.#wakeUps.send([wake], tx)
     if (rows.length > 0) this.#limits?.stored.add(tenantId, bytes)
@@ -218,7 +219,7 @@ export class WorkflowRunStore {
     )
     return row
   }
-  /** The outputs of the parts of a map as they are stored, in their order. Undefined: they have more bytes than `most`. */
+  /** The outputs of the parts of a map in stored form, in order. Undefined: together they have more than four times `most` bytes. */
   async partOutputs(
     tenantId: string,
     runId: string,
@@ -245,7 +246,7 @@ export class WorkflowRunStore {
     ])
     return row!.count
   }
-  /** The node that waits for something, while it does. */
+  /** The running node that waits for this id or signal. Undefined: no node waits for it any more. */
   async waiting(tenantId: string, waitsFor: string): Promise<Waiting | undefined> {
     const [[row]] = await this.#database.batch<[{ run_id: string; id: string; attempt: number; spec: string }[]]>(
       tenantId,

@@ -15,7 +15,7 @@ import { checkSchedule, type Target, targetOf } from './targets.ts'
 import { isoOf, jitterOf, lastTimesOf, missedOf, nextOf, timesOf } from './times.ts'
 import type { Lookups } from './validate.ts'
 
-/** So many missed times are made up for. */
+/** At most this many missed times are made up for. */
 const mostCaughtUp = 100
 
 export interface SchedulesDeps {
@@ -38,7 +38,7 @@ interface Row {
 }
 const columns = 'id, document, status, next_at, created_by, created_at, updated_at'
 
-/** Schedules of tenants: each of their times is dealt with once, by whichever process is woken for it. */
+/** Schedules of tenants. Each scheduled time is handled once, by whichever process is woken for it. */
 export class Schedules {
   readonly #deps: SchedulesDeps
   constructor(deps: SchedulesDeps) {
@@ -71,7 +71,7 @@ export class Schedules {
     const list: ListSql = {
       columns,
       shown: columns,
-      // With its input, of which it says as much as a request may have.
+      // Bytes of a row in the list. A document contains the input of its schedule, which may be as large as a request.
       bytes: 'octet_length(document) + 200',
       from: 'workflow_schedules',
       where: 'tenant_id = $1',
@@ -96,7 +96,7 @@ export class Schedules {
     return listFirings(this.#deps.database, tenantId, id, page)
   }
 
-  /** Nothing starts by itself any more: nor does what waits for its turn. */
+  /** Pauses a schedule: it starts nothing by itself any more, and its queued run is skipped. */
   pause(tenantId: string, id: string): Promise<Schedule> {
     return this.#change(tenantId, id, async (tx, row) => {
       if (row.status === 'paused') return row
@@ -104,7 +104,7 @@ export class Schedules {
       return this.#put(tx, id, 'paused', undefined)
     })
   }
-  /** Goes on with the next time from now: what lies in its pause was not missed. */
+  /** Resumes a schedule with its next time from now. Times during the pause do not count as missed. */
   resume(tenantId: string, id: string): Promise<Schedule> {
     return this.#change(tenantId, id, async (tx, row, now) => {
       if (row.status === 'active') return row
@@ -121,14 +121,14 @@ export class Schedules {
     if (rows.length === 0) throw unknownSchedule()
   }
 
-  /** Starts a run now, whatever its times are and whether or not one is under way. */
+  /** Starts a run now, regardless of the times of the schedule and of runs under way. */
   async runNow(tenantId: string, id: string): Promise<{ id: string; status: RunStatus }> {
     const row = await this.#row(tenantId, id)
     const target = await targetOf(this.#deps, tenantId, JSON.parse(row.document) as ScheduleBody)
     if ('failure' in target) throw workflowErrors.invalidSchedule({ message: target.failure })
     await this.#deps.store.admit(tenantId)
     return this.#deps.database.tenant(tenantId, async (tx) => {
-      // It may have been deleted meanwhile.
+      // The schedule may have been deleted since it was read.
       if (!(await this.#hold(tx, id))) throw unknownSchedule()
       const started = await this.#start(tx, row, target)
       const firings = new Firings(tx, id)
@@ -139,7 +139,7 @@ export class Schedules {
     })
   }
 
-  /** Deals with all times of a schedule that have come, and with a run that waits for its turn. Called by wake-ups. */
+  /** Handles all times of a schedule that have come, and its queued run. Called by wake-ups. */
   async fire(tenantId: string, id: string): Promise<void> {
     const row = await this.#row(tenantId, id).catch((error: unknown) => {
       if (isAppError(error) && error.status === 404) return undefined
@@ -169,9 +169,9 @@ export class Schedules {
     const first = new Date(row.next_at!)
     const begin = new Date(first.getTime() - 1)
     const some = timesOf(body, begin, keptFirings, now)
-    // Behind a long stop the last ones, which are all that the history has room for.
+    // After a long downtime only the last times are handled: the history has no room for more.
     const come = some.length < keptFirings ? some : lastTimesOf(body, begin, keptFirings, now)
-    // In their order: one that its jitter holds back holds back those behind it.
+    // Times fire in order: a time that is delayed by its jitter also delays the times after it.
     const early = come.findIndex((at) => at.getTime() + jitterOf(row.id, body, at) > now.getTime())
     const due = early < 0 ? come : come.slice(0, early)
     const last = due.at(-1)
@@ -209,12 +209,12 @@ export class Schedules {
       const { id } = await this.#start(tx, row, target)
       return { outcome: 'started', runId: id }
     } catch (error) {
-      // A limit of the tenant: the time is on record, and the next one comes.
+      // The tenant is at a limit. The failure is recorded, and the schedule goes on with its next time.
       if (!isAppError(error) || error.status >= 500) throw error
       return { outcome: 'failed', message: error.sentence ?? error.code }
     }
   }
-  // A paused run waits for somebody, and holds nothing up.
+  // A paused run waits for a person and does not count as busy.
   async #isBusy(tx: TenantTx, id: string): Promise<boolean> {
     const rows = await tx.query({
       text: 'SELECT 1 FROM workflow_runs WHERE tenant_id = $1 AND schedule_id = $2 AND status = 1 LIMIT 1',
@@ -246,7 +246,7 @@ export class Schedules {
   }
   async #hold(tx: TenantTx, id: string): Promise<{ row: Row; now: Date } | undefined> {
     const [row] = await tx.query<Row & { now: string }>({
-      // Of a tenant that was deleted nothing begins.
+      // No run may begin for a deleted tenant.
       text: `SELECT ${columns}, clock_timestamp() AS now FROM workflow_schedules WHERE tenant_id = $1 AND id = $2
                AND NOT EXISTS (SELECT FROM tenants WHERE id = $1 AND deleted_at IS NOT NULL) FOR UPDATE`,
       values: [tx.tenantId, id],

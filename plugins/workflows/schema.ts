@@ -3,16 +3,16 @@ import { profileName } from '#contracts/profiles'
 import { WebhookTarget } from '#contracts/runs'
 import { idPattern, json, nodeTypes, schemaOf, storablePattern, strict, type WorkflowNode } from './node.schema.ts'
 
-/** Statuses as snapshots have them, by their number. Specification 2.9. */
+/** Statuses of runs and nodes. Snapshots and tables have the index of a status as its number. Specification 2.9. */
 export const runStatuses = ['pending', 'running', 'paused', 'completed', 'failed', 'cancelled'] as const
 export type RunStatus = (typeof runStatuses)[number]
 export const nodeStatuses = ['pending', 'ready', 'running', 'ok', 'error', 'skipped', 'cancelled'] as const
 export type NodeStatus = (typeof nodeStatuses)[number]
-/** Those in which a node stays. */
+/** The final statuses of a node. */
 export const terminalStatuses = ['ok', 'error', 'skipped', 'cancelled'] as const
 export type TerminalStatus = (typeof terminalStatuses)[number]
 
-/** A node as a body has it: what its type asks of it is checked with all the rest, so that all problems are told at once. */
+/** A node as a request sends it. The fields of its type are checked later with all others, so that one answer reports all problems. */
 export const NodeBody = Type.Object(
   {
     id: Type.Optional(Type.Unknown({ description: 'Up to 64 letters, digits, `_` and `-`, unique in the workflow.' })),
@@ -48,7 +48,7 @@ const settings = {
   webhook: Type.Optional(webhook),
 }
 
-/** The most nodes of a definition, those inside maps and loops apart. */
+/** The most nodes of a definition, without the inner nodes of maps and loops. */
 export const mostNodes = 10_000
 
 export const DefinitionBody = Type.Object(

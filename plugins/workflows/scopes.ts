@@ -5,16 +5,16 @@ import { isLinked, type Outputs, type RunKey, sizeOf } from './outputs.ts'
 import { nodeStatuses } from './schema.ts'
 import { unknownRun } from './views.store.ts'
 
-/** More bytes than these are held by turns. */
+/** Attempts take turns to hold more bytes than this. See large-turns.ts. */
 export const small = 256 * 1024
-/** All that expressions of a node may see, in bytes. */
+/** The most bytes that the expressions of one node may read. */
 const most = 32 * 1024 * 1024
 
 interface Wanted {
-  /** Values with templates, and conditions. */
+  /** Values with templates (`texts`), and conditions. */
   readonly texts: readonly unknown[]
   readonly conditions?: readonly string[]
-  /** What else they see. */
+  /** Further variables of the expressions: as values, and as JSON or links. */
   readonly values?: Scope['values']
   readonly json?: Scope['json']
 }
@@ -27,7 +27,7 @@ interface ScopeNode {
   readonly bytes: number
 }
 
-/** What expressions see of a run: only what they name is read. */
+/** Reads what the expressions of a node see of their run: only the nodes and the input that they name. */
 export class Scopes {
   readonly #database: Database
   readonly #outputs: Outputs
@@ -36,7 +36,7 @@ export class Scopes {
     this.#outputs = outputs
   }
 
-  /** Rejects with ExpressionError where they name too much, and with 410 `output_gone`. */
+  /** Rejects with ExpressionError when the expressions name more than 32 MiB, and with 410 `output_gone`. */
   async of(key: RunKey, { texts, conditions = [], values, json = {} }: Wanted, large: LargeTicket): Promise<Scope> {
     const used = [
       ...texts.flatMap((value) => [...textsIn(value)].map(({ text }) => text).filter(isTemplate)),
@@ -63,7 +63,7 @@ export class Scopes {
     return { json: given, values: { run: { id: key.runId, name: found.run.name }, ...values }, nodes }
   }
 
-  /** What has much is read when it is its turn. */
+  /** Reads a small scope at once. A large scope is read only when it is the attempt's turn. */
   async #read(key: RunKey, named: { ids: readonly string[]; input: boolean }, large: LargeTicket) {
     const found = await this.#stored(key, { ...named, most: small })
     const bytes = (named.input ? found.run.bytes : 0) + found.nodes.reduce((sum, one) => sum + one.bytes, 0)
@@ -72,7 +72,7 @@ export class Scopes {
     await large.enter()
     return this.#stored(key, { ...named, most })
   }
-  /** Its input and outputs as they are stored, where each of both has `most` bytes at most. */
+  /** The input of the run and outputs of nodes in stored form. Each of the two is left out (null) if it has more than `most` bytes. */
   async #stored(
     { tenantId, runId }: RunKey,
     { ids, input, most }: { readonly ids: readonly string[]; readonly input: boolean; readonly most: number },
@@ -104,7 +104,7 @@ export class Scopes {
 
 const tooMuch = (): ExpressionError => new ExpressionError('what it names has more than 32 MiB together')
 
-/** What a map or loop gives a part of it, as JSON; what a link stands for is the output of the part before. */
+/** The variable that a map or loop gives to a part, as JSON: `item` or `previous`. A link is always the output of the previous part. */
 export function itemOf(item: string | undefined): Readonly<Record<string, string>> {
   if (item === undefined) return {}
   if (isLinked(item)) return { previous: item }

@@ -38,14 +38,14 @@ export interface ServiceDeps {
   lookups(tenantId: string): Lookups
 }
 
-/** What is asked of workflow runs. */
+/** The requests that clients make on workflow runs: create, start, cancel, signal, decide, repair and rerun. */
 export class WorkflowService {
   readonly #deps: ServiceDeps
   constructor(deps: ServiceDeps) {
     this.#deps = deps
   }
 
-  /** A body as a definition. 400 `invalid_workflow` names everything that is wrong with it. */
+  /** Checks a body and returns it as a definition. 400 `invalid_workflow` names every problem of the body. */
   async check(tenantId: string, body: DefinitionBody, at = ''): Promise<ReturnType<typeof checkedDefinition>> {
     const problems = await problemsOf(body, this.#deps.lookups(tenantId))
     if (problems.length > 0) throw invalidWorkflow(problems, at)
@@ -96,7 +96,7 @@ export class WorkflowService {
     })
   }
 
-  /** Idempotent. Agents, calls and child workflows are left and cancelled. */
+  /** Idempotent. Also aborts the calls of the run, and cancels the agents and child workflows that it started. */
   async cancel(tenantId: string, runId: string): Promise<RunStatus> {
     const status = await this.#change(tenantId, runId, async (transition) => {
       if (transition.open || transition.run.status === 'pending') await transition.endRun('cancelled')
@@ -106,7 +106,10 @@ export class WorkflowService {
     return status
   }
 
-  /** Ends a node as a client says. 409 `node_over` when it is over already, 403 `wrong_approver` where others decide. */
+  /**
+   * Ends a node with the status that a client gives. 409 `node_over` when the node has ended already, 403 `wrong_approver` when only a higher role
+   * may decide.
+   */
   async update(caller: Caller, runId: string, nodeId: string, { status, output, error }: NodeUpdate): Promise<void> {
     const failure: Failure | undefined =
       typeof error === 'string' ? { code: 'failed', message: error } : (error as Failure | undefined)
@@ -128,7 +131,10 @@ export class WorkflowService {
     })
   }
 
-  /** Gives a signal to the waits for it, or keeps it for the next one, behind those that came before. */
+  /**
+   * Delivers a signal to the nodes that wait for it. When no node waits, the signal is kept for later waits, in order of arrival; a run keeps at most
+   * 100.
+   */
   async signal(tenantId: string, runId: string, name: string, payload: unknown): Promise<void> {
     const text = await this.#given({ tenantId, runId }, payload ?? null)
     await this.#change(tenantId, runId, async (transition, tx) => {
@@ -156,13 +162,13 @@ export class WorkflowService {
     })
   }
 
-  /** What a client gives as an output, as it is stored. */
+  /** Converts an output that a client sent to its stored form: JSON, or a link to the object store. */
   async #given(key: RunKey, value: unknown): Promise<string> {
     const json = JSON.stringify(value)
     if (json.length > this.#deps.outputs.above) {
-      // A full tenant may still say what takes no room worth mentioning.
+      // Only large outputs are checked against the storage limit: a tenant whose store is full may still send small ones.
       this.#deps.limits?.stored.admit(key.tenantId)
-      // Nothing is kept for what is not there.
+      // Rejects with 404 before anything is written to the object store for a run that does not exist.
       await this.#deps.store.statusOf(key.tenantId, key.runId)
     }
     const kept = await this.#deps.outputs.keep(key, json)
@@ -170,7 +176,7 @@ export class WorkflowService {
     return kept
   }
 
-  /** Ends the node that an approval is for. 409 `already_resolved` for all but the first. */
+  /** Decides an approval and ends its node. 409 `already_resolved` for every decision after the first. */
   async resolve(
     { tenantId, keyId }: Caller,
     approval: NodeApproval,
@@ -191,7 +197,7 @@ export class WorkflowService {
     })
   }
 
-  /** Mends a paused run. */
+  /** Repairs a paused run: retries or replaces a node, adds a dependency, or aborts the run. 409 `not_paused` for any other run. */
   async repair(caller: Caller, runId: string, { action, nodeId, node, dependsOn }: Repair): Promise<void> {
     const { tenantId } = caller
     if (action !== 'abort' && nodeId === undefined) throw invalidField('body/nodeId', 'is needed')
@@ -215,7 +221,7 @@ export class WorkflowService {
       } else if (action === 'replace_node') {
         mayDecide(caller, found)
         await mayPass(tx, caller, { runId, nodeIds: [nodeId!], passing: 'replace' })
-        // What it is made to wait for, or skips, may have an approval skipped.
+        // New dependencies or branches of the replaced node may cause an approval to be skipped, so they need the same permission.
         const moved = [...(node!.dependsOn ? [nodeId!] : []), ...branchesOf(node!)]
         await mayPass(tx, caller, { runId, nodeIds: moved, passing: 'skip' })
         if (found.status > 1 && !found.blocks)
@@ -238,7 +244,7 @@ export class WorkflowService {
     if (action === 'abort') this.#deps.engine.leave(tenantId, runId)
   }
 
-  /** A new run of the same nodes: those before `fromNodeId`, and beside it, keep what came of them. */
+  /** Creates a new run of the same nodes: `fromNodeId` and the nodes after it run again, and all other nodes keep their results. */
   async rerun(caller: Caller, runId: string, fromNodeId: string): Promise<{ id: string; status: RunStatus }> {
     const { tenantId, keyId } = caller
     const id = newId('wfrun')
@@ -277,7 +283,7 @@ export class WorkflowService {
     return made.result
   }
 
-  /** A stored definition with some of its fields replaced. */
+  /** Checks a stored definition with some of its fields replaced, and returns the result without storing it. 404 when the id is unknown. */
   async changed(tenantId: string, id: string, change: Partial<DefinitionBody>) {
     const found = await findDefinition(this.#deps.database, tenantId, id)
     if (!found) throw notFound({ message: 'No workflow definition has this id.' })
@@ -285,7 +291,7 @@ export class WorkflowService {
   }
 }
 
-/** Members run what admins have written; what they write themselves sends no secret of the tenant anywhere. */
+/** Members may run nodes that admins wrote, but may not write nodes that send a secret: they could send it anywhere. Rejects with 403. */
 function mayWrite(role: TenantRole, nodes: readonly NodeBody[]): void {
   if (!roleAtLeast(role, 'admin') && nodes.some(sendsSecrets))
     throw forbidden({

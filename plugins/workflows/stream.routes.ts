@@ -6,7 +6,7 @@ import type { WorkflowRunStore } from './runs.store.ts'
 import { RunParams, runStatuses } from './schema.ts'
 import type { RunViews } from './views.store.ts'
 
-/** Where changes of runs are stored, and told. */
+/** Where changes of runs are stored (`store`) and announced (`kv`). */
 type Source = { readonly store: WorkflowRunStore; readonly kv: Kv }
 export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: Source): void {
   app.get(
@@ -42,7 +42,7 @@ export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: 
   )
 }
 
-/** Whoever was not told of a change, since its process died before it could, looks by itself. */
+/** A process may die before it announces a change, so each stream also looks at this interval. */
 const lookMs = 5_000
 
 async function* changes(
@@ -58,7 +58,7 @@ async function* changes(
   try {
     for (let seq = after; !signal.aborted;) {
       const woken = new Promise<void>((resolve) => (wake = resolve))
-      // The status first: what it says of an end, the events behind it show.
+      // The status is read before the events: when it says that the run is over, the events read after it include the last one.
       const { status, seq: last } = await store.statusOf(tenantId, runId)
       for (let read = true; read;) {
         const events = await store.events(tenantId, runId, seq)

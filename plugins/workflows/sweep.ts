@@ -3,13 +3,13 @@ import type { Database } from '#contracts/database'
 import type { Wake, WakeUps } from '#contracts/jobs'
 import { tenantIds } from '#kit'
 
-/** So many runs and schedules of a tenant in one sweep, any of them; the next one has others. */
+/** How many runs and schedules of a tenant one sweep wakes. Runs are picked at random, so the next sweep gets others. */
 const atOnce = 1_000
 
 /**
- * Looks for what nobody was woken for: workflows that have not moved for a while though something of them is due, and schedules whose time
- * is past. What only waits is left alone: else thousands that wait for people would hide the one that hangs. Wake-ups are not lost by
- * themselves; this is for tables that were restored from a backup, or emptied by hand.
+ * Wakes runs that have not moved for a while although something of them is due, and schedules whose time has passed. Runs that only wait are skipped,
+ * since thousands of them would hide the one that hangs. No wake-up gets lost in normal operation; this is for tables that were restored from a
+ * backup, or emptied by hand.
  */
 export async function sweep(database: Database, wakeUps: WakeUps, signal: AbortSignal): Promise<void> {
   for await (const tenantId of tenantIds(database, 'active')) {

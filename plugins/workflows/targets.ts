@@ -15,7 +15,7 @@ interface TargetDeps {
   lookups(tenantId: string): Lookups
 }
 
-/** What is run: a stored workflow, or a single agent as a workflow of one node. */
+/** Finds what a schedule runs: a stored workflow, or a single agent as a workflow of one node. */
 export async function targetOf(
   { database, lookups }: TargetDeps,
   tenantId: string,
@@ -25,7 +25,7 @@ export async function targetOf(
     if ((await lookups(tenantId).profiles?.([profile]))?.length)
       return { failure: 'The profile of the schedule is not there any more.' }
     const nodes = [{ id: 'agent', type: 'agent' as const, profile, prompt: prompt! }]
-    // A column holds no NUL, unlike what a client wrote.
+    // The name that a client sent may contain a NUL, which PostgreSQL cannot store.
     const runName = name?.replaceAll('\u0000', '\uFFFD') ?? `Schedule of ${profile}`
     return { definition: { name: runName, nodes } as Definition }
   }
@@ -37,7 +37,7 @@ export async function targetOf(
   return { id: found.id, version: found.version, definition: found.definition }
 }
 
-/** 400 for a schedule that could never run. */
+/** Rejects with 400 for a schedule that could never run: `invalid_schedule`, or `invalid_input` when its input does not fit. */
 export async function checkSchedule(deps: TargetDeps, tenantId: string, body: ScheduleBody): Promise<void> {
   const problems: Problem[] = []
   const { workflowDefinitionId, profile, prompt } = body

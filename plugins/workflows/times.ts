@@ -23,7 +23,7 @@ export function cronProblem(body: ScheduleBody): Problem | undefined {
   }
 }
 export const nextOf = (body: ScheduleBody, after: Date): Date | undefined => cronOf(body).nextRun(after) ?? undefined
-/** The times behind `after`, at most so many, and none after `until`. */
+/** The first `most` scheduled times after `after`, and none after `until`. */
 export function timesOf(
   body: Pick<ScheduleBody, 'cron' | 'timezone'>,
   after: Date,
@@ -36,30 +36,30 @@ export function timesOf(
     times.push(at)
   return times
 }
-/** The last of the times behind `after` and up to `until`, at most so many: those before them are not counted through. */
+/** The last `most` scheduled times after `after` and up to `until`, in order. Searches backwards, so earlier times cost nothing. */
 export function lastTimesOf(
   body: Pick<ScheduleBody, 'cron' | 'timezone'>,
   after: Date,
   most: number,
   until: Date,
 ): Date[] {
-  // Croner looks for those before a second.
+  // Croner returns times before a whole second, so the end is the second after `until`.
   const end = new Date(Math.floor(until.getTime() / 1_000) * 1_000 + 1_000)
   const times = cronOf(body).previousRuns(most, end)
   return times.filter((at) => at > after).toReversed()
 }
 export const isoOf = (at: Date): string => at.toISOString()
 
-/** How much later a time is: drawn from its name, so that all processes say the same. */
+/** The random delay of a scheduled time in milliseconds. It is derived from the schedule's id and the time, so that all processes agree. */
 export function jitterOf(id: string, { jitterSeconds = 0 }: ScheduleBody, at: Date): number {
   if (jitterSeconds === 0) return 0
   const drawn = createHash('sha256').update(`${id} ${at.getTime()}`).digest().readUInt32BE(0)
   return (drawn % (jitterSeconds + 1)) * 1_000
 }
 
-/** A time whose turn is longer ago than this when it is looked at was missed: no server was there for it. */
+/** A scheduled time was missed if its turn is longer ago than this: no server was running then. */
 const missedAfterMs = 60_000
-/** Those of some times that were missed. The turn of one has come when that of all before it has: its own jitter may be shorter. */
+/** The times that were missed. The turn of a time never comes before those of earlier times, even if its own jitter is shorter. */
 export function missedOf(id: string, body: ScheduleBody, times: readonly Date[], now: Date): Date[] {
   let turn = 0
   return times.filter((at) => {
@@ -70,7 +70,7 @@ export function missedOf(id: string, body: ScheduleBody, times: readonly Date[],
 
 const longestWaitMs = 366 * 86_400_000
 
-/** In how many milliseconds after `now` a wait ends; undefined: not by itself. */
+/** Milliseconds after `now` until a wait ends. Undefined: it has no end of its own. A failure: the value is no time within a year. */
 export function dueIn(
   { seconds, until }: { readonly seconds: string; readonly until: string },
   now: number,

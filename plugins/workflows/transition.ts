@@ -26,22 +26,22 @@ import { Waits } from './waits.ts'
 
 /** What a transition needs beside its transaction. */
 export interface TransitionDeps {
-  /** Outputs of more characters than these have in a row are put together outside of it. */
+  /** Outputs of maps and runs with more characters than `above` are joined outside of the transaction. */
   readonly outputs: Pick<Outputs, 'above'>
   readonly approvals: Approvals
 }
 
 /**
- * All that happens to a workflow run at one time, in one transaction that holds the row of the run: so each transition compares and
- * sets, and what follows from it, the events and the wake-ups come to be with it or not at all.
+ * Everything that happens to a workflow run at one time, in one transaction that locks the row of the run. Each transition is thus a compare-and-set,
+ * and is stored together with its consequences, events and wake-ups or not at all.
  */
 export class Transition {
   readonly run: RunRow
   readonly notices: Notices
   readonly waits: Waits
-  /** When somebody has to look at the run again, in milliseconds, where another process executes a part of it. */
+  /** Milliseconds after which the run has to be checked again, because another process executes a part of it under a lease. */
   leasedForMs: number | undefined
-  /** All its nodes are over, and what it gives is to be made: by `conclude`, outside of any transaction. */
+  /** All nodes have ended, and `conclude` has to make the output of the run, outside of any transaction. */
   concludes = false
   readonly #tx: TenantTx
   readonly #deps: TransitionDeps
@@ -53,7 +53,7 @@ export class Transition {
 
   #due: readonly DueRow[] = []
   #first: First = { claimed: [], done: undefined }
-  /** Nodes may be ready, or done, of which the first claim knew nothing. */
+  /** There may be ready or executed nodes that the first claim did not see. */
   #mayBeMore = true
 
   private constructor(tx: TenantTx, run: RunRow, nodes: NodeTable, deps: TransitionDeps) {
@@ -68,7 +68,7 @@ export class Transition {
     const { approvals } = deps
     this.waits = new Waits({ tx, runId: run.id, nodes: this.#nodes, notices: this.notices, approvals })
   }
-  /** Undefined: there is no such run. */
+  /** Locks the run and applies the outcomes of the opening. Undefined: there is no such run. */
   static async of(
     tx: TenantTx,
     runId: string,
@@ -91,7 +91,7 @@ export class Transition {
     return this.run.status === 'running' || this.run.status === 'paused'
   }
 
-  /** Takes the outcomes of attempts. One that is about an older attempt, or a node that is over, changes nothing. */
+  /** Applies outcomes of attempts. An outcome of an older attempt, or of a node that has ended, changes nothing. */
   async apply(outcomes: readonly Outcome[]): Promise<void> {
     const well = outcomes.filter(isWell)
     if (well.length > 0) await this.#endWell(await this.#tx.query(this.#nodes.endedWell(well)))
@@ -104,7 +104,7 @@ export class Transition {
     for (const outcome of others) {
       const row = rows.get(outcome.node)
       if (!row || row.status !== running || row.attempt !== outcome.attempt) this.notices.leaveLate(outcome, row)
-      // One that was stored already, though whoever did never heard of it.
+      // The outcome was stored before, but the process that stored it did not learn of the commit.
       else if (outcome.kind !== 'over' && !row.leased) continue
       else {
         rows.delete(outcome.node)
@@ -126,7 +126,7 @@ export class Transition {
     this.run.unfinished -= ended.filter(({ parent }) => parent === null).length
     await this.#endParts(ended.filter(({ parent }) => parent !== null))
   }
-  /** Undefined: the node is not over by it. */
+  /** Applies one outcome. Undefined: the outcome does not end the node. */
   async #take(row: NodeRow, outcome: Outcome): Promise<Ended | undefined> {
     switch (outcome.kind) {
       case 'parked': {
@@ -147,7 +147,7 @@ export class Transition {
       }
     }
   }
-  /** Ends nodes whatever they did: those of a client's own mind, too. */
+  /** Ends nodes as a client asks, whatever their status is, and cancels their parts. */
   async endNodes(
     ids: readonly string[],
     status: TerminalStatus,
@@ -156,7 +156,7 @@ export class Transition {
     const rows = [...(await this.#nodes.load(ids)).values()]
     const parts = await this.#nodes.cancelBelow(rows)
     for (const row of [...rows, ...parts]) {
-      // A failed node that is given another end holds its run up no longer.
+      // A failed node that gets another status no longer holds its run up.
       if (row.status === failed) this.run.failed--
       if (row.status === running) this.notices.leave(row)
     }
@@ -168,7 +168,7 @@ export class Transition {
     )
   }
 
-  /** Ends nodes, and carries on with what depends on them until nothing more follows. */
+  /** Ends nodes, and then updates the nodes that depend on them until nothing more follows. */
   async end(ended: readonly Ended[], skips: readonly string[]): Promise<void> {
     if (ended.length > 0) await this.#nodes.write(ended)
     for (const { row, status, error } of ended) {
@@ -202,7 +202,7 @@ export class Transition {
     await this.#endParts(parts.map(({ row }) => row))
   }
 
-  /** Looks at what is due: times that were waited for, deadlines, and attempts of processes that are gone. */
+  /** Handles due nodes: waits whose time has come, deadlines, and attempts of processes that have died. */
   async takeDue(): Promise<void> {
     const rows = this.#due
     if (rows.length === 0) return
@@ -219,7 +219,7 @@ export class Transition {
     await this.apply(outcomes)
   }
 
-  /** Takes on ready nodes, the most urgent first. */
+  /** Claims ready nodes for a process, the most urgent first. */
   async claim(owner: string, most: number): Promise<Claimed[]> {
     const rows = [...this.#first.claimed]
     await this.#nodes.loadSpecs(rows)
@@ -228,7 +228,7 @@ export class Transition {
       rows.push(...(await this.#claims.take(owner, most - rows.length, this.#freed)))
     }
     if (rows.length === 0) return []
-    // What this process does not take another one may.
+    // There may be more ready nodes than this process takes; the wake-up offers them to other processes.
     if (rows.length === most) this.notices.wake()
     for (const { id, attempt } of rows) this.notices.tell(id, running, attempt)
     const budget = await this.#claims.budget(rows)
@@ -239,7 +239,7 @@ export class Transition {
       .map((row) => claimedOf(row, this.#nodes.spec(row), budget.cents))
   }
 
-  /** Ends the run before its nodes: what is under way is left and cancelled. */
+  /** Ends the run before its nodes have ended: cancels the nodes under way and the runs that they started. */
   async endRun(status: 'cancelled' | 'failed', error?: Failure): Promise<void> {
     const rows = await this.#nodes.cancel()
     await this.#cancelled(rows)
@@ -255,12 +255,12 @@ export class Transition {
     await this.waits.close(rows, 'cancelled')
   }
 
-  /** Writes down what the run has come to, tells readers, and says who is to be woken. Resolves to whether anything changed. */
+  /** Stores the new state of the run and its event, and adds the wake-ups that follow. Resolves to whether anything changed. */
   async finish(): Promise<boolean> {
     if (this.open) await this.#settle()
     if (!this.open && this.run.status !== 'pending' && this.run.status !== this.#statusBefore) this.notices.over()
     if (this.run.status === 'paused' && this.run.status !== this.#statusBefore) this.notices.rests()
-    // Others may wait for a key that was freed.
+    // Other runs may wait for a concurrency key that this transition has freed.
     for (const key of [...this.#freed].toSorted()) {
       for (const runId of await this.#claims.waiting(key)) this.notices.queue({ runId }, runId)
     }
@@ -270,14 +270,14 @@ export class Transition {
     return true
   }
 
-  /** Carries on with maps and loops of which parts are over. */
+  /** Continues maps and loops whose parts have ended. */
   async #endParts(parts: readonly Pick<NodeRow, 'parent'>[]): Promise<void> {
     if (parts.length > 0) this.#mayBeMore = true
     const byParent = Map.groupBy(parts, ({ parent }) => parent!)
     for (const [parent, over] of byParent) {
       const row = await this.#nodes.partsOver(parent, over.length)
       if (!row) continue
-      // A loop looks at its condition before it goes on: that is an attempt of its own.
+      // A loop evaluates its condition before the next part, in an attempt of its own.
       if (row.type === 'loop') await this.#retries.putBack(row, 0)
       else if (row.waits > 0) {
         for (const id of await this.#nodes.nextParts(parent, over.length)) this.notices.tell(id, ready, 0)
@@ -285,7 +285,7 @@ export class Transition {
     }
   }
 
-  /** The output of a map: those of its parts, in their order. What is large, or to be looked at, is an attempt of its own, as with loops. */
+  /** Joins the outputs of the parts of a map, in order. A large output, or one with a schema, needs an attempt of its own, as loops do. */
   async #gather(row: NodeRow): Promise<void> {
     const isChecked = 'outputSchema' in this.#nodes.spec(row)
     const output = isChecked ? undefined : await this.#nodes.gather(row, this.#deps.outputs.above)
@@ -296,8 +296,8 @@ export class Transition {
     const { waitsFor, dueInMs } = parked
     const output = await this.#nodes.park(row, parked)
     if (output !== undefined) return { row, status: ok, output, error: undefined, costCents: undefined }
-    // What it waits for may be over by now. Under a key of its own: a wake-up of its end that waits just now may be done before this
-    // transaction is, and would find nobody who waits.
+    // The awaited run may have ended already, so a wake-up checks it. It has a key of its own: the wake-up of the end may be handled before this
+    // transaction commits, and then finds no node that waits.
     const key = `${waitsFor}/parked`
     if (row.type === 'agent') this.notices.queue({ agent: waitsFor! }, key)
     if (row.type === 'workflow') this.notices.queue({ runId: this.run.id, node: row.id, child: waitsFor! }, key)
@@ -327,7 +327,7 @@ export class Transition {
     if (!this.concludes) run.status = 'completed'
   }
 
-  /** Ends a run whose nodes are over, unless somebody has done so, or has begun one of them again. */
+  /** Ends a run whose nodes have all ended, unless the run was ended or one of its nodes begun again meanwhile. */
   conclude(made: Conclusion): void {
     const { run, open } = this
     if (!open || run.unfinished > 0 || run.failed > 0) return

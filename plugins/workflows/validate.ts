@@ -7,28 +7,28 @@ import { type Expression, expressionProblem, isTemplate, nodesIn, textsIn } from
 import { type NodeOf, nodeSchemas, type NodeType, nodeTypes, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type DefinitionBody, type NodeBody } from './schema.ts'
 
-/** What only the server knows. Absent lookups are not made: `agent-orc workflow validate` has no server. */
+/** Questions that only a server can answer. Absent ones are not asked: `agent-orc workflow validate` has no server. */
 export interface Lookups {
-  /** Each of `names` that is none, of what. */
+  /** Each of these three resolves to the names or ids that do not exist. */
   profiles?(names: readonly string[]): Promise<readonly string[]>
   tools?(names: readonly string[]): Promise<readonly string[]>
   definitions?(ids: readonly string[]): Promise<readonly string[]>
-  /** What is wrong with each of some templates and conditions: where it takes long nobody is held up. */
+  /** The problem of each expression. Slow checks happen where they hold up no other request. */
   expressions?(texts: readonly Expression[]): Promise<readonly (string | undefined)[]>
-  /** Why a JSON Schema is none. */
+  /** Why a JSON Schema is invalid. Undefined: it is valid. */
   schema?(schema: Readonly<Record<string, unknown>>): Promise<string | undefined>
-  /** Why a value does not fit one. */
+  /** Why a value does not match a JSON Schema. Undefined: it matches. */
   value?(schema: Readonly<Record<string, unknown>>, value: unknown): Promise<string | undefined>
 }
 
-/** How deep maps and loops may be in one another. */
+/** How deep maps and loops may nest. */
 const mostDepth = 4
-/** Timeouts of what a conductor executes itself. */
+/** The longest timeout in seconds of a call that a conductor executes itself. */
 const mostCallSeconds = 3_600
-/** More than these are not told: nobody mends a thousand at once. */
+/** At most this many problems are reported: nobody fixes a thousand at once. */
 const mostProblems = 100
 
-/** Everything that is wrong with a definition, each with its path; none: it is one. */
+/** All problems of a definition, each with its path. Empty: the definition is valid. */
 export async function problemsOf(body: DefinitionBody, lookups: Lookups = {}): Promise<Problem[]> {
   const found = new Findings()
   const known = new Set<string>()
@@ -52,10 +52,10 @@ export async function problemsOf(body: DefinitionBody, lookups: Lookups = {}): P
   return found.problems
 }
 
-/** The definition of a body without problems. */
+/** Converts a body that has no problems to a definition. */
 export const checkedDefinition = (body: DefinitionBody): Definition => body as unknown as Definition
 
-/** Everything that is wrong with one node by itself, or with what a part of a map or loop does. */
+/** All problems of one node by itself, or of the inner node of a map or loop. */
 export async function nodeProblems({ id, ...node }: NodeBody, lookups: Lookups): Promise<Problem[]> {
   const found = new Findings()
   if (String(id).includes('.')) checkNode(node, 'node', found, 1)
@@ -112,13 +112,13 @@ function checkNode(node: NodeBody, path: string, found: Findings, depth = 0): vo
   if (typeof type !== 'string' || !(nodeTypes as readonly string[]).includes(type)) {
     return found.add(`${path}/type`, `must be one of ${nodeTypes.join(', ')}`)
   }
-  // A part of a map or loop has no place of its own.
+  // The inner node of a map or loop has no id, but its schema needs one.
   const whole = depth === 0 ? node : { id: 'part', ...node }
   const schema = nodeSchemas[type as NodeType]
   if (!Value.Check(schema, whole)) {
     const said = new Set<string>()
     for (const { path: at, message, schema: expected } of Value.Errors(schema, whole)) {
-      // The first of a field says it; the others follow from that.
+      // Only the first error of a field is reported; the others follow from it.
       if (said.has(at)) continue
       said.add(at)
       found.add(`${path}${at}`, choicesOf(expected) ?? message.charAt(0).toLowerCase() + message.slice(1))
@@ -128,7 +128,7 @@ function checkNode(node: NodeBody, path: string, found: Findings, depth = 0): vo
   checkFields(whole as WorkflowNode, path, found, depth)
 }
 
-/** What a field may be, where that is one of some values. */
+/** The allowed values of a field, if its schema is a choice between constants. */
 function choicesOf({ anyOf }: TSchema): string | undefined {
   const values = ((anyOf ?? []) as TSchema[]).map((one) => one.const as unknown)
   return values.length > 0 && !values.includes(undefined) ? `must be one of ${values.join(', ')}` : undefined
@@ -181,7 +181,7 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
   }
 }
 
-/** Who writes a node says which secrets go where: neither may come from an input or from what an agent says. */
+/** The author of a node decides which secrets go to which host. Neither may come from an input or from the answer of an agent. */
 function checkSecrets({ url, headers = {} }: NodeOf<'http'>, path: string, found: Findings): void {
   const referring = Object.entries(headers).filter(([, text]) => text.includes('secret://'))
   for (const [name, text] of referring) {
@@ -218,13 +218,13 @@ export const templated: Readonly<Record<NodeType, readonly string[]>> = {
   http: ['url', 'headers', 'body'],
 }
 
-/** The nodes of which a condition skips some. */
+/** The nodes in the branches of a condition. It skips those of the branch that is not taken. */
 export function branchesOf(node: NodeBody | WorkflowNode): string[] {
   const { then, else: otherwise } = node as { then?: unknown; else?: unknown }
   return node.type === 'condition' ? [...textsOf(then), ...textsOf(otherwise)] : []
 }
 
-/** The dependencies of a node, those that a condition adds by naming it included. */
+/** The dependencies of each node, including those that a condition adds by naming a node as a branch. */
 export function edgesOf(nodes: readonly NodeBody[]): Map<string, Set<string>> {
   const edges = new Map<string, Set<string>>()
   for (const { id, dependsOn } of nodes) {
@@ -269,7 +269,7 @@ async function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>
   }
 }
 
-/** The nodes of a circle, the first one again at its end; undefined when there is none. Without recursion: 10,000 nodes may be a chain. */
+/** The nodes of a cycle, with the first one again at the end. Undefined: there is no cycle. No recursion, since 10,000 nodes may be a chain. */
 export function cycleIn(edges: ReadonlyMap<string, ReadonlySet<string>>): string[] | undefined {
   const done = new Set<string>()
   for (const start of edges.keys()) {
@@ -285,7 +285,7 @@ export function cycleIn(edges: ReadonlyMap<string, ReadonlySet<string>>): string
         on.delete(last)
         done.add(last)
       } else if (on.has(next)) {
-        // The edges lead from a node to what it depends on; people read them from what comes first.
+        // Edges point from a node to its dependencies. People read a cycle from the first node to run, so it is reversed.
         return [...path.slice(path.indexOf(next)), next].reverse()
       } else if (!done.has(next) && edges.has(next)) {
         path.push(next)
@@ -297,13 +297,13 @@ export function cycleIn(edges: ReadonlyMap<string, ReadonlySet<string>>): string
   return undefined
 }
 
-/** How many steps all looks for ancestors may take together; beyond it a reference is believed. */
+/** How many steps all ancestor searches may take together. Beyond that, references are accepted unchecked. */
 const mostSteps = 1_000_000
 
-/** After so many steps others have their turn. */
+/** After this many steps the event loop gets a turn. */
 const stepsAtOnce = 20_000
 
-/** Whether a node comes before another one, in a graph without circles. Most references are to a direct dependency. */
+/** Tells whether a node comes before another one in a graph without cycles. Direct dependencies are checked first, since most references are to one. */
 function ancestryIn(edges: ReadonlyMap<string, ReadonlySet<string>>) {
   let steps = 0
   let rested = 0

@@ -43,10 +43,10 @@ function toListed(row: Row): RunListed {
 }
 const failureOf = (text: string): { code: string; message: string } => JSON.parse(text) as Failure
 
-/** Outputs in snapshots: each may have so many characters, and all together so many. The rest is read by itself. */
+/** The most bytes of one output in a snapshot, and of all together. Larger outputs are left out; clients read them with routes of their own. */
 const shownEach = 64 * 1024
 const shownTogether = 4 * 1024 * 1024
-/** Of what is in the object store the row has a link. */
+/** SQL condition: the output is in its row, and not a link to the object store. */
 const inRow = `NOT starts_with(output, '${linkMark}')`
 
 /** Workflow runs as their tenant sees them. */
@@ -58,7 +58,7 @@ export class RunViews {
     this.#outputs = outputs
   }
 
-  /** Newest first. */
+  /** Lists runs, newest first. */
   list(
     tenantId: string,
     page: Page,
@@ -90,7 +90,7 @@ export class RunViews {
     return readList({ database: this.#database, tenantId }, list, page, toListed)
   }
 
-  /** The whole run as it is at one moment, as JSON, with the number of the event that led there. 404 when there is none. */
+  /** A consistent snapshot of the whole run as JSON, with the number of its last event. 404 when there is no such run. */
   async snapshot(tenantId: string, id: string): Promise<{ readonly seq: number; readonly json: string }> {
     if (!isClientId(id)) throw unknownRun()
     const of = [tenantId, id]
@@ -103,7 +103,7 @@ export class RunViews {
           { from_node: string; to_node: string }[],
         ]
       >(tenantId, [
-        // Nobody moves the run while its parts are read.
+        // The lock (`FOR SHARE`) keeps the run from changing while its nodes are read.
         {
           text: `SELECT ${listed}, input, CASE WHEN octet_length(output) <= ${shownTogether} AND ${inRow} THEN output END AS output,
                    output IS NOT NULL AS has_output, seq
@@ -133,7 +133,7 @@ export class RunViews {
     return { seq: row.seq, json }
   }
 
-  /** One node with its whole output, as JSON. 404 when there is none, 410 when its output is not there any more. */
+  /** One node with its whole output, as JSON. 404 when there is no such node, 410 when its output is no longer in the object store. */
   async node(tenantId: string, runId: string, nodeId: string): Promise<AsyncIterable<Uint8Array>> {
     const [[row], edges] = await this.#database.batch<[NodeRow[], { from_node: string }[]]>(tenantId, [
       {
@@ -169,7 +169,7 @@ export class RunViews {
   }
 }
 
-/** An object with fields that are JSON already: they may be megabytes, and nobody looks into them. */
+/** Adds fields that are JSON already to an object, and returns JSON. The fields may have megabytes, so they are not parsed. */
 const withJson = (value: object, fields: Readonly<Record<string, string>>): string =>
   JSON.stringify(value).slice(0, -1) +
   Object.entries(fields)
@@ -203,7 +203,7 @@ interface NodeRow {
 }
 const waitingFor = { agent: 'agentRunId', workflow: 'workflowRunId', approval: 'approvalId' } as const
 
-/** Without its output. */
+/** The snapshot of a node, without its output. */
 function toNode(row: NodeRow, dependsOn: string[], outputTruncated: boolean): NodeSnapshot {
   const field = waitingFor[row.type as keyof typeof waitingFor] as string | undefined
   return {

@@ -14,14 +14,14 @@ interface WaitsDeps {
 }
 type NewApproval = NonNullable<Extract<Outcome, { kind: 'parked' }>['approval']>
 
-/** What nodes of one run wait for, people or a time, in the transaction that holds it. */
+/** Handles what the nodes of a run wait for, approvals and times, in the transaction that holds the run. */
 export class Waits {
   readonly #deps: WaitsDeps
   constructor(deps: WaitsDeps) {
     this.#deps = deps
   }
 
-  /** Asks people. Resolves to why they cannot be asked. */
+  /** Opens an approval. Resolves to the failure of the node when the approval cannot be opened, for example because of a limit. */
   async ask(nodeId: string, approval: NewApproval): Promise<Failure | undefined> {
     const { tx, runId, approvals } = this.#deps
     try {
@@ -32,7 +32,7 @@ export class Waits {
       return { code: error.code, message: error.sentence ?? error.code }
     }
   }
-  /** Asks for nothing more of what these nodes have asked for. */
+  /** Closes the open approvals of these nodes. */
   async close(rows: readonly NodeRow[], status: 'approved' | 'rejected' | 'cancelled', by?: string): Promise<void> {
     const ids = rows.flatMap(({ type, waits_for: id }) => (type === 'approval' && id !== null ? [id] : []))
     if (ids.length === 0) return
@@ -44,7 +44,7 @@ export class Waits {
     })
   }
 
-  /** What becomes of a waiting node when its time has come; undefined: it has not. */
+  /** The outcome of a waiting node whose time has come. Undefined: an agent still has time left, because its run waited for people. */
   async whenDue(row: NodeRow) {
     const { nodes, notices } = this.#deps
     const spec = nodes.spec(row)
@@ -57,15 +57,15 @@ export class Waits {
     await this.close([row], approve ? 'approved' : 'rejected', 'expiry')
     return approvalOutcome(approve, { by: 'expiry' })
   }
-  /** Counts anew when the time of an agent is up, because its run waits for people, or has. */
+  /** Recomputes the deadline of an agent whose run waits for people, or has waited for them. */
   async retime(nodeId: string): Promise<void> {
     const row = (await this.#deps.nodes.load([nodeId])).get(nodeId)
     if (row?.status !== running || row.leased) return
     if (!(await this.#timeLeft(row))) this.#deps.notices.wake()
   }
   /**
-   * Whether an agent has time left: that in which its run was left to wait for people is none of it. Of an agent that waits so nobody
-   * knows when it is up; whoever goes on with its run wakes the workflow.
+   * Updates the deadline of an agent and tells whether time is left. Time in which its run waits for people does not count. While the run waits, it
+   * has no deadline; whoever resumes the run wakes the workflow.
    */
   async #timeLeft({ id, attempt, ...row }: NodeRow): Promise<boolean> {
     const { tx, runId, nodes, notices } = this.#deps

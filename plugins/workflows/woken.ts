@@ -12,7 +12,7 @@ import type { Waiting, WorkflowRunStore } from './runs.store.ts'
 import { runStatuses } from './schema.ts'
 import type { WorkflowService } from './service.ts'
 
-/** A run of an agent that has not ended is looked at again, should nobody tell of its end. */
+/** How often a running agent run is checked again, in case the notification of its end is lost. */
 const lookAgainMs = 60_000
 
 export interface WokenDeps {
@@ -27,7 +27,7 @@ export interface WokenDeps {
   readonly limits: TenantLimits | undefined
 }
 
-/** What wakes workflow runs: agents and children that have ended, times that have come, and what nobody waits for any more. */
+/** Handles the wake-ups of workflow runs: ended agent runs and child runs, due times, and started runs that no node waits for any more. */
 export class Woken {
   readonly #deps: WokenDeps
   readonly #service: WorkflowService
@@ -36,7 +36,7 @@ export class Woken {
     this.#service = service
   }
 
-  /** What a wake-up asks for. */
+  /** Handles one wake-up. */
   async wake(what: Wake['what']): Promise<void> {
     const { tenantId, runId, leave, child, node, agent } = what
     if (tenantId === undefined) return
@@ -47,7 +47,7 @@ export class Woken {
     else await this.#deps.engine.drive(tenantId, runId)
   }
 
-  /** The run of an agent may have ended. */
+  /** Ends the node that waits for an agent run if that run has ended. Otherwise the run is checked again after `lookAgainMs`. */
   async #lookAtAgent(tenantId: string, agentRunId: string): Promise<void> {
     const node = await this.#deps.store.waiting(tenantId, agentRunId)
     if (!node) return
@@ -59,7 +59,7 @@ export class Woken {
       const again = { tenantId, what: { tenantId, agent: agentRunId }, key: `${agentRunId}/look`, afterMs: lookAgainMs }
       return this.#deps.wakeUps.send([again])
     }
-    // With that of the runs to which the agent has delegated.
+    // The cost includes that of the runs to which the agent has delegated.
     const delegated = await this.#deps.runs.delegatedCents(tenantId, agentRunId)
     const own = run?.costCents ?? run?.usage?.knownCostCents ?? 0
     const costCents = delegated.values().reduce((sum, cents) => sum + cents, own)
@@ -71,10 +71,10 @@ export class Woken {
     await this.#settle(tenantId, node.run_id, outcome)
   }
 
-  /** The output of an agent: its answer, or what that says as JSON. */
+  /** The output of an agent node: the answer as a JSON string, or the JSON value in it when the node has a `responseFormat`. */
   async #answerOf(tenantId: string, { run_id: runId, spec }: Waiting, result: string) {
     const structured = spec.type === 'agent' && spec.responseFormat !== undefined
-    // The runtime has checked it; should it be none after all, whoever reads it sees the text.
+    // The runtime has checked that the answer is JSON. If it is not after all, the output is the text of the answer.
     const json = structured ? await this.#deps.evaluator.json(tenantId, result) : undefined
     return this.#deps.outputs.take({ tenantId, runId }, spec, json ?? JSON.stringify(result))
   }
@@ -114,7 +114,7 @@ export class Woken {
     ])
     return row!.cost
   }
-  /** Whether the run of an agent waits for people, or has. */
+  /** Whether an agent run waits for people, or has waited for them. */
   async #hasWaited(tenantId: string, agentRunId: string): Promise<boolean> {
     const [rows] = await this.#deps.database.batch<[object[]]>(tenantId, [
       {
@@ -131,7 +131,7 @@ export class Woken {
     await this.#deps.engine.drive(tenantId, runId)
   }
 
-  /** Cancels what a node waited for that does not wait any more, or all that a cancelled run did. */
+  /** Cancels the run that a node no longer waits for. Without `type`: cancels all runs that the nodes of a cancelled run started. */
   async #leave(tenantId: string, runId: string, what: string, type: string | undefined): Promise<void> {
     if (type !== undefined) return this.#cancelThing(tenantId, what, type)
     type Row = { id: string; attempt: number; waits_for: string | null; type: string }
@@ -142,7 +142,7 @@ export class Woken {
         values: [tenantId, runId],
       },
     ])
-    // One that was not parked yet may have begun all the same.
+    // A node that was not waiting yet may have started its run already. The id of that run follows from the attempt.
     for (const { id, attempt, waits_for, type: one } of rows)
       await this.#cancelThing(tenantId, waits_for ?? startedBy(runId, id, attempt), one)
   }
@@ -151,7 +151,7 @@ export class Woken {
       if (type === 'workflow') await this.#service.cancel(tenantId, id)
       else await this.#deps.dispatch.cancel(tenantId, id)
     } catch (error) {
-      // It has never begun.
+      // 404: the run was never started, so there is nothing to cancel.
       if (!isAppError(error) || error.status !== 404) throw error
     }
   }

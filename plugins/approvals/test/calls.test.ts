@@ -27,7 +27,7 @@ test('calls of tools that wait for people', async (t) => {
       ['tool', 'pay', { sum: 3, to: '\uFFFD' }, 'payer', id],
     )
     await s.parked(id)
-    // The time in which it waits is none of its own, and it may be very long.
+    // Time in which a run waits for people does not count for its timeout, however long it is.
     const longAgo = `UPDATE runs SET started_at = started_at - interval '9 days', parked_at = parked_at - interval '9 days' WHERE id = $1`
     await s.database.batch('default', [{ text: longAgo, values: [id] }])
     assert.equal((await decide(s, approval.id, 'approve')).body.status, 'approved')
@@ -75,7 +75,7 @@ test('calls of tools that wait for people', async (t) => {
       await s.parked(id)
       const due = { text: `UPDATE approvals SET expires_at = now() WHERE id = $1`, values: [approval.id] }
       await s.database.batch('default', [due])
-      // Whoever comes too late comes too late, though its rule was not carried out yet.
+      // A decision after the expiry is refused, even if `onExpiry` has not been applied yet.
       assert.equal((await decide(s, approval.id, 'reject')).body.error, 'already_resolved')
       await s.jobs.ask('approvals-sweep')
       await s.over(id)
@@ -94,7 +94,7 @@ test('calls of tools that wait for people', async (t) => {
     const over = await s.over(await s.run('payer', 'pay({})'))
     assert.match(over.result, /openApprovals/)
     await s.call('PATCH', '/api/tenants/default', { limits: { openApprovals: 10 } })
-    // Cancelled, it asks for nothing any more, at once, and its session is free.
+    // Cancelling a run closes its approval at once and frees its session.
     await s.parked(id)
     assert.equal((await s.call('DELETE', `/api/runs/${id}`)).status < 300, true)
     assert.equal((await s.call('GET', `/api/runs/${id}`)).body.status, 'cancelled')

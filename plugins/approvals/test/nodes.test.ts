@@ -93,7 +93,7 @@ test('nodes of workflows that wait for people', async (t) => {
     const replace = { action: 'replace_node', nodeId: 'then', node: { type: 'wait', seconds: 0 } }
     const replaced = await member('POST', `/api/workflows/runs/${id}/repair`, replace)
     assert.equal(replaced.body.error, 'wrong_approver')
-    // Whoever may decide may say as well that it is done with.
+    // A caller who may decide the approval may also end its node.
     assert.equal((await end('each.0', admin)).status, 200)
     assert.equal((await decide((await waiting(`workflowRunId=${id}`)).id, 'approve')).status, 200)
     assert.equal((await rests(id)).status, 3)
@@ -127,7 +127,7 @@ test('nodes of workflows that wait for people', async (t) => {
         ({ message, workflowRunId }: Body) => message === 'Sure?' && workflowRunId !== id,
       ),
     )
-    // Behind it, behind the child that asks, that child, and what the approval would be skipped with.
+    // Refused: nodes after the approval, nodes after the child that asks, the child itself, and nodes with which the approval would be skipped.
     await refused(end('last', 'ok'), 'ask')
     await refused(end('behind', 'skipped'), 'ask')
     await refused(end('sub', 'ok'), 'sub')
@@ -138,7 +138,7 @@ test('nodes of workflows that wait for people', async (t) => {
     assert.equal((await rests(id)).status, 2)
     const repair = (action: object) => member('POST', `/api/workflows/runs/${id}/repair`, action)
     await refused(repair({ action: 'replace_node', nodeId: 'behind', node: once }), 'ask')
-    // Nor is it skipped by a condition that is put beside it, or what is behind it reached another way.
+    // Also refused: a new condition that skips the approval, and a second way to the nodes after it.
     // oxlint-disable-next-line unicorn/no-thenable -- nobody awaits a node.
     const skips = { type: 'condition', if: false, then: ['ask'] }
     await refused(repair({ action: 'replace_node', nodeId: 'other', node: skips }), 'ask')
@@ -147,7 +147,7 @@ test('nodes of workflows that wait for people', async (t) => {
     for (const { id: approval } of [inChild, await waiting(`workflowRunId=${id}`)])
       assert.equal((await decide(approval, 'approve', admin)).status, 200)
     assert.equal((await rests(id)).status, 3)
-    // What was approved once is not done again with that, unless it is asked anew.
+    // A rerun does not repeat what was approved once, unless it asks again.
     const rerun = (fromNodeId: string, call = member) => call('POST', `/api/workflows/runs/${id}/rerun`, { fromNodeId })
     await refused(rerun('last'), 'ask')
     assert.equal((await rests((await rerun('last', admin)).body.id)).status, 3)
@@ -182,7 +182,7 @@ test('nodes of workflows that wait for people', async (t) => {
     const first = await waiting('profile=payer')
     await s.parked(first.runId)
     await s.until(async () => (await agent()).dueAt === undefined)
-    // As if people had taken a day: far more than the node may take.
+    // Pretends that people took a day, far longer than the timeout of the node.
     const aDay = `UPDATE runs SET started_at = started_at - interval '1 day', parked_at = parked_at - interval '1 day' WHERE id = $1`
     await s.database.batch('default', [{ text: aDay, values: [first.runId] }])
     await decide(first.id, 'approve')
@@ -192,7 +192,7 @@ test('nodes of workflows that wait for people', async (t) => {
     })
     assert.equal((await agent()).status, 2)
     await s.parked(second.runId)
-    // It works again for longer than it may: what had its run waiting is no excuse for that.
+    // The agent then works for longer than its timeout. The time it waited for people does not extend the timeout.
     await s.until(async () => (await agent()).dueAt === undefined)
     const late = `UPDATE runs SET started_at = started_at - interval '301 seconds' WHERE id = $1`
     await s.database.batch('default', [{ text: late, values: [first.runId] }])

@@ -45,7 +45,7 @@ test('what is asked for is done once at a time, whichever process does it, and a
     { text: `SELECT count(*)::int AS n FROM pgboss.job WHERE name = 'chore'` },
   ])
   assert.equal(row!.n, 1)
-  // Its second attempt waits for ten seconds, which this test does not.
+  // The job is retried after ten seconds. The test does not wait but makes the retry due now.
   const hurry = {
     text: `UPDATE pgboss.job SET start_after = now() WHERE name = 'chore' AND state = 'retry' RETURNING 1`,
   }
@@ -70,7 +70,7 @@ test('the signal of a job aborts when its process stops', async (t) => {
 
 test('the migration makes what pg-boss would make by itself', async () => {
   const migration = await readFile(new URL('../../../migrations/0034_jobs.sql', import.meta.url), 'utf8')
-  // Its own transaction and lock are the migration's.
+  // Leaves out the lines in which pg-boss begins a transaction and takes a lock: the migration has its own.
   const own = /^\s*(BEGIN;|COMMIT;|SET LOCAL .*|SELECT pg_advisory_xact_lock.*|--.*)?$/
   const statements = (sql: string): string[] =>
     sql

@@ -98,14 +98,14 @@ test('answers that are under way are bounded by tenant, and those that were take
 })
 
 test('large bodies wait for as many bytes as their tenant may send, and files flow no faster', async () => {
-  // Twenty of 32 KiB a second.
+  // The limit is twenty parts of 32 KiB a second.
   const max = 20 * 60 * 32 * 1024
   const limits = new KeptLimits({ ...defaultLimits, transferBytesPerMinute: max }, undefined, undefined, {
     warn: () => assert.fail(),
   })
   const mebi = 1024 * 1024
   await limits.turnOfBody('acme', mebi)
-  // What waits would wait for longer than may be: 15 MiB are 24 seconds.
+  // The last body would wait longer than is allowed: 15 MiB take 24 seconds.
   const bodies = Array.from({ length: 15 }, () => limits.turnOfBody('acme', mebi).catch((error: unknown) => error))
   assert.deepEqual(pick(await bodies.at(-1)), ['limit_reached', 429, 'transferBytesPerMinute'])
   async function* file(): AsyncGenerator<Uint8Array> {
@@ -130,7 +130,7 @@ test('what comes at once waits for its turn; the turns of large requests take lo
     return errors.length
   }
   assert.deepEqual([await refused('small', 1), await refused('large', 6)], [0, 2])
-  // What nobody waits for is not refused, unless there are no turns at all.
+  // A patient caller is not refused, unless the limit is 0.
   const behind = limits.turn('large', 'writesPerMinute', 1, { patient: true }).then(() => 'done')
   assert.equal(await behind, 'done')
   const none = new KeptLimits({ ...defaultLimits, writesPerMinute: 0 }, undefined, undefined, { warn() {} })

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { type Body, stage, startEffects } from './stage.ts'
 
-/** Wake-ups for later, by their keys, with the seconds that are left. */
+/** Pending wake-ups, with their keys and the seconds until they are due. */
 const waking = `SELECT singleton_key AS key, extract(epoch FROM start_after - now())::float8 AS seconds FROM pgboss.job
                 WHERE name = 'workflows' AND state = 'created'`
 
@@ -36,7 +36,7 @@ test('whoever creates a run begins it, another process would come after its leas
   release()
   assert.equal((await s.rests(id)).status, 3)
   assert.deepEqual(await guards(id), [])
-  // Readers hear of the first nodes as of all others.
+  // The stream reports the first nodes like all others, although the creating process began them.
   const [events] = await s.database.batch<[{ seq: number; event: string }[]]>('default', [
     {
       text: `SELECT seq, event FROM workflow_events WHERE tenant_id = 'default' AND run_id = $1 ORDER BY seq`,
@@ -91,6 +91,6 @@ test('a tenant that is full of runs is refused, and leaves no wake-ups behind', 
   for (let i = 0; i < 4; i++) assert.deepEqual((await create()).body.error, 'limit_reached')
   const [left] = await s.database.systemBatch<[Body[]]>([{ text: waking }])
   const others = left.filter(({ key }) => key.startsWith('wfrun_') && !key.startsWith(begun.body.id))
-  // The first refusal came from what it had created before; whoever looks finds no such run.
+  // The first refused creation used the definition in memory and left one wake-up behind. The later ones check the limit first and leave none.
   assert.ok(others.length <= 1, JSON.stringify(others))
 })

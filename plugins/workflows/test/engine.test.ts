@@ -50,7 +50,7 @@ test('what fails, is repaired, cancelled, run again and lost', async (t) => {
     assert.equal(status, 200, JSON.stringify(body))
     const run = await s.until(id, (one) => one.status > 2)
     assert.equal(run.status, 3)
-    // Each known end is followed by another key.
+    // After an attempt whose outcome is known, the next attempt has another idempotency key.
     assert.deepEqual(effectsOf(id), ['a/1', 'b/1', 'b/2', 'b/3', 'b/4', 'c/1'])
     assert.equal((await repair(id, { action: 'abort' })).body.error, 'not_paused')
   })
@@ -177,7 +177,7 @@ test('what fails, is repaired, cancelled, run again and lost', async (t) => {
       { id: 'b', type: 'http', dependsOn: ['a'], url: `${http.url}/b` },
     ])
     while (!effectsOf(id).length) await new Promise((resolve) => setTimeout(resolve, 5))
-    // Its lease is over as if it had died, and both servers are told to look.
+    // The lease expires as if its process had died, and both servers are woken.
     const over = `UPDATE workflow_nodes SET lease_until = now() - interval '1 second', lease_owner = 'dead' WHERE tenant_id = $1 AND run_id = $2 AND status = 2`
     await s.database.tenant('default', (tx) => tx.query({ text: over, values: ['default', id] }))
     await s.call('POST', `/api/workflows/runs/${id}/signals/look`)

@@ -5,7 +5,7 @@ import { expressionProblem, mentionedIn, type Scope } from '../expressions.ts'
 
 const evaluator = new Evaluator()
 const scopeOf = (input: unknown): Scope => ({ json: { input: JSON.stringify(input) }, nodes: [] })
-// Over a list: ranges count for what a template may allocate, which is met first on a busy machine.
+// Loops over a list, not over ranges: ranges count towards the allocation limit, which a busy machine would reach before the time limit.
 const slow =
   '{% for i in input.list %}{% for j in input.list %}{% for k in input.list %}{% endfor %}{% endfor %}{% endfor %}'
 const list = Array.from({ length: 1_000 }, (_, i) => i)

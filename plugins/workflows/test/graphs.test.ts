@@ -52,7 +52,7 @@ async function streams(s: Stage, other: Stage): Promise<void> {
     frames.map((one) => one.id),
     frames.map((_, i) => frames[0]!.id + i),
   )
-  // From the beginning, and from behind any event, at a conductor that was not there.
+  // Resumes after every event, at a conductor that did not execute the run.
   for (const { id: seq } of frames) {
     assert.deepEqual(
       framesOf(await other.stream(id, seq)),
@@ -102,7 +102,7 @@ async function tenants(s: Stage): Promise<void> {
   const wait = { definition }
   const many = await Promise.all([1, 2, 3].map(() => umbrella('POST', '/api/workflows/runs', wait)))
   assert.deepEqual(many.map(({ status }) => status).toSorted(), [202, 429, 429])
-  // One that is refused leaves nothing to do behind.
+  // A refused run leaves no wake-up behind.
   const woken = async (): Promise<Set<string>> => {
     const text = `SELECT data->>'runId' AS id FROM pgboss.job WHERE name = 'workflows' AND data->>'tenantId' = 'umbrella'`
     const [rows] = await s.database.systemBatch<[{ id: string }[]]>([{ text }])
@@ -116,7 +116,7 @@ async function tenants(s: Stage): Promise<void> {
   )
   await umbrella('POST', `/api/workflows/runs/${many.find(({ status }) => status === 202)!.body.id}/cancel`)
   const map = { id: 'm', type: 'map', items: [1, 2, 3], node: { type: 'condition', if: true } }
-  // The other conductor hears of the limit within seconds; until then it has room for all parts.
+  // The other conductor learns of the limit within seconds. Until then it has room for all parts.
   for (let code: string | undefined; code === undefined;) {
     const wide = await umbrella('POST', '/api/workflows/runs', { definition: { name: 'm', nodes: [map] } })
     let { body } = await umbrella('GET', `/api/workflows/runs/${wide.body.id}`)
@@ -127,7 +127,7 @@ async function tenants(s: Stage): Promise<void> {
     code = body.nodes[0].error?.code
     assert.ok(code === undefined || code === 'limit_exceeded', code)
   }
-  // What runs are given counts at once, and not with the next count of the night: there is no room for the next run.
+  // The input of a run counts at once towards the stored bytes, not only at the nightly recount: there is no room for the next run.
   await s.call('PATCH', '/api/tenants/umbrella', { limits: { workflowRuns: 10, storedBytes: 200_000 } })
   const nodes = [{ id: 'c', type: 'condition', if: true }]
   const large = { definition: { name: 'l', nodes }, input: { text: 'x'.repeat(250_000) } }
@@ -158,7 +158,8 @@ async function deleted(s: Stage, http: Effects): Promise<void> {
   assert.ok(!http.effects.some(({ path }) => path === '/after'))
 }
 
-// The largest: AGENT_ORC_NODES=10000 npm test -- plugins/workflows/test/graphs.test.ts; of outputs, 2000 are a thousand at once, twice.
+// The largest size: AGENT_ORC_NODES=10000 npm test -- plugins/workflows/test/graphs.test.ts. For outputs 2000 is the largest: two times a thousand at
+// once.
 const size = Number(process.env['AGENT_ORC_NODES'] ?? 400)
 
 async function largeGraphs(s: Stage): Promise<void> {
@@ -184,7 +185,7 @@ async function largeGraphs(s: Stage): Promise<void> {
   assert.equal(node(wide, 'm').output.length, size / 2)
 }
 
-/** What is at once is a map's, and that of nodes with a place each, of which one behind them names all. */
+/** Large outputs at once: those of the parts of a map, and those of separate nodes, all of which one later node names. */
 async function wideOutputs(s: Stage, url: string): Promise<void> {
   const wide = Math.min(size / 2, 1_000)
   const call = { type: 'http', url: `${url}/out` }
@@ -213,7 +214,7 @@ async function wideOutputs(s: Stage, url: string): Promise<void> {
   )
 }
 
-/** Resolves, when the call of a node that is not answered yet is there, to what answers it. */
+/** Resolves when the call to `/held` has arrived, to the function that answers it. */
 const held = Promise.withResolvers<() => void>()
 const answers = async (effect: Effect) => {
   if (effect.path === '/held') await new Promise<void>((release) => held.resolve(release))

@@ -155,7 +155,7 @@ async function bounds(s: Stage): Promise<void> {
   await s.call('PATCH', '/api/tenants/umbrella', { limits: { workflowRuns: 2 } })
   const started = await Promise.all(pending.map(({ id }) => umbrella('POST', `/api/workflows/runs/${id}/start`)))
   assert.deepEqual(started.map(({ status }) => status).toSorted(), [202, 202, 429])
-  // Idempotent as ever for those that are begun.
+  // Starting is idempotent: a run that has begun is not refused by the limit.
   const begun = pending[started.findIndex(({ status }) => status === 202)]
   assert.equal((await umbrella('POST', `/api/workflows/runs/${begun.id}/start`)).status, 202)
   const rerun = () => umbrella('POST', `/api/workflows/runs/${open.id}/rerun`, { fromNodeId: 'a' })
@@ -178,7 +178,7 @@ async function swept(s: Stage): Promise<void> {
   const stuck = await s.run([{ id: 'w', type: 'wait', seconds: 0 }], { autoStart: false })
   await s.until(waits, (run) => node(run, 'w').status === 2)
   const inner = node(await s.until(parent, (run) => node(run, 'sub').workflowRunId), 'sub').workflowRunId
-  // Nobody looks at the child any more.
+  // Waits until no wake-up for the child is pending.
   const open = { text: `SELECT 1 FROM pgboss.job WHERE data->>'child' = $1 AND state < 'completed'`, values: [inner] }
   while ((await s.database.systemBatch<[object[]]>([open]))[0].length > 0)
     await new Promise((resolve) => setTimeout(resolve, 10))

@@ -2,20 +2,20 @@ import assert from 'node:assert/strict'
 import fc from 'fast-check'
 import { type Body, type Effect, type Effects, node, type Stage } from './stage.ts'
 
-/** A node of a random graph, and what befalls it. */
+/** A node of a random graph, and what happens to it. */
 interface Plan {
   readonly kind: 'call' | 'map' | 'loop' | 'approval' | 'condition'
   /** Indices of earlier nodes. */
   readonly after: readonly number[]
-  /** Calls that fail before one succeeds, or people who reject before one approves. Of maps and loops: of every second part. */
+  /** How many calls fail before one succeeds, or how many people reject before one approves. For maps and loops: in every second part. */
   readonly fails: number
   readonly retries: number
   readonly goesOn: boolean
   /** Parts of a map or loop. */
   readonly parts: number
-  /** Of a condition: those that depend on it go on. */
+  /** For a condition: its value, so whether the nodes after it run. */
   readonly holds: boolean
-  /** What people do about it when it has failed; parts, and what they decide, are tried again. */
+  /** How people repair the node after it has failed. Its parts, and approvals, are always retried. */
   readonly mends: 'retry' | 'replace' | 'settle'
 }
 const few = (most: number) => fc.oneof({ weight: 2, arbitrary: fc.constant(0) }, { weight: 1, arbitrary: fc.nat(most) })
@@ -38,7 +38,7 @@ const plans = fc
 const ok = 3
 const failed = 4
 const skipped = 5
-/** What became of a node, and how often each of its parts was called or asked; of others than maps and loops it is one part. */
+/** The result of a node, and how often each of its parts was called or asked. A node that is no map or loop has one part. */
 interface Fate {
   readonly status: number
   readonly calls: readonly number[]
@@ -46,7 +46,7 @@ interface Fate {
 }
 const isDivided = ({ kind }: Plan): boolean => kind === 'map' || kind === 'loop'
 
-/** What a graph has to come to, whatever order its nodes run in: `before` is what it came to when it is run again from `from`. */
+/** The expected result of a graph, whatever order its nodes run in. `before`: the results of the run that is run again from `from`. */
 function model(all: readonly Plan[], before?: readonly Fate[], from = 0): Fate[] {
   const fates: Fate[] = []
   const again = new Set<number>()
@@ -54,7 +54,7 @@ function model(all: readonly Plan[], before?: readonly Fate[], from = 0): Fate[]
     const known = before?.[i]
     const isDead = plan.after.some((j) => skips(all[j]!, fates[j]!))
     const isKept = known && i !== from && !plan.after.some((j) => again.has(j))
-    // What a condition that is kept has skipped stays skipped, whatever else leads there.
+    // Nodes that a kept condition has skipped stay skipped, whatever else leads to them.
     const keepsOut = known && i !== from && plan.after.some((j) => !again.has(j) && skips(all[j]!, fates[j]!))
     if (isKept || keepsOut) {
       fates.push({ ...known, calls: [] })
@@ -69,7 +69,7 @@ function model(all: readonly Plan[], before?: readonly Fate[], from = 0): Fate[]
 }
 const skips = (plan: Plan, { status }: Fate): boolean => plan.kind === 'condition' && status === ok && !plan.holds
 
-/** What becomes of a node whose turn it is. */
+/** The result of a node whose turn has come. */
 function alone(plan: Plan, before: Fate | undefined): Fate {
   const { kind, goesOn, mends } = plan
   if (kind === 'condition' || before?.replaced) return { status: ok, calls: [], replaced: before?.replaced ?? false }
@@ -129,7 +129,7 @@ interface Played {
   readonly asked: ReadonlyMap<string, number>
 }
 
-/** People who decide and repair, each as planned, until the run is over; or cancel it after so many times. */
+/** Plays the people who decide and repair as planned until the run is over, or cancels the run after a number of actions. */
 async function play(
   all: readonly Plan[],
   id: string,
@@ -193,7 +193,7 @@ async function repair(all: readonly Plan[], id: string, { id: nodeId }: Body, st
   assert.ok(status < 300, `${how} of ${nodeId}: ${JSON.stringify(body)}`)
 }
 
-/** Random graphs with failures, decisions, repairs, cancels and reruns on two conductors, held against the model. */
+/** Compares random graphs with the model, with failures, decisions, repairs, cancels and reruns on two conductors. */
 export async function randomGraphs(one: Stage, two: Stage, http: Effects): Promise<void> {
   let graph = 0
   const property = fc.asyncProperty(
@@ -252,7 +252,7 @@ function compare(
         `n${i} was called`,
       )
   }
-  // Nothing began before all that it depends on was over.
+  // No node began before all its dependencies were over.
   const first = (i: number): number => effects.findIndex(({ path }) => path.startsWith(`/${name}/${i}/`))
   const last = (i: number): number => effects.findLastIndex(({ path }) => path.startsWith(`/${name}/${i}/`))
   all.forEach(({ after }, i) =>
@@ -260,7 +260,7 @@ function compare(
   )
 }
 
-/** What was begun before it was cancelled was done at most once per attempt. */
+/** Checks a cancelled run: every attempt that had begun took effect at most once. */
 function attemptsOf(all: readonly Plan[], id: string, effects: readonly Effect[], run: Body): void {
   assert.equal(run.nodes.filter((each: Body) => each.parent === undefined).length, all.length)
   const keys = effects.filter(({ key }) => key.startsWith(`${id}/`)).map(({ key, attempt }) => `${key} ${attempt}`)

@@ -10,7 +10,7 @@ import { node, stage, startEffects } from './stage.ts'
 
 test('each type of node does what it says', async (t) => {
   let calls = 0
-  /** What was asked with which credentials, by an address that repeats everything. */
+  /** The credentials of each request to `/echo`, which answers with everything that it was sent. */
   const sent: unknown[] = []
   const http = await startEffects(t, ({ path }, { headers }) => ({
     body:
@@ -103,7 +103,7 @@ test('each type of node does what it says', async (t) => {
       const { body } = await s.call('GET', `/api/runs/${node(run, one.id).agentRunId}`)
       return body.parent
     })
-    // One part stays for what is still to come; the last one has what is left.
+    // Each node gets one share of the budget, and one share stays for nodes still to come; the last node gets the rest.
     assert.deepEqual(
       (await Promise.all(parents)).map(({ rootId, budgetCents }) => [rootId, budgetCents]),
       [
@@ -159,7 +159,7 @@ test('each type of node does what it says', async (t) => {
         assert.ok(!kept.includes(Buffer.from(value).toString(form).slice(0, 20)), form)
       const replacing = { action: 'replace_node', nodeId: 'fails', node: nodes[0] }
       assert.equal((await member('POST', `/api/workflows/runs/${run.id}/repair`, replacing)).status, 403)
-      // Neither an input nor an answer says which secret, or to whom.
+      // Neither an input nor an answer may decide which secret is sent, or to which host.
       for (const bad of [
         { ...nodes[0], url: '{{ input.url }}' },
         { ...nodes[0], url: `${http.url}{{ input.user }}/` },

@@ -93,7 +93,7 @@ async function large(
     each.map((one: Body) => one.body.text.length),
     [100_000, 100_000],
   )
-  // What the child gave is its own, too; in the tables are links alone.
+  // The child run keeps its output as well; the tables contain only links.
   const inner = node(run, 'sub').workflowRunId
   assert.equal(digest((await s.call('GET', `/api/workflows/runs/${inner}/output`)).body.text), digest(text))
   const [{ most }] = (await rows('SELECT max(octet_length(output)) AS most FROM workflow_nodes')) as [Body]
@@ -128,7 +128,7 @@ async function promised(s: Stage, url: string): Promise<void> {
   assert.equal(run.status, 3)
   assert.deepEqual([node(run, 'a').error.code, node(run, 'a').attempt], ['bad_output', 2])
   assert.match(node(run, 'a').error.message, /\/status must be equal to constant/)
-  // Megabytes are looked at to their end, too.
+  // Outputs of megabytes are checked to their end as well.
   assert.deepEqual([node(run, 'long').status, node(run, 'wrong').error], [3, node(run, 'a').error])
   assert.deepEqual([node(run, 'm').error.code, node(run, 'fits').output], ['bad_output', [true]])
   const wrong = await s.call('POST', '/api/workflows/definitions', {

@@ -20,8 +20,8 @@ test('schedules fire once a time on any number of conductors, and follow their p
     return made.body.id
   }
   /**
-   * Moves the next time of a schedule into the past, and wakes both conductors for it. It has this minute and so many before it, and
-   * none that could come while the test looks.
+   * Moves the next time of a schedule into the past and wakes both conductors for it. The schedule then has this minute and `minutes` before it as
+   * times, and none that could come during the test.
    */
   const due = async (id: string, minutes: number): Promise<void> => {
     const last = Math.floor(Date.now() / 60_000)
@@ -35,7 +35,7 @@ test('schedules fire once a time on any number of conductors, and follow their p
     )
     await Promise.all([s.wake(id), other.wake(id), s.wake(id), other.wake(id)])
   }
-  /** The same with every minute of three weeks. */
+  /** The same for a schedule that fires every minute, three weeks in the past. */
   const weeksAgo = async (id: string): Promise<void> => {
     await s.database.tenant('default', (tx) =>
       tx.query({
@@ -101,7 +101,7 @@ test('schedules fire once a time on any number of conductors, and follow their p
       }),
     )
     const { started = 0, missed = 0 } = Object.fromEntries(counted.map(({ outcome, count }) => [outcome, count]))
-    // This minute, and the one that was missed last.
+    // This minute is started, and possibly the last missed one.
     assert.ok(started === 1 || started === 2, JSON.stringify(counted))
     assert.equal(started + missed, 1_000)
   })
@@ -222,7 +222,7 @@ async function hostileWalk(s: Stage, definition: Body): Promise<void> {
   }
   assert.equal((await member('POST', path, order)).status, 403)
   assert.deepEqual((await umbrella('GET', path)).body, [])
-  // What it names is looked for in its own tenant alone, and is unknown as anything else.
+  // A definition of another tenant is as unknown as one that does not exist.
   const foreign = await umbrella('POST', path, order)
   const unknown = await umbrella('POST', path, { ...order, workflowDefinitionId: `${definition.id.slice(0, -1)}_` })
   assert.deepEqual([foreign.status, foreign.body.error], [400, 'invalid_schedule'])
@@ -251,7 +251,7 @@ async function hostileWalk(s: Stage, definition: Body): Promise<void> {
   for (const body of [null, [], 'x', 1]) assert.equal((await s.call('POST', path, body)).status, 400)
   assert.equal((await s.call('POST', path, { ...order, input: 'x'.repeat(2_000_000) })).status, 413)
   assert.equal((await s.call('GET', `${path}/${mine.id}/history?limit=-1`)).status, 400)
-  // Those that are asked for at once are counted one after the other.
+  // Concurrent creations are counted one after the other.
   await s.call('PATCH', '/api/tenants/umbrella', { limits: { workflowSchedules: 2 } })
   const { body: own } = await umbrella('POST', '/api/workflows/definitions', { name: 'x', nodes: definition.nodes })
   const made = await Promise.all(
