@@ -41,7 +41,7 @@ function placeOf(text: unknown): Place | undefined {
   return { mount, path }
 }
 
-/** Parses the place of a file. Throws if the path is missing. */
+/** Parses the place of a file. Throws if the text names no file of a mount. */
 function filePlaceOf(text: unknown): Place {
   const place = placeOf(text)
   if (!place || place.path === '')

@@ -208,7 +208,7 @@ export class FolderTree implements Tree {
   }
 }
 
-/** The path of an open descriptor, which stays valid even if the folder was renamed. It needs Linux, and so do mounts of folders. */
+/** A path that reaches an open descriptor even if the descriptor's name leads elsewhere by now. Needs Linux, as mounts of folders do. */
 const pathOf = ({ fd }: FileHandle): string => `/proc/self/fd/${fd}`
 export const foldersWork = process.platform === 'linux'
 
