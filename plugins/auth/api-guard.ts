@@ -8,7 +8,7 @@ import type { Authenticate } from './authenticate.ts'
 
 interface GuardOptions {
   readonly authenticate: Authenticate
-  /** The tenant whose admins are the operators of the installation. Undefined: there are no operators. */
+  /** The tenant whose admins operate the installation; undefined: there are no operators. */
   readonly adminTenant: string | undefined
   /** Returns the audit trail. It is called when a scope is mounted, because only then every plugin is set up. */
   readonly trail: () => AuditTrail | undefined
@@ -17,9 +17,9 @@ interface GuardOptions {
 }
 
 export interface ApiGuard extends Guard {
-  /** The open streams of the scopes that this guard protects. */
+  /** The open streams of the scopes that it protects. */
   held(): Iterable<Held>
-  /** Records further targets of an audited request with the same action, once the request is done. Never rejects. */
+  /** Records further targets of an audited request once it is done, with the same action. Never rejects. */
   record(request: FastifyRequest, targets: readonly string[]): Promise<void>
 }
 
@@ -60,7 +60,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
           reply.callNotFound()
           return reply
         }
-        // The audit entry is written before the role is checked, because a forbidden attempt is worth recording, too.
+        // The entry is written before the role is checked: a forbidden attempt is worth recording, too.
         await audit?.begin(request, caller)
         const needed = neededRole(config)
         if (needed === undefined || !roleAtLeast(caller.role, needed)) throw forbidden()

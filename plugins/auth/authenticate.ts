@@ -15,13 +15,13 @@ interface FoundKey extends Caller {
 }
 
 export interface KeyLookup {
-  /** Finds a live key by its hash. Undefined if the key is unknown, revoked, expired, or of a deleted tenant. */
+  /** Finds a live key by its hash; undefined when unknown, revoked, expired, or of a deleted tenant. */
   find(hash: Buffer, address: string): Promise<FoundKey | undefined>
 }
 
 interface AuthenticateOptions {
   readonly tokens: Tokens
-  /** Undefined in a role without a database, where only the bootstrap key is accepted. */
+  /** Undefined in a role without a database: then only the bootstrap key is accepted. */
   readonly keys: KeyLookup | undefined
   readonly bootstrap: Bootstrap | undefined
   readonly clientOf: ClientAddress

@@ -61,7 +61,7 @@ export class Bootstrap {
 /** The key id of a caller with the bootstrap key. */
 export const bootstrapId = 'bootstrap'
 
-// No row means that the tenant was deleted or never existed.
+// A tenant without a row was deleted or never existed.
 const ownedTenant: Statement = {
   name: 'api_keys_owned_tenant',
   text: `SELECT EXISTS (

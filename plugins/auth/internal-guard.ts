@@ -87,7 +87,7 @@ function check(who: string, accesses: Plane['accesses']): void {
 /** The limit on a body in bytes, whatever a route's `bodyLimit` says. It is fixed, because unverified bytes are held in memory. */
 const maxBytes = 1024 * 1024
 
-/** Reads the whole body. After a failure the stream stays open, because its socket must still carry the answer. */
+/** The whole body. On a failure the stream stays open, since its socket must still carry the answer. */
 function readBody(payload: Readable): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     const chunks: Buffer[] = []

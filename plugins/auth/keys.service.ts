@@ -61,7 +61,7 @@ function mint(tokens: Tokens) {
 export interface KeyServiceOptions {
   readonly database: Database
   readonly tokens: Tokens
-  /** Undefined: the default limits apply. */
+  /** Undefined: the default limits. */
   readonly limits: (Pick<TenantLimits, 'of'> & Partial<Pick<TenantLimits, 'stored'>>) | undefined
   /** The longest life of a key in milliseconds. Undefined: keys may live for ever. */
   readonly maxLifetimeMs: number | undefined

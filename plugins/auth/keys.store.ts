@@ -82,7 +82,7 @@ export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata 
   return row && toMetadata(row)
 }
 
-/** A key that issues another key. The new key gets at most the same rights. */
+/** A key that issues another one, which has at most the same rights. */
 export interface IssuingKey {
   readonly expiresAt: string | null
   readonly allowedAddresses: readonly string[] | null
@@ -238,7 +238,7 @@ interface FoundRow extends PermissionColumns {
 interface StoredKeys extends KeyLookup {
   /** Resolves to those of the tenant's given keys that are still live. */
   alive(tenantId: string, ids: readonly string[]): Promise<string[]>
-  /** Resolves when all pending writes of the last use are done. */
+  /** Resolves when the pending writes of last-use times are done. */
   settled(): Promise<void>
 }
 
