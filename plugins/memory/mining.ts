@@ -32,8 +32,9 @@ const edge: Omit<Statement, 'values'> = {
          ) e, asking WHERE asking.wanted`,
 }
 /**
- * Messages of people in runs that ended as `ok`, in the order in which the ends were recorded. An open transaction may still add earlier ends, so
- * the list stops at the oldest one. Tasks from other agents are left out. `recalled`: the memories that the conversation was given.
+ * Messages of people in runs that ended as `ok`, in the order in which the ends were recorded. A transaction that is still open may add
+ * earlier ends, so the list stops at the oldest one. Tasks from other agents are left out. `recalled`: the memories that the
+ * conversation was given.
  */
 const said: Omit<Statement, 'values'> = {
   name: 'memory-mining-said',

@@ -108,7 +108,6 @@ function contentOf(answer: unknown): string {
   return content.toWellFormed().replaceAll('\0', '')
 }
 
-/** The embedding provider. */
 export class Embeddings {
   readonly #provider: Provider
   readonly #parts: ProviderParts

@@ -109,7 +109,7 @@ function eachOnce<T extends Memory>(memories: readonly T[]): T[] {
   })
 }
 
-/** The text before a message. Memories were written by others, so their text is escaped and cannot close the block. */
+/** The text before a message. Memories are written by others, so their text is escaped and cannot close the block. */
 function blockOf(memories: readonly Memory[]): string {
   const lines = memories.map(({ processedContent, eventAt, createdAt }) => {
     const said = processedContent.replaceAll(/<(?=\/?recalled_memories)/gi, '‹').replaceAll('\n', ' ')

@@ -25,7 +25,6 @@ import {
 
 export const tags = ['memory']
 
-/** Dependencies of the routes. */
 interface MemoryServices {
   readonly bank: MemoryBank
   readonly database: Database

@@ -15,7 +15,7 @@ const endUserId = line(256, 'The person that it is about, as in `metadata.end_us
 const category = line(64, 'Your own word to filter memories by.')
 const sources = ['curated', 'mined'] as const
 
-/** The content and origin of a memory. Either `rawInput` or `processedContent` is required. Specification 2.11. */
+/** The content of a memory and its origin. Either `rawInput` or `processedContent` is required. Specification 2.11. */
 export const CreateMemory = Type.Object(
   {
     rawInput: Type.Optional(
@@ -237,7 +237,7 @@ export const MemoryParams = Type.Object({
   id: Type.String({ description: 'Id of the memory.' }),
 })
 
-/** Parses a time in a request. 400 for a day that does not exist. */
+/** A time in a request; 400 for a day that does not exist. */
 export function timeOf(text: string, path: string): Date {
   const time = new Date(text.startsWith('0000') ? '' : text)
   const day = text.slice(0, 10)

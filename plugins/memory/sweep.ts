@@ -7,8 +7,8 @@ import { mine } from './mining.ts'
 import type { VectorList } from './search/vectors.ts'
 
 /**
- * Milliseconds that each task of a pass may take for one tenant, so that other tenants get their turn. The rest of the work follows in the next
- * pass.
+ * Milliseconds that deleting and embedding may each take for one tenant in a pass, so that other tenants get their turn. The rest of the work
+ * follows in the next pass.
  */
 const usualTurnMs = 20_000
 /** The most rows that one transaction deletes. */

@@ -16,7 +16,7 @@ const isNegated = (text: string): boolean => (text.match(negations)?.length ?? 0
 
 /**
  * Compares a new statement with a stored one. `same`: the stored statement already says it. `newer`: the new statement supersedes the stored one,
- * because it says more, contradicts it, or gives a new value to a property with one value. `other`: both are kept.
+ * because it says more, contradicts it, or gives a new value to a property with one value at a time. `other`: both are kept.
  */
 export function compare(added: Compared, known: Compared): 'same' | 'newer' | 'other' {
   const contrary = isNegated(added.content) !== isNegated(known.content)

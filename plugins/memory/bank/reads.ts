@@ -201,7 +201,6 @@ interface Named {
   readonly count: number
 }
 
-/** Statistics of a tenant's memories. */
 export async function statsOf(database: Database, tenantId: string): Promise<Omit<Stats, 'search'>> {
   const grouped = (name: string, text: string): Statement => ({
     name: `memory-stats-${name}`,

@@ -55,7 +55,7 @@ interface Looked {
   readonly superseded: string | undefined
 }
 
-/** The reason why nothing was inserted. */
+/** Why nothing was inserted. */
 interface Why {
   readonly same: string | null
   readonly records: number
@@ -91,7 +91,7 @@ export class Writer {
     const made = await this.#contentOf(tenantId, input)
     return 'junk' in made ? this.#refuse(tenantId, made.junk) : this.#keep(tenantId, profile, input, made, how)
   }
-  /** True if a model reads the texts of this tenant. */
+  /** Whether a model reads the texts of this tenant. */
   asksModel(tenantId: string): boolean {
     return this.#parts.model?.isFor(tenantId) ?? false
   }

@@ -2,7 +2,7 @@ import { definePlugin } from '#kernel'
 import { type PlatformTool, PlatformTools, type ToolSpec } from '#contracts/tools'
 import { memoryTools } from '../tool-specs.ts'
 
-/** The runner's part of memory: the tools of agents. A runner has no database, so the conductor of the run executes each call. */
+/** The runner's part of memory: the tools of agents. A runner has no database, so each call is executed by the conductor of its run. */
 export default definePlugin({
   name: 'memory-tools',
   provides: { tools: PlatformTools },

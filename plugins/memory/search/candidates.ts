@@ -291,7 +291,7 @@ function best(rows: readonly FoundRow[], rest: readonly Weighed[], average: numb
 
 /** Whether a longer text lowers the score of a term. A long text has more words by chance, but not more names or times. */
 const byLength = { word: true, name: false, time: false, similar: true } as const
-/** The weight of each kind of term in the rough sum, by which candidates are chosen. */
+/** How much each kind has to say in the rough sum by which candidates are chosen. */
 const roughly = { word: 1, name: 0.3, time: 0.6, similar: 0.5 } as const
 const roughOf = ({ words, names, times, alike }: Candidate): number =>
   roughly.word * words + roughly.name * names + roughly.time * times + roughly.similar * alike

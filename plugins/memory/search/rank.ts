@@ -78,7 +78,7 @@ export function rank({ candidates, meaning, linked, total, now }: Lists): Ranked
     .toSorted((a, b) => b.score - a.score || b.candidate.at - a.candidate.at || b.candidate.memory - a.candidate.memory)
 }
 
-/** Recency is shown as a reason only for the three newest memories. */
+/** Recency is named as a reason only for the three newest. */
 const placed = (all: readonly { list: ListName; rank: number }[]) =>
   all.filter(({ list, rank: place }) => list !== 'recent' || place <= 3)
 

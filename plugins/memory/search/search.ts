@@ -34,7 +34,7 @@ export interface Question extends Omit<Filter, 'superseded'> {
   readonly limit: number
   readonly minScore: number
   readonly maxTokens?: number | undefined
-  /** The time at which the question is asked. */
+  /** The time that the question is asked at. */
   readonly now: Date
   readonly includeSuperseded?: boolean | undefined
 }
@@ -48,7 +48,7 @@ export interface SearchParts {
   readonly limits: Pick<TenantLimits, 'turn'> | undefined
 }
 
-/** Answers questions with the memories of a profile. */
+/** Answers questions by memories of a profile. */
 export class Search {
   readonly #parts: SearchParts
   readonly #candidates: Candidates
@@ -61,7 +61,7 @@ export class Search {
   async ask(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
     const { q, now, limit, minScore, maxTokens } = question
     const asked = await askedTerms(tenantId, this.#parts.stems, q, now)
-    // The question has only stop words, so the newest memories are as good an answer as any.
+    // The question has only stop words: the newest memories are as good an answer as any.
     if (asked.length === 0) return this.#newest(tenantId, profile, question)
     const known = await this.#candidates.figures(
       tenantId,

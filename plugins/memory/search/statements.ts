@@ -1,6 +1,6 @@
 import { alive, happened, isOf } from '../bank/rows.ts'
 
-/** BM25 parameters k1 (saturation of repeated terms) and b (influence of the text length). Statements are short, so both are low. */
+/** BM25 parameters k1 (saturation of repeated terms) and b (influence of the length). Statements are short: both are low. */
 export const k1 = 0.4
 const b = 0.15
 /** The weight at which a term reaches half of its highest score, and the amount that each word of a text of average length adds to that weight. */
@@ -12,7 +12,7 @@ export const mostOfWord = 2_000
 export const mostFew = 500
 /** The most terms of a row that are checked. The terms of the content come first in a row. */
 const mostLooked = 200
-/** The most names of one memory that can link to other memories. */
+/** Names of a memory that can link to others. */
 const mostNames = 12
 
 /** What a term can stand for. SQL statements use the positions in this list. */

@@ -4,7 +4,7 @@ import type { Embeddings } from '../model.ts'
 import { alive, isOf, type Whose } from '../bank/rows.ts'
 import { lock } from '../bank/statements.ts'
 
-/** Memories that one request embeds. */
+/** Memories that are embedded by one request. */
 const atOnce = 64
 /** Without a vector index, this many of the newest memories are compared one by one. */
 const mostCompared = 20_000
@@ -12,7 +12,7 @@ const mostCompared = 20_000
 const mostNear = 60
 const leastSimilar = 0.2
 
-/** These tables are not in our migrations, because they cannot exist without the extension. */
+/** The table is not in our migrations, because it cannot exist without the extension. */
 const tables = [
   `CREATE TABLE IF NOT EXISTS memory_vectors (
      tenant_id text NOT NULL, memory bigint NOT NULL, bank integer NOT NULL, model text NOT NULL, embedding vector NOT NULL,
@@ -35,7 +35,7 @@ const tables = [
 
 export interface Near {
   readonly memory: number
-  /** Cosine similarity, 0 to 1. */
+  /** Cosine, 0 to 1. */
   readonly similarity: number
 }
 

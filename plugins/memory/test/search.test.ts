@@ -129,7 +129,7 @@ test('where pg_trgm cannot be created, searches go without it, and say so once',
   const dsn = await freshDatabase(t)
   const client = new pg.Client({ connectionString: dsn })
   await client.connect()
-  // The extension contains a function of this name, so that it cannot be created any more.
+  // The extension brings a function of this name, so it cannot be created.
   await client.query(`CREATE FUNCTION similarity(text, text) RETURNS real LANGUAGE sql AS 'SELECT 0::real'`)
   await client.end()
   const { kernel, save, search, call } = await stage(t, { dsn })

@@ -1,6 +1,6 @@
 import type { Language } from './words.ts'
 
-// Times in texts become terms: `#2026-05-07`, `#2026-05`, `#2026`, and without a year `#-05-07` and `#-05`.
+// Times in texts, as terms: `#2026-05-07`, `#2026-05`, `#2026`, and without a year `#-05-07` and `#-05`.
 
 const dayMs = 24 * 3_600_000
 
@@ -86,7 +86,6 @@ export interface Times {
 }
 
 const pad = (n: number): string => String(n).padStart(2, '0')
-/** The terms of one day. */
 export const dayTerms = (day: Date): string[] => {
   const [y, m, d] = day.toISOString().slice(0, 10).split('-') as [string, string, string]
   return [`#${y}-${m}-${d}`, `#${y}-${m}`, `#${y}`, `#-${m}-${d}`, `#-${m}`]

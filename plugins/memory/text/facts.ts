@@ -150,7 +150,7 @@ const longestTold = 400
 /** Words of the first person. For languages whose verbs show the person, some verb forms as well. */
 const ofSelf =
   /(?<!\p{L})(?:i|i'm|i've|i’m|i’ve|my|me|mine|we|we're|we’re|our|us|ich|mein\p{L}{0,2}|mir|mich|wir|uns(?:er\p{L}{0,2})?|yo|mi|mis|me|nosotros|nuestr[oa]s?|vivo|trabajo|prefiero|tengo|soy|estoy|я|мо[йяёеи]|мне|меня|мы|наш\p{L}?|у нас)(?!\p{L})|[我咱]/iu
-/** A request or a question. It belongs to the conversation and says nothing about the person. */
+/** A request or a question: it belongs to the conversation and says nothing about the person. */
 const request =
   /^[^\p{L}]*(?:(?:please|pls|bitte|por favor|пожалуйста)(?!\p{L})|[请帮]|(?:can|could|would|will|do|does|did|is|are|what|who|where|when|why|how|which|should|may|kannst|könntest|können|was|wer|wo|wann|warum|wie|welche|puedes|podrías|qué|quién|cómo|cuándo|dónde|por qué|что|кто|где|когда|почему|как|можешь)(?!\p{L})|(?:tell|show|write|give|make|help|explain|find|create|list|translate|summari[sz]e|fix|draft|generate|let|check|look|search|remind|erkläre?|schreib|zeig|hilf|gib|escribe|dime|ayúdame|explica|напиши|скажи|покажи|помоги|объясни)(?!\p{L}))|(?<!\p{L})(?:i|we)(?:'d| would)? (?:want|need|like|have) (?:you to|to (?:know|ask|see|understand)|a question|your help|help)(?!\p{L})|(?<!\p{L})(?:i|we) (?:do not|don't|don’t) (?:understand|know|get)(?!\p{L})|[?？]\s*$/iu
 

@@ -12,7 +12,7 @@ const mostLines = 500
 /** Lines and sentences are read in parts of at most this many characters, so that no pattern has to search a longer text. */
 const mostLine = 4_000
 
-/** The statements of a text, one per line, or the reason why there is nothing to keep. */
+/** The statements of a text, one per line, or why there is nothing to keep. */
 export function statementsOf(text: string): { readonly content: string } | { readonly junk: Junk } {
   const wellFormed = tidied(text)
   if (wellFormed.trim() === '') return { junk: 'empty' }
@@ -145,14 +145,14 @@ const greetings = [
   // Chinese
   '(?:你好|您好|大家好|早上好|下午好|晚上好|晚安|再见|拜拜|谢谢(?:你|您)?|多谢|不客气|没关系|最近怎么样|没问题)',
 ].join('|')
-/** Answers that have no content by themselves. */
+/** Answers that say nothing by themselves. */
 const replies =
   "(?:sure(?: thing)?|ok(?:ay)?|alright|great|cool|nice|awesome|perfect|wow|got it|i see|sounds good|of course|yes|yeah|yep|no|nope|lol|haha+|hmm+|(?:i'?m )?(?:fine|good|doing well)|alles klar|gut|prima|super|ja|nein|vale|claro|perfecto|sí|si|хорошо|ладно|отлично|понятно|да|нет|好的?|嗯+|哈哈+|是的?|不是)"
 /** The people that a greeting addresses. */
 const addressee =
   "(?:[ ,]+(?:there|all|everyone|again|guys|folks|man|buddy|friend|so much|a lot|then|\\p{Lu}[\\p{L}'-]{1,20}))?"
 const phatic = new RegExp(`^(?:(?:oh|ah|well|so|and)[,!]? )?(?:(?:${greetings})${addressee}|${replies})$`, 'u')
-/** A name after a greeting: "Thanks, Ann". */
+/** A name behind a greeting: "Thanks, Ann". */
 const called = /^\p{Lu}[\p{L}'-]{1,20}$/u
 const greeting = new RegExp(`^(?:${greetings})$`, 'u')
 const plain = new RegExp(`^(?:${greetings}|${replies})$`, 'u')

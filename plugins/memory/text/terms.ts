@@ -28,7 +28,7 @@ const mostWords = 2_000
 const mostRaw = 16_000
 /** The most terms that a memory takes from the statement before it. */
 const mostContext = 20
-/** The most words of a question that are searched. */
+/** Words of a question that are looked for. */
 const mostAsked = 32
 
 export interface RecordTexts {

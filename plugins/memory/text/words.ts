@@ -5,7 +5,7 @@ export type Language = (typeof languages)[number]
 const ideograph = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u
 const cyrillic = /\p{Script=Cyrillic}/gu
 
-/** Words that nearly every sentence of a language has, and that are rare in the other languages. */
+/** Words that nearly every sentence of a language has, and few of another one. */
 const common: Readonly<Record<'en' | 'de' | 'es', ReadonlySet<string>>> = {
   en: new Set(
     'the and is are was were of to in that it for with on as at by this my your his her their our we they you i have has had not but from will would can about what when where who which how did do does been be'.split(
