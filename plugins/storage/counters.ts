@@ -129,7 +129,7 @@ export class PostgresCounter implements Counter {
       const over = overBy(await this.of(tenantId), more, most)
       if (over) return over
     }
-    // Either the tenant is being erased, or its row changes faster than it can be read.
+    // The tenant is erased, or its row changes faster than it can be read.
     return 'objectBytes'
   }
   async add(tenantId: string, change: StoreUse): Promise<void> {

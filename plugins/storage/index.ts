@@ -82,7 +82,7 @@ export default definePlugin({
   },
 })
 
-/** A misconfigured backend fails the start of the server, rather than the first upload. */
+/** A backend that is known to be misconfigured fails the start of the server, rather than the first upload. */
 async function refuseMisconfigured(name: string, backend: ObjectBackend): Promise<void> {
   await backend.verify?.().catch((cause: Error) => {
     throw new Error(`the storage backend '${name}' is misconfigured: ${cause.message}`, { cause })

@@ -15,7 +15,7 @@ import { isKnown, quoted, sendBody, sendFile, withoutBody } from '#kit/files'
 import { cursorOf, InlineObject, KeyParams, ListQuery, ObjectList, placeOf, shown, StorageInfo } from './schema.ts'
 
 export const tags = ['storage']
-/** Errors that every object route may answer. */
+/** Errors of every route of objects. */
 export const usual = [
   objectErrors.invalidKey,
   objectErrors.storageUnavailable,

@@ -107,7 +107,7 @@ export class CheckedStore implements ObjectStore {
   }
 }
 
-/** The same store, but reads are limited to the rate of the tenant. */
+/** The same store, with reads limited to the rate of their tenant. */
 export const pacedReads = (store: ObjectStore, limits: Pick<TenantLimits, 'paced'>): ObjectStore => ({
   backend: store.backend,
   put: (...args) => store.put(...args),
@@ -181,14 +181,14 @@ const reserved = '.agent-orc/'
 /** Concurrent deletions below a prefix. */
 const atOnce = 8
 
-/** The store as tenants and their agents see it, without the reserved keys. */
+/** The store for tenants and their agents, without the reserved keys. */
 export function visibleArea(store: ObjectStore): ObjectStore {
   const isReserved = (key: string): boolean => key.startsWith(reserved)
   const list: ObjectStore['list'] = async (tenantId, query) => {
     const { prefix = '', limit = 100 } = query
     if (isReserved(prefix)) return { objects: [], prefixes: [] }
     const page = await store.list(tenantId, query)
-    // Reserved keys are adjacent, so hiding them costs at most one more page.
+    // Reserved keys are adjacent, so at most one more page is read.
     if (!reserved.startsWith(prefix)) return page
     const objects = page.objects.filter(({ key }) => !isReserved(key))
     const prefixes = page.prefixes.filter((one) => !isReserved(one))
@@ -225,7 +225,7 @@ export function visibleArea(store: ObjectStore): ObjectStore {
   }
 }
 
-/** The reserved keys of a store, shown without their prefix. */
+/** The reserved keys of a store, without their prefix. */
 export function reservedArea(store: ObjectStore): ObjectStore {
   const own = <T extends { readonly key: string }>(info: T): T => ({ ...info, key: info.key.slice(reserved.length) })
   return {

@@ -21,7 +21,7 @@ export const overBy = (has: StoreUse, more: StoreUse, most: StoreLimits): keyof 
       ? 'objects'
       : undefined
 
-/** An upload of unknown length reserves room in steps of this many bytes. */
+/** An upload of unknown length reserves room in steps of this size. */
 const stepBytes = 1024 * 1024
 
 /** The reservation of one object that is being written. */

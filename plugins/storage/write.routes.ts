@@ -10,7 +10,7 @@ import { conditionOf, matchOf, quoted } from '#kit/files'
 import { tags, usual } from './routes.ts'
 import { Deleted, KeyParams, shown, StoredObject } from './schema.ts'
 
-/** Routes that write objects, for admins. */
+/** Writes of objects, for admins. */
 export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
   takeStreams(app)
   app.put(

@@ -16,7 +16,7 @@ export default definePlugin({
   provides: { tools: PlatformTools, written: WrittenObjects },
   async setup({ deps: { store, database } }) {
     const written = new WriteLedger()
-    // In a role with a database, the store has already counted each write.
+    // With a database the store has counted each write already.
     const counted = presentDatabase(database) !== undefined
     const tools = store.backend === undefined ? [] : storageTools(store, { written, counted })
     return { tools: Object.fromEntries(tools.map((tool) => [tool.name, tool])), written }
@@ -39,7 +39,7 @@ export const storageTools = (store: ObjectStore, record: WriteRecord): PlatformT
 
 interface WriteRecord {
   readonly written: WrittenObjects
-  /** True if the store has already counted the write for all processes. */
+  /** The store has already counted the write for all processes. */
   readonly counted: boolean
 }
 
@@ -162,7 +162,7 @@ const mostKept = 20_000
 /** The most writes in one answer. */
 const mostAtOnce = 500
 
-/** The writes of agents on this runner, grouped by run, oldest run first. */
+/** What agents of this runner wrote, by run, oldest run first. */
 class WriteLedger implements WrittenObjects {
   readonly #runs = new Map<string, ObjectWrite[]>()
   #kept = 0
