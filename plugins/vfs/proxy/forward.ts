@@ -12,7 +12,7 @@ import { proofHeaders } from '../client.ts'
 const connectMs = 2_000
 const silentMs = 60_000
 
-/** The request headers that are passed on. All others are removed: keys, cookies, signatures, tenants, hop-by-hop headers. */
+/** Request headers that are passed on. All others are removed: keys, cookies, signatures, tenants, hop-by-hop headers. */
 const passedOn = [
   'accept',
   'accept-language',

@@ -104,7 +104,7 @@ function baseOf(baseUrl: string | undefined, urlOf: (listener: string) => string
   }
 }
 
-/** True if a role has a key of the family `vfs`. */
+/** Whether a role has a key of the family `vfs`. */
 const signs = (plugins: Role['plugins']): boolean =>
   plugins.some(({ plugin, config }) => {
     const { family, current } = (config ?? {}) as { readonly family?: unknown; readonly current?: unknown }

@@ -117,7 +117,7 @@ export class Leases implements VfsManager {
   }
   async #open(session: RunnerSession): Promise<Held> {
     const { tenantId, id: sessionId } = session
-    // The session has left this runner while one of its requests was under way.
+    // The session has left this runner while a request for it was under way.
     if (session.status === 'shutdown') throw vfsErrors.noVfsSession()
     const key = keyOf(tenantId, sessionId)
     const held = this.#held.get(key) ?? this.#begin(session)
@@ -163,7 +163,7 @@ function limitsOf({ limits = {} }: RunnerSession): { readonly limits?: VfsLimits
   return given.length === 0 ? {} : { limits: Object.fromEntries(given) as VfsLimits }
 }
 
-/** Mounts that are listed at the same time. */
+/** How many mounts are listed at the same time. */
 const atOnce = 8
 
 /** The files of a session that are copied into a sandbox. Each mount gets an equal share, however many files the others have. */

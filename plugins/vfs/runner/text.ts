@@ -4,7 +4,7 @@ import { mostShownBytes, wholeCharacters } from '#kit'
 const usualLines = 2_000
 /** A file with a NUL byte within its first 8 KiB is treated as binary. */
 const beginningBytes = 8 * 1024
-/** The most bytes that are read to reach lines near the end of a file. */
+/** The most bytes that are read to find lines near the end of a file. */
 const mostRead = 64 * 1024 * 1024
 
 /** Lines of a stream, with a note on how to read on; undefined for a binary file. Reads no more than it needs. */

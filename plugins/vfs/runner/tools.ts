@@ -8,7 +8,7 @@ import { settleFilesMs } from '#contracts/wire/worker'
 import { contentTypeOf } from '#kit/files'
 import { readText } from './text.ts'
 
-/** Bytes of a binary file in one answer. Base64 makes them a third longer. */
+/** Bytes of a binary file in one answer; base64 makes them a third longer. */
 const mostBinaryBytes = 168 * 1024
 const mostWritten = 4 * 1024 * 1024
 const mostListed = 200

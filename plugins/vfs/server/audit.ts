@@ -17,7 +17,7 @@ interface Open {
   next: number
   bytes: number
   waiting: string[]
-  /** Lists since the last other operation. A repeated list is not recorded again. */
+  /** Lists since the last other operation: a repeated list is not recorded again. */
   readonly lists: Set<string>
   writing: Promise<void>
 }
@@ -113,7 +113,7 @@ export class Audit {
       })
       audit.bytes += Buffer.byteLength(text)
     } catch {
-      // A full disk must not prevent reads. Writes fail by themselves then.
+      // A full disk must not prevent reads; writes fail by themselves.
     }
   }
 

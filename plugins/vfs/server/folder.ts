@@ -12,7 +12,7 @@ import { belowOf, type FileInfo, isBefore, type OpenFile, placeOf, type Tree, ty
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants
 
-/** The folder of incomplete uploads. It must be inside the mount, because a rename works only within one file system. It is not shown. */
+/** Folder of incomplete uploads. It is inside the mount, because a rename works only within one file system, and is not shown. */
 export const incoming = '.agent-orc-incoming'
 
 /**
@@ -31,7 +31,7 @@ export class FolderTree implements Tree {
     this.#atOnce = atOnce
   }
 
-  /** Removes incomplete files that a dead process left. */
+  /** Removes incomplete files of a process that died. */
   async tidy(): Promise<void> {
     const root = await open(this.#root, O_RDONLY | O_DIRECTORY)
     try {

@@ -3,7 +3,7 @@ import type { VfsEntry } from '#contracts/vfs'
 import { emptyFile, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
 
 interface Layers {
-  /** The files of the mount, which are only read. */
+  /** The mount, which is only read. */
   readonly mount: Tree
   /** The files that the session has written. */
   readonly written: Tree

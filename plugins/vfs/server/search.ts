@@ -6,7 +6,7 @@ import type { FileInfo, Tree } from './tree.ts'
 const mostFiles = 10_000
 const mostBytes = 64 * 1024 * 1024
 const mostMs = 5_000
-/** The most bytes of one file that are searched. */
+/** Bytes of one file that are searched. */
 const mostOfFile = 4 * 1024 * 1024
 /** A file with a NUL byte within its first 8 KiB is treated as binary. */
 const beginning = 8 * 1024
@@ -35,7 +35,7 @@ export async function search(trees: ReadonlyMap<string, Tree>, query: VfsSearchQ
   return { matches, complete: true }
 }
 
-/** The first line of a file that contains the text. */
+/** The first line of a file that has the text. */
 async function lineWith(
   tree: Tree,
   { path, bytes }: FileInfo,

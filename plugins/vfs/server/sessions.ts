@@ -89,7 +89,7 @@ export class Sessions {
     }
     session.kept = kept
     session.lastUsedAt = now
-    // The session is counted before the first await, so that concurrent opens cannot exceed the limit together.
+    // Counted before the first await, so that concurrent opens cannot exceed the limit together.
     tenant.sessions.set(sessionId, session)
     try {
       await writeWhole(this.#recordOf(tenantId, sessionId), JSON.stringify(kept))
@@ -100,7 +100,7 @@ export class Sessions {
     return this.#shown(tenantId, session)
   }
 
-  /** Returns the session and marks it as used. Throws 404 if it is not open. */
+  /** Returns the session and marks it as used; throws 404 when it is not open. */
   async use(tenantId: string, sessionId: string): Promise<Session> {
     const session = (await this.#tenant(tenantId)).sessions.get(sessionId)
     if (!session) throw vfsErrors.noVfsSession()

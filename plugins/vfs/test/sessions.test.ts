@@ -66,7 +66,7 @@ test('bytes, files and sessions have limits, which uploads at once do not pass t
   await client.open('acme', 's2', {})
   await client.write({ ...acme, sessionId: 's2' }, 'scratch', 'a', bytes(60))
   await client.write(one, 'scratch', 'e', bytes(40))
-  // The session has room left, but its tenant has none.
+  // The session has room, its tenant has not.
   await assert.rejects(client.write({ ...acme, sessionId: 's2' }, 'scratch', 'b', bytes(1)), {
     code: 'limit_exceeded',
     message: /vfsBytes/,
