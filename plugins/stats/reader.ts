@@ -16,7 +16,7 @@ const busy = () =>
 const tooMuch = (cause: unknown) =>
   unavailable({ message: 'These figures took too long to compute; ask for a shorter window.', cause })
 
-// A month of a busy tenant is a million rows, which are grouped in memory. The setting ends with the transaction.
+// A month of a busy tenant is a million rows, grouped in memory. The limit ends with the transaction.
 const limits: Statement = { name: 'stats-limits', text: `SELECT set_config('work_mem', '32MB', true)` }
 const clock: Statement = { name: 'stats-clock', text: 'SELECT now() AS now' }
 
