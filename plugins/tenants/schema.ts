@@ -5,10 +5,7 @@ import { mostDays, retentionKinds, retentionNames } from '#contracts/retention'
 
 /** The form of a new tenant's id. It is restricted because the id is part of the URL of every published agent of the tenant. */
 const idPattern = '^[a-z0-9][a-z0-9_-]{0,62}$'
-/**
- * False for text that cannot be a tenant's id, so that no look-up is needed. The form is wider than `idPattern`, because some tenants were inserted
- * by SQL before there was an API.
- */
+/** False for text that cannot be a tenant's id, so that it needs no look-up. Wider than `idPattern`: some tenants were inserted by SQL before there was an API. */
 export const isTenantId = (text: string): boolean => /^[A-Za-z0-9_.-]{1,128}$/.test(text)
 
 const Name = Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'For people.' })

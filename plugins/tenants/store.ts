@@ -70,7 +70,10 @@ interface TenantChange {
   readonly retention?: Readonly<Record<string, number | null | undefined>> | undefined
 }
 
-/** Changes a tenant. Undefined for an unknown tenant, and for a deleted tenant that the change does not restore or that can no longer be restored. */
+/**
+ * Changes a tenant. Undefined for an unknown tenant, and for a deleted one, unless the change sets its legal hold or restores it before it is
+ * erased.
+ */
 export async function updateTenant(
   database: Database,
   id: string,
