@@ -10,9 +10,9 @@ interface GuardOptions {
   readonly authenticate: Authenticate
   /** The tenant whose admins operate the installation; undefined: there are no operators. */
   readonly adminTenant: string | undefined
-  /** Called when a scope is mounted, which is after every plugin was set up. */
+  /** Returns the audit trail. It is called when a scope is mounted, because only then every plugin is set up. */
   readonly trail: () => AuditTrail | undefined
-  /** Undefined: requests of tenants are not counted. */
+  /** Undefined in a role without limits: requests of tenants are not counted. */
   readonly limits: Pick<TenantLimits, 'guard'> | undefined
 }
 
@@ -28,7 +28,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
   const callers = new WeakMap<FastifyRequest, Caller>()
   const scopes: App[] = []
 
-  /** The caller if it is an operator. For all other callers the routes of operators do not exist. */
+  /** The caller if it is an operator. Undefined for all other callers, so that they cannot tell that operators' routes exist. */
   const operatorOf = async (request: FastifyRequest): Promise<Caller | undefined> => {
     if (adminTenant === undefined) return undefined
     try {
@@ -82,7 +82,8 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
       const write = writeOf(request, callers.get(request)!)
       const recorded = async (target: string): Promise<void> =>
         keeper.end(await keeper.begin({ ...write, target }), { status: 204 })
-      // Units of work share round trips. The request is already done: the client gets its answer even if the record fails.
+      // Units of work share round trips, so all targets are recorded at once. The request is already done, so the client gets its answer even if a
+      // record fails.
       await Promise.all(targets.map(recorded)).catch((err: unknown) =>
         request.log.warn({ err, targets }, 'further effects of an audited request could not be recorded'),
       )
@@ -104,8 +105,8 @@ const isAudited = (method: string, config: unknown): boolean =>
 const verbs: Readonly<Record<string, string>> = { PUT: 'update', PATCH: 'update', DELETE: 'delete' }
 
 /**
- * `POST /api/profiles` is `profiles.create`, `DELETE /api/profiles/:name/keys/:keyId` is `profiles.keys.delete`. A plural is a
- * collection; anything else that is posted to is the verb itself: `profiles.publish`.
+ * The audit action of a route. `POST /api/profiles` is `profiles.create`, `DELETE /api/profiles/:name/keys/:keyId` is `profiles.keys.delete`. A
+ * POST to a plural creates an item of that collection; any other POST ends with its own verb: `profiles.publish`.
  */
 export function actionOf(method: string, url: string): string {
   const words = url.split('/').filter((word) => word !== '' && word !== 'api' && !/^[:*]/.test(word))
@@ -113,11 +114,12 @@ export function actionOf(method: string, url: string): string {
   return (verb === undefined ? words : [...words, verb]).join('.')
 }
 
-/** Records the administrative writes of one scope: before they are handled, and how they ended. */
+/** Records the administrative writes of one scope: an entry before a write is handled, and its outcome afterwards. */
 function auditScope(app: App, trail: AuditTrail) {
   const open = new WeakMap<FastifyRequest, AuditEntry>()
   const created = new WeakMap<FastifyRequest, string>()
-  // `/api/profiles/:name` tells that a thing created in `/api/profiles` is identified by its `name`.
+  // The field that identifies an item of a collection. A route `/api/profiles/:name` shows that an item created in `/api/profiles` is identified by
+  // its `name`.
   const keys = new Map<string, string>()
 
   const outcome = async (request: FastifyRequest, reply: { readonly statusCode: number }): Promise<void> => {
@@ -137,14 +139,14 @@ function auditScope(app: App, trail: AuditTrail) {
       if (id !== undefined) created.set(request, [targetOf(request), id].filter(Boolean).join('/'))
       return payload
     })
-    // The end is recorded before the answer leaves, so that a client that has its answer also finds the entry.
+    // The outcome is recorded before the answer is sent, so that a client with an answer also finds the entry.
     route.onSend = hooks(route.onSend, async (request: FastifyRequest, reply, payload: unknown) => {
       await outcome(request, reply)
       return payload
     })
   })
   return {
-    /** Rejects when the write cannot be recorded: then it must not be done. */
+    /** Records the beginning of a write. Rejects if that fails, because a write that is not recorded must not be done. */
     async begin(request: FastifyRequest, caller: Caller): Promise<void> {
       const { url, config } = request.routeOptions
       if (url === undefined || !isAudited(request.method, config)) return

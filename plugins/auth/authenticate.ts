@@ -9,7 +9,7 @@ import type { Bootstrap } from './bootstrap.ts'
 /** Finds the caller of a request by its Authorization header, or throws `unauthorized`. */
 export type Authenticate = (request: Pick<FastifyRequest, 'ip' | 'headers'>) => Promise<Caller>
 
-/** A live key, and whether it may be used from the caller's address. */
+/** A live key. `here`: it may be used from the caller's address. */
 interface FoundKey extends Caller {
   readonly here: boolean
 }
@@ -64,7 +64,7 @@ const refused = () =>
     headers: { 'www-authenticate': 'Bearer' },
   })
 
-/** Compares with a secret in constant time, whatever the lengths: both sides are hashed under a key nobody knows. */
+/** Compares a text with a secret in constant time, whatever their lengths. Both sides are hashed under a random key that nobody knows. */
 function secretEqual(secret: string): (text: string) => boolean {
   const key = createSecretKey(randomBytes(32))
   const digest = (text: string): Buffer => createHmac('sha256', key).update(text).digest()

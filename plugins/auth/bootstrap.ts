@@ -2,20 +2,20 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Caller } from '#contracts/auth'
 import type { Database, Statement } from '#contracts/database'
 
-/** How often its use is logged at most. */
+/** Milliseconds. The use of the bootstrap key is logged at most this often. */
 const warnEveryMs = 60_000
 
 interface BootstrapOptions {
   readonly key: string
   readonly tenantId: string
-  /** Whether it still works beside an owner key. */
+  /** True if the bootstrap key still works after the tenant has an owner key. */
   readonly always: boolean
-  /** Undefined in a role without a database: there it is the only key. */
+  /** Undefined in a role without a database, where the bootstrap key is the only key. */
   readonly database: Database | undefined
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** The key from the environment that acts as owner of one tenant, until that tenant has an owner key. */
+/** The bootstrap key from the environment. It acts as an owner of one tenant, until that tenant has an owner key. */
 export class Bootstrap {
   readonly key: string
   readonly #options: BootstrapOptions
@@ -27,7 +27,7 @@ export class Bootstrap {
     this.#options = options
   }
 
-  /** The caller for the bootstrap key; undefined when it is no longer accepted. One round trip, as for any other key. */
+  /** The caller for the bootstrap key; undefined if the key is no longer accepted. Takes one round trip, as for any other key. */
   async caller(): Promise<Caller | undefined> {
     if (!(await this.works())) return undefined
     this.#used()
@@ -41,7 +41,7 @@ export class Bootstrap {
     return tenant !== undefined && (always || !tenant.owned)
   }
 
-  /** The sentence of `/readyz` about it. */
+  /** The warning of `/readyz` if the bootstrap key was used. */
   async check(): Promise<string | void> {
     if (this.#usedAt === undefined || !this.#options.database) return
     const at = this.#usedAt.toISOString().slice(0, 16)
@@ -58,7 +58,7 @@ export class Bootstrap {
   }
 }
 
-/** Its id as a caller. */
+/** The key id of a caller with the bootstrap key. */
 export const bootstrapId = 'bootstrap'
 
 // A tenant without a row was deleted or never existed.

@@ -18,8 +18,8 @@ import { createKeyLookup } from './keys.store.ts'
 import { authErrors } from './errors.ts'
 
 /**
- * Who may call a conductor: tenants by their API keys, which are issued and revoked here, and gateways by their signatures.
- * `tokens` and `signing` are plugins of their own in a role file, because a gateway needs them, too. Specification 4.5 and 5.
+ * Decides who may call a conductor: tenants by API keys, which are issued and revoked here, and gateways by signatures. `tokens` and `signing` are
+ * separate plugins of a role file, because a gateway needs them, too. Specification 4.5 and 5.
  */
 export default definePlugin({
   name: 'auth',
@@ -70,7 +70,7 @@ export default definePlugin({
   },
   async setup({ config, deps: { tokens, signers, database, limits }, listeners, log, routes, onStart, onStop }) {
     const { adminTenant, maxKeyLifetime: maxLifetimeMs } = config
-    // Without a database there are no keys but the bootstrap one.
+    // A role without a database has no stored keys, only the bootstrap key.
     const stored = presentDatabase(database)
     const keys = stored && createKeyLookup(stored, log)
     if (keys) onStop(() => keys.settled())

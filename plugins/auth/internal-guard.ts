@@ -6,16 +6,16 @@ import { signedHeaders, type Signer } from '#contracts/signing'
 import type { Admission } from '#kit'
 import { authErrors } from './errors.ts'
 
-/** The role of signing services in the tenants that they sign for. */
+/** Signing services have this role in the tenants that they sign for. */
 const serviceRole: TenantRole = 'admin'
 
 /** The services that sign with one family of keys. */
 export interface Plane {
   readonly keyId: string
-  /** The access names of routes, and whether these services have them. */
+  /** The access names of routes. True: these services may use the route; false: they get 403. */
   readonly accesses: ReadonlyMap<string, boolean>
 }
-/** Gateways may do everything that an admin of the signed tenant may. */
+/** Gateways may do everything that an admin of the tenant in the signature may do. */
 export const gateways: Plane = {
   keyId: 'service:chat-gateway',
   accesses: new Map([
@@ -27,7 +27,7 @@ export const vfsServers: Plane = { keyId: 'service:vfs', accesses: new Map([[vfs
 
 const nothing = new Uint8Array()
 
-/** Verifies the signature of every request in a scope over the bytes received. Without a signer it refuses them all. */
+/** Verifies the signature of every request in a scope, over the bytes as received. Without a signer it refuses all requests. */
 export function createInternalGuard(signer: Signer | undefined, { keyId, accesses }: Plane): Guard {
   const callers = new WeakMap<FastifyRequest, Caller>()
   return {
@@ -39,7 +39,7 @@ export function createInternalGuard(signer: Signer | undefined, { keyId, accesse
           )
         }
       })
-      // The signature covers the body as sent, so it is read here, before any parser, and handed on whole.
+      // The signature covers the body as sent. So the body is read here, before any parser, and then passed on unchanged.
       app.addHook('preParsing', async (request, _reply, payload) => {
         const who = accessOf(request.routeOptions.config)
         if (!signer || who === undefined) throw unauthorized()
@@ -59,12 +59,12 @@ export function createInternalGuard(signer: Signer | undefined, { keyId, accesse
   }
 }
 
-/** The tenant of one exchange on a link, in the form that a signature has it. */
+/** The form of a tenant's id in one exchange on a link, as in a signature. */
 const tenantForm = /^[A-Za-z0-9_.-]{1,128}$/
 
 /**
- * A link is signed for once, with a nonce of its own, and may then do what a signature may: each exchange says for which tenant
- * it is, as whoever has the key could sign for any.
+ * A link is signed only once, with its own nonce. After that, each exchange on it states its tenant unsigned. That is safe, because whoever has the
+ * key could sign for any tenant.
  */
 export const linkAdmission = (signer: Signer): Admission => ({
   async admit({ headers, method, url }) {
@@ -84,7 +84,7 @@ function check(who: string, accesses: Plane['accesses']): void {
   if (!granted) throw forbidden()
 }
 
-/** The signed plane's own limit, whatever a route's `bodyLimit` says: unverified bytes are held in memory. */
+/** The limit on a body in bytes, whatever a route's `bodyLimit` says. It is fixed, because unverified bytes are held in memory. */
 const maxBytes = 1024 * 1024
 
 /** The whole body. On a failure the stream stays open, since its socket must still carry the answer. */

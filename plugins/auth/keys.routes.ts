@@ -68,7 +68,7 @@ function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
         body: KeyRotation,
         response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, notFound, conflict) },
       },
-      // Its only field is optional, and so is the body.
+      // The only field of the body is optional, so the body may be absent as well.
       preValidation: async (request) => void (request.body ??= { graceSeconds: 0 }),
     },
     async (request, reply) => {

@@ -38,7 +38,7 @@ export interface KeyRequest {
   readonly tenantId: string
   readonly role: TenantRole
   readonly label: string
-  /** The name of a command. */
+  /** The name of the command that issues the key. */
   readonly createdBy: string
 }
 
@@ -63,16 +63,16 @@ export interface KeyServiceOptions {
   readonly tokens: Tokens
   /** Undefined: the default limits. */
   readonly limits: (Pick<TenantLimits, 'of'> & Partial<Pick<TenantLimits, 'stored'>>) | undefined
-  /** How long a key may live, in milliseconds; undefined: for ever. */
+  /** The longest life of a key in milliseconds. Undefined: keys may live for ever. */
   readonly maxLifetimeMs: number | undefined
 }
 
-/** A key with its entries in indexes, beside its label. Only this limits how many keys admins issue. */
+/** The bytes that a key takes with its index entries, without its label. Only the limit on stored bytes restricts how many keys admins issue. */
 const bytesOfKey = 400
 
 export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }: KeyServiceOptions) {
   return {
-    /** The new key has the issuer's role or a requested lower one, and its restrictions. Specification 2.3. */
+    /** Issues a key with the issuer's role or a requested lower one, and at most the issuer's rights. Specification 2.3. */
     async issue({ tenantId, role: own, keyId }: Caller, body: IssueBody): Promise<IssuedKey> {
       const role = body.role ?? own
       if (!roleAtLeast(own, role)) throw roleTooHigh(role)
@@ -82,7 +82,7 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       const added = await database.tenant(tenantId, async (tx) => {
         await lockKeys(tx)
         const issuer = keyId === bootstrapId ? unbound : await findIssuingKey(tx, keyId)
-        // It was revoked after the request was authenticated.
+        // The issuing key was revoked after the request was authenticated.
         if (!issuer) throw unauthorized()
         if (own === 'member' && (await countIssued(tx, keyId)) >= most) throw overLimit('keysPerMember', most)
         const key = await insertKey(tx, {
@@ -102,14 +102,14 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       limits?.stored?.add(tenantId, bytesOfKey + body.label.length)
       return added
     },
-    /** As `KeyIssuer` says. */
+    /** The expiry of a new key, see `KeyIssuer`. */
     async expiryFor({ tenantId, keyId }: Caller, asked: string | undefined): Promise<Date | undefined> {
       const issuer =
         keyId === bootstrapId ? unbound : await database.tenant(tenantId, (tx) => findIssuingKey(tx, keyId))
       if (!issuer) throw unauthorized()
       return expiryOf(asked, latestOf(issuer, maxLifetimeMs))
     },
-    /** The new key has the rights and restrictions of the old one: its holder gains only another token. ADR 55. */
+    /** Replaces a key. The new key has the rights and restrictions of the old one, so its holder gains only another token. ADR 55. */
     async rotate(caller: Caller, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw notFound()
       const { token, ...issued } = mint(tokens)
@@ -124,7 +124,7 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       })
     },
     list: (caller: Caller, page: Page) => listKeys(database, caller.tenantId, sightOf(caller), page),
-    /** Revokes a key with all that it issued; resolves to the ids of the others. Specification 4.5, ADR 50. */
+    /** Revokes a key and all keys that it issued. Resolves to the ids of those other keys. Specification 4.5, ADR 50. */
     async revoke(caller: Caller, id: string): Promise<string[]> {
       if (!keyIdForm.test(id)) throw notFound()
       return database.tenant(caller.tenantId, async (tx) => {
@@ -139,13 +139,13 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
 }
 export type ApiKeyService = ReturnType<typeof createApiKeyService>
 
-/** The bootstrap key ends with the first owner key, which must not depend on it. */
+/** The bootstrap key stops working with the first owner key. So the owner key must not inherit any bounds from it. */
 const unbound: IssuingKey = { expiresAt: null, allowedAddresses: null }
 
-// No other text is the id of a key, and PostgreSQL would refuse some of it with an error.
+// No other text is the id of a key. Some texts would make PostgreSQL fail, so they are refused before the query.
 const keyIdForm = /^tak_[0-9a-z]{1,64}$/
 
-/** Members see and revoke only what they issued. Specification 2.3. */
+/** The key whose issued keys the caller may see and revoke: a member only those of its own key, an admin all (undefined). Specification 2.3. */
 const sightOf = ({ role, keyId }: Caller): string | undefined => (roleAtLeast(role, 'admin') ? undefined : keyId)
 
 interface Latest {
@@ -153,7 +153,7 @@ interface Latest {
   readonly why: string
 }
 
-/** The latest expiry of a key that `issuer` issues. */
+/** The latest expiry that a new key may have, and the reason for it. Undefined: the key may live for ever. */
 function latestOf({ expiresAt }: IssuingKey, maxLifetimeMs: number | undefined): Latest | undefined {
   const ends: Latest[] = []
   if (expiresAt !== null) ends.push({ at: new Date(expiresAt), why: 'when the key that issues it expires' })
@@ -163,11 +163,11 @@ function latestOf({ expiresAt }: IssuingKey, maxLifetimeMs: number | undefined):
   return ends.sort((a, b) => a.at.getTime() - b.at.getTime())[0]
 }
 
-/** The latest expiry by default. A requested one is granted or refused, never reduced. */
+/** A new key gets the latest possible expiry by default. A requested expiry is granted or refused, but never shortened. */
 function expiryOf(asked: string | undefined, latest: Latest | undefined): Date | undefined {
   if (asked === undefined) return latest?.at
   const time = new Date(asked)
-  // NaN for a day that does not exist: it is not greater than now.
+  // The time of a day that does not exist is NaN, which is not greater than now, so that it is refused here as well.
   if (!(time.getTime() > Date.now())) throw expiryPassed()
   if (latest && time > latest.at) throw expiryTooLate(latest)
   return time

@@ -48,7 +48,7 @@ export interface NewKey {
   readonly hash: Buffer
   readonly createdBy: string
   readonly expiresAt: Date | undefined
-  /** Networks in canonical form. */
+  /** The networks from which the key may be used, in canonical form. Undefined: any address. */
   readonly allowedAddresses: readonly string[] | undefined
   readonly mcp?: McpPermissions
 }
@@ -57,15 +57,15 @@ export interface NewKey {
 const live = '(revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()))'
 
 /**
- * Until the end of the transaction nobody else issues or revokes keys of the tenant: what a key issues while it is being revoked would
- * be missed otherwise. To be called first, because a statement sees what was committed when it began.
+ * Locks the keys of the tenant until the transaction ends. Otherwise a key could issue another key while it is being revoked, and the new key would
+ * be missed. Call it first, because a statement sees only what was committed when it began.
  */
 export async function lockKeys(tx: TenantTx): Promise<void> {
   const values = [`api-keys ${tx.tenantId}`]
   await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 0))', values })
 }
 
-/** Undefined when the tenant does not exist or was deleted. */
+/** Stores a key. Undefined if the tenant does not exist or was deleted. */
 export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata | undefined> {
   const { id, label, role, hash, createdBy, expiresAt, allowedAddresses, mcp } = key
   const { mcp_servers: servers, mcp_tool_permissions: tools } = columnsOf(mcp)
@@ -86,11 +86,11 @@ export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata 
 export interface IssuingKey {
   readonly expiresAt: string | null
   readonly allowedAddresses: readonly string[] | null
-  /** Absent: everything. */
+  /** Absent: the key may use all MCP servers and tools. */
   readonly mcp?: McpPermissions | undefined
 }
 
-/** Undefined when the key is no longer valid. */
+/** The bounds of an issuing key; undefined if the key is no longer valid. */
 export async function findIssuingKey(tx: TenantTx, id: string): Promise<IssuingKey | undefined> {
   const select = {
     text: `SELECT expires_at AS "expiresAt", allowed_addresses::text[] AS "allowedAddresses",
@@ -103,8 +103,8 @@ export async function findIssuingKey(tx: TenantTx, id: string): Promise<IssuingK
 }
 
 /**
- * How many live keys came from a member's key: those of the first member of its line, and what they issued in turn. A count for
- * each key alone would limit nothing, because each new key could issue as many again.
+ * Counts the live keys that descend from the first member key of this key's line. Counting the keys of one key would limit nothing, because each
+ * new key could issue as many again.
  */
 export async function countIssued(tx: TenantTx, id: string): Promise<number> {
   const select = {
@@ -125,7 +125,7 @@ export async function countIssued(tx: TenantTx, id: string): Promise<number> {
   return row!.issued
 }
 
-/** Newest first. `createdBy` undefined shows every key of the tenant. */
+/** The keys of a tenant, newest first. With `createdBy` only the keys that this key issued; undefined: all keys. */
 export async function listKeys(
   database: Database,
   tenantId: string,
@@ -144,7 +144,7 @@ export async function listKeys(
   return readList({ database, tenantId }, list, page, toMetadata)
 }
 
-/** The role of a key; undefined when `createdBy` can see no such key. */
+/** The role of a key. Undefined if there is no such key, or if `createdBy` did not issue it. */
 export async function roleOfKey(
   tx: TenantTx,
   id: string,
@@ -158,7 +158,7 @@ export async function roleOfKey(
   return row?.role
 }
 
-/** Whether a key was issued by `top`, or by one that is below it. */
+/** True if `top` issued the key, directly or through other keys. */
 export async function isBelow(tx: TenantTx, id: string, top: string): Promise<boolean> {
   const select = {
     text: `WITH RECURSIVE up AS (
@@ -173,8 +173,8 @@ export async function isBelow(tx: TenantTx, id: string, top: string): Promise<bo
 }
 
 /**
- * Replaces a key by a new one, which takes over the keys that it issued. The old key works for `graceSeconds` more; a key that the
- * old one had replaced ends: at most two keys of one line work. Undefined when the key does not work, or was replaced before.
+ * Replaces a key by a new one, which takes over the keys that the old one issued. The old key works for `graceSeconds` more, and the key before it
+ * ends, so at most two keys of a line work. Undefined if the old key does not work or was replaced before.
  */
 export async function replaceKey(
   tx: TenantTx,
@@ -210,10 +210,7 @@ export async function replaceKey(
   return toMetadata(row)
 }
 
-/**
- * Revokes a key with all that it issued, those that it replaced and those that replaced it, and resolves to the ids of those that
- * were not revoked before.
- */
+/** Revokes a key with all keys that it issued, replaced, or was replaced by. Resolves to the ids of the keys that were not revoked before. */
 export async function revokeLine(tx: TenantTx, id: string): Promise<string[]> {
   const update = {
     text: `WITH RECURSIVE line AS (
@@ -239,15 +236,15 @@ interface FoundRow extends PermissionColumns {
 }
 
 interface StoredKeys extends KeyLookup {
-  /** Those of these keys of a tenant that are still live. */
+  /** Resolves to those of the tenant's given keys that are still live. */
   alive(tenantId: string, ids: readonly string[]): Promise<string[]>
-  /** Resolves when the writes of last use under way are done. */
+  /** Resolves when the pending writes of last-use times are done. */
   settled(): Promise<void>
 }
 
 /**
- * Looks keys up in one round trip, each time: nothing positive is cached, so a revoked key fails on its next request.
- * The tenant is not known yet; the policy on `app.auth_hash` shows exactly the row with this hash.
+ * Finds keys in one round trip each time. Found keys are not cached, so that a revoked key fails on its next request. The tenant is still unknown,
+ * so the policy on `app.auth_hash` shows exactly the row with this hash.
  */
 export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger, 'warn'>): StoredKeys {
   const touching = new Map<string, Promise<void>>()
@@ -286,7 +283,7 @@ export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger,
     },
   }
 
-  /** Records the last use, at most once a minute per key and without delaying the request: it only helps people find unused keys. */
+  /** Records the last use of a key, at most once a minute and without delaying the request. The time only helps people find unused keys. */
   async function touch({ tenant_id, id }: FoundRow): Promise<void> {
     const update = {
       name: 'api_keys_touch',

@@ -2,16 +2,16 @@ import { invalidField } from '#kernel'
 import type { McpPermissions } from '#contracts/auth'
 import type { IssueBody } from './keys.schema.ts'
 
-/** They are read with each request of the key. */
+/** The most bytes of a key's MCP permissions. They are bounded, because every request with the key reads them. */
 const maxBytes = 16 * 1024
 
-/** The columns of a key's row; null: everything. */
+/** The columns of MCP permissions in a key's row. Null: the key may use everything. */
 export interface PermissionColumns {
   readonly mcp_servers: readonly string[] | null
   readonly mcp_tool_permissions: Readonly<Record<string, readonly string[]>> | null
 }
 
-/** Undefined: the key may use everything. */
+/** The MCP permissions in a key's row. Undefined: the key may use everything. */
 export function permissionsOf(row: PermissionColumns): McpPermissions | undefined {
   const { mcp_servers: servers, mcp_tool_permissions: tools } = row
   if (!servers && !tools) return undefined
@@ -23,7 +23,10 @@ export const columnsOf = ({ servers, tools }: McpPermissions = {}): PermissionCo
   mcp_tool_permissions: tools && Object.keys(tools).length > 0 ? tools : null,
 })
 
-/** The MCP permissions of a new key: those requested, within those of its issuer. 400 for more than that, and for too much text. */
+/**
+ * The MCP permissions of a new key: the requested ones, which must be within its issuer's. 400 for permissions beyond the issuer's, and for more
+ * than 16 KiB.
+ */
 export function issuedPermissions(
   { mcpServers: servers = [], mcpToolPermissions: tools = {} }: IssueBody,
   issuer: McpPermissions = {},

@@ -20,11 +20,14 @@ interface UseRow {
 
 const cents = (column: string): string => `(${column} / ${microcentsPerCent}.0)::float8`
 /**
- * Of uses `u` of budgets `b`, with what runs under way have spent: a row of an earlier period says what those have, and what is held,
- * and that nothing else is spent yet.
+ * SQL for the microcents that a budget has spent, from its use `u` and the budget `b`. A row of an earlier period no longer counts its `spent`. The
+ * row still counts what runs under way have spent and hold.
  */
 const spent = `(u.running + CASE WHEN b.per = 'run' OR u.period = billing_period(b.per) THEN u.spent ELSE 0 END)`
-/** The count of a budget per run is deleted with the run. Nothing announces the end of a workflow, so its count is kept until the day after its last run. */
+/**
+ * SQL for whether a use is shown. The count of a budget per run is deleted with the run. No event marks the end of a workflow, so a workflow's
+ * count is kept until the day after its last run.
+ */
 const shown = `(b.per <> 'run' OR u.held > 0 OR u.period >= billing_period('day') - 1)`
 const percent = `least(floor(100.0 * ${spent} / greatest(b.cap, 1)), 2147483647)::int`
 const subjectOf = ({ scope, subject }: Budget): string => (scope === 'tenant' ? '' : (subject ?? '*'))
@@ -62,7 +65,7 @@ const put = (tenantId: string, budget: Budget): Statement => ({
     budget.webhookUrl ?? null,
   ],
 })
-// An alert is sent again when the cap was raised above its mark and the mark is reached anew.
+// Raising the cap can lift it above a mark that was already alerted. Then the alert must be sent again when spending reaches that mark anew.
 const untell = (tenantId: string): Statement => ({
   text: `UPDATE billing_budget_uses u SET told = CASE WHEN ${spent} * 5 >= b.cap * 4 THEN 80 ELSE 0 END FROM billing_budgets b
          WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND u.told > 0 AND ${spent} < b.cap`,
@@ -77,13 +80,13 @@ const toUse = ({ subject, runId, spentCents, heldCents, percent: used }: UseRow)
   percent: used,
 })
 
-/** Caps on the cost of runs, as admins set them. The statements that start and end runs enforce them. */
+/** Admins cap the cost of runs with budgets. This class stores the caps; the statements that start and end runs enforce them. */
 export class Budgets {
   readonly #database: Database
   readonly #webhooks: Pick<Webhooks, 'check'> | undefined
   readonly #limits: Pick<TenantLimits, 'of'> | undefined
 
-  /** Without limits there may be any number; without webhooks no alerts are sent. */
+  /** Without `limits` a tenant may have any number of budgets. Without `webhooks` no alerts are sent. */
   constructor(
     database: Database,
     webhooks: Pick<Webhooks, 'check'> | undefined,
@@ -99,7 +102,7 @@ export class Budgets {
     const of = Map.groupBy(uses, ({ id }) => id)
     return budgets.map((budget) => ({ ...budget, uses: (of.get(budget.id) ?? []).map(toUse) }))
   }
-  /** Replaces them all. A budget that stays keeps what was spent. */
+  /** Replaces all budgets of the tenant. A budget with an unchanged scope, period and subject keeps its spent amount. */
   async replace(tenantId: string, budgets: readonly Budget[]): Promise<BudgetView[]> {
     const most = this.#limits?.of(tenantId).budgets
     if (most !== undefined && budgets.length > most) throw overLimit('budgets', most)
@@ -117,7 +120,7 @@ export class Budgets {
       this.#webhooks.check(tenantId, webhookUrl)
     }
     await this.#database.batch(tenantId, [
-      // Runs lock the account while they change the spent amounts.
+      // Runs lock the account while they change the spent amounts, so this transaction locks the account first.
       { text: 'SELECT 1 FROM billing_accounts WHERE tenant_id = $1 FOR UPDATE', values: [tenantId] },
       keep(tenantId, [...keys]),
       ...budgets.map((budget) => put(tenantId, budget)),

@@ -6,7 +6,7 @@ import type { Kv } from '#contracts/kv'
 import { addressLimit, type ClientAddress, takeBytes } from '#kit'
 import type { Wallet } from './wallet.ts'
 
-/** Events name payments and customers, and are some kilobytes long. */
+/** Bytes of one event. Events name payments and customers, and are a few kilobytes long. */
 const bodyLimit = 512 * 1024
 
 export const eventErrors = errorTable('billing-events', {
@@ -36,7 +36,7 @@ interface EventParts {
   readonly wallet: Wallet
   readonly providers: Readonly<Record<string, BillingProvider>>
   readonly outcomes: Counter
-  /** Deliveries of one address in a minute. */
+  /** The most deliveries that one client address may send per minute. */
   readonly most: number
   readonly clientOf: ClientAddress
 }
@@ -56,7 +56,7 @@ export async function eventRoute(
       return eventErrors.rateLimited(when)
     },
   })
-  // Signatures are over the bytes.
+  // The signature covers the raw bytes of the body, so the body must not be parsed first.
   takeBytes(app, bodyLimit)
   app.post(
     '/api/billing/events/:provider',

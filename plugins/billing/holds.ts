@@ -18,7 +18,7 @@ interface HoldsDeps {
   readonly budgets: Budgets
   readonly holdMicrocents: number
   readonly reserveMicrocents: number
-  /** Undefined: models without a price may be used, and are charged nothing. */
+  /** Undefined in a role without prices: models without a price may be used, and their calls are charged nothing. */
   readonly priced: Pick<Prices, 'priceOf'> | undefined
   readonly refused: Counter
 }
@@ -72,7 +72,7 @@ export function createHolds({
   }
 }
 
-/** Parses the message of a refusal: a code and the budget. */
+/** Turns the message of the database function into an error for the caller. The message holds an error code and the exceeded budget. */
 function refusal({ message }: Error): AppError {
   if (message === 'registration_pending') return billingErrors.registrationPending({ detail })
   const [, told] = /^budget_exceeded (\{.*\})$/s.exec(message) ?? []
@@ -92,7 +92,7 @@ const names: Readonly<Record<string, string>> = {
   session: 'session',
 }
 
-/** Billing of a role without a payment provider. */
+/** The billing of a role that has no payment provider: nothing is held or charged. */
 export const noBilling: Billing = {
   absent: true,
   holdMicrocents: 0,

@@ -5,7 +5,7 @@ import { microcentsPerCent } from '#contracts/prices'
 import { readList } from '#kit/lists'
 import type { CheckoutView, LedgerEntry, Statement } from './schema.ts'
 
-/** Amounts in microcents. Expired credit is not counted, whether it was written off already or not. */
+/** A tenant's credit, in microcents. Expired credit is not counted, even before it is written off. */
 export interface Account {
   readonly balance: number
   readonly held: number
@@ -17,7 +17,7 @@ export interface CreditLeft {
   readonly priority: number
   readonly expiresAt: string | null
 }
-/** Credit that is given. */
+/** Credit that the tenant receives. */
 export interface Credit {
   readonly cents: number
   readonly kind: 'topup' | 'grant' | 'correction' | 'dispute_won'
@@ -26,7 +26,7 @@ export interface Credit {
   readonly expiresAt?: string
   readonly note?: string
 }
-/** Credit that is taken back. */
+/** Credit that the tenant loses. */
 export interface Debit {
   readonly cents: number
   readonly kind: 'refund' | 'correction' | 'dispute'
@@ -83,7 +83,7 @@ export class Ledger {
     this.#database = database
   }
 
-  /** Undefined: the tenant has never had a wallet. */
+  /** The tenant's credit in microcents; undefined for a tenant that has never had a wallet. */
   async account(tenantId: string): Promise<Account | undefined> {
     const [[row]] = await this.#database.batch<[Account[]]>(tenantId, [account(tenantId)])
     return row
@@ -98,7 +98,7 @@ export class Ledger {
     const [rows] = await this.#database.systemBatch<[object[]]>([find])
     return rows.length > 0
   }
-  /** False: it was given before. */
+  /** Gives credit at most once for each reference. Resolves to false if the credit was given before. */
   async credit(tenantId: string, credit: Credit, also: readonly Sql[] = []): Promise<boolean> {
     const [[row]] = await this.#database.batch<[{ written: boolean }[]]>(tenantId, [
       creditOf(tenantId, credit),
@@ -106,12 +106,15 @@ export class Ledger {
     ])
     return row!.written
   }
-  /** False: it was taken before. */
+  /** Takes credit back at most once for each reference. Resolves to false if the credit was taken before. */
   async debit(tenantId: string, debit: Debit): Promise<boolean> {
     const [[row]] = await this.#database.batch<[{ written: boolean }[]]>(tenantId, [debitOf(tenantId, debit)])
     return row!.written
   }
-  /** Takes back credit of one payment up to `total` microcents in all, because deliveries may come in any order. */
+  /**
+   * Takes back credit of one payment until `total` microcents are taken back. Refund events may arrive in any order, so each event states the
+   * total.
+   */
   async refund(tenantId: string, total: number, payment: string): Promise<void> {
     await this.#database.tenant(tenantId, async (tx: TenantTx) => {
       await tx.query(register(tenantId))
@@ -126,8 +129,8 @@ export class Ledger {
     })
   }
   /**
-   * Takes disputed credit, and gives it back when the dispute is won. Order and repetition of events do not matter: a won dispute is taken
-   * first. True: something was written.
+   * Takes disputed credit, and gives it back when the tenant wins the dispute. Events may repeat or arrive in any order: a won dispute first takes
+   * the credit if it was not taken yet. Resolves to true if the ledger changed.
    */
   async dispute(tenantId: string, cents: number, reference: string, won: boolean): Promise<boolean> {
     const taken = debitOf(tenantId, { cents, kind: 'dispute', reference })
@@ -135,7 +138,7 @@ export class Ledger {
     const rows = await this.#database.batch<{ written: boolean }[][]>(tenantId, won ? [taken, given] : [taken])
     return rows.some(([row]) => row!.written)
   }
-  /** Microcents that are held for a run; null without a hold. Rejects with the refusal of the database function. */
+  /** Extends the hold of a run. Resolves to the microcents held, or null for a run without a hold. Rejects with the database function's refusal. */
   async extend(
     tenantId: string,
     runId: string,
@@ -154,7 +157,7 @@ export class Ledger {
     return row!.held
   }
 
-  /** Stores a requested payment. This registers the tenant. */
+  /** Stores a requested payment. This also registers the tenant's account. */
   async openCheckout(
     tenantId: string,
     of: { id: string; provider: string; cents: number; createdBy: string },
@@ -183,7 +186,7 @@ export class Ledger {
     const [[row]] = await this.#database.batch<[CheckoutView[]]>(tenantId, [find])
     return row
   }
-  /** Credits a received payment once for each reference. False: it was credited before. */
+  /** Credits a received payment at most once for each reference. Resolves to false if the payment was credited before. */
   paid(
     tenantId: string,
     checkoutId: string,
@@ -203,7 +206,7 @@ export class Ledger {
     await this.#database.batch(tenantId, [expire])
   }
 
-  /** Newest first. */
+  /** The entries of a tenant's ledger, newest first. */
   entries(
     tenantId: string,
     { account: of, kind, runId, ...page }: Page & { account?: string; kind?: string; runId?: string },

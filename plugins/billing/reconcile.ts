@@ -3,7 +3,7 @@ import type { Database } from '#contracts/database'
 /** An inconsistency. Amounts in microcents. */
 export interface Discrepancy {
   readonly check: string
-  /** The run, reference or budget. */
+  /** The id of the run, the reference of the transfer or the id of the budget. */
   readonly subject: string
   readonly expected: number
   readonly found: number
@@ -11,15 +11,15 @@ export interface Discrepancy {
 
 /** The most findings that are reported for each check. */
 const most = 50
-/** After this many findings the search stops. */
+/** Reconciliation stops after this many findings. */
 const mostInAll = 1_000
 
-// The cost of a run; of a run with unpriced calls, the cost of the priced ones.
+// The cost that a run states. For a run with unpriced calls, this is the cost of its priced calls.
 const charged = `coalesce(r.usage ->> 'costCents', r.usage ->> 'knownCostCents')::numeric`
 
 const metered = 'coalesce(m.cost_microcents, m.known_microcents)'
 
-/** Checks over everything, in one snapshot: a run that ends meanwhile is in all of them or in none. */
+/** Checks of sums over the whole ledger. They share one snapshot, so a run that ends meanwhile is in all sums or in none. */
 const sums: Readonly<Record<string, string>> = {
   'the balance is the sum of the ledger': `
     SELECT 'balance' AS subject, s.sum AS expected, coalesce(a.balance, 0) AS found
@@ -47,8 +47,8 @@ const sums: Readonly<Record<string, string>> = {
 
 const within = 'e.created_at >= $2::timestamptz AND e.created_at < $3::timestamptz'
 /**
- * Checks of single transfers and runs, from $2 to $3. Their counterparts may have been written outside that time, so they are
- * looked up one by one: without statistics, joins would read whole tables for each.
+ * Checks of single transfers and runs written from $2 to $3. A counterpart may be written outside that time, so each is looked up by key. A join
+ * without table statistics would read whole tables instead.
  */
 const singles: Readonly<Record<string, string>> = {
   'every transfer adds up to 0': `
@@ -57,8 +57,8 @@ const singles: Readonly<Record<string, string>> = {
       SELECT sum(amount) AS amount, count(*) AS n FROM ledger_entries
       WHERE tenant_id = $1 AND kind = e.kind AND reference = e.reference AND id <> e.id
     ) o WHERE e.tenant_id = $1 AND ${within} AND (o.n <> 1 OR o.amount <> -e.amount)`,
-  // Runs that ended before the tenant had an account were charged to nobody. What retention has deleted is compared with nothing, and
-  // so are meters that say nothing, from before they said what is known of such a cost. The id of a run that is gone may be that of another one.
+  // A run that ended before the tenant had an account was charged to nobody. Rows deleted by retention and old meters without a known cost have
+  // nothing to compare. Run ids can be reused, so an entry must not be older than the metered run.
   'every run that was metered is charged what its meter says': `
     SELECT m.run_id AS subject, coalesce(${metered}, 0) AS expected, coalesce(-e.amount, 0) AS found
     FROM run_meters m JOIN billing_accounts a ON a.tenant_id = $1 AND m.recorded_at >= greatest(a.registered_at, $2::timestamptz) AND m.recorded_at < $3::timestamptz
@@ -92,8 +92,8 @@ const oldest = `
 const day = 24 * 3_600_000
 
 /**
- * Checks that the ledger of a tenant, the meters and the runs agree to the microcent. Resolves to the inconsistencies. A day at a
- * time, so that no statement takes long however much there is. `since`: single runs and transfers from then on; sums are always of all.
+ * Checks that a tenant's ledger, meters and runs agree to the microcent, and resolves to the inconsistencies. It reads one day at a time, so that
+ * no statement takes long. `since` limits the checks of single runs and transfers; sums always cover everything.
  */
 export async function reconcile(database: Database, tenantId: string, since?: Date): Promise<Discrepancy[]> {
   const reads = database.as('reads')

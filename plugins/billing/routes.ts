@@ -31,7 +31,7 @@ const { billingNotConfigured, providerFailed, unknownPack } = billingErrors
 const operators = 'For admins of the tenant AGENT_ORC_ADMIN_TENANT; 404 to everybody else.'
 const originOf = ({ protocol, host }: FastifyRequest): string => `${protocol}://${host}`
 
-/** A tenant's credit, and how it buys more. Specification 4.10. */
+/** Routes with which a tenant sees its credit and buys more. Specification 4.10. */
 export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
   app.get(
     '/api/billing/wallet',
@@ -157,11 +157,11 @@ export function budgetRoutes(app: App, guard: Guard, budgets: Budgets): void {
 
 interface OperatorParts {
   readonly wallet: Wallet
-  /** An operator confirms payments. */
+  /** True if operators confirm payments by hand. */
   readonly manual: boolean
 }
 
-/** Routes of operators. */
+/** Routes with which operators manage the credit of tenants. */
 export function operatorRoutes(app: App, { wallet, manual }: OperatorParts): void {
   app.post(
     '/api/billing/grants',
@@ -240,7 +240,7 @@ const columns = [
 
 const wantsCsv = (request: FastifyRequest): boolean => /(^|,)\s*text\/csv\b/.test(request.headers.accept ?? '')
 
-/** A cell of RFC 4180. A text that a spreadsheet would evaluate as a formula is escaped. */
+/** Formats one CSV cell as RFC 4180 says. Text that a spreadsheet would evaluate as a formula is escaped. */
 function cell(value: LedgerEntry[(typeof columns)[number]]): string {
   if (value === null) return ''
   const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value)

@@ -5,7 +5,7 @@ import type { Prices } from '#contracts/prices'
 import { tenantIds } from '#kit'
 import { reconcile } from './reconcile.ts'
 
-// The statement that ends a run releases its hold. A hold that is left all the same is released here.
+// The statement that ends a run normally releases the run's hold. This statement releases holds whose run is gone or has ended without it.
 const releaseAbandoned = (tenantId: string): Statement => ({
   text: `SELECT billing_release($1, h.run_id) FROM billing_holds h
          WHERE h.tenant_id = $1 AND h.created_at < now() - interval '5 minutes' AND NOT EXISTS (
@@ -21,7 +21,7 @@ const forgetUses = (tenantId: string): Statement => ({
   text: `DELETE FROM billing_budget_uses WHERE tenant_id = $1 AND held = 0 AND period < (now() AT TIME ZONE 'UTC')::date - 40`,
   values: [tenantId],
 })
-// Charged once for each day that has begun, for what is stored at that time.
+// Charges storage once for each day that has begun, by the bytes stored when this statement runs.
 const chargeStorage = (tenantId: string, perGibDay: number, prices: string): Statement => ({
   text: `SELECT billing_debit($1, round(s.bytes * $2::numeric / 1073741824)::bigint, 'usage', 'storage',
            to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD'), NULL, $3)
@@ -30,7 +30,7 @@ const chargeStorage = (tenantId: string, perGibDay: number, prices: string): Sta
   values: [tenantId, perGibDay, prices],
 })
 
-/** How far back the hourly check looks at single runs: long enough to make up for a missed day. The command checks all runs. */
+/** How far back the hourly check looks at single runs. Two days make up for a missed day; the command checks all runs. */
 const lookedAtMs = 2 * 24 * 3_600_000
 
 interface Upkeep {
@@ -38,11 +38,11 @@ interface Upkeep {
   readonly prices: Prices | undefined
   readonly signal: AbortSignal
   readonly log: FastifyBaseLogger
-  /** The number of inconsistencies and failed checks. */
+  /** The number of inconsistencies found, plus the checks that failed. */
   readonly audited: Gauge
 }
 
-/** Periodic work for every tenant; each step may be repeated. A failure for one tenant is logged and does not stop the others. */
+/** Periodic work for every tenant. Each step is idempotent. A failure for one tenant is logged and does not stop the others. */
 export async function upkeep({ database, prices, signal, log, audited }: Upkeep): Promise<void> {
   const perGibDay = prices?.services.storedGibDay ?? 0
   const storage = (id: string): Statement[] => (perGibDay > 0 ? [chargeStorage(id, perGibDay, prices!.version)] : [])

@@ -10,14 +10,14 @@ import type { CheckoutView, CorrectionBody, GrantBody, Pack, WalletView } from '
 interface WalletDeps {
   readonly ledger: Ledger
   readonly provider: BillingProvider | undefined
-  /** Of the provider. */
+  /** The name of the payment provider. */
   readonly name: string
   readonly currency: string
   readonly packs: readonly Pack[]
   readonly publicUrl: string | undefined
 }
 
-/** PostgreSQL does not read years with more digits. */
+/** The latest time that a grant may expire, in milliseconds since the epoch. PostgreSQL cannot read years with more than four digits. */
 const mostTime = Date.UTC(10_000)
 /** Granted credit is spent before paid credit. */
 const grantPriority = 50
@@ -31,7 +31,7 @@ interface Outcome {
 /** Credit of tenants: payments, grants and corrections. */
 export class Wallet {
   readonly #deps: WalletDeps
-  /** The provider counts what this server asks of it, whichever tenant that is for. */
+  /** The provider limits the requests of this server for all tenants together. The requests of one tenant therefore take turns. */
   readonly #asking = new Turns()
 
   constructor(deps: WalletDeps) {
@@ -82,7 +82,7 @@ export class Wallet {
       await ledger.keepCustomer(tenantId, name, made.customer)
     return { url: made.url }
   }
-  /** 404 if the provider has no such page or does not know the tenant yet. */
+  /** Resolves to the URL of the provider's customer page. 404 if the provider has no such page or does not know the tenant yet. */
   async portal(tenantId: string, origin: string): Promise<{ url: string }> {
     const { ledger, name, publicUrl } = this.#deps
     const provider = this.#provider()
@@ -98,7 +98,7 @@ export class Wallet {
     if (!found) throw notFound()
     return found
   }
-  /** An operator confirms a payment. A repeated confirmation changes nothing. */
+  /** Credits a payment that an operator has confirmed. Repeating the confirmation changes nothing. */
   async confirm(tenantId: string, id: string): Promise<CheckoutView> {
     const { cents } = await this.payment(tenantId, id)
     await this.#deps.ledger.paid(tenantId, id, { cents, reference: id })
@@ -112,7 +112,7 @@ export class Wallet {
     reason,
     reference,
   }: GrantBody): Promise<Outcome> {
-    // In UTC: PostgreSQL does not read every zone that there may be.
+    // Times are stored in UTC, because PostgreSQL cannot read every time zone that a request may use.
     const until = expiresAt === undefined ? undefined : new Date(expiresAt)
     if (until && !(until.getTime() > Date.now() && until.getTime() < mostTime))
       throw invalidField('body/expiresAt', 'must be a time in the future')
@@ -147,7 +147,7 @@ export class Wallet {
         : await ledger.debit(tenantId, { cents: -cents, kind, reference, note })
     return this.#told(tenantId, reference, written)
   }
-  /** Handles an event of a provider. False: it was known, or concerns no tenant here. */
+  /** Handles an event of a payment provider. Resolves to false if the event was handled before or concerns no tenant of this server. */
   async take(provider: string, event: BillingEvent): Promise<boolean> {
     const { ledger } = this.#deps
     const { tenantId } = event
@@ -166,7 +166,10 @@ export class Wallet {
     return true
   }
 
-  /** The microcents of credit for part of a payment: the same fraction of the pack, whatever taxes and rebates were. */
+  /**
+   * The microcents of credit that a part of a payment bought. It is the same fraction of the pack as of the payment, so taxes and rebates do not
+   * matter.
+   */
   async #bought({ tenantId, checkoutId, cents, of }: Extract<BillingEvent, { readonly of: number }>): Promise<number> {
     const pack = (await this.#deps.ledger.checkout(tenantId, checkoutId))?.cents ?? of
     return of > 0 ? microcents((pack * cents) / of) : 0

@@ -8,14 +8,14 @@ const atOnce = 100
 const goneAtOnce = 200
 
 /**
- * These are the memories that name them, and those without a name that came from their chats. The chats are needed to find them, so
+ * An end user's memories: those that name the end user, and those without a name from the end user's chats. Finding the latter needs the chats, so
  * memories are deleted before chats.
  */
 const theirs = `(m.end_user_id = $2 OR (m.end_user_id IS NULL AND m.session_id IN (
     SELECT r.session_id FROM public_runs p JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id
     WHERE p.tenant_id = $1 AND p.end_user_id = $2)))`
 
-/** The memories of end users: exports and erases all of them, with history and expired ones. */
+/** Exports and erases all memories of an end user, including superseded and expired ones. */
 export const endUserMemories = (database: Database): EndUserStore => ({
   async *items(tenantId, endUserId) {
     for (let after = 0; ;) {
@@ -50,7 +50,7 @@ async function eraseSome(tx: TenantTx, endUserId: string): Promise<number> {
              SELECT m.id FROM memories m WHERE m.tenant_id = $1 AND ${theirs} LIMIT ${goneAtOnce})) RETURNING id`,
     values: [tx.tenantId, endUserId],
   })
-  // Runs that have begun before, and what was said in them, bring nothing of theirs back.
+  // Runs that began before the erasure must not bring memories of this end user back, and neither must mining their messages.
   const noted = {
     text: `INSERT INTO memory_erasures (tenant_id, person, at) VALUES ($1, $2, clock_timestamp())
            ON CONFLICT (tenant_id, person) DO UPDATE SET at = excluded.at`,

@@ -41,8 +41,8 @@ const provider = (what: string) =>
   )
 
 /**
- * The memory bank: stores statements once, corrects them, finds them by words, names and times, and adds them to first messages. It needs
- * PostgreSQL; a role without a database has none. Specification 2.11 and 4.19.
+ * The memory bank. It stores each statement once, corrects it, finds it by words, names and times, and adds memories to first messages. It needs
+ * PostgreSQL; a role without a database has no memory bank. Specification 2.11 and 4.19.
  */
 export default definePlugin({
   name: 'memory',
@@ -118,7 +118,7 @@ export default definePlugin({
   },
 })
 
-/** In a role without a database first messages get no memories. */
+/** The recall of a role without a database: first messages get no memories. */
 const nothing: Recall = { choose: async () => '', chosen: async () => new Map() }
 
 /** Undefined if no server is configured. */

@@ -2,7 +2,7 @@ import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
 
 type Provider = 'model' | 'embeddings'
 
-/** Metrics of writes, searches and recalls, and of requests to the providers. */
+/** Metrics of writes, searches and recalls, and of requests to the model and embedding providers. */
 export class Metrics {
   readonly #writes: Counter<'outcome'>
   readonly #searches: Histogram<'caller'>

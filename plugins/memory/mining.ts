@@ -5,13 +5,13 @@ import type { Database, Statement } from '#contracts/database'
 import type { ProfileMemory } from '#contracts/memory'
 import type { Writer } from './bank/write.ts'
 
-/** Runs of one read, and runs of a tenant in one pass: with a model each may be a request to it. */
+/** Runs of one read, and runs of one tenant in one pass. With a model fewer runs are mined, because each may cost a request to the model. */
 const atOnce = 50
 const mostByRules = 1_000
 const mostByModel = 200
-/** A pass reads this much of one tenant, then goes on with the others; the rest follows in the next pass. */
+/** Milliseconds that a pass spends on one tenant, so that the other tenants get their turn. The remaining runs follow in the next pass. */
 const longestMs = 20_000
-/** Characters of a message that are read. */
+/** The most characters of a message that are read. */
 const mostSaid = 8_000
 /** Older messages are skipped, so that a tenant with more messages than can be mined does not fall behind for ever. */
 const longest = `interval '1 day'`
@@ -70,7 +70,7 @@ interface Said {
   readonly runId: string
   readonly sessionId: string
   readonly profile: string
-  /** Null: the profile does not ask for it, or no person said anything. */
+  /** Null if the profile does not extract memories, or if no person said anything. */
   readonly memory: ProfileMemory | null
   readonly prompt: string
   readonly metadata: Record<string, unknown> | null
@@ -85,7 +85,7 @@ export interface MiningParts {
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** Makes memories of what people have said since the last pass, in conversations of profiles with `memory.extract`. */
+/** Makes memories from what people said since the last pass, for profiles with `memory.extract`. */
 export async function mine(
   { database, writer, log }: MiningParts,
   tenantId: string,
@@ -105,7 +105,7 @@ export async function mine(
         most--
       }
       last = { at: run.recordedAt, run: run.runId }
-      // Moved on after each write, so that an interrupted pass repeats nothing.
+      // The position is stored after each write, so that an interrupted pass repeats nothing.
       if (run.memory || run === runs.at(-1))
         await reads.batch(tenantId, [{ ...advance, values: [tenantId, last.at, last.run] }])
     }
@@ -113,7 +113,10 @@ export async function mine(
   }
 }
 
-/** False: the tenant may not have more memories. A memory belongs to the end user who said it; without one, all end users would see it. */
+/**
+ * Resolves to false if the tenant has reached its limit on memories. A memory belongs to the end user who said it. Without an end user everybody
+ * would see the memory, so it is stored only if the profile's scope is `profile`.
+ */
 async function learn(writer: Writer, tenantId: string, run: Said): Promise<boolean> {
   const { profile, sessionId, runId, prompt, at, recalled } = run
   const endUserId = run.endUserId ?? endUserOf(run.metadata ?? undefined)

@@ -7,11 +7,11 @@ import type { Metrics } from './metrics.ts'
 import type { Memory } from './schema.ts'
 import { wordsAlone } from './text/words.ts'
 
-/** Tokens of memories in a first message. */
+/** The most tokens of memories in a first message. */
 const mostTokens = 2_000
 /** The lowest score of a memory that is added to a message. */
 const leastScore = 0.15
-/** Timeout of the search: memories only help, so a conversation does not wait longer for them. */
+/** Timeout of the search in milliseconds. Memories are only a help, so a conversation does not wait longer for them. */
 const waitMs = 2_000
 
 interface RecallParts {
@@ -22,8 +22,8 @@ interface RecallParts {
 }
 
 /**
- * Puts memories before first messages. The run stores their ids and not their contents: a memory that is forgotten meanwhile is left
- * out when the conversation is restored, and nothing has to be erased here.
+ * Puts memories before first messages. A run stores only the ids of its memories. A memory that was deleted meanwhile is therefore left out when
+ * the conversation is restored, and needs no erasure here.
  */
 export class MemoryRecall implements Recall {
   readonly #parts: RecallParts
@@ -100,7 +100,7 @@ export class MemoryRecall implements Recall {
   }
 }
 
-/** The same statement with and without an end user, or for several end users, is stored several times but added once. */
+/** The same statement may be stored with and without an end user, or for several end users. Each statement is added to a message only once. */
 function eachOnce<T extends Memory>(memories: readonly T[]): T[] {
   const told = new Set<string>()
   return memories.filter(({ processedContent }) => {

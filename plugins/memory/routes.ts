@@ -25,15 +25,14 @@ import {
 
 export const tags = ['memory']
 
-/** Dependencies of the routes. */
 interface MemoryServices {
   readonly bank: MemoryBank
   readonly database: Database
-  /** The optional lists that searches use. */
+  /** Which optional lists searches use: similar spelling (pg_trgm) and vectors. */
   readonly has: () => Stats['search']
 }
 
-/** Reads of one profile's memories, for every member. Specification 4.19. */
+/** Routes that read one profile's memories, for every member. Specification 4.19. */
 export function memoryRoutes(app: App, guard: Guard, { bank, database }: MemoryServices): void {
   app.get(
     '/api/profiles/:name/memories',
@@ -112,7 +111,7 @@ export function memoryRoutes(app: App, guard: Guard, { bank, database }: MemoryS
   )
 }
 
-/** The memories of all profiles together. */
+/** Routes that read the memories of all profiles together. */
 export function bankRoutes(app: App, guard: Guard, { database, has }: MemoryServices): void {
   app.get(
     '/api/memory',
@@ -160,7 +159,7 @@ export function bankRoutes(app: App, guard: Guard, { database, has }: MemoryServ
   )
 }
 
-/** Writes of memories, for admins; agents have tools. */
+/** Routes that write memories, for admins. Agents write memories with tools. */
 export function memoryWriteRoutes(app: App, guard: Guard, bank: MemoryBank): void {
   app.post(
     '/api/profiles/:name/memories',

@@ -3,7 +3,7 @@ import { clientIdPattern } from '#contracts/ids'
 import { PageQuery } from '#contracts/paging'
 import { noSuchTime } from './errors.ts'
 
-/** PostgreSQL stores no NUL. */
+/** The pattern excludes NUL, because PostgreSQL cannot store it in text. */
 const line = (maxLength: number, description: string) =>
   Type.String({ minLength: 1, maxLength, pattern: '^[^\\u0000]*$', description })
 const text = (maxLength: number, description: string) => Type.String({ maxLength, description })
@@ -185,7 +185,7 @@ export const BankQuery = Type.Object({
 })
 export type BankQuery = Static<typeof BankQuery>
 
-/** The global view: with `limit` a page, without it every profile with its memories. */
+/** The memories of all profiles. With `limit` the answer is one page; without it, every profile with its memories. */
 export const Bank = Type.Object({
   total: Type.Integer({ description: 'Memories that fit, on all pages; counted up to 10,000.' }),
   profilesWithMemory: Type.Integer(),
@@ -230,7 +230,7 @@ export const Stats = Type.Object({
 })
 export type Stats = Static<typeof Stats>
 
-/** Any text: an impossible name or id is simply unknown. */
+/** Accepts any text. A name or id that cannot exist is answered like an unknown one. */
 export const NameParams = Type.Object({ name: Type.String({ description: 'Name of the profile.' }) })
 export const MemoryParams = Type.Object({
   ...NameParams.properties,
@@ -241,8 +241,8 @@ export const MemoryParams = Type.Object({
 export function timeOf(text: string, path: string): Date {
   const time = new Date(text.startsWith('0000') ? '' : text)
   const day = text.slice(0, 10)
-  // JavaScript accepts the 31st of a shorter month as a day of the next one. With its time zone, a time may be outside the years that
-  // PostgreSQL reads.
+  // JavaScript reads the 31st of a shorter month as a day of the next month. The time zone can also move a time out of the years that PostgreSQL
+  // reads.
   if (
     Number.isNaN(time.getTime()) ||
     !/^(?!0000)\d{4}-/.test(time.toISOString()) ||

@@ -6,12 +6,15 @@ import type { Writer } from './bank/write.ts'
 import { mine } from './mining.ts'
 import type { VectorList } from './search/vectors.ts'
 
-/** What is left of a tenant after so long has its turn in the next pass: those of others come before it. */
+/**
+ * Milliseconds that deleting and embedding may each take for one tenant in a pass, so that other tenants get their turn. The rest of the work
+ * follows in the next pass.
+ */
 const usualTurnMs = 20_000
-/** Rows of one transaction. */
+/** The most rows that one transaction deletes. */
 const atOnce = 200
 
-// Nobody is shown them; under a legal hold they stay all the same.
+// Expired memories are never shown. Under a legal hold they are kept all the same.
 const expired = (tenantId: string): Statement => ({
   name: 'memory-expired',
   text: `DELETE FROM memories WHERE tenant_id = $1 AND id = ANY (ARRAY(
@@ -19,7 +22,7 @@ const expired = (tenantId: string): Statement => ({
            ORDER BY m.expires_at LIMIT ${atOnce})) RETURNING 1`,
   values: [tenantId],
 })
-/** Of runs that are gone: nothing is restored from them any more. */
+/** Deletes the recalled memories of runs that no longer exist, because no conversation is restored from them any more. */
 const orphaned = (tenantId: string): Statement => ({
   name: 'memory-recalls-orphaned',
   text: `DELETE FROM memory_recalls WHERE tenant_id = $1 AND run_id = ANY (ARRAY(
@@ -28,7 +31,7 @@ const orphaned = (tenantId: string): Statement => ({
   values: [tenantId],
 })
 
-/** No run takes as long. */
+/** Forgets erasures after 90 days. No run lasts that long, so no run that began before the erasure is left. */
 const forgotten = (tenantId: string): Statement => ({
   name: 'memory-erasures-forgotten',
   text: `DELETE FROM memory_erasures WHERE tenant_id = $1 AND at < now() - interval '90 days'`,
@@ -43,7 +46,7 @@ export interface SweepParts {
   readonly turnMs?: number
 }
 
-/** Deletes what has had its time, remembers what was said, and embeds what has no vector, of all tenants. */
+/** For all tenants: deletes expired rows, makes memories from conversations, and embeds memories without a vector. */
 export async function sweepTenants(parts: SweepParts, signal: AbortSignal): Promise<void> {
   const { database, vectors, writer, log, turnMs = usualTurnMs } = parts
   const turn = (): AbortSignal => AbortSignal.any([signal, AbortSignal.timeout(turnMs)])

@@ -1,6 +1,6 @@
 import type { ToolSpec } from '#contracts/tools'
 
-/** The tools of agents, as models see them. Runners have them, and conductors execute them. */
+/** The memory tools, as models see them. Runners offer the tools, and conductors execute them. */
 export const memorySearch: ToolSpec = {
   name: 'memory_search',
   description:

@@ -7,19 +7,19 @@ import { notTheirs } from './errors.ts'
 import { type Hit, timeOf } from './schema.ts'
 import { memoryForget, memorySave, memorySearch } from './tool-specs.ts'
 
-/** What an answer of the search may take of a model's context. */
+/** The most tokens that one search answer may take of a model's context. */
 const mostTokens = 4_000
 
 const ok = (content: string): ToolResult => ({ ok: true, content })
 const failed = (content: string): ToolResult => ({ ok: false, content })
 
-/** Whose memories an agent sees: by the profile of its session, and by the end user whom its run answers. */
+/** The memories that an agent sees, by the profile of its session and by the end user of its run. */
 const scopeOf = ({ profile, endUserId }: Pick<ConductorCaller, 'profile' | 'endUserId'>) =>
   hasAll({ profile }) ? {} : { ...(endUserId === undefined ? {} : { endUserId }), shared: true }
 
 /**
- * The conductor's part of the tools. An agent reads what its scope shows. What it saves is the end user's, and only what is theirs it
- * corrects and forgets: one person takes nothing away from others, and a visitor who names nobody changes what all are told in no way.
+ * The conductor's part of the tools. An agent reads the memories in its scope. It saves, corrects and deletes only memories of its end user, so
+ * that nobody changes the memories of others. A visitor without an id cannot change the memories that everybody is told.
  */
 export function conductorTools(bank: MemoryBank): Record<string, ConductorTool> {
   const ajv = new Ajv({ strict: false, useDefaults: true, logger: false })
@@ -76,12 +76,12 @@ interface Searched {
   readonly history: boolean
 }
 
-/** The profile is one in which everything is everybody's. */
+/** True if all users of the profile share all of its memories. */
 const hasAll = ({ profile }: Pick<ConductorCaller, 'profile'>): boolean => profile.memory?.scope === 'profile'
 
 /**
- * Rejects for a memory that the caller may not change: with 404 for one that its scope does not show, as for one that is not there.
- * What is nobody's is changed by runs that the tenant itself has begun, for nobody.
+ * Rejects if the caller may not change the memory. A memory outside the caller's scope is answered with 404, like an unknown one. A memory without
+ * an end user is changed only by a run that the tenant itself started without an end user.
  */
 async function theirs(bank: MemoryBank, caller: ConductorCaller, id: string): Promise<void> {
   const { tenantId, profile, endUserId, visitor } = caller
@@ -91,7 +91,7 @@ async function theirs(bank: MemoryBank, caller: ConductorCaller, id: string): Pr
   if (found.endUserId !== endUserId || (visitor && endUserId === undefined)) throw notTheirs()
 }
 
-/** A runner has checked the input already; it is looked at again because what it says is its own word. */
+/** The runner has checked the input already. The conductor checks it again, because it does not trust the runner's word. */
 function checked(ajv: Ajv, { inputSchema }: typeof memorySearch, execute: ConductorTool['execute']): ConductorTool {
   let valid: ValidateFunction | undefined
   return {
@@ -109,7 +109,7 @@ function checked(ajv: Ajv, { inputSchema }: typeof memorySearch, execute: Conduc
   }
 }
 
-/** One hit as a model reads it. */
+/** The line that a model reads for one hit. */
 export function lineOf({ id, processedContent, eventAt, createdAt, supersededBy }: Hit): string {
   const day = (eventAt ?? createdAt).slice(0, 10)
   const past = supersededBy === undefined ? '' : ', not so any more'

@@ -11,7 +11,10 @@ const models = Type.Record(Type.String(), ModelPrice, {
 })
 const serviceCents = (description: string) => Type.Number({ minimum: 0, maximum: 1e6, default: 0, description })
 
-/** What model calls cost: by the table in the role file, and below it by the public one. A model of neither has no price, which is not zero. */
+/**
+ * The cost of model calls: the table in the role file comes first, then the public table. A model in neither table has no price, which is not the
+ * same as a price of zero.
+ */
 export default definePlugin({
   name: 'prices',
   config: Settings({
@@ -64,12 +67,15 @@ type PriceTable = Pick<Prices, 'priceOf'>
 
 interface Tables extends Pick<Prices, 'services' | 'version'> {
   readonly now: PriceTable
-  /** Those that held before, the oldest first; `until` in milliseconds. */
+  /** Earlier price tables, oldest first. Each was valid until its `until`, in milliseconds since the epoch. */
   readonly before: readonly { readonly until: number; readonly table: PriceTable }[]
   readonly below: PublicTable | undefined
 }
 
-/** What calls cost: by the line of the role file for their time, and where there is none by the public table. */
+/**
+ * Prices a call by the role file's table that was valid at the time of the call. A model without a line in that table gets its price from the
+ * public table.
+ */
 function createPrices({ now, before, below, services, version }: Tables): Prices {
   const tableAt = (at: Date | undefined): PriceTable =>
     (at && before.find(({ until }) => at.getTime() < until)?.table) ?? now
@@ -88,13 +94,13 @@ interface Line {
   readonly provider: string
   /** The pattern without its `*`. */
   readonly name: string
-  /** The same behind the provider. */
+  /** The name without its provider prefix. */
   readonly bare: string
   readonly open: boolean
   readonly price: ModelPrice
 }
 
-/** A table of the role file: names of models, with a `*` at the end for any rest. */
+/** Builds a price table from the role file. A key is a model name; a `*` at its end matches any rest of the name. */
 function createTable(models: Readonly<Record<string, ModelPrice>>): PriceTable {
   const lines = Object.entries(models)
     .map(([pattern, price]): Line => {
@@ -105,7 +111,7 @@ function createTable(models: Readonly<Record<string, ModelPrice>>): PriceTable {
       const slash = name.indexOf('/')
       return { provider: name.slice(0, Math.max(slash, 0)), name, bare: name.slice(slash + 1), open, price }
     })
-    // The longest first, and of two equally long ones the exact one.
+    // The most specific line comes first: longest name first, and an exact name before a pattern of the same length.
     .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
   return { priceOf: (model) => priceOf(lines, model) }
 }
@@ -116,8 +122,8 @@ function priceOf(lines: readonly Line[], model: string): ModelPrice | undefined 
 }
 
 /**
- * Runtimes of others may name the model without its provider. Each provider's best line is taken, and they must agree:
- * which provider served the call is not known. `provider/*` says nothing about a model.
+ * Third-party runtimes may name a model without its provider, so the provider of the call is unknown. A price is found only if the best lines of
+ * all providers agree. `provider/*` is skipped, because it says nothing about a model.
  */
 function priceOfBare(lines: readonly Line[], model: string): ModelPrice | undefined {
   const found = new Map<string, ModelPrice>()
@@ -134,32 +140,32 @@ const same = (a: ModelPrice, b: ModelPrice): boolean =>
   a.outputCentsPerMillion === b.outputCentsPerMillion &&
   a.cachedInputCentsPerMillion === b.cachedInputCentsPerMillion
 
-/** The public prices of model providers. They have dates, so a call costs what it cost when it was made. */
+/** The public prices of model providers. Prices carry dates, so a call costs what its model cost when the call was made. */
 interface PublicTable extends Pick<Prices, 'priceOf' | 'costCents'> {
   readonly version: string
 }
 
 const microcentsPerDollar = 100 * microcentsPerCent
-/** Names of providers here that are others there. */
+/** Maps our provider names to those of the public table, where the two differ. */
 const providerNames: Readonly<Record<string, string>> = {
   gemini: 'google',
   bedrock: 'aws',
   vertex: 'google',
   xai: 'x-ai',
 }
-/** Finding a model takes most of a millisecond, so prices are kept: of so many models, for so long. */
+/** Finding a model takes most of a millisecond, so prices are cached: for at most 500 models, each for one hour. */
 const mostKnown = 500
 const keepMs = 3_600_000
 
 interface Known {
-  /** Undefined: there is none. */
+  /** Undefined if the public table has no price for the model. */
   readonly price: ModelPrice | undefined
-  /** It is the same for every call; where it is not, each one is looked up. */
+  /** True if the price is the same for every call. Otherwise each call is looked up by its time and tokens. */
   readonly flat: boolean
   readonly at: number
 }
 
-/** Opens the table of the package; it is loaded only where it is used. */
+/** Opens the public table. The package is loaded only when it is needed. */
 async function openPublicTable(): Promise<PublicTable> {
   const { calcPrice } = await import('@pydantic/genai-prices')
   const manifest = new URL('../package.json', import.meta.resolve('@pydantic/genai-prices'))
@@ -168,7 +174,7 @@ async function openPublicTable(): Promise<PublicTable> {
 
   const calculate = (counted: Parameters<typeof calcPrice>[0], model: string, at?: Date): PriceCalculation | null => {
     const slash = model.indexOf('/')
-    // Without its provider a name may mean a model of anybody, at any price.
+    // Several providers may offer a model of this name at different prices, so a name without a provider has no public price.
     if (slash <= 0) return null
     const provider = model.slice(0, slash)
     const options = { providerId: providerNames[provider] ?? provider, ...(at ? { timestamp: at } : {}) }
@@ -184,7 +190,7 @@ async function openPublicTable(): Promise<PublicTable> {
       at: Date.now(),
     }
     known.delete(model)
-    // The oldest goes: names come from profiles, and may be anything.
+    // Model names come from profiles and may be any text, so the cache is bounded and the oldest entry is dropped.
     if (known.size >= mostKnown) known.delete(known.keys().next().value!)
     known.set(model, fresh)
     return fresh
@@ -211,7 +217,7 @@ async function openPublicTable(): Promise<PublicTable> {
 
 const fields = ['input_mtok', 'output_mtok', 'cache_read_mtok'] as const
 const isFlat = (price: PublicPrice): boolean => fields.every((field) => typeof (price[field] ?? 0) === 'number')
-/** In dollars for a million tokens there, in cents here; of a price in tiers the lowest one. */
+/** Converts dollars per million tokens, as in the public table, to cents per million tokens. A tiered price becomes its lowest tier. */
 const centsOf = (price: PublicPrice[(typeof fields)[number]]): number | undefined => {
   const dollars = typeof price === 'object' && price !== null ? price.base : price
   return typeof dollars === 'number' ? dollars * 100 : undefined

@@ -25,7 +25,8 @@ import { type Grid, gridOf, type Range } from './window.ts'
 const totals = `SELECT ${summedColumns},
     (SELECT json_agg(took ORDER BY took.seconds) FROM ${durations} took) AS durations
   FROM ${metered()}`
-// Those that have been running since before the edge of the roll-ups are marked. No run is older than its longest timeout, a day.
+// Runs that started before the edge of the roll-ups are found by their marks in run_marks. No run is older than its longest timeout, which is a
+// day.
 const now = `SELECT
     (SELECT count(*)::int FROM runs
      WHERE tenant_id = $1 AND status = 'running' AND started_at >= greatest(now() - interval '25 hours', rolled_until()))
@@ -34,9 +35,9 @@ const now = `SELECT
     (SELECT count(*)::int FROM run_queue WHERE tenant_id = $1) AS queued,
     (SELECT count(*)::int FROM profiles WHERE tenant_id = $1) AS profiles,
     (SELECT count(*)::int FROM published_agents WHERE tenant_id = $1 AND unpublished_at IS NULL) AS published`
-/** Sessions whose status is looked at for a figure. */
+/** The most sessions that are read to count sessions by status. */
 const mostSessions = 10_000
-// The status of a session is not indexed, so that claims stay cheap, and it changes: the newest are counted.
+// The status of a session changes often. An index on it would make claims slower, so only the newest sessions are read and counted.
 const sessions = `SELECT status, count(*)::int AS count FROM (
     SELECT status FROM sessions WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3
     ORDER BY created_at DESC, id DESC LIMIT ${mostSessions}
@@ -93,7 +94,7 @@ export async function readOverview(reader: Reader, tenantId: string, range: Rang
 const ms = (seconds: number): number => Math.round(seconds * 1_000)
 
 const toolCalls = `SELECT coalesce(sum(tool_calls), 0)::bigint AS tool_calls FROM ${metered()}`
-// A publication that has ended keeps its row, so its requests keep their name.
+// The row of a publication stays after the publication has ended, so its requests can still be shown by name.
 const topPublished = `
   SELECT top.id, agent.slug, agent.profile_name AS profile, agent.unpublished_at IS NULL AS active, top.amount
   FROM (
@@ -132,7 +133,8 @@ const orders: Readonly<Record<AgentSort, string>> = {
   sessions_desc: 'sessions DESC',
   name_asc: 'profile COLLATE "C"',
 }
-// Equal rows are sorted by name, in an order that does not depend on the server's locale, so that pages neither overlap nor have gaps.
+// Profiles with equal figures are sorted by name, so that pages neither overlap nor have gaps. COLLATE "C" keeps the order independent of the
+// server's locale.
 const ordered = (sort: AgentSort): string => `${orders[sort]}, profile COLLATE "C"`
 
 const counters = [
@@ -149,7 +151,7 @@ const counters = [
   'unpriced',
 ] as const
 
-// A profile without runs has zeros; one that was deleted is listed as long as its runs are, so that the rows add up to the totals.
+// A profile without runs is listed with zeros. A deleted profile is listed as long as its runs exist, so that the rows add up to the totals.
 const listed = `
   WITH used AS (
     SELECT profile, max(last_at) AS last_at, sum(sessions) AS sessions, ${summedColumns} FROM ${metered()} GROUP BY profile
@@ -172,7 +174,7 @@ const page = (sort: AgentSort): string => `${listed}
 
 type AgentRow = MeterRow & {
   readonly count: number
-  /** Null in the one row of a page behind the end. */
+  /** Null in the only row of a page that is beyond the end of the list. */
   readonly profile: string | null
   readonly deleted: boolean
   readonly sessions: number
@@ -203,7 +205,10 @@ export async function readAgents(
   return { items: agents, total, ...nextOf(paging, total), ...(end - offset > rowsAtOnce ? { rest: rest() } : {}) }
 }
 
-/** Profiles of one read, a megabyte of their figures. A tenant with more has them computed again for each further read. */
+/**
+ * Profiles of one read, which is about a megabyte of figures. For a tenant with more profiles, the figures are computed again for each further
+ * read.
+ */
 const rowsAtOnce = 2_000
 
 const toAgent = (row: AgentRow, profile: string): AgentStats => ({
@@ -215,7 +220,7 @@ const toAgent = (row: AgentRow, profile: string): AgentStats => ({
   ...toMetered(row),
 })
 
-/** $4: the publication. */
+/** Condition on public_runs. $1: tenant, $2: start, $3: end, $4: publication. */
 const askedIn = 'tenant_id = $1 AND created_at >= $2 AND created_at < $3 AND published_id = $4'
 const requests = `
   SELECT count(*)::int AS total, count(*) FILTER (WHERE status = 'ok')::int AS ok,
@@ -227,7 +232,7 @@ const conversations = `
   FROM (SELECT DISTINCT conversation_id FROM public_runs WHERE ${askedIn}) asked
   JOIN conversations conversation ON conversation.tenant_id = $1 AND conversation.id = asked.conversation_id`
 
-// A run that finished in this time was asked for a day earlier at most: no run lasts longer.
+// No run lasts longer than a day, so a run that finished in the range was requested at most a day before its start.
 const runs = `
   SELECT ${binOf('recorded_at')}, ${meterColumns} FROM run_meters
   WHERE ${finishedIn} AND profile = $6 AND run_id IN (
@@ -243,7 +248,7 @@ type Asked = Binned & { readonly meter: 'ingress'; readonly amount: number }
 type Requests = PublishedMetrics['requests']
 type Conversations = PublishedMetrics['conversations']
 
-/** Requests are counted from their own table, because the ingress meter is filled from it some time later. */
+/** Reads the metrics of a published agent. Requests are counted in public_runs, because the ingress meter is updated only some time later. */
 async function readPublished(
   reader: Reader,
   tenantId: string,

@@ -30,7 +30,7 @@ export default definePlugin({
 const tags = ['stats']
 const lag = 'Requests are metered by the minute, so the last one or two are not in it yet.'
 
-/** Figures of a tenant, from what its runs left behind when they ended. Specification 4.15. */
+/** Routes for a tenant's figures. They read what runs recorded when they ended. Specification 4.15. */
 function statsRoutes(app: App, guard: Guard, reader: Reader, billing: Billing | undefined): void {
   const ranged = async ({ window = '24h' }: { window?: string }): Promise<Range> => rangeOf(window, await reader.now())
   app.get(

@@ -2,7 +2,7 @@ import type { Statement } from '#contracts/database'
 import { microcentsPerCent } from '#contracts/prices'
 import type { Range } from './window.ts'
 
-/** What the meters of finished runs add up to. */
+/** The sums over the meters of finished runs. */
 export interface MeterRow {
   readonly total: number
   readonly ok: number
@@ -22,16 +22,16 @@ const amounts = ['input_tokens', 'output_tokens', 'cached_tokens', 'tool_calls',
 const ended = (status: string): string => `count(*) FILTER (WHERE status = '${status}')::int AS ${status}`
 const sum = (column: string): string => `coalesce(sum(${column}), 0)::bigint AS ${column}`
 
-/** Of rows of `run_meters`. */
+/** SQL columns of a `MeterRow`, summed over rows of `run_meters`. */
 export const meterColumns = `count(*)::int AS total, ${statuses.map(ended).join(', ')}, ${amounts.map(sum).join(', ')},
   count(*) FILTER (WHERE cost_microcents IS NULL)::int AS unpriced`
 
-/** Of rows of `metered`. */
+/** SQL columns of a `MeterRow`, summed over rows of `metered`. */
 export const summedColumns = `coalesce(sum(${statuses.join(' + ')}), 0)::int AS total,
   ${statuses.map((status) => `coalesce(sum(${status}), 0)::int AS ${status}`).join(', ')}, ${amounts.map(sum).join(', ')},
   coalesce(sum(unpriced), 0)::int AS unpriced`
 
-/** $1 tenant, $2 start, $3 end: a range of the primary key. */
+/** Condition for runs that finished in a range of the primary key. $1: tenant, $2: start (inclusive), $3: end (exclusive). */
 export const finishedIn = 'tenant_id = $1 AND recorded_at >= $2 AND recorded_at < $3'
 export const rangeValues = (tenantId: string, { start, end }: Range): [string, Date, Date] => [tenantId, start, end]
 
@@ -63,8 +63,8 @@ export const failedOf = ({ error, interrupted }: Pick<MeterRow, 'error' | 'inter
   error + interrupted
 
 /**
- * Seconds of sandboxes count when they were recorded (specification 4.15), requests in the minute in which they came. A
- * minute is recorded after it began, so `recorded_at`, which is indexed, bounds both.
+ * Sandbox seconds count at the time they were recorded (specification 4.15). Requests count in the minute in which they arrived. A minute is always
+ * recorded after it began, so the indexed `recorded_at` is a lower bound for both.
  */
 export const amountsIn = `tenant_id = $1 AND meter IN ('sandbox_seconds', 'ingress') AND recorded_at >= $2
   AND CASE meter WHEN 'ingress' THEN minute >= $2 AND minute < $3 ELSE recorded_at < $3 END`

@@ -2,9 +2,9 @@ import pLimit from 'p-limit'
 import { isAppError, unavailable } from '#kernel'
 import type { Database, Statement } from '#contracts/database'
 
-/** Queries for figures that run at once: each reads much and holds a connection, and chats need the others. */
+/** Queries for figures that run at the same time. Each reads many rows and holds a connection, and chats need the other connections. */
 const atOnce = 2
-/** Queries that may wait; a further one would be answered long after its client has left. */
+/** Queries that may wait. A longer queue is pointless: the client would have left before its answer. */
 const mostWaiting = 50
 
 const busy = () =>
@@ -20,9 +20,9 @@ const tooMuch = (cause: unknown) =>
 const limits: Statement = { name: 'stats-limits', text: `SELECT set_config('work_mem', '32MB', true)` }
 const clock: Statement = { name: 'stats-clock', text: 'SELECT now() AS now' }
 
-/** Runs the queries for figures: a few at a time, each with limits. */
+/** Runs the queries for figures: two at a time, each with limits. */
 export interface Reader {
-  /** What the database says the time is: rows carry its time, not that of this process. */
+  /** The time of the database. Rows carry the database's time, which may differ from the clock of this process. */
   now(): Promise<Date>
   read<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows>
 }

@@ -1,13 +1,13 @@
 import { rangeValues } from './meters.ts'
 import type { Range } from './window.ts'
 
-/** Lengths of what runs are added up in, in minutes; see migrations/0031_run_rollups.sql. */
+/** The lengths in minutes of the intervals over which runs are rolled up; see migrations/0031_run_rollups.sql. */
 const spans = [1, 5, 60, 1440] as const
 const minute = 60_000
 
 /**
- * $1 tenant, $2 start, $3 end, $4 the first minute, five minutes, hour and day that begin in the range. It ends now, so the roll-ups
- * behind its start all belong to it: none holds more than what ended before their edge.
+ * Values of $1 tenant, $2 start, $3 end, $4 the first minute, five minutes, hour and day that begin in the range. The range ends now. Every roll-up
+ * after its start belongs to it, because roll-ups hold only runs that ended before their edge.
  */
 export const rolledValues = (tenantId: string, range: Range): unknown[] => [
   ...rangeValues(tenantId, range),
@@ -19,11 +19,14 @@ const whole = firstOf(0)
 const raw = (columns: string, from: string, until: string): string =>
   `SELECT ${columns} FROM run_meters WHERE tenant_id = $1 AND recorded_at >= ${from} AND recorded_at < ${until}`
 
-/** Runs that no roll-up of the range holds: up to its first minute, and behind the edge. */
+/** SQL for the runs that no roll-up of the range holds: runs before the first whole minute, and runs after the edge of the roll-ups. */
 const unrolled = (columns: string): string =>
   `${raw(columns, '$2', `least(${whole}, $3::timestamptz)`)} UNION ALL ${raw(columns, `greatest(${whole}, rolled_until())`, '$3')}`
 
-/** The longest roll-ups that fit: from a minute to five, from there to an hour, to a day, and whole days or the longest wanted ones. */
+/**
+ * SQL that covers the range with few rows by taking the longest roll-ups that fit: minutes up to the first five minutes, these up to the first
+ * hour, hours up to the first day, then days. `longest` is the longest allowed roll-up, in minutes.
+ */
 function rolled(table: string, columns: string, longest: number): string {
   const used = spans.filter((span) => span <= longest)
   const parts = used.map((span, i) => {
@@ -36,7 +39,7 @@ function rolled(table: string, columns: string, longest: number): string {
 const counters = ['ok', 'error', 'cancelled', 'interrupted']
 const amounts = ['input_tokens', 'output_tokens', 'cached_tokens', 'tool_calls']
 
-/** What the runs that ended in a range add up to, as rows of any grain: `longest` minutes at most, so that buckets hold them whole. */
+/** SQL for the sums of the runs that ended in a range. No row covers more than `longest` minutes, so that each row fits into one bucket of a series. */
 export const metered = (longest = 1440): string => `(
   ${unrolled(`recorded_at AS at, profile, ${counters.map((status) => `(status = '${status}')::int::bigint AS ${status}`).join(', ')},
     ${amounts.map((one) => `${one}::bigint`).join(', ')}, cost_microcents, (cost_microcents IS NULL)::int::bigint AS unpriced,
@@ -44,7 +47,7 @@ export const metered = (longest = 1440): string => `(
   UNION ALL ${rolled('run_rollups', ['at', 'profile', ...counters, ...amounts, 'cost_microcents', 'unpriced', 'sessions', 'last_at'].join(', '), longest)}
 ) metered`
 
-/** How long they took: runs of about the same duration, and the mean of it. */
+/** SQL for how long runs took. Each row is a group of runs of about the same duration, with their number and their mean in seconds. */
 export const durations = `(
   SELECT sum(runs)::int AS runs, sum(seconds) / sum(runs) AS seconds FROM (
     ${unrolled(`floor(ln(greatest(date_part('epoch', recorded_at - started_at), 0.001)) / ln(1.05))::int AS bin, 1 AS runs,
@@ -53,7 +56,7 @@ export const durations = `(
   ) took GROUP BY bin
 )`
 
-/** Sessions of a profile that no roll-up counts: their last run is one that is in none. */
+/** SQL for the sessions of each profile that no roll-up of the range counts, because their last run is in no roll-up. */
 export const unrolledSessions = `
   SELECT profile, count(*) AS sessions FROM (SELECT DISTINCT profile, session_id FROM (${unrolled('profile, session_id')}) run) session
   WHERE NOT EXISTS (SELECT 1 FROM session_ends e WHERE e.tenant_id = $1 AND e.session_id = session.session_id AND e.last_at >= ${whole})
@@ -64,7 +67,10 @@ export interface Duration {
   readonly seconds: number
 }
 
-/** A part of the runs took no longer. Between two runs it is what lies between theirs, as PostgreSQL's percentile_cont has it. */
+/**
+ * The duration in seconds that the share `part` (0 to 1) of the runs did not exceed. Between two runs it is interpolated, like percentile_cont of
+ * PostgreSQL.
+ */
 export function percentile(sorted: readonly Duration[], part: number): number {
   const place = part * (sorted.reduce((sum, { runs }) => sum + runs, 0) - 1)
   const at = (index: number): number => {

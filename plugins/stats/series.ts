@@ -15,14 +15,14 @@ import type { Reader } from './reader.ts'
 import { metered, rolledValues } from './rollups.ts'
 import type { Grid } from './window.ts'
 
-/** $4: the size of a bucket. Any midnight in UTC will do as origin: every size divides a day. */
+/** SQL for the bucket of a time. $4: the bucket size. Every size divides a day, so any midnight in UTC can be the origin. */
 export const binOf = (time: string): string => `date_bin($4::interval, ${time}, '2000-01-01T00:00:00Z') AS bin`
 export const gridValues = (tenantId: string, grid: Grid): unknown[] => [
   ...rangeValues(tenantId, grid),
   `${grid.size} milliseconds`,
 ]
 
-// Unnamed: planned with the range, a minute as well as a month.
+// The statement has no name, so that PostgreSQL plans it for the actual range, which may be a minute or a month.
 const runs = (size: number): string =>
   `SELECT date_bin($5::interval, at, '2000-01-01T00:00:00Z') AS bin, ${summedColumns} FROM ${metered(size / 60_000)} GROUP BY bin`
 const amounts = `SELECT ${binOf(`CASE meter WHEN 'ingress' THEN minute ELSE recorded_at END`)}, meter, sum(amount)::bigint AS amount
@@ -42,7 +42,7 @@ export async function readSeries(reader: Reader, tenantId: string, grid: Grid): 
   return { ...toRange(grid), bucket: grid.bucket, buckets: fill(grid, runRows, amountRows) }
 }
 
-/** A bucket for every place of the grid, also where nothing happened. */
+/** Returns a bucket for every start in the grid, including buckets without any activity. */
 export function fill(
   grid: Grid,
   runRows: readonly (MeterRow & Binned)[],

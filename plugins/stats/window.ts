@@ -14,7 +14,7 @@ const sizes: Readonly<Record<BucketName, number>> = {
   '6h': 6 * hour,
   '1d': day,
 }
-/** Each window gets the smallest bucket that leaves a chart readable. */
+/** Chooses the smallest bucket for each window that keeps a chart readable. */
 const fitting: readonly (readonly [window: number, bucket: BucketName])[] = [
   [hour, '1m'],
   [6 * hour, '5m'],
@@ -22,7 +22,7 @@ const fitting: readonly (readonly [window: number, bucket: BucketName])[] = [
   [7 * day, '1h'],
   [longest, '1d'],
 ]
-/** A day in minutes; an answer of more is no chart. */
+/** The minutes of a day fit. An answer with more buckets is too large for a chart. */
 const mostBuckets = 1_500
 
 const invalid = (field: string, message: string): AppError =>
@@ -31,7 +31,7 @@ const invalid = (field: string, message: string): AppError =>
     detail: { issues: [{ path: `querystring/${field}`, message }] },
   })
 
-/** A stretch of time, `end` not included. */
+/** A range of time. `end` is exclusive. */
 export interface Range {
   readonly window: string
   readonly start: Date
@@ -40,7 +40,7 @@ export interface Range {
 
 const duration = Duration('24h')
 
-/** The window up to `end`; a longer one than 30 days is cut to that. Specification 8. */
+/** The range of length `window` that ends at `end`. A window of more than 30 days is cut to 30 days. Specification 8. */
 export function rangeOf(window: string, end: Date): Range {
   if (!Value.Check(duration, window)) throw invalid('window', 'must be a duration such as 5m, 24h or 7d')
   const ms = Value.Decode(duration, window)
@@ -49,11 +49,11 @@ export function rangeOf(window: string, end: Date): Range {
   return { window: used === ms ? window : '720h', start: new Date(end.getTime() - used), end }
 }
 
-/** The time that a series covers, cut where its buckets meet: whole multiples of their size in UTC. */
+/** The range of a series, divided into buckets. Each bucket begins at a whole multiple of the bucket size, in UTC. */
 export interface Grid extends Range {
   readonly bucket: BucketName
   readonly size: number
-  /** Start of each bucket that holds some of the range, oldest first, in milliseconds. */
+  /** The start of each bucket that overlaps the range, oldest first, in milliseconds since the epoch. */
   readonly starts: readonly number[]
 }
 

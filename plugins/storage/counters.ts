@@ -4,7 +4,7 @@ import { type Counter, overBy, type StoreLimits } from './usage.ts'
 
 type Backend = Pick<ObjectBackend, 'use'>
 
-/** Tenants whose count is kept in memory. Beyond that, the least recently used are counted again at their next write. */
+/** Tenants whose count is kept in memory. With more tenants, the least recently used ones are counted again at their next write. */
 const mostTenants = 10_000
 
 interface Counted {
@@ -15,8 +15,8 @@ interface Counted {
 }
 
 /**
- * For a role without a database: counts the store once and adds what this process writes. It counts anew in the background
- * after a while, because other processes write, too.
+ * Usage for a role without a database. It counts the store once and adds the writes of this process. Other processes write, too, so it counts again
+ * in the background after a while.
  */
 export class MemoryCounter implements Counter {
   readonly #backend: Backend
@@ -46,7 +46,7 @@ export class MemoryCounter implements Counter {
     counted.bytes = Math.max(0, counted.bytes + change.bytes)
     counted.objects = Math.max(0, counted.objects + change.objects)
   }
-  /** Writes of this process during the count are added to its result; the next count corrects it. */
+  /** Writes of this process during the count are added to the result. The next count corrects the result if that was wrong. */
   async recount(tenantId: string): Promise<void> {
     const counted = await this.#tenants.get(tenantId)
     if (!counted || counted.recounting) return
@@ -57,7 +57,7 @@ export class MemoryCounter implements Counter {
       counted.bytes = Math.max(0, found.bytes + counted.bytes - before.bytes)
       counted.objects = Math.max(0, found.objects + counted.objects - before.objects)
     } catch {
-      // The store cannot be reached: the old count holds until the next time.
+      // The store cannot be reached, so the old count stays until the next attempt.
     } finally {
       counted.at = Date.now()
       counted.recounting = false
@@ -95,15 +95,15 @@ const readText = `
 const beginText = `
   INSERT INTO tenant_objects (tenant_id, bytes, objects) SELECT id, $2, $3 FROM tenants
   WHERE id = $1 AND erased_at IS NULL ON CONFLICT DO NOTHING`
-// The count may or may not include what was written during it: it is added, perhaps twice, rather than not at all.
+// The count may or may not include writes made during it. These writes are added all the same: counting them twice is better than not at all.
 const recountText = `
   UPDATE tenant_objects SET bytes = $2::bigint + greatest(0, bytes - $4::bigint),
     objects = $3::bigint + greatest(0, objects - $5::bigint), counted_at = now()
   WHERE tenant_id = $1`
 
 /**
- * One row for each tenant, changed with each write, so that all processes with the database enforce one limit. A process that dies
- * during a write leaves its reservation, which the nightly count releases.
+ * Usage in one database row for each tenant. Each write changes the row, so that all processes enforce the same limit. A process that dies during a
+ * write leaves its reservation, which the nightly count releases.
  */
 export class PostgresCounter implements Counter {
   readonly #db: Database

@@ -17,8 +17,8 @@ import { type Counter, Usage } from './usage.ts'
 import { writeRoutes } from './write.routes.ts'
 
 /**
- * Objects of tenants, in the backend that the role has: their routes where it is a conductor, and the store for other plugins. What
- * is known of an object is kept with it, so a role needs no database for it. Specification 4.16.
+ * Objects of tenants, in the backend of the role: routes on a conductor, and the store for other plugins. The metadata of an object is stored with
+ * it, so a role needs no database. Specification 4.16.
  */
 export default definePlugin({
   name: 'storage',
@@ -82,7 +82,7 @@ export default definePlugin({
   },
 })
 
-/** Known misconfigurations fail the start rather than the first upload. */
+/** A backend that is known to be misconfigured fails the start of the server, rather than the first upload. */
 async function refuseMisconfigured(name: string, backend: ObjectBackend): Promise<void> {
   await backend.verify?.().catch((cause: Error) => {
     throw new Error(`the storage backend '${name}' is misconfigured: ${cause.message}`, { cause })
@@ -90,12 +90,12 @@ async function refuseMisconfigured(name: string, backend: ObjectBackend): Promis
 }
 
 interface NoteParts {
-  /** Undefined: nothing is audited here. */
+  /** Undefined in a role that records no audit log. */
   readonly trail: AuditTrail | undefined
   readonly counter: Counter | undefined
 }
 
-/** Writes of agents: counted for the limits of their tenant, and recorded in its audit log with their run. */
+/** Counts writes of agents for the limits of their tenant, and records them in the tenant's audit log with their run. */
 async function noteWrites(
   { trail, counter }: NoteParts,
   ...[{ tenantId, runId }, writes]: Parameters<ObjectWrites['noted']>

@@ -23,7 +23,7 @@ export const usual = [
   objectErrors.storageNotConfigured,
 ]
 
-/** Reads of objects, for every member. */
+/** Routes that read objects, for every member. */
 export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
   app.get(
     '/api/storage',
@@ -103,12 +103,12 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
   )
 }
 
-/** Inline JSON is the default; a request for a range gets bytes. */
+/** True if the caller gets the object inside JSON, which is the default. A request for a range gets bytes. */
 const wantsInline = ({ headers: { accept, range } }: FastifyRequest): boolean =>
   range === undefined &&
   (accept === undefined || accept.trim() === '*/*' || /(^|,)\s*application\/json\s*(;|,|$)/i.test(accept))
 
-/** One JSON document. Its encoding has to be known before the first byte is sent, so the content is read twice. */
+/** Sends the object inside one JSON document. The encoding must be known before the first byte is sent, so the content is read twice. */
 async function sendInline(
   request: FastifyRequest,
   reply: FastifyReply,
@@ -131,7 +131,7 @@ async function sendInline(
   )
 }
 
-/** True for bytes that are UTF-8 as a whole. */
+/** True if all bytes together are valid UTF-8. */
 async function isUtf8(body: ObjectBody): Promise<boolean> {
   const decoder = new TextDecoder('utf-8', { fatal: true })
   try {
@@ -144,14 +144,14 @@ async function isUtf8(body: ObjectBody): Promise<boolean> {
   }
 }
 
-/** One JSON document whose last field is the content, made as the bytes arrive: a large object is never whole in memory. */
+/** One JSON document whose last field is the content. It is produced while the bytes arrive, so a large object is never completely in memory. */
 async function* inlineDocument(
   fields: Readonly<Record<string, unknown>>,
   encoding: 'utf8' | 'base64',
   body: ObjectBody,
 ): AsyncGenerator<string> {
   yield `${JSON.stringify({ ...fields, encoding }).slice(0, -1)},"content":"`
-  // Both keep the remainder between two chunks: part of a character, or fewer than three bytes.
+  // Encodings can split between chunks, so the decoder keeps the remainder: part of a character in UTF-8, or fewer than three bytes in base64.
   const decoder = new StringDecoder(encoding)
   const escaped = encoding === 'utf8' ? (text: string) => JSON.stringify(text).slice(1, -1) : (text: string) => text
   for await (const chunk of body)

@@ -22,7 +22,7 @@ export const StoredObject = Type.Object({
   updatedAt: Type.String({ format: 'date-time' }),
 })
 
-/** Without the etag, which is a header. */
+/** The object as clients see it. The etag is not included, because it is sent as a header. */
 export const shown = ({ key, bytes, contentType, sha256, updatedAt }: ObjectInfo) => ({
   key,
   bytes,
@@ -76,7 +76,7 @@ export const Deleted = Type.Object({
   more: Type.Boolean({ description: 'True: some are left, so send the request again.' }),
 })
 
-/** A cursor is the place after which the next page begins; undefined for an invalid one. */
+/** Converts between a cursor and the place after which the next page begins. `placeOf` returns undefined for an invalid cursor. */
 export const cursorOf = (after: string): string => Buffer.from(after).toString('base64url')
 export function placeOf(cursor: string): string | undefined {
   const bytes = Buffer.from(cursor, 'base64url')

@@ -54,7 +54,7 @@ export class CheckedStore implements ObjectStore {
         this.#metrics.bytes.inc({ direction: 'in' }, info.bytes)
         return { info, created: replaced === undefined, replaced }
       } catch (error) {
-        // The nightly count releases what cannot be released now.
+        // If the reservation cannot be released now, the nightly count releases it.
         await room.close().catch(() => {})
         throw error
       }
@@ -126,7 +126,7 @@ export const pacedReads = (store: ObjectStore, limits: Pick<TenantLimits, 'paced
 const none = async (): Promise<never> => {
   throw objectErrors.storageNotConfigured()
 }
-/** Of a role without a backend. */
+/** The store of a role without a backend. */
 export const noStore: ObjectStore = {
   backend: undefined,
   put: none,
@@ -146,7 +146,7 @@ function check(key: string): void {
   if (!isObjectKey(key)) throw objectErrors.invalidKey()
 }
 
-/** Passes the bytes of an upload on; at the end it fails unless length and digest are as announced. */
+/** Passes the bytes of an upload on. At the end it fails if the length or digest differs from the announced one. */
 function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (bytes: number) => Promise<void>) {
   const sha256 = createHash('sha256')
   const md5 = checksums.md5 === undefined ? undefined : createHash('md5')
@@ -175,7 +175,7 @@ function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (byt
   return { body: passing(), sha256: () => digest }
 }
 
-/** The key prefix of objects that the server itself keeps for a tenant. They count for the tenant and are erased with it. */
+/** The key prefix of objects that the server itself keeps for a tenant. These objects count for the tenant's limits and are erased with the tenant. */
 const reserved = '.agent-orc/'
 
 /** Concurrent deletions below a prefix. */

@@ -3,14 +3,14 @@ import type { StoreUse } from '#contracts/object-store'
 
 export type StoreLimits = Pick<Limits, 'objects' | 'objectBytes'>
 
-/** Keeps the usage of each tenant. */
+/** Counts the usage of each tenant. */
 export interface Counter {
   of(tenantId: string): Promise<StoreUse>
-  /** Adds this much unless it exceeds `most`; resolves to the exceeded limit. */
+  /** Adds this much unless the sum exceeds `most`. Resolves to the name of the exceeded limit; undefined if it was added. */
   take(tenantId: string, more: StoreUse, most: StoreLimits): Promise<keyof StoreLimits | undefined>
   /** Adds or subtracts this much, whatever the limits are. */
   add(tenantId: string, change: StoreUse): Promise<void>
-  /** Counts anew in the store itself. */
+  /** Counts the store again, and replaces the count. */
   recount(tenantId: string): Promise<void>
 }
 
@@ -28,20 +28,20 @@ const stepBytes = 1024 * 1024
 export interface Room {
   /** Reports how many bytes have arrived of an object of unknown length. Rejects with 409 `limit_exceeded`. */
   grow(bytes: number): Promise<void>
-  /** Ends the reservation: the object was stored, with the bytes of the object that it replaced, or it was not. */
+  /** Ends the reservation. `stored` has the bytes of the stored object and of the object that it replaced; absent if nothing was stored. */
   close(stored?: { readonly bytes: number; readonly replaced: number | undefined }): Promise<void>
 }
 
 interface Order {
-  /** Undefined: not known yet. */
+  /** Undefined for an upload of unknown length. */
   readonly bytes: number | undefined
   /** The tenant's limits, if this process does not know them itself. */
   readonly limits: StoreLimits | undefined
-  /** The bytes of the existing object with this key. */
+  /** Resolves to the bytes of the existing object with this key; undefined if there is none. */
   replaced(): Promise<number | undefined>
 }
 
-/** Enforces the limits of tenants: room is reserved before bytes are written, so concurrent uploads cannot exceed a limit together. */
+/** Enforces the limits of tenants. Room is reserved before bytes are written, so that concurrent uploads cannot exceed a limit together. */
 export class Usage {
   readonly #counter: Counter
   readonly #limits: Pick<TenantLimits, 'of'> | undefined
@@ -55,7 +55,7 @@ export class Usage {
     const counter = this.#counter
     const most = limits ?? this.#limits?.of(tenantId) ?? defaultLimits
     const taken = { bytes, objects: 1 }
-    // What is replaced counts once somebody needs to know: most uploads fit without.
+    // Most uploads fit into the limit as new objects. Only if one does not, the object that it replaces is looked up and counted.
     let before: number | undefined
     let over = await counter.take(tenantId, taken, most)
     if (over && (before = await replaced()) !== undefined) {
@@ -90,7 +90,7 @@ export class Usage {
     }
   }
 
-  /** Objects are gone. */
+  /** Releases the usage of deleted objects. */
   async removed(tenantId: string, { bytes, objects }: StoreUse): Promise<void> {
     if (objects > 0) await this.#counter.add(tenantId, { bytes: -bytes, objects: -objects })
   }

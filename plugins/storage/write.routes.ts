@@ -40,7 +40,7 @@ export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
           ),
         },
       },
-      // The key is checked by the store, the body while it arrives.
+      // The store checks the key, and the body is checked while it arrives. So no schema is validated here.
       validatorCompiler: () => () => true,
     },
     async (request, reply) => {
@@ -118,7 +118,7 @@ function checksumsOf(headers: IncomingHttpHeaders): NonNullable<Upload['checksum
   if (typeof md5 === 'string') add('md5', base64(md5, 16))
   for (const header of [headers['digest'], headers['content-digest']]) {
     if (typeof header !== 'string') continue
-    // sha-256=…; RFC 9530 has the value between colons.
+    // The value is sha-256=…; RFC 9530 puts the value between colons.
     for (const [, name, value] of header.matchAll(/([\w-]+)=:?([A-Za-z0-9+/]+=*):?/g)) {
       if (name!.toLowerCase() === 'sha-256') add('sha256', base64(value!, 32))
       else if (name!.toLowerCase() === 'md5') add('md5', base64(value!, 16))

@@ -8,7 +8,7 @@ import { RunDispatch } from '#contracts/runs'
 import { createRunCanceller, createTenantService } from './service.ts'
 import { limitRoutes, tenantRoutes } from './routes.ts'
 
-/** The tenants of the installation, managed by the admins of one of them, and what each may have. */
+/** The tenants of the installation and the limits of each. The admins of one tenant, the operators, manage them. */
 export default definePlugin({
   name: 'tenants',
   errors: [limitErrors, retentionErrors],

@@ -91,7 +91,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
   tenantChangeRoutes(app, guard, service)
 }
 
-/** What becomes of a tenant that is there. */
+/** Routes that change or delete an existing tenant. */
 function tenantChangeRoutes(app: App, guard: Guard, service: TenantService): void {
   app.patch(
     '/api/tenants/:id',

@@ -3,7 +3,7 @@ import { largestOf, limitKinds, limitNames } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { mostDays, retentionKinds, retentionNames } from '#contracts/retention'
 
-/** It stands in the URL of every published agent of the tenant. */
+/** The form of a new tenant's id. It is restricted because the id is part of the URL of every published agent of the tenant. */
 const idPattern = '^[a-z0-9][a-z0-9_-]{0,62}$'
 /** False for text that cannot be a tenant's id, so that it needs no look-up. Wider than `idPattern`: some tenants were inserted by SQL before there was an API. */
 export const isTenantId = (text: string): boolean => /^[A-Za-z0-9_.-]{1,128}$/.test(text)
@@ -157,5 +157,5 @@ export const TenantLimit = Type.Object({
 })
 export type TenantLimit = Static<typeof TenantLimit>
 
-/** Any text: an id that no tenant can have is simply unknown. */
+/** Accepts any text. An id that no tenant can have is answered like an unknown id. */
 export const IdParams = Type.Object({ id: Type.String() })

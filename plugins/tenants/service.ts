@@ -26,7 +26,7 @@ const tenantExists = (id: string, deleted: boolean) =>
   })
 const undeletable = (id: string, why: string) => conflict({ message: `The tenant '${id}' cannot be deleted: ${why}.` })
 
-/** The tenant that every installation has, and that the bootstrap key belongs to. Specification 4.2. */
+/** Every installation has this tenant, and the bootstrap key belongs to it. Specification 4.2. */
 const firstTenant = 'default'
 
 interface TenantServiceParts {
@@ -34,14 +34,14 @@ interface TenantServiceParts {
   readonly limits: TenantLimits | undefined
   readonly retention: Retention | undefined
   readonly issuer: KeyIssuer | undefined
-  /** Called with a tenant whose keys no longer work, and whose runs should end. */
+  /** Called after a tenant was deleted. Its keys no longer work, and its runs should end. */
   onDeleted(tenantId: string): void
 }
 
 export function createTenantService({ database, limits, retention, issuer, onDeleted }: TenantServiceParts) {
   return {
     list: (query: ListQuery) => listTenants(database, query),
-    /** `createdBy`: the calling key. */
+    /** Creates a tenant. `createdBy` is the id of the calling key. */
     async create({ id, name = id, ownerKey = false }: CreateTenant, createdBy: string): Promise<CreatedTenant> {
       if (ownerKey && !issuer)
         throw unavailable({ message: 'This server issues no keys: its role file has no plugin `auth`.' })
@@ -72,7 +72,7 @@ export function createTenantService({ database, limits, retention, issuer, onDel
       if (!(await limits.change(id, wanted))) throw unknownTenant()
       return { ...tenant, limits: { ...limits.ownOf(id) } as Tenant['limits'] }
     },
-    /** Every limit of the caller's own tenant, with what it uses of it. */
+    /** Every limit of the caller's own tenant, with the tenant's current usage. */
     async limitsOf(id: string): Promise<TenantLimit[]> {
       if (!limits) return []
       const [max, own, used] = [limits.of(id), limits.ownOf(id), await limits.usedBy(id)]
@@ -86,8 +86,8 @@ export function createTenantService({ database, limits, retention, issuer, onDel
       }))
     },
     /**
-     * Marks the tenant as deleted; its keys stop working. Nothing is erased unless that is asked for, or the role file says after how many
-     * days. `own` is the caller's tenant, which cannot be deleted.
+     * Marks the tenant as deleted, so that its keys stop working. Data is erased only if `erase` is true, or after the number of days in the role
+     * file. `own` is the caller's tenant, which cannot be deleted.
      */
     async remove(id: string, own: string, erase: boolean): Promise<void> {
       if (id === firstTenant) throw undeletable(id, 'every installation has it')
@@ -110,8 +110,8 @@ export type TenantService = ReturnType<typeof createTenantService>
 const together = 50
 
 /**
- * Cancels what a deleted tenant has under way, behind the answer. When it fails the runs end by themselves; new ones cannot
- * start, because no key of the tenant works.
+ * Cancels the unfinished runs of a deleted tenant in the background, after the request was answered. If cancelling fails, these runs end by
+ * themselves. No new run can start, because no key of the tenant works.
  */
 export function createRunCanceller(
   store: Pick<RunStore, 'listRuns'>,
@@ -121,7 +121,7 @@ export function createRunCanceller(
 ) {
   const under = new Set<Promise<void>>()
   const cancel = async (tenantId: string): Promise<void> => {
-    // Waiting runs are cancelled first: the end of a running one would let the next one start.
+    // Waiting runs are cancelled before running ones, because the end of a running run would start the next waiting run.
     for (const status of runStatuses.filter((one) => !isTerminal(one))) {
       while (!stopping.aborted) {
         const { items: open } = await store.listRuns(tenantId, { status, limit: together })

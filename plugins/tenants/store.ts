@@ -39,12 +39,12 @@ export async function findTenant(database: Database, id: string): Promise<Tenant
   return row && toTenant(row)
 }
 
-/** By id. */
+/** Lists tenants, ordered by id. */
 export async function listTenants(
   database: Database,
   { q, includeDeleted = false, ...page }: ListQuery,
 ): Promise<Listing<Tenant>> {
-  // Not LIKE: nothing in the text is a pattern.
+  // The search uses position() instead of LIKE, so that no character of the search text acts as a wildcard.
   const where = `($1::text IS NULL OR position(lower($1) IN lower(id)) > 0 OR position(lower($1) IN lower(name)) > 0)
     AND ($2::boolean OR deleted_at IS NULL)`
   const values = [q ?? null, includeDeleted]
@@ -52,7 +52,7 @@ export async function listTenants(
   return readList({ database, tenantId: undefined }, list, page, toTenant)
 }
 
-/** Undefined when the id was ever used, also by a tenant that was deleted. */
+/** Creates a tenant. Undefined if the id was ever used, even by a tenant that is deleted now. */
 export async function insertTenant(database: Database, id: string, name: string): Promise<Tenant | undefined> {
   const insert = {
     text: `INSERT INTO tenants (id, name) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING ${columns}`,
@@ -66,11 +66,14 @@ interface TenantChange {
   readonly name?: string | undefined
   readonly restore: boolean
   readonly legalHold?: boolean | undefined
-  /** Days by kind; null gives the role file's back. */
+  /** Retention in days for each kind of data. Null restores the value of the role file. */
   readonly retention?: Readonly<Record<string, number | null | undefined>> | undefined
 }
 
-/** Undefined when there is no such tenant, or a deleted one that is not to be brought back, or no longer can be. */
+/**
+ * Changes a tenant. Undefined for an unknown tenant, and for a deleted one, unless the change sets its legal hold or restores it before it is
+ * erased.
+ */
 export async function updateTenant(
   database: Database,
   id: string,
@@ -80,7 +83,7 @@ export async function updateTenant(
   const given = Object.fromEntries(entries.filter(([, days]) => typeof days === 'number'))
   const dropped = entries.filter(([, days]) => days === null).map(([kind]) => kind)
   const update = {
-    // A deleted tenant's hold can be set and lifted: it is what keeps it from being erased.
+    // The legal hold of a deleted tenant can still be changed, because the hold protects the tenant's data from being erased.
     text: `UPDATE tenants SET name = coalesce($2, name), legal_hold = coalesce($4, legal_hold),
              retention = (coalesce(retention, '{}') || $5::jsonb) - $6::text[],
              deleted_at = CASE WHEN NOT $3 THEN deleted_at END, erase_at = CASE WHEN NOT $3 THEN erase_at END
@@ -101,8 +104,8 @@ export async function updateTenant(
 }
 
 /**
- * Deletes a tenant that is not deleted yet, to be erased after so many days; never by default. With `erase` now, and also one that was
- * deleted before. Undefined when there is none. One under a legal hold is not touched by `erase`.
+ * Deletes a tenant, and schedules its erasure after `eraseAfterDays` days; without that number it is never erased. `erase` erases at once, also for
+ * a tenant that was deleted before, but not under a legal hold. Undefined if no tenant matches.
  */
 export async function deleteTenant(
   database: Database,

@@ -14,9 +14,9 @@ import { vfsWire } from '#contracts/wire/vfs'
 import { createPeers, type Identity, type Peer, type PeersOptions, type SignedRequest } from '#kit'
 
 const connectMs = 2_000
-/** Timeout of a whole answer, and of the headers of a file. */
+/** Timeout in milliseconds of a whole answer, and of the headers of a file. */
 const answerMs = 30_000
-/** Timeout between two chunks of a file. */
+/** Timeout in milliseconds between two chunks of a file. */
 const silentMs = 60_000
 
 interface ClientOptions extends Pick<PeersOptions, 'tls'> {
@@ -25,7 +25,7 @@ interface ClientOptions extends Pick<PeersOptions, 'tls'> {
   readonly signer: Signer
 }
 
-/** The VirtualFS server at a URL. Specification 4.18. */
+/** The client of the VirtualFS server at a URL. Specification 4.18. */
 export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsClient {
   const peers = createPeers({
     connectMs,
@@ -145,7 +145,7 @@ export function proofHeaders(
   }
 }
 
-/** Signs the session and the digest of the body, with the key that the server last accepted. */
+/** Signs the session and the digest of the body. It tries the key first that the server last accepted. */
 function identityOf(signer: Signer): Identity {
   let known: SigningKey = 'CURRENT'
   const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']

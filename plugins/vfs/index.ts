@@ -22,8 +22,8 @@ import { Sweeper } from './server/sweeper.ts'
 const listener = 'vfs'
 
 /**
- * A VirtualFS server: files of tenants behind mounts, each agent's session with a view of its own. All that it writes is in one folder,
- * so it needs no database; one process has that folder. Specification 4.18.
+ * A VirtualFS server: tenants' files behind mounts, with a separate view for each agent's session. All its data is in one folder, so it needs no
+ * database, and only one process may use that folder. Specification 4.18.
  */
 export default definePlugin({
   name: 'vfs',
@@ -82,7 +82,7 @@ export default definePlugin({
     const { scratch, fileBytes, requestsAtOnce } = config
     const metrics = new Metrics(registry, () => sessions.size)
     const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, requestsAtOnce })
-    // Runners sign with their own key: with the key of this family they could read every secret.
+    // Runners sign with their own family of keys. With this family's key a runner could read every secret.
     const runners = deps.signers.get('runner')
     const callers = new Callers([
       { signer, header: signedHeaders.signature },
@@ -101,7 +101,7 @@ export default definePlugin({
       fileRoutes(app, callers, mounts, files)
       sessionRoutes(app, callers, { sessions, audit, erase })
     })
-    // A conductor of the same process need not ask over HTTP; one of another process does, by the proxy's plugin.
+    // A conductor in the same process reads the usage directly. A conductor in another process asks over HTTP, through the proxy plugin.
     deps.limits?.uses('vfsBytes', async (tenantId) => (await sessions.usage(tenantId)).bytes)
     deps.limits?.uses('vfsEntries', async (tenantId) => (await sessions.usage(tenantId)).entries)
     deps.limits?.uses('vfsSessions', async (tenantId) => (await sessions.usage(tenantId)).sessions)

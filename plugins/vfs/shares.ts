@@ -1,7 +1,7 @@
 import { limitErrors } from '#contracts/limits'
 import { AtOnce } from '#kit'
 
-/** Concurrent use of something by each tenant. */
+/** Limits the concurrent requests of each tenant. */
 export class Shares {
   readonly #most: number
   readonly #taken = new AtOnce()
@@ -10,7 +10,7 @@ export class Shares {
     this.#most = most
   }
 
-  /** Takes one. The returned function gives it back and may be called repeatedly. Throws 429 `limit_reached`. */
+  /** Takes one share of the tenant. The returned function releases it, and calling that function again is harmless. Throws 429 `limit_reached`. */
   take(tenantId: string): () => void {
     if (this.#taken.of(tenantId) >= this.#most) {
       throw limitErrors.limitReached({

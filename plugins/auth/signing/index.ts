@@ -5,7 +5,7 @@ import { Signers } from '#contracts/signing'
 import { type Proof, proofsOf } from '#kit'
 import { createSigner } from './signer.ts'
 
-/** Signs and verifies requests of one plane, with its family of keys. A role lists it once for each family. Specification 5.3. */
+/** Signs and verifies the requests of one family of keys. A role lists this plugin once for each family. Specification 5.3. */
 export default definePlugin({
   name: 'signing',
   config: Settings({

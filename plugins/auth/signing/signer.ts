@@ -3,14 +3,14 @@ import { isAppError, unauthorized, unavailable } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import { runnerHeaders, signedHeaders, type SignedParts, type Signer, type SigningFamily } from '#contracts/signing'
 
-/** How far a sender's clock may differ. */
+/** Seconds by which a sender's clock may differ. */
 const maxSkewSeconds = 60
-/** A nonce is remembered for both sides of the skew: a request dated 60 s ahead stays valid for 120 s. */
+/** Milliseconds for which a nonce is remembered. They cover both sides of the skew: a request dated 60 s ahead stays valid for 120 s. */
 const nonceTtlMs = 125_000
 const maxBodyBytes = 1024 * 1024
 const minKeyBytes = 32
 
-// Each header must have exactly one well-formed value: Node joins repeated headers with a comma, which no form allows.
+// Each header must have exactly one well-formed value. Node joins repeated headers with a comma, which no form allows.
 const forms = {
   signature: /^v1,[A-Za-z0-9+/]{43}=$/,
   timestamp: /^[1-9][0-9]{0,11}$/,
@@ -27,22 +27,22 @@ export interface SignerOptions {
   readonly current: Buffer
   readonly previous?: Buffer
   readonly kv: Kv
-  /** Called with the reason of a refusal, for the log: the caller only ever learns `unauthorized`. */
+  /** Called with the reason of a refusal, for the log. The caller only ever learns `unauthorized`. */
   readonly onRefused: (reason: string, keyId: string | undefined) => void
-  /** Milliseconds since the epoch; tests move it. */
+  /** Returns milliseconds since the epoch. Tests replace it. */
   readonly now?: () => number
 }
 
 interface HeadSigner extends Signer {
   /**
-   * As `verify`, before the body has come; of the family `runner`. Resolves to the SHA-256 in hex that was signed: whoever reads the
-   * body checks it.
+   * Like `verify`, but before the body has arrived; for the family `runner`. Resolves to the signed SHA-256 in hex, which the reader of the body
+   * must check.
    */
   verifyHead(headers: Parameters<Signer['verify']>[0], parts: Head): Promise<string>
 }
 type Head = Pick<SignedParts, 'method' | 'target'>
 
-/** AO-HMAC-SHA256-V1. Specification 5.3. */
+/** The signing scheme AO-HMAC-SHA256-V1. Specification 5.3. */
 export function createSigner(options: SignerOptions): HeadSigner {
   const { family, kv, onRefused, now = Date.now } = options
   const seconds = (): number => Math.floor(now() / 1000)
@@ -50,7 +50,7 @@ export function createSigner(options: SignerOptions): HeadSigner {
   const previous = options.previous && keyOf(options.previous)
   const keys = previous ? [current, previous] : [current]
 
-  /** `digest`: of the body, where that is here already. */
+  /** Verifies a signature. `digest`: the digest of the body, if the body has already arrived. */
   const check = async (headers: Parameters<Signer['verify']>[0], head: Head, digest?: string): Promise<Fields> => {
     const fields = parse(family, headers, digest)
     const refuse = (reason: string): Error => {
@@ -60,7 +60,8 @@ export function createSigner(options: SignerOptions): HeadSigner {
     if (!fields) throw refuse('a signed header is missing, repeated or malformed')
     const at = Number(fields.timestamp)
     if (Math.abs(seconds() - at) > maxSkewSeconds) throw refuse('the timestamp is more than 60 s off')
-    // The key id is only a hint: during a rotation, a sender not yet restarted still calls the old key CURRENT.
+    // Both keys are tried, because the key id is only a hint. During a rotation, a sender that was not yet restarted still calls the old key
+    // CURRENT.
     const text = signedText(family, fields, head)
     if (!keys.some((key) => equal(fields.signature, signature(key, text)))) {
       throw refuse('the signature matches no key of this family')
@@ -107,7 +108,7 @@ const digestOf = (body: Uint8Array): string => hash('sha256', body, 'hex')
 const headersOf = (family: SigningFamily): Partial<Record<Field, string>> =>
   family === 'runner' ? runnerHeaders : signedHeaders
 
-/** Undefined when a header is missing or malformed, or names another digest than the body has. */
+/** Parses the signed headers. Undefined if a header is missing or malformed, or if it names another digest than the body has. */
 function parse(
   family: SigningFamily,
   headers: Parameters<Signer['verify']>[0],
@@ -143,6 +144,6 @@ function signedText(
 const signature = (key: KeyObject, text: string): string =>
   `v1,${createHmac('sha256', key).update(text).digest('base64')}`
 
-/** Compares text, not decoded bytes: several base64 texts decode to one value, and only one of them was signed. */
+/** Compares the base64 texts in constant time, not the decoded bytes. Several texts decode to the same bytes, and only one of them was signed. */
 const equal = (a: string, b: string): boolean =>
   a.length === b.length && timingSafeEqual(Buffer.from(a), Buffer.from(b))

@@ -35,7 +35,7 @@ function fakeDatabase(keys: Record<string, TenantRole>, owned = false) {
           : [{ tenant_id: 'acme', id: `tak_${keys[found]}`, role: keys[found], here: true, stale: false }],
       ]
     },
-    /** Whether the tenant of the bootstrap key has an owner. */
+    /** Answers whether the tenant of the bootstrap key has an owner key. */
     async unit(tenantId: string, { text }: { text: string }) {
       calls.push({ text, settings: undefined })
       if (tenantId === 'deleted') return []
@@ -279,7 +279,7 @@ test('who tries too many wrong keys hears 429, costs no look-up, and locks nobod
     })
   assert.equal((await ask('ao_dev_m', '192.0.2.1')).statusCode, 200)
   for (const key of ['ao_dev_x', 'ao_dev_y', 'no-token']) assert.equal((await ask(key, '192.0.2.1')).statusCode, 401)
-  // Without a key nothing is tried.
+  // A request without a key does not count as a failed attempt.
   assert.equal((await ask(undefined, '192.0.2.1')).statusCode, 401)
   const before = calls.length
   for (const key of ['ao_dev_z', 'no-token', 'ao_dev_a']) {
@@ -290,7 +290,7 @@ test('who tries too many wrong keys hears 429, costs no look-up, and locks nobod
   assert.equal(calls.length, before, 'nothing was looked up')
   assert.equal((await ask('ao_dev_m', '192.0.2.1')).statusCode, 200, 'a key that worked before goes on')
   assert.equal((await ask('ao_dev_a', '192.0.2.2')).statusCode, 200, 'another address is not touched')
-  // A proxy's own word counts when it is trusted; anybody else's does not.
+  // The address in a forwarding header counts only if it comes from a trusted proxy.
   assert.equal((await ask('ao_dev_z', '10.0.0.1', '192.0.2.1')).statusCode, 429)
   assert.equal((await ask('ao_dev_z', '10.0.0.1', '192.0.2.3')).statusCode, 401)
   assert.equal((await ask('ao_dev_z', '192.0.2.1', '192.0.2.4')).statusCode, 429)

@@ -12,7 +12,7 @@ import auth from '../index.ts'
 
 const tokens = fake(Tokens, {} as Tokens)
 
-/** Verifies when the `signed` header repeats what was received: shows exactly which bytes the guard signs over. */
+/** Accepts a request if the header `signed` repeats the received bytes, so that a test sees which bytes the guard verifies. */
 const echoSigner: Signer = {
   sign: ({ tenant, method, target, body }) => ({
     tenant,
@@ -171,7 +171,7 @@ const who = {
 } as const
 const owner = { ...who, path: '/owner', access: 'owner' } as const
 
-/** Signs what it is given with a nonce of its own, and takes each only once. */
+/** Signs with a new nonce each time, and accepts each nonce only once. */
 function nonceSigner(): Signer {
   const used = new Set<string>()
   let last = 0
@@ -216,7 +216,7 @@ async function listening(t: TestContext, signer: Signer) {
   return testKernel(t, plugins, { listeners: ['internal'], listen: true })
 }
 
-/** What an upgrade with these headers is answered with. */
+/** The status with which an upgrade with these headers is answered. */
 async function upgrade(url: string, headers: Record<string, string>): Promise<number> {
   const link = { connection: 'Upgrade', upgrade: 'agent-orc-link', 'x-agent-orc-link': '1' }
   const asking = httpRequest(`${url}/link`, { headers: { ...link, ...headers }, agent: false })

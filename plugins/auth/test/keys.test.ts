@@ -11,7 +11,7 @@ import { apiKeyRoutes } from '../keys.routes.ts'
 import { createApiKeyService, issueKey, type KeyServiceOptions } from '../keys.service.ts'
 import { createKeyLookup } from '../keys.store.ts'
 
-/** Each test says who calls. The guard's own tests show how a key becomes a caller. */
+/** The test chooses the caller. The guard's own tests show how a key becomes a caller. */
 const openGuard = (recorded: string[]) => ({
   record: async (_request: unknown, targets: readonly string[]) => void recorded.push(...targets),
   callerOf: ({ headers }: Pick<FastifyRequest, 'headers'>) => ({
@@ -65,7 +65,7 @@ async function conductor(t: TestContext, tokens = countingTokens(), bounds: Boun
   const ids = async (who: Who): Promise<string[]> =>
     (await call('GET', '/api/api-keys', who)).json<{ id: string }[]>().map((k) => k.id)
   const database = found[0]!
-  /** A key that no other one minted, as if a command had. */
+  /** Inserts a key that no other key issued, like a key from a command. */
   const seed = async (id: string, role: TenantRole, fields: { expiresAt?: string; addresses?: string[] } = {}) => {
     const insert = {
       text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses)
@@ -248,7 +248,7 @@ test('the first key of an installation needs no caller, but a tenant that exists
   })
 })
 
-// What a key passes on to those that it mints. ADR 50.
+// The rights that a key passes on to the keys that it issues. ADR 50.
 
 test('a key is revoked with all that it minted, at any depth, and the others stay', async (t) => {
   const { call, mint, seed, standing, recorded } = await conductor(t)

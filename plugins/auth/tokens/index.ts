@@ -12,7 +12,7 @@ const tokenErrors = errorTable('tokens', {
   },
 })
 
-/** Makes tokens and hashes them: for a conductor, which issues and checks keys, and for a gateway, which checks those of published agents. */
+/** Makes and hashes tokens. A conductor issues and checks API keys with it, and a gateway checks the keys of published agents. */
 export default definePlugin({
   name: 'tokens',
   config: Settings({
@@ -32,7 +32,7 @@ const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 /** 43 base62 characters carry 256 bits: nobody can guess that, so a fast hash is enough. */
 const secretLength = 43
 const checksumLength = 6
-/** The largest multiple of 62 in a byte: a byte from there on would favour the first characters. */
+/** The largest multiple of 62 that fits into a byte. Larger bytes are discarded, because they would favour the first characters. */
 const unbiased = 248
 const form = /^ao_([A-Za-z0-9_-]{1,32})_([0-9A-Za-z]{49})$/
 
@@ -63,7 +63,7 @@ function randomBase62(length: number): string {
   return text
 }
 
-/** CRC-32 of everything before it: tells a mistyped or cut token from a real one without a look-up. */
+/** CRC-32 of everything before it. It tells a mistyped or cut token from a real one without a look-up. */
 function checksum(body: string): string {
   let rest = crc32(body)
   let text = ''

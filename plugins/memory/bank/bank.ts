@@ -15,7 +15,7 @@ export interface BankParts {
   readonly metrics: Metrics
 }
 
-/** The memories of all profiles: what routes, tools and first messages use. */
+/** The memories of all profiles. Routes, tools and first messages use this class. */
 export class MemoryBank {
   readonly #parts: BankParts
 
@@ -23,12 +23,15 @@ export class MemoryBank {
     this.#parts = parts
   }
 
-  /** 404 for an unknown profile. `ofRun`: the agent of the run writes that `input` names. */
+  /**
+   * Stores a memory. 404 for an unknown profile. `ofRun`: the agent of the run that `input` names writes it, so nothing is stored for an end user
+   * who was erased since that run began.
+   */
   async create(tenantId: string, profile: string, input: CreateMemory, ofRun = false): Promise<Created> {
     if (!(await this.#exists(tenantId, profile))) throw unknownProfile()
     return this.#parts.writer.create(tenantId, profile, input, { ofRun })
   }
-  /** The best hits first. */
+  /** Answers a question with the profile's memories, best hits first. */
   search(caller: 'api' | 'tool', tenantId: string, profile: string, question: Question): Promise<Hit[]> {
     return this.#parts.metrics.searched(caller, () => this.ask(tenantId, profile, question))
   }
@@ -39,7 +42,7 @@ export class MemoryBank {
   find(tenantId: string, profile: string, id: string): Promise<Memory> {
     return findMemory(this.#parts.database, tenantId, profile, id)
   }
-  /** With `history`, deletes the memories of the same person that it superseded as well. Resolves to the number of deleted memories. */
+  /** Deletes a memory, and with `history` also the memories of the same person that it superseded. Resolves to the number of deleted memories. */
   remove(tenantId: string, profile: string, id: string, history = false): Promise<number> {
     return removeMemory(this.#parts.database, tenantId, profile, id, history)
   }
@@ -56,7 +59,7 @@ export class MemoryBank {
   async #exists(tenantId: string, profile: string): Promise<boolean> {
     if (!isProfileName(profile)) return false
     const { profiles } = this.#parts
-    // The cached value may be old, so it must not refuse anybody.
+    // The cached profile may be outdated, so the database is asked before a caller is refused.
     return (
       (await profiles.findPlaced(tenantId, profile)) !== undefined ||
       (await profiles.find(tenantId, profile)) !== undefined

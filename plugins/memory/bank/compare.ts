@@ -5,9 +5,9 @@ interface Compared {
   readonly fact?: string | null | undefined
 }
 
-/** Share of the longer statement's words that the shorter one must have for both to say the same. */
+/** Two statements say the same only if the shorter one has this share of the longer one's words. */
 const share = 0.75
-/** Shorter statements may differ in their only significant word, so they are not compared by shares. */
+/** The fewest words for a comparison by shares. Shorter statements may differ in their only significant word. */
 const fewest = 3
 
 const negations =
@@ -15,8 +15,8 @@ const negations =
 const isNegated = (text: string): boolean => (text.match(negations)?.length ?? 0) % 2 === 1
 
 /**
- * Compares a new statement with a stored one. `same`: the stored one says it already. `newer`: the new one supersedes it, because it says
- * the same and more, contradicts it, or gives another value to a property with one value at a time. `other`: both are kept.
+ * Compares a new statement with a stored one. `same`: the stored statement already says it. `newer`: the new statement supersedes the stored one,
+ * because it says more, contradicts it, or gives a new value to a property with one value at a time. `other`: both are kept.
  */
 export function compare(added: Compared, known: Compared): 'same' | 'newer' | 'other' {
   const contrary = isNegated(added.content) !== isNegated(known.content)
@@ -25,7 +25,7 @@ export function compare(added: Compared, known: Compared): 'same' | 'newer' | 'o
   const [less, more] = a.length <= b.length ? [a, b] : [b, a]
   const contained = less.length >= fewest && less.length >= share * more.length && isWithin(less, more)
   if (contained && contrary) return 'newer'
-  // An additional number or time makes another statement.
+  // An additional number or time makes a different statement, so both statements are kept.
   if (contained && !extra(less, more).some((word) => /[\p{N}#]/u.test(word))) return less === a ? 'same' : 'newer'
   return added.fact && added.fact === known.fact ? 'newer' : 'other'
 }
@@ -33,7 +33,7 @@ export function compare(added: Compared, known: Compared): 'same' | 'newer' | 'o
 const sameWords = (a: readonly string[], b: readonly string[]): boolean =>
   a.length > 0 && a.length === b.length && a.every((word, i) => word === b[i])
 
-/** True if all words of one are in the other in the same order: "Ann loves Bob" is not "Bob loves Ann". */
+/** True if all words of the shorter statement are in the longer one, in the same order. The order matters: "Ann loves Bob" is not "Bob loves Ann". */
 function isWithin(less: readonly string[], more: readonly string[]): boolean {
   let at = 0
   for (const word of more) if (word === less[at]) at++

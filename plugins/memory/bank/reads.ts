@@ -11,7 +11,7 @@ import { lock } from './statements.ts'
 const atOnce = 100
 /** The global view searches for `q` in this many of the newest memories. */
 const mostLooked = 10_000
-/** Memories of a profile in the grouped view, and steps of a history. */
+/** The most memories of a profile in the grouped view, and the most steps of a history. */
 const mostGrouped = 100
 const mostHistory = 200
 
@@ -86,7 +86,7 @@ export async function historyOf(database: Database, tenantId: string, profile: s
   return rows.map(toMemory)
 }
 
-/** Deletes a memory, with `history` also those of the same person that it superseded. 404 for an unknown id. */
+/** Deletes a memory, and with `history` also the memories of the same person that it superseded. 404 for an unknown id. */
 export async function removeMemory(
   database: Database,
   tenantId: string,
@@ -118,7 +118,7 @@ export async function hasMemories(database: Database, tenantId: string, profile:
   return rows.length > 0
 }
 
-// Without the name of the table, because the list reads from a subquery with another name.
+// `profile` has no table prefix, because the list reads it from a subquery with another name.
 const idOfProfile = '(SELECT p.id FROM profiles p WHERE p.tenant_id = $1 AND p.name = profile)'
 const has = (pattern: string): string =>
   `(content ILIKE ${pattern} OR summary ILIKE ${pattern} OR profile ILIKE ${pattern} OR ${idOfProfile} ILIKE ${pattern})`
@@ -156,7 +156,7 @@ export interface Group {
   readonly memories: readonly Memory[]
 }
 
-/** The number of memories and the newest ones of each profile. A profile is read once the one before it was sent. */
+/** The number of memories and the newest ones of each profile. Each profile is read only after the previous one was sent. */
 export async function groupsOf(database: Database, tenantId: string, { q, category }: BankQuery) {
   const reads = database.as('reads')
   const pattern = q ? patternOf(q) : null
@@ -201,7 +201,6 @@ interface Named {
   readonly count: number
 }
 
-/** Statistics of a tenant's memories. */
 export async function statsOf(database: Database, tenantId: string): Promise<Omit<Stats, 'search'>> {
   const grouped = (name: string, text: string): Statement => ({
     name: `memory-stats-${name}`,
@@ -250,7 +249,7 @@ export async function statsOf(database: Database, tenantId: string): Promise<Omi
   }
 }
 
-/** A tenant's usage, as its limits count it. */
+/** A tenant's usage in the units of its limits: the number of memories, and their bytes. */
 export async function usedBy(database: Database, tenantId: string): Promise<{ memories: number; memoryBytes: number }> {
   const used = {
     name: 'memory-used',

@@ -16,19 +16,21 @@ export const toMemory = (row: MemoryRow): Memory =>
 
 /** The condition for memories that have not expired. */
 export const alive = '(m.expires_at IS NULL OR m.expires_at > now())'
-/** When it happened, or else when it was stored. */
+/** SQL for the time of the event in a memory; without one, the time at which the memory was stored. */
 export const happened = 'coalesce(m.event_at, m.created_at)'
 
-/** Number of an end user in postings. Several end users may share one, so a search compares the id as well. 0: no end user. */
+/**
+ * The number that stands for an end user in postings. It is a hash, so end users may share one, and a search compares the id as well. 0: no end
+ * user.
+ */
 export function personOf(endUserId: string | undefined): number {
   if (endUserId === undefined) return 0
   return createHash('sha256').update(endUserId).digest().readInt32BE(0) || 1
 }
 
 /**
- * Runs before statements that look memories up, and makes them use indexes only, whatever the planner assumes about the tables. A plan
- * made while a table was empty would read all of it, even after it has grown. Without a choice, one plan fits all values: some plans were
- * made again for each search, which took a fifth of its time.
+ * Runs before statements that look up memories, and makes PostgreSQL use indexes only. A plan made while a table was empty would still scan the
+ * whole table after it has grown. Generic plans are forced, because planning anew took a fifth of a search's time.
  */
 export const byIndex: Statement = {
   name: 'memory-by-index',
@@ -44,11 +46,14 @@ export interface Whose {
   readonly shared?: boolean | undefined
 }
 
-/** The persons that postings are looked up for; null for any. */
+/** The person numbers whose postings are read; null for all persons. */
 export const personsOf = ({ endUserId, shared = false }: Whose): readonly number[] | null =>
   endUserId === undefined ? (shared ? [0] : null) : shared ? [personOf(endUserId), 0] : [personOf(endUserId)]
 
-/** The condition on a row `m`, for parameters `$user::text` and `$shared::boolean`. Shared without a user: only those without an end user. */
+/**
+ * The condition on a row `m`, for the parameters `$user::text` and `$shared::boolean`. `$shared` without `$user` selects only memories without an
+ * end user.
+ */
 export const isOf = (user: string, shared: string): string =>
   `(CASE WHEN ${user}::text IS NULL THEN NOT ${shared}::boolean OR m.end_user_id IS NULL
      ELSE m.end_user_id = ${user}::text OR (${shared}::boolean AND m.end_user_id IS NULL) END)`

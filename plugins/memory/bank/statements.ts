@@ -3,7 +3,7 @@ import type { CreateMemory } from '../schema.ts'
 import type { RecordTerms } from '../text/terms.ts'
 import { columns, happened } from './rows.ts'
 
-/** The default confidence: curated memories have a higher one. */
+/** The default confidence, 0 to 1. Curated memories have a higher confidence than mined ones. */
 const confidenceOf = { curated: 1, mined: 0.7 } as const
 /** A memory that is about to be stored. */
 export interface Draft {
@@ -16,7 +16,7 @@ export interface Draft {
   readonly essence: readonly string[]
   readonly fact: string | undefined
   readonly terms: RecordTerms
-  /** It comes out of the run that it names. */
+  /** True if the memory comes from the run that its input names. */
   readonly ofRun?: boolean
 }
 
@@ -57,7 +57,7 @@ export const lookNear = {
              AND ${current} AND m.end_user_id IS NOT DISTINCT FROM $4::text OFFSET 0) m
          ORDER BY near.number DESC LIMIT 16`,
 }
-/** The statement before it in the same conversation. */
+/** Finds the terms of the previous statement in the same conversation. */
 export const lookBefore = {
   name: 'memory-look-before',
   text: `SELECT ARRAY(SELECT t.term FROM unnest(m.terms, m.weights) AS t (term, weight)
@@ -69,7 +69,7 @@ export const lookOld = {
   text: 'SELECT id FROM memories WHERE tenant_id = $1 AND profile = $2 AND id = $3',
 }
 
-/** Serializes the writes of a tenant: each sees what the ones before it have stored. */
+/** Serializes the writes of a tenant, so that each write sees what the writes before it have stored. */
 export const lock = {
   name: 'memory-lock',
   text: `SELECT pg_advisory_xact_lock(hashtextextended('memory/' || $1, 0))`,
@@ -81,7 +81,7 @@ export const openBank = {
 }
 const same = `SELECT m.id FROM memory_banks b JOIN memories m ON m.tenant_id = $1 AND m.bank = b.bank
   WHERE b.tenant_id = $1 AND b.profile = $2 AND m.person = $3 AND m.end_user_id IS NOT DISTINCT FROM $4::text AND m.digest = $5 AND ${current} LIMIT 1`
-/** The person was erased after the run had begun, which may not be there any more. */
+/** SQL that is true if the person was erased since the run began. For a run that no longer exists, any erasure counts. */
 const isErased = (run: string): string => `(${run}::text IS NOT NULL AND EXISTS (
   SELECT FROM memory_erasures e WHERE e.tenant_id = $1 AND e.person = $3
     AND e.at >= coalesce((SELECT r.started_at FROM runs r WHERE r.tenant_id = $1 AND r.id = ${run}), '-infinity')))`
@@ -103,7 +103,7 @@ export const supersede = {
   text: `UPDATE memories SET superseded_by = $3, superseded_at = now() WHERE tenant_id = $1 AND id = ANY ($2::text[])
            AND superseded_by IS NULL AND EXISTS (SELECT FROM memories WHERE tenant_id = $1 AND id = $3)`,
 }
-/** Why nothing was inserted. */
+/** Finds out why `insert` stored nothing. */
 export const why = {
   name: 'memory-why',
   text: `SELECT (${same}) AS same, ${isErased('$6')} AS erased, (SELECT coalesce(sum(records), 0)::float8 FROM memory_banks WHERE tenant_id = $1) AS records`,
@@ -118,7 +118,7 @@ export interface Bounds {
   readonly by: string | undefined
 }
 
-/** The values of `insert`. */
+/** The parameters of `insert`, in order. */
 export function valuesOf(
   tenantId: string,
   profile: string,

@@ -28,13 +28,13 @@ import {
   why,
 } from './statements.ts'
 
-/** While longer texts are analysed, the event loop is released in between. */
+/** The analysis of a raw input with more characters takes long, so the event loop is released before it. */
 const longChars = 8_000
-/** Cost beyond that of its request: a memory is compared with similar ones, and has a row for each term. */
+/** The cost of a write in requests, beyond the request itself. The memory is compared with similar ones, and each of its terms becomes a row. */
 const turnsOf = ({ terms }: Draft): number => 2 + Math.ceil(terms.terms.length / 50)
-/** Of a memory a term is a row, and a part of its own. */
+/** The bytes that one term of a memory takes: its own row, and its part of the memory's row. */
 const bytesOfTerm = 150
-/** Statements of one message that are remembered. */
+/** The most statements of one message that are remembered. */
 const mostTold = 10
 
 export type Created = ({ readonly stored: true } & Memory) | NotStored
@@ -51,7 +51,7 @@ interface Neighbour {
 interface Looked {
   readonly near: readonly Neighbour[]
   readonly context: readonly string[]
-  /** The id that the caller names, if it belongs to this profile. */
+  /** The id of the superseded memory that the caller names, if that memory belongs to this profile. */
   readonly superseded: string | undefined
 }
 
@@ -62,22 +62,22 @@ interface Why {
   readonly erased: boolean
 }
 interface How {
-  /** It waits for its turn, however long that takes. */
+  /** The write waits for its turn under the rate limit, however long that takes. */
   readonly patient?: boolean
-  /** It comes out of the run that it names: nothing of somebody who was erased since the run began. */
+  /** The memory comes from the run that its input names. It is not stored if its end user was erased since the run began. */
   readonly ofRun?: boolean
 }
 
 export interface WriterParts {
   readonly database: Database
   readonly stems: StemCache
-  /** Undefined: memories are made of texts by rules alone. */
+  /** Undefined in a server without a memory model: then rules alone make memories from texts. */
   readonly model: MemoryModel | undefined
   readonly limits: TenantLimits | undefined
   readonly metrics: Metrics
 }
 
-/** Writes memories: extracts what is worth keeping, stores it once, and supersedes what it corrects. */
+/** Writes memories. It extracts what is worth keeping, stores each statement once, and supersedes statements that a new one corrects. */
 export class Writer {
   readonly #parts: WriterParts
 
@@ -85,7 +85,7 @@ export class Writer {
     this.#parts = parts
   }
 
-  /** `stored: false` is not an error: nothing had to be kept. Rejects with 409 `limit_exceeded`, or 400 for invalid input. */
+  /** Stores a memory. `stored: false` is not an error: there was nothing to keep. Rejects with 409 `limit_exceeded`, or 400 for invalid input. */
   async create(tenantId: string, profile: string, input: CreateMemory, how: How = {}): Promise<Created> {
     if (input.rawInput === undefined && input.processedContent === undefined) throw nothingToKeep()
     const made = await this.#contentOf(tenantId, input)
@@ -96,8 +96,8 @@ export class Writer {
     return this.#parts.model?.isFor(tenantId) ?? false
   }
   /**
-   * Stores what a person has said to an agent, each statement by itself, except what the conversation got from the memory bank.
-   * Rejects with 409 `limit_exceeded`.
+   * Stores each statement of what a person said to an agent. Statements that repeat memories recalled in the conversation are skipped. Rejects with
+   * 409 `limit_exceeded`.
    */
   async learn(
     tenantId: string,
@@ -160,7 +160,7 @@ export class Writer {
     }
     const made = statementsOf(rawInput!)
     if ('junk' in made || !this.#parts.model) return 'junk' in made ? made : { content: made.content, source: 'mined' }
-    // If the model cannot be reached or finds nothing, the statements of the rules are kept.
+    // If the model cannot be reached or finds nothing, the statements that the rules found are kept.
     const said = await this.#parts.model.process(tenantId, withoutRecalled(rawInput!.toWellFormed()))
     return { content: said?.slice(0, mostContent) ?? made.content, source: 'mined' }
   }
@@ -197,7 +197,7 @@ export class Writer {
       terms,
     }
   }
-  /** Stored memories that are related to it: one round trip, without locks. */
+  /** Reads stored memories that are related to the draft, in one round trip and without locks. */
   async #look(
     tenantId: string,
     profile: string,
@@ -215,7 +215,7 @@ export class Writer {
     if (supersedes !== undefined && old.length === 0) throw unknownSuperseded()
     return { near, context: before[0]?.terms ?? [], superseded: old[0]?.id }
   }
-  /** Decides whether it is a duplicate, supersedes others, or is itself superseded by a newer one. */
+  /** Decides whether the draft is a duplicate, supersedes stored memories, or is itself superseded by a newer one. */
   async #place(tenantId: string, draft: Draft, { near, superseded }: Looked): Promise<Placed> {
     const replaced = new Set(superseded === undefined ? [] : [superseded])
     let by: string | undefined
@@ -231,7 +231,7 @@ export class Writer {
     }
     return { replaced: [...replaced], by }
   }
-  /** Handles a duplicate; a curated one confirms a mined memory. */
+  /** Handles a duplicate. A curated duplicate of a mined memory makes that memory curated. */
   async #duplicate(tenantId: string, id: string, source: Draft['source']): Promise<Created> {
     const vouch = {
       name: 'memory-vouch',
@@ -280,7 +280,7 @@ export class Writer {
   }
 }
 
-/** True if it is part of a recalled memory, or a recalled memory with a few more words. */
+/** True if a statement is part of a recalled memory, or contains a recalled memory and only a few more words. */
 const repeats = (said: string, recalled: string): boolean =>
   ` ${recalled} `.includes(` ${said} `) ||
   (` ${said} `.includes(` ${recalled} `) && recalled.length * 1.5 > said.length)

@@ -19,12 +19,15 @@ import {
   similar,
 } from './statements.ts'
 
-/** Postings that one search reads, rarest words first. More common words only add to the score of what these have found. */
+/**
+ * The most postings that one search reads, those of the rarest words first. More common words only add to the score of memories that the rare words
+ * found.
+ */
 const mostRead = 4_000
-/** The least number of candidates for the lists, and the most that a filter looks at. */
+/** The fewest candidates for the ranked lists, and the most memories that a filter is applied to. */
 const leastCandidates = 80
 const mostFiltered = 2_000
-/** Postings that its second step reads. */
+/** The most postings that the second step of a search reads. */
 const mostLinking = 1_500
 
 /** The figures of a profile's memories. */
@@ -32,18 +35,18 @@ export interface BankFigures {
   readonly bank: number
   readonly records: number
   readonly words: number
-  /** Memories of the end users in question, or all without one. */
+  /** The number of memories of the end users in question; without an end user, the number of all memories. */
   readonly theirs: number
 }
 
 /** A term to look for, with its weight. */
 export interface Weighed {
   readonly term: string
-  /** Which of the asked words it stands for. */
+  /** Index of the asked word that the term stands for. */
   readonly word: number
   readonly kind: (typeof kinds)[number]
   readonly idf: number
-  /** Number of memories that have it. */
+  /** The number of memories that have the term. */
   readonly records: number
 }
 
@@ -55,22 +58,22 @@ export interface Candidate {
   readonly names: number
   readonly times: number
   readonly alike: number
-  /** The weight of the question's words that it has. */
+  /** The summed weight of those words of the question that the memory has. */
   readonly covered: number
-  /** When it happened, in milliseconds. */
+  /** The time of the event in milliseconds since the epoch. */
   readonly at: number
   readonly confidence: number
   readonly curated: boolean
   readonly superseded: boolean
 }
 
-/** A row of `find`: a candidate with the sums of what was read of postings. */
+/** A row of `find`: a candidate with its sums over the postings that were read. */
 interface FoundRow extends Candidate {
   readonly length: number
-  /** The other terms that it has, and their weights; null if they were not read. */
+  /** The other asked terms that the memory has, and their weights; null if these terms were not read. */
   readonly terms: readonly string[] | null
   readonly weights: readonly number[] | null
-  /** Memories that were found before the filter. */
+  /** The number of memories that were found before the filter was applied. */
   readonly added: number
 }
 
@@ -78,7 +81,7 @@ interface FoundRow extends Candidate {
 interface Plan {
   readonly first: readonly Weighed[]
   readonly postings: number
-  /** Terms of which not all postings are read. */
+  /** The terms whose postings are not all read. */
   readonly rest: readonly Weighed[]
 }
 
@@ -94,7 +97,7 @@ const isFiltered = ({ category, from, to }: Filter): boolean =>
 
 const wantedOf = (limit: number): number => Math.max(leastCandidates, 2 * limit)
 
-/** The rarest terms, whose postings are read, and how many postings they have. */
+/** Chooses the rarest terms, and counts the postings that will be read for them. */
 function planOf(weighed: readonly Weighed[], theirs: number, most: number = mostRead): Plan {
   const first: Weighed[] = []
   let postings = 0
@@ -108,13 +111,19 @@ function planOf(weighed: readonly Weighed[], theirs: number, most: number = most
   const rest = sorted.filter((one, i) => i >= first.length || isCut(one, theirs))
   return { first, postings, rest }
 }
-/** Only its newest postings are read. */
+/** True if only the newest postings of the term are read. */
 const isCut = ({ records }: Weighed, theirs: number): boolean => Math.min(records, theirs) > mostOfWord
 
-/** What costs as much as a request that only reads a row, about 2.5 ms of CPU time: fitted to searches of 5 and of 60 words in banks of 100 to 1,000. */
+/**
+ * The amounts of work that each cost as much as a request that reads one row, about 2.5 ms of CPU time. They were fitted to searches of 5 and of 60
+ * words in banks of 100 to 1,000 memories.
+ */
 const turnOf = { postings: 100, weights: 1_000, hits: 20 } as const
 
-/** The cost of a search, in requests that only read: by the postings that it reads, and the terms that it checks in each memory found. */
+/**
+ * The cost of a search, in requests that read one row. It grows with the postings that are read, and with the terms that are checked in each found
+ * memory.
+ */
 export function turnsOf({ theirs }: BankFigures, weighed: readonly Weighed[], filter: Filter, limit: number): number {
   const { postings } = planOf(weighed, theirs)
   const found = Math.min(postings, isFiltered(filter) ? mostFiltered : 2 * wantedOf(limit))
@@ -130,7 +139,7 @@ export class Candidates {
     this.#database = database.as('reads')
   }
 
-  /** The figures of a profile, and how many memories have each of these terms; undefined for a profile without memories. */
+  /** The figures of a profile, and the number of memories that have each of the terms. Undefined for a profile without memories. */
   async figures(
     tenantId: string,
     profile: string,
@@ -146,7 +155,7 @@ export class Candidates {
     if (!bank || bank.records === 0) return undefined
     return { bank, records: new Map(known.map(({ term, records }) => [term, records])) }
   }
-  /** Words of the profile with a similar spelling to a word that no memory has. Needs pg_trgm. */
+  /** Words of the profile that are spelled like an asked word which no memory has. Needs pg_trgm. */
   async similar(
     tenantId: string,
     bank: number,
@@ -157,7 +166,7 @@ export class Candidates {
     >(tenantId, [byIndex, { ...similar, values: [tenantId, bank, words, words.map(firstOf), words.map(behindFirst)] }])
     return rows
   }
-  /** The candidates for the lists: memories that have most of the terms, best first by an approximate score. */
+  /** The candidates for the ranked lists: memories with the most asked terms, best first by an approximate score. */
   async find(
     tenantId: string,
     bank: BankFigures,
@@ -168,7 +177,7 @@ export class Candidates {
     if (weighed.length === 0) return []
     const wanted = wantedOf(limit)
     const found = await this.#read(tenantId, bank, weighed, filter, { wanted, added: 2 * wanted })
-    // The memories that the filter removed may have displaced matching ones.
+    // Memories that the filter removed may have displaced memories that match. Then the search starts from the filter, or reads more memories.
     const hidden = found.added >= 2 * wanted && found.rows.length < wanted
     if (!hidden || (!isFiltered(filter) && found.rows.length > 0)) return found.rows
     const few = await this.#few(tenantId, bank, filter)
@@ -185,7 +194,7 @@ export class Candidates {
   ): Promise<Candidate[]> {
     return (await this.#read(tenantId, bank, weighed, filter, { wanted, added: 2 * wanted, named: true })).rows
   }
-  /** The names in these memories that can link to others, and how many memories have each. */
+  /** The names in these memories that can link to other memories, and the number of memories that have each name. */
   async namesOf(
     tenantId: string,
     { bank }: BankFigures,
@@ -198,7 +207,7 @@ export class Candidates {
     ])
     return rows
   }
-  /** The data that lists need about memories that were found in other ways. */
+  /** Reads the candidates for memories that were found in other ways, e.g. by their vectors. */
   async of(tenantId: string, memories: readonly number[], filter: Filter): Promise<Candidate[]> {
     if (memories.length === 0) return []
     const [, rows] = await this.#database.batch<[object[], Candidate[]]>(tenantId, [
@@ -227,7 +236,8 @@ export class Candidates {
           first.map(({ term }) => term),
           first.map(({ idf }) => idf * (1 + k1)),
           first.map(({ kind }) => (byLength[kind] ? perWord / average : 0)),
-          // What is read in part here is read whole in the rows.
+          // A term whose postings are read only in part gets kind -1. Its postings then add nothing to the sums, because its full weight is read
+          // from the rows.
           first.map((one) => (isCut(one, theirs) ? -1 : kinds.indexOf(one.kind))),
           first.map(({ kind }) => roughly[kind]),
           personsOf(filter),
@@ -241,7 +251,7 @@ export class Candidates {
     ])
     return { rows: best(rows, rest, average, wanted), added: rows[0]?.added ?? added }
   }
-  /** The memories of a category or a time, if they are few. */
+  /** The memories of a category or a range of time, if they are few; undefined otherwise. */
   async #few(tenantId: string, { bank }: BankFigures, filter: Filter): Promise<number[] | undefined> {
     const { category, from = null, to = null } = filter
     const reads = [
@@ -251,7 +261,7 @@ export class Candidates {
     const [, ...all] = await this.#database.batch<{ memory: number }[][]>(tenantId, [byIndex, ...reads])
     return all.find((some) => some.length <= mostFew)?.map(({ memory }) => memory)
   }
-  /** The best of some memories, by what their rows have. */
+  /** The best of the given memories, scored by the terms in their rows. */
   async #among(
     tenantId: string,
     { records, words }: BankFigures,
@@ -267,10 +277,10 @@ export class Candidates {
   }
 }
 
-/** Terms to look for in rows. */
+/** The terms to look for in rows, as the keys of a JSON object. */
 const asked = (terms: readonly Weighed[]): string | null =>
   terms.length === 0 ? null : JSON.stringify(Object.fromEntries(terms.map(({ term }) => [term, 0])))
-/** The first of them by the rough sum, with what their rows have of the rest. */
+/** Adds the scores of the remaining terms in the rows, and returns the first `wanted` candidates by their rough sum. */
 function best(rows: readonly FoundRow[], rest: readonly Weighed[], average: number, wanted: number): Candidate[] {
   const byTerm = Map.groupBy(rest, ({ term }) => term)
   return rows
@@ -279,14 +289,14 @@ function best(rows: readonly FoundRow[], rest: readonly Weighed[], average: numb
     .slice(0, wanted)
 }
 
-/** The length of a text is against its words, not against what it names. */
+/** Whether a longer text lowers the score of a term. A long text has more words by chance, but not more names or times. */
 const byLength = { word: true, name: false, time: false, similar: true } as const
 /** How much each kind has to say in the rough sum by which candidates are chosen. */
 const roughly = { word: 1, name: 0.3, time: 0.6, similar: 0.5 } as const
 const roughOf = ({ words, names, times, alike }: Candidate): number =>
   roughly.word * words + roughly.name * names + roughly.time * times + roughly.similar * alike
 
-/** A candidate with what the other terms in its row are worth as well. */
+/** The candidate, with the scores of the remaining terms in its row added. */
 function scored(
   { terms, weights, length, ...candidate }: FoundRow,
   rest: ReadonlyMap<string, readonly Weighed[]>,
@@ -303,10 +313,10 @@ function scored(
   return { ...candidate, words: sums.word, names: sums.name, times: sums.time, alike: sums.similar, covered }
 }
 
-/** What a term is worth that so many of all memories have. */
+/** The inverse document frequency (BM25) of a term that `records` of `of` memories have. */
 export const idfOf = (records: number, of: number): number => Math.log(1 + (of - records + 0.5) / (records + 0.5))
 
-/** The terms of a question with what they are worth here, and the sum of what its words are worth. */
+/** The weights of a question's terms in this bank, and the total weight of the question's words. */
 export function weigh(
   asked: readonly AskedWord[],
   { records: all }: BankFigures,
@@ -334,6 +344,6 @@ const valuesOf = ({ endUserId, shared, category, from, to, superseded }: Filter)
   to ?? null,
   superseded,
 ]
-/** Statistics in the order of words: the first character, and the one behind it. */
+/** The bounds of a range in the vocabulary: the first character of a word, and the character that follows it in Unicode. */
 const firstOf = (word: string): string => Array.from(word)[0] ?? ''
 const behindFirst = (word: string): string => String.fromCodePoint((word.codePointAt(0) ?? 0) + 1)

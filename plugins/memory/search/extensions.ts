@@ -2,21 +2,21 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import { retry } from '#kit'
 
-/** What PostgreSQL has beside itself. */
+/** The optional PostgreSQL extensions that are available. */
 export interface Extensions {
   readonly trigrams: boolean
   readonly vectors: boolean
 }
 
-/** A type and a function each have one name, however they came here. */
+/** Queries that find an extension. The vector type is looked up by name, so it is found however it was installed. */
 const looks = {
   pg_trgm: `SELECT 1 FROM pg_extension WHERE extname = 'pg_trgm'`,
   vector: `SELECT 1 WHERE to_regtype('vector') IS NOT NULL`,
 }
 
 /**
- * Creates the extensions that help a search, as far as this server has them and the role may. What cannot be created is said
- * once: searches work without it.
+ * Creates the extensions that help a search, if the server has them and the database role may create them. Searches work without them, so a failure
+ * is logged only once.
  */
 export class ExtensionSet {
   readonly #database: Database
@@ -25,7 +25,7 @@ export class ExtensionSet {
   #found: Extensions = { trigrams: false, vectors: false }
   #known = false
 
-  /** `wantsVectors`: there is an embedding provider. */
+  /** `wantsVectors`: there is an embedding provider, so the vector extension is wanted. */
   constructor(database: Database, log: Pick<FastifyBaseLogger, 'info' | 'warn'>, wantsVectors: boolean) {
     this.#database = database
     this.#log = log
@@ -35,7 +35,7 @@ export class ExtensionSet {
   get found(): Extensions {
     return this.#found
   }
-  /** For `/readyz`: what searches lack; undefined if nothing is missing or it is not known yet. */
+  /** The sentence of `/readyz` about missing extensions. Undefined if nothing is missing or if it is not known yet. */
   get lacking(): string | undefined {
     if (!this.#known) return undefined
     const { trigrams, vectors } = this.#found
@@ -63,7 +63,7 @@ export class ExtensionSet {
     const look = { text: looks[name] }
     const isThere = async (): Promise<boolean> => (await this.#database.systemBatch<[object[]]>([look]))[0].length > 0
     if (await isThere()) return true
-    // The role may lack the right, the server the extension, or another process was faster.
+    // Creation may fail because the database role lacks the right, the server lacks the extension, or another process was faster.
     await this.#database
       .systemBatch([{ text: `CREATE EXTENSION IF NOT EXISTS ${name}` }])
       .catch((err: unknown) => this.#log.info({ err, extension: name }, 'an extension could not be created'))

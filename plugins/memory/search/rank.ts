@@ -1,7 +1,7 @@
 import type { ListName } from '../schema.ts'
 import type { Candidate } from './candidates.ts'
 
-/** Reciprocal rank: how much the places at the top of a list differ. */
+/** The constant of reciprocal rank fusion. The larger it is, the less the first places of a list differ. */
 const k = 60
 /** The weight of each list. */
 const weights: Readonly<Record<ListName, number>> = {
@@ -13,32 +13,32 @@ const weights: Readonly<Record<ListName, number>> = {
   meaning: 1,
   recent: 0.05,
 }
-/** The weight of `recent` if the question asks for "now". */
+/** The weight of the list `recent` if the question asks how things are now. */
 const recentWhenAsked = 0.4
-/** A memory found in the second step covers this much of a question, although it has none of its words. */
+/** A memory that only the second step found has none of the question's words. It counts as covering this share of the question. */
 const linkStrength = 0.2
 /** The share of the rank in a score; the rest is how much of the question a memory covers. */
 const relative = 0.5
-/** Deductions for a mined memory, a superseded one, and one without any confidence. */
+/** Deductions for a mined memory, for a superseded memory, and for a memory with confidence 0. */
 const loss = { mined: 0.05, superseded: 0.3, unsure: 0.2 } as const
 
-/** A memory with the places that it has in the lists. */
+/** A memory with its score and its places in the lists. */
 export interface Ranked {
   readonly candidate: Candidate
-  /** 0 to 1. */
+  /** The score, 0 to 1. */
   readonly score: number
   readonly places: readonly { readonly list: ListName; readonly rank: number }[]
 }
 
 export interface Lists {
   readonly candidates: readonly Candidate[]
-  /** Cosine by memory, where there are vectors. */
+  /** Cosine similarity by memory; empty without vectors. */
   readonly meaning: ReadonlyMap<number, number>
-  /** By memory, what it shares with the names of the best hits. */
+  /** By memory, the score of the names and words through which it is linked to the best hits. */
   readonly linked: ReadonlyMap<number, number>
   /** The total weight of the question's words. */
   readonly total: number
-  /** The question is about how things are now. */
+  /** True if the question asks how things are now. */
   readonly now: boolean
 }
 
@@ -82,7 +82,10 @@ export function rank({ candidates, meaning, linked, total, now }: Lists): Ranked
 const placed = (all: readonly { list: ListName; rank: number }[]) =>
   all.filter(({ list, rank: place }) => list !== 'recent' || place <= 3)
 
-/** The memories in a list, with their places. Equal ones share their last place, because what all have distinguishes none. */
+/**
+ * The places of the memories in one list. Memories with an equal value share the last of their places, because a value that all have distinguishes
+ * none.
+ */
 function placesIn(candidates: readonly Candidate[], valueOf: (one: Candidate) => number): Map<number, number> {
   const sorted = candidates
     .map((one) => ({ memory: one.memory, value: valueOf(one) }))

@@ -20,12 +20,12 @@ import type { ExtensionSet } from './extensions.ts'
 import { rank, type Ranked } from './rank.ts'
 import type { VectorList } from './vectors.ts'
 
-/** Hits whose names are used for the second step. */
+/** The best hits whose names start the second step, and the most names that the second step uses. */
 const leading = 3
 const mostLinks = 6
-/** Memories that the second step adds. */
+/** The most memories that the second step adds. */
 const mostLinked = 20
-/** Words that are corrected. */
+/** The most words of a question that are corrected, and the fewest characters of such a word. */
 const mostCorrected = 4
 const shortestCorrected = 4
 
@@ -43,7 +43,7 @@ export interface SearchParts {
   readonly database: Database
   readonly stems: StemCache
   readonly extensions: ExtensionSet
-  /** Undefined: there is no embedding provider. */
+  /** Undefined without an embedding provider. */
   readonly vectors: VectorList | undefined
   readonly limits: Pick<TenantLimits, 'turn'> | undefined
 }
@@ -78,7 +78,7 @@ export class Search {
 
   async #rank(tenantId: string, { asked, filter, question, bank, records }: Asked): Promise<Ranked[]> {
     const { weighed, total } = weigh(asked, bank, records)
-    // A long question over many memories is a hundred requests that only read: it takes as many turns.
+    // A long question over many memories can cost as much as a hundred requests that read one row. It takes as many turns of the rate limit.
     await this.#parts.limits?.turn(tenantId, 'readsPerMinute', turnsOf(bank, weighed, filter, question.limit))
     const corrected = await this.#corrected(tenantId, bank, asked, weighed)
     const [found, near] = await Promise.all([
@@ -97,7 +97,7 @@ export class Search {
     return rank({ ...lists, candidates: [...candidates, ...added], linked })
   }
 
-  /** Similar words of the profile, for words of the question that it does not have. */
+  /** For words of the question that no memory of the profile has: words of the profile with a similar spelling. */
   async #corrected(
     tenantId: string,
     { bank, records }: BankFigures,
@@ -125,7 +125,7 @@ export class Search {
       records: having,
     }))
   }
-  /** The second step of a question: memories found by names that the best hits have and the question does not. */
+  /** The second step: finds memories by names that the best hits have and the question does not. */
   async #linked(
     tenantId: string,
     bank: BankFigures,
@@ -136,7 +136,7 @@ export class Search {
     const leads = first.slice(0, leading).map(({ candidate }) => candidate.memory)
     const named = await this.#candidates.namesOf(tenantId, bank, leads)
     const links = named
-      // A name in one memory only leads to no other, and a name in most memories says too little.
+      // A name in only one memory leads to no other memory, and a name in most memories is too common to link them.
       .filter(({ term, records }) => !own.has(term) && records > 1 && records < Math.max(20, bank.records / 20))
       .toSorted((a, b) => a.records - b.records)
       .slice(0, mostLinks)
@@ -150,7 +150,7 @@ export class Search {
     if (links.length === 0) return []
     const words = weighed.filter(({ kind }) => kind === 'word')
     const found = await this.#candidates.linked(tenantId, bank, [...links, ...words], filter, mostLinked)
-    // The hits whose names were used are not results of the second step.
+    // The hits whose names were used are already known, so they are not results of the second step.
     return found.filter(({ memory }) => !leads.includes(memory))
   }
   async #hits(
@@ -176,7 +176,7 @@ export class Search {
     })
     return maxTokens === undefined ? hits : withinBudget(hits, maxTokens)
   }
-  /** Everything that the filters let pass, newest first. */
+  /** All memories that the filters allow, newest first. */
   async #newest(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
     const { limit, endUserId, shared, category, from, to, includeSuperseded, maxTokens } = question
     const read = {
@@ -212,7 +212,7 @@ interface Asked {
   readonly records: ReadonlyMap<string, number>
 }
 
-/** As many of the best as fit; at least the best one. */
+/** The best hits that fit into `maxTokens`, but always at least the best one. */
 function withinBudget<T extends Memory>(hits: readonly T[], maxTokens: number): T[] {
   let left = maxTokens
   return hits.filter(({ processedContent }, i) => {

@@ -3,22 +3,22 @@ import { alive, happened, isOf } from '../bank/rows.ts'
 /** BM25 parameters k1 (saturation of repeated terms) and b (influence of the length). Statements are short: both are low. */
 export const k1 = 0.4
 const b = 0.15
-/** A weight that has half of what a term can say, and how much each word of a text adds to it, in texts of average length. */
+/** The weight at which a term reaches half of its highest score, and the amount that each word of a text of average length adds to that weight. */
 export const saturation = 100 * k1 * (1 - b)
 export const perWord = 100 * k1 * b
-/** The newest postings of one word that are read. */
+/** The most postings of one word that are read, newest first. */
 export const mostOfWord = 2_000
-/** A search begins with its filter if that matches no more memories than this. */
+/** A search begins with its filter if the filter matches at most this many memories. */
 export const mostFew = 500
-/** Terms of a row that are looked at: its content is in front. */
+/** The most terms of a row that are checked. The terms of the content come first in a row. */
 const mostLooked = 200
 /** Names of a memory that can link to others. */
 const mostNames = 12
 
-/** What terms stand for; statements have the places in this list. */
+/** What a term can stand for. SQL statements use the positions in this list. */
 export const kinds = ['word', 'name', 'time', 'similar'] as const
 
-/** The condition of a filter on a row `m`, for its values from parameter `$first` on. */
+/** The condition of a filter on a row `m`. The values of the filter are the parameters from `$first` on. */
 const fits = (first: number): string => `${alive} AND ${isOf(`$${first}`, `$${first + 1}`)}
   AND ($${first + 2}::text IS NULL OR m.category = $${first + 2}::text)
   AND ($${first + 3}::timestamptz IS NULL OR ${happened} >= $${first + 3}::timestamptz)
@@ -39,7 +39,7 @@ export const knownTerms = {
            SELECT term, records FROM memory_terms WHERE tenant_id = $1 AND bank = b.bank AND term = asked.term OFFSET 0) k
          WHERE b.tenant_id = $1 AND b.profile = $2`,
 }
-// Only words with the same beginning: the whole vocabulary is not read for a spelling mistake.
+// Compares only words with the same first character, because reading the whole vocabulary for one spelling mistake would be too slow.
 export const similar = {
   name: 'memory-similar-terms',
   text: `SELECT asked.word, near.term, near.records, near.likeness FROM unnest($3::text[], $4::text[], $5::text[]) AS asked (word, first, behind)
@@ -55,15 +55,15 @@ const shown = `m.number::float8 AS memory, m.id, extract(epoch FROM ${happened})
   m.superseded_by IS NOT NULL AS superseded`
 const isOfKind = (kind: (typeof kinds)[number]): string => `a.kind = ${kinds.indexOf(kind)}`
 const sumOf = (kind: (typeof kinds)[number]): string => `coalesce(sum(p.part) FILTER (WHERE ${isOfKind(kind)}), 0)`
-/** What rows have of the terms that are keys of `asked`. A row is read once, however many terms there are. */
+/** SQL for the terms of a row that are keys of `asked`, with their weights. A row is read once, however many terms are asked. */
 const ofRows = (asked: string): string => `CROSS JOIN LATERAL (
   SELECT array_agg(t.term) AS terms, array_agg(t.weight) AS weights FROM (
     SELECT unnest(f.terms) AS term, unnest(f.weights) AS weight WHERE ${asked}::jsonb IS NOT NULL LIMIT ${mostLooked}) t
   WHERE ${asked}::jsonb ? t.term) r`
 /**
- * The best by a rough sum of what is read of the postings, with what each kind of terms comes to. Of words that are too common to read
- * their postings the rows of what was found are asked: a posting for each would cost more. The limit of the inner select keeps it a
- * look-up of its own: a planner that takes the table for a small one would read all of it instead.
+ * Finds the best memories by a rough sum over the postings read, with the sum of each kind of term. Words too common to read by postings are
+ * checked in the rows of the memories found, which costs less. OFFSET 0 and LIMIT keep the inner selects separate look-ups; otherwise a planner
+ * that thinks the table is small would scan it.
  */
 export const find = {
   name: 'memory-find',
@@ -87,7 +87,7 @@ export const find = {
            r.terms, r.weights, (SELECT count(*)::int FROM found) AS added
          FROM fitting f ${ofRows('$17')}`,
 }
-/** The same for known memories, from their rows alone. */
+/** Like `find`, but for known memories, and from their rows alone. */
 export const among = {
   name: 'memory-among',
   text: `SELECT f.memory, f.id, f.at, f.confidence, f.curated, f.superseded, f.length, 0 AS words, 0 AS names, 0 AS times, 0 AS alike,
@@ -97,12 +97,13 @@ export const among = {
            WHERE m.tenant_id = $1 AND m.number = n.number AND ${fits(3)} OFFSET 0) f ${ofRows('$9')}
          WHERE r.terms IS NOT NULL`,
 }
-/** Reads one more than `mostFew`: with that many a search does not begin with its filter. */
+/** Reads one memory more than `mostFew`. If it gets that many, the search does not begin with its filter. */
 export const fewOfCategory = {
   name: 'memory-few-of-category',
   text: `SELECT number::float8 AS memory FROM memories WHERE tenant_id = $1 AND bank = $2 AND category = $3 LIMIT ${mostFew + 1}`,
 }
-// By two indexes: under row security none is used for an expression such as `coalesce`. What is too much here is left out by the filter.
+// Two conditions use two indexes, because under row security no index is used for an expression such as `coalesce`. The filter later removes rows
+// that are too many here.
 const within = (time: string): string => `(SELECT number FROM memories WHERE tenant_id = $1 AND bank = $2
   AND ${time} >= coalesce($3::timestamptz, '-infinity') AND ${time} < coalesce($4::timestamptz, 'infinity') LIMIT ${mostFew + 1})`
 export const fewOfTime = {
@@ -114,7 +115,7 @@ export const others = {
   text: `SELECT o.*, 0 AS words, 0 AS names, 0 AS times, 0 AS alike, 0 AS covered FROM unnest($2::bigint[]) AS n (number) CROSS JOIN LATERAL (
            SELECT ${shown} FROM memories m WHERE m.tenant_id = $1 AND m.number = n.number AND ${fits(3)} OFFSET 0) o`,
 }
-// Without those that only begin a sentence: they may be any word.
+// Names that only begin a sentence are left out, because any word there has a capital letter.
 export const names = {
   name: 'memory-names',
   text: `SELECT DISTINCT k.term, k.records FROM unnest($3::bigint[]) AS n (number) CROSS JOIN LATERAL (

@@ -6,9 +6,9 @@ import { lock } from '../bank/statements.ts'
 
 /** Memories that are embedded by one request. */
 const atOnce = 64
-/** How many of the newest memories are compared one by one where there is no index. */
+/** Without a vector index, this many of the newest memories are compared one by one. */
 const mostCompared = 20_000
-/** The most neighbours that a question uses. */
+/** The most neighbours that a question uses, and the least similarity that counts. */
 const mostNear = 60
 const leastSimilar = 0.2
 
@@ -39,7 +39,7 @@ export interface Near {
   readonly similarity: number
 }
 
-/** The vectors of memories, in pgvector: made after the writes, compared with those of questions. */
+/** The vectors of memories, stored with pgvector. They are made after the memories were written, and compared with the vectors of questions. */
 export class VectorList {
   readonly #database: Database
   readonly #embeddings: Embeddings
@@ -52,11 +52,11 @@ export class VectorList {
     this.#log = log
   }
 
-  /** True: there are vectors to compare. */
+  /** True if the tables exist, so that vectors can be compared. */
   get isOpen(): boolean {
     return this.#open
   }
-  /** Called once the extension is available. */
+  /** Creates the tables. Called once the extension is available. */
   async open(): Promise<void> {
     await this.#database.systemBatch([
       { text: `SELECT pg_advisory_xact_lock(hashtextextended('memory_vectors', 0))` },
@@ -64,7 +64,7 @@ export class VectorList {
     ])
     this.#open = true
   }
-  /** The memories nearest to a question; none when the provider cannot be reached. */
+  /** The memories nearest to a question. Empty if the provider cannot be reached. */
   async near(tenantId: string, bank: number, whose: Whose, question: string): Promise<readonly Near[]> {
     if (!this.#open || !this.#embeddings.has(tenantId)) return []
     const vector = await this.#embeddings.ofQuestion(question)
@@ -83,13 +83,13 @@ export class VectorList {
       .as('reads')
       .batch<[Near[]]>(tenantId, [find])
       .catch((err: unknown): [Near[]] => {
-        // Vectors of another length are of another version of the model.
+        // The usual cause is a new version of the model, whose vectors have another length.
         this.#log.warn({ err, tenant: tenantId }, 'a search continues without vectors')
         return [[]]
       })
     return rows.filter(({ similarity }) => similarity >= leastSimilar)
   }
-  /** Embeds the memories of this tenant without a vector. Resolves to their number. */
+  /** Embeds this tenant's memories that have no vector yet. Resolves to the number of embedded memories. */
   async embed(tenantId: string, signal: AbortSignal): Promise<number> {
     if (!this.#open || !this.#embeddings.has(tenantId)) return 0
     const { model } = this.#embeddings
@@ -119,7 +119,7 @@ export class VectorList {
           model,
         ],
       }
-      // Deletions hold it as well: no vector is kept of what is being deleted.
+      // Deletions take the same lock, so no vector is stored for a memory that is being deleted.
       await reads.batch(tenantId, [{ ...lock, values: [tenantId] }, keep])
       embedded += rows.length
     }

@@ -80,7 +80,7 @@ test('a memory is created, listed, read and deleted; what is missing or foreign 
     const { statusCode, body: said } = await call(method, url, body)
     assert.equal(statusCode, status, `${method} ${url} ${JSON.stringify(body)}: ${said}`)
   }
-  // What PostgreSQL cannot store is no reason to lose the rest.
+  // Characters that PostgreSQL cannot store must not make the whole memory fail.
   const odd = await save({ rawInput: 'Ann likes \0 tea \ud800 and toast.' })
   assert.equal(odd.stored, true)
   assert.equal((await call('GET', `/profiles/helper/memories/${id}`, undefined, 'globex')).statusCode, 404)
@@ -120,10 +120,10 @@ test('the same is stored once, what is corrected is history, and what somebody c
       [berlin.id, munich.id],
     ],
   )
-  // What was said earlier and comes later is history at once.
+  // A memory of an earlier time that is stored later is superseded at once.
   const rome = await save({ rawInput: 'Ann lives in Rome.', endUserId: 'ann', eventAt: '2020-01-01' })
   assert.equal(rome['supersededBy'], munich.id)
-  // Somebody's own words stand against what a text says, and vouch for it.
+  // A curated memory supersedes a mined one, but not the other way round. A curated duplicate makes a mined memory curated.
   const oslo = await save({ processedContent: 'Ann lives in Oslo.', endUserId: 'ann' })
   assert.equal(oslo.supersedes, munich.id)
   const paris = await save({ rawInput: 'Ann lives in Paris.', endUserId: 'ann' })
@@ -136,14 +136,14 @@ test('the same is stored once, what is corrected is history, and what somebody c
     id: tea.id,
   })
   assert.equal((await call('GET', `/profiles/helper/memories/${tea.id}`)).json().source, 'curated')
-  // Named by its id, a memory is corrected in any words.
+  // A memory that is named by its id can be corrected in any words.
   const coffee = await save({
     processedContent: 'Green tea is nothing for Ann any more.',
     supersedes: tea.id,
   })
   assert.equal(coffee.supersedes, tea.id)
   assert.equal((await call('GET', `/profiles/helper/memories/${tea.id}`)).json().supersededBy, coffee.id)
-  // Writes of the same at once are stored once.
+  // Concurrent writes of the same statement store it only once.
   const many = await Promise.all(
     Array.from({ length: 8 }, () => save({ processedContent: 'The code of the gate is known.' })),
   )
@@ -232,7 +232,7 @@ test('limits hold, also against writes at once; what is deleted or has had its t
   await hold(false)
   await sweep()
   assert.deepEqual([await used('memories'), await used('memoryBytes')], [0, 0])
-  // Nothing of it is left where it was found by.
+  // The deletion also removes the rows by which the memories were found.
   for (const table of ['memory_postings', 'memory_terms', 'memory_people'])
     assert.deepEqual(await database.batch('acme', [{ text: `SELECT * FROM ${table}` }]), [[]], table)
   const small = await stage(t, { limits: { memoryBytes: 30 } })

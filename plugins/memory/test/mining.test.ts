@@ -91,7 +91,7 @@ test('what people say in conversations of a profile that asks for it becomes mem
     history.json<{ processedContent: string }[]>().map((one) => one.processedContent),
     ['I have moved to Munich.', 'I live in Berlin.'],
   )
-  // Whoever asks for no more is not read from then on, and what was said meanwhile stays unread.
+  // A profile that no longer extracts memories is not read from then on, and messages of the meantime stay unread.
   await database.batch('acme', [profiles({})])
   await ended(database, { id: 'r8', endUser: 'ann', prompt: 'My dog is called Rex.' })
   await sweep()

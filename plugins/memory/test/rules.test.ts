@@ -156,7 +156,7 @@ test('what a question asks for is found in a statement of it in other words', ()
 })
 
 test('no text takes long, however it is made', () => {
-  // Patterns that go back and forth over such texts would take minutes here, and hold up everybody.
+  // A pattern that backtracks over such a text would take minutes here, and block the event loop.
   for (const part of [
     ' ',
     '\n',

@@ -51,7 +51,7 @@ test('questions find what answers them, by words, names, times and spelling, in 
   const [hit] = await search({ q: 'When did Caroline go to the support group?' })
   assert.deepEqual(hit!.why.find(({ list }) => list === 'words')!.matched, ['caroline', 'go', 'support', 'group'])
   assert.deepEqual(hit!.why.find(({ list }) => list === 'names')!.matched, ['caroline'])
-  // The second step: whose name the first hits have.
+  // The second step finds memories by the names in the first hits.
   const linked = await search({ q: 'What animals does the nurse have?', limit: '8' })
   assert.ok(
     linked.some(
@@ -59,7 +59,7 @@ test('questions find what answers them, by words, names, times and spelling, in 
     ),
     JSON.stringify(linked),
   )
-  // What has nothing to do with the question is not there, whatever the limit.
+  // A memory that has nothing to do with the question is not returned, whatever the limit.
   assert.deepEqual(await search({ q: 'quantum chromodynamics zebra' }), [])
   assert.deepEqual(await search({ q: 'the of and' }).then((all) => all.length), 8)
   const scores = (await search({ q: 'Melanie pottery work', limit: '20', minScore: '0' })).map(({ score }) => score)
@@ -89,7 +89,7 @@ test('whose memories are found is the end user’s and nobody’s, or anybody’
   assert.deepEqual(await of({ shared: 'true' }), ['A'])
   assert.deepEqual(await of({ category: 'places' }), ['Ann'])
   assert.deepEqual(await search({ q: 'passport' }, 'globex'), [])
-  // Said of nobody as well it is another memory, and no other fact: a message has it once.
+  // The same statement without an end user is another memory with the same content. A message has it only once.
   await save({ processedContent: 'Ann keeps her passport in the drawer' })
   const profile = { name: 'helper', memory: { inject: 5 } }
   const message = {
@@ -106,7 +106,7 @@ test('whose memories are found is the end user’s and nobody’s, or anybody’
 test('a filter that lets few of many memories pass hides none of them, by category and by time', async (t) => {
   const { database, save, search } = await stage(t)
   await save({ processedContent: 'Grace keeps the pump in hall 900.', category: 'rare', eventAt: '2024-02-03' })
-  // Many that fit the question better, as they are after years.
+  // After years there may be many memories that match the question better.
   await database.batch('acme', [
     {
       text: `INSERT INTO memories (tenant_id, id, bank, profile, person, category, content, source, confidence, language, event_at, digest, terms, weights, length, bytes)

@@ -11,7 +11,7 @@ import { EndUserData, type EndUserStore } from '#contracts/retention'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import memory from '../index.ts'
 
-/** Anybody acts for the tenant that the header `tenant` names. */
+/** Every caller acts for the tenant in the header `tenant`. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant'] ?? 'acme'), role: 'owner', keyId: 'tak_test' }),
@@ -21,15 +21,15 @@ export interface StageOptions {
   readonly dsn?: string
   readonly limits?: Partial<Limits>
   readonly config?: object
-  /** What heavy work waits for. */
+  /** Called before heavy work, which waits for it. */
   readonly turn?: TenantLimits['turn']
-  /** Profiles that there are, of every tenant. */
+  /** The names of the profiles that every tenant has. */
   readonly profiles?: readonly string[]
   /** False: the role has no database. */
   readonly database?: false
 }
 
-/** What the route of a new memory answers. */
+/** The answer of the route that stores a memory. */
 export type Answer = Record<string, unknown> & {
   id: string
   stored: boolean
@@ -37,7 +37,7 @@ export type Answer = Record<string, unknown> & {
   supersedes?: string
 }
 
-/** A conductor with nothing but memories, on a real database. */
+/** A conductor that has only the memory plugin, on a real database. */
 export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions = {}) {
   const { limits = {}, config = {}, profiles = ['helper'] } = options
   interface Found {
@@ -98,7 +98,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
     ...found[0]!,
     kernel,
     call,
-    /** Stores a memory, and answers what the route does. */
+    /** Stores a memory with the route, and resolves to the answer. */
     save: async (body: object, tenant = 'acme', name = 'helper') =>
       (await call('POST', `/profiles/${name}/memories`, body, tenant)).json<Answer>(),
     search: async (query: Record<string, string>, tenant = 'acme', name = 'helper') =>

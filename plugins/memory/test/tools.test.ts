@@ -34,10 +34,10 @@ test('an agent changes what is its end user’s, and nothing of anybody else or 
     const saved = await who('memory_save', { content: evil, supersedes: id })
     assert.ok(!saved.ok && why.test(String(saved.content)), String(saved.content))
   }
-  // What a visitor without a name says would be told to all.
+  // A visitor without a name may not save, because everybody would be told that memory.
   const told = await visitor('memory_save', { content: evil })
   assert.ok(!told.ok && /names no end user/.test(String(told.content)))
-  // What a person says in the same words is theirs, and takes nobody's place but their own.
+  // The same words from a person are a memory of that person, and supersede only memories of the same person.
   await bob('memory_save', { content: 'The shop opens at ten.' })
   const of = async (endUserId: string) =>
     (await search({ q: 'When does the shop open?', endUserId, shared: 'true' })).map((one) => one.processedContent)
@@ -47,7 +47,7 @@ test('an agent changes what is its end user’s, and nothing of anybody else or 
   assert.ok((await tenant('memory_save', { content: 'The shop opens at eight.', supersedes: shop.id })).ok)
   const [shopNow] = await search({ q: 'When does the shop open?', endUserId: 'ann', shared: 'true' })
   assert.equal(shopNow!.processedContent, 'The shop opens at eight.')
-  // An admin may let what one person said take the place of another one's. Forgetting it is each one's own.
+  // An admin may supersede a memory of one person by a memory of another. Each person may only forget their own memory.
   const aisle = await save({ processedContent: 'Bob takes any seat.', endUserId: 'bob', supersedes: seat.id })
   assert.ok((await bob('memory_forget', { id: aisle.id })).ok)
   const kept = (await call('GET', '/profiles/helper/memories?includeSuperseded=true')).json<Answer[]>()
@@ -56,7 +56,7 @@ test('an agent changes what is its end user’s, and nothing of anybody else or 
     kept.map(({ id }) => id === seat.id && id),
   )
   assert.ok((await ann('memory_forget', { id: seat.id })).ok)
-  // Where a profile has its memories for all, everybody changes them.
+  // If all memories of a profile are shared, everybody may change them.
   const all = as({ visitor: true }, 'profile')
   assert.ok((await all('memory_save', { content: 'The key of the shop is under the stone.' })).ok)
   assert.ok((await all('memory_forget', { id: shopNow!.id })).ok)

@@ -37,7 +37,7 @@ const numbers: ReadonlyMap<string, number> = new Map(
 )
 const edge = '(?<![\\p{L}\\p{N}])'
 const end = '(?![\\p{L}\\p{N}])'
-/** `ideographs` stand between others, without a space. */
+/** A pattern for whole words. `ideographs` is matched anywhere, because ideographs are not separated by spaces. */
 const exp = (source: string, ideographs?: string): RegExp =>
   new RegExp(edge + source + end + (ideographs ? `|${ideographs}` : ''), 'giu')
 
@@ -63,7 +63,7 @@ const vor = exp('vor (\\d{1,3}|einem|einer|zwei|drei|vier) (tag|woche|monat|jahr
 const lastUnit = exp(
   '(?:(last|previous|this|next|past)|(letzte[nrs]?|vorige[nrs]?)|(diese[nrs]?)|(nächste[nrs]?)|(la próxima|el próximo)|(este|esta)|(прошл(?:ой|ую|ом|ый))|(эт(?:ой|ом|от)|на этой)) (week(?:end)?|month|year|woche|wochenende|monat|jahr|semana|mes|año|недел[юе]|месяце?|год[у]?)',
 )
-/** Weeks, months and years of Chinese, by how far they are from this one. */
+/** Chinese words for weeks, months and years, by their distance from the current one. */
 const chineseUnits: readonly (readonly [number, string, RegExp])[] = [
   [-1, 'week', /上(?:个)?(?:周|星期)/gu],
   [0, 'week', /(?:这|本)(?:个)?(?:周|星期)/gu],
@@ -81,25 +81,24 @@ const lastDay = exp(`(?:(last|this past|this|on|am|el|next) )?(${weekdayWords})`
 export interface Times {
   /** Terms of the days, months and years that the text names. */
   readonly terms: readonly string[]
-  /** It names a time by its distance from now. */
+  /** True if the text names a time by its distance from now. */
   readonly relative: boolean
 }
 
 const pad = (n: number): string => String(n).padStart(2, '0')
-/** The terms of one day. */
 export const dayTerms = (day: Date): string[] => {
   const [y, m, d] = day.toISOString().slice(0, 10).split('-') as [string, string, string]
   return [`#${y}-${m}-${d}`, `#${y}-${m}`, `#${y}`, `#-${m}-${d}`, `#-${m}`]
 }
 
 /**
- * The times that a text names, seen from `now`. Of a question (`asking`) a span becomes the terms that cover it most closely: the
- * days of a week, the month alone; of a statement each time becomes all of its terms, so that both meet.
+ * The times that a text names, relative to `now`. For a question (`asking`), a span becomes the terms that cover it most closely: the days of a
+ * week, or the month alone. For a statement, each time becomes all of its terms, so that question and statement share terms.
  */
 export function timesIn(text: string, language: Language, now: Date, asking = false): Times {
   const found = new FoundTimes(now, asking)
   let rest = text.toLowerCase()
-  /** What is understood is not read again. */
+  /** Replaces text that was understood by spaces, so that no later pattern reads it again. */
   const take = (pattern: RegExp, work: (...groups: (string | undefined)[]) => boolean | void): void => {
     rest = rest.replaceAll(pattern, (...args: unknown[]) => {
       const [whole, ...groups] = args.slice(0, -2) as [string, ...(string | undefined)[]]
@@ -108,7 +107,7 @@ export function timesIn(text: string, language: Language, now: Date, asking = fa
   }
   const number = (digits: string | undefined): number | undefined => (digits ? Number(digits) : undefined)
   take(iso, (y, m, d) => (d ? found.day(Number(y), Number(m), Number(d)) : found.month(Number(y), Number(m))))
-  // Day first, but where only the other way is a date.
+  // The day comes first, unless only the other order is a date.
   take(dotted, (x, z, y) =>
     Number(z) > 12 ? found.day(Number(y), Number(x), Number(z)) : found.day(Number(y), Number(z), Number(x)),
   )
@@ -139,7 +138,7 @@ export function timesIn(text: string, language: Language, now: Date, asking = fa
   return { terms: [...found.terms], relative: found.terms.size > absolute }
 }
 
-/** The terms of times, as a question or a statement has them. */
+/** Collects the terms of times, in the form for a question or for a statement. */
 class FoundTimes {
   readonly terms = new Set<string>()
   readonly #now: Date
@@ -175,7 +174,7 @@ class FoundTimes {
     else if (unit === 'month') this.#monthAt(-n)
     else this.year(this.#now.getUTCFullYear() - n)
   }
-  /** The week, weekend, month or year so many steps from this one, in the words of any language. */
+  /** The week, weekend, month or year that is `step` units from the current one. `unit` is a word of any supported language. */
   unit(step: number, unit: string): void {
     const monday = shifted(this.#now, -((this.#now.getUTCDay() + 6) % 7) + 7 * step)
     const isWeek = /^(?:week|woche|semana|недел)/.test(unit)
@@ -193,13 +192,13 @@ const shifted = (day: Date, by: number): Date => new Date(day.getTime() + by * d
 const numberOf = (text: string): number =>
   /^\d+$/.test(text) ? Number(text) : (numbers.get(text) ?? { zwei: 2, drei: 3, vier: 4 }[text] ?? 1)
 
-/** A question about how things are now: the newest statement counts. */
+/** True if a question asks how things are now. Then the newest statement counts most. */
 export const asksForNow = (text: string): boolean => nowWords.test(text)
 const nowWords = new RegExp(
   `${edge}(?:now|currently|current|latest|newest|most recent|today|still|these days|at the moment|jetzt|aktuell\\p{L}*|derzeit|zurzeit|neueste\\p{L}*|ahora|actual(?:mente)?|сейчас|теперь|последн\\p{L}*)${end}|现在|目前|最近|当前`,
   'iu',
 )
-/** A question about how things were: what was superseded counts, too. */
+/** True if a question asks how things were. Then superseded memories count, too. */
 export const asksForPast = (text: string): boolean => pastWords.test(text)
 const pastWords = new RegExp(
   `${edge}(?:used to|previous(?:ly)?|formerly|former|originally|before|in the past|back then|früher\\p{L}*|vorher\\p{L}*|ehemalig\\p{L}*|ursprünglich|antes|anterior(?:mente)?|раньше|прежн\\p{L}*|прошл\\p{L}*)${end}|以前|之前|原来|曾经`,

@@ -1,8 +1,8 @@
 import { bare, speakerOf } from './statements.ts'
 
 /**
- * Properties with one value at a time, so that a new value supersedes the old one. In five languages, each under one name.
- * Properties with several values (friends, hobbies, likes) are not here, because their values are all kept.
+ * Properties with one value at a time, so that a new value supersedes the old one. The words of five languages map to one name. Properties with
+ * several values (friends, hobbies, likes) are not listed, because all of their values are kept.
  */
 const single: ReadonlyMap<string, string> = new Map(
   Object.entries({
@@ -39,7 +39,7 @@ const single: ReadonlyMap<string, string> = new Map(
   }).flatMap(([name, words]) => words.split(' ').map((word): [string, string] => [word, name])),
 )
 
-/** How people speak of two of them without naming them. */
+/** Verbs that state a property without naming it, for two of the properties. */
 const verbs: ReadonlyMap<string, string> = new Map(
   Object.entries({
     home: 'live lives living lived reside resides move moves moved home wohne wohnst wohnt wohnen lebe lebt zieht vive vivo vives vivir viven живу живет живёт живут переехал переехала 住在 住哪',
@@ -51,7 +51,7 @@ const verbs: ReadonlyMap<string, string> = new Map(
 /** The property that a word of a question asks for; undefined for most words. */
 export const attributeOf = (word: string): string | undefined => verbs.get(word) ?? single.get(word)
 
-/** Statements of a content whose facts are looked for. */
+/** The most statements of a content that are searched for facts. */
 const mostStated = 12
 /** The properties with one value at a time that the statements of a content are about. */
 export function attributesIn(content: string): string[] {
@@ -60,7 +60,7 @@ export function attributesIn(content: string): string[] {
 }
 
 const self = new Set('i my me mine ich mein meine meiner yo mi mis я мой моя моё мое 我 我的'.split(' '))
-/** Words between an attribute and its value that say when, not what. */
+/** Words between a property and its value that say when, not what. */
 const since =
   '(?:now |currently |nowadays |actually |no longer |jetzt |inzwischen |nun |ahora |actualmente |теперь |сейчас )?'
 const subject = "(?<subject>[\\p{L}\\p{N}' .-]{1,60}?)"
@@ -69,7 +69,7 @@ const is = `(?:is|are|was set to|has been changed to|changed to|lautet|ist|sind|
 
 interface Form {
   readonly pattern: RegExp
-  /** What the form is about, where its words do not say it. */
+  /** The property that the form states. It is set if no word of the form names the property. */
   readonly attribute?: string
 }
 const form = (source: string, attribute?: string): Form => ({
@@ -115,7 +115,7 @@ const forms: readonly Form[] = [
 ]
 
 export interface Fact {
-  /** Subject and attribute, the same in every wording that is understood. */
+  /** Subject and property as one key. Every wording that is understood gives the same key. */
   readonly key: string
   readonly value: string
 }
@@ -137,7 +137,7 @@ export function factOf(content: string): Fact | undefined {
   return undefined
 }
 
-/** "I" is who says it. */
+/** "I" and similar words stand for the speaker. */
 function whoOf(subject: string, speaker: string | undefined): string {
   const plain = subject
     .trim()
@@ -147,14 +147,14 @@ function whoOf(subject: string, speaker: string | undefined): string {
 }
 
 const longestTold = 400
-/** Words of the first person; in languages whose verbs show the person, some verb forms. */
+/** Words of the first person. For languages whose verbs show the person, some verb forms as well. */
 const ofSelf =
   /(?<!\p{L})(?:i|i'm|i've|i’m|i’ve|my|me|mine|we|we're|we’re|our|us|ich|mein\p{L}{0,2}|mir|mich|wir|uns(?:er\p{L}{0,2})?|yo|mi|mis|me|nosotros|nuestr[oa]s?|vivo|trabajo|prefiero|tengo|soy|estoy|я|мо[йяёеи]|мне|меня|мы|наш\p{L}?|у нас)(?!\p{L})|[我咱]/iu
 /** A request or a question: it belongs to the conversation and says nothing about the person. */
 const request =
   /^[^\p{L}]*(?:(?:please|pls|bitte|por favor|пожалуйста)(?!\p{L})|[请帮]|(?:can|could|would|will|do|does|did|is|are|what|who|where|when|why|how|which|should|may|kannst|könntest|können|was|wer|wo|wann|warum|wie|welche|puedes|podrías|qué|quién|cómo|cuándo|dónde|por qué|что|кто|где|когда|почему|как|можешь)(?!\p{L})|(?:tell|show|write|give|make|help|explain|find|create|list|translate|summari[sz]e|fix|draft|generate|let|check|look|search|remind|erkläre?|schreib|zeig|hilf|gib|escribe|dime|ayúdame|explica|напиши|скажи|покажи|помоги|объясни)(?!\p{L}))|(?<!\p{L})(?:i|we)(?:'d| would)? (?:want|need|like|have) (?:you to|to (?:know|ask|see|understand)|a question|your help|help)(?!\p{L})|(?<!\p{L})(?:i|we) (?:do not|don't|don’t) (?:understand|know|get)(?!\p{L})|[?？]\s*$/iu
 
-/** A statement that somebody makes to an agent about themselves and their things: not what they ask, order, or have pasted. */
+/** True for a statement that people make to an agent about themselves and their things. Questions, orders and pasted text are not such statements. */
 export function isTold(sentence: string): boolean {
   const text = bare(sentence)
   return text.length <= longestTold && !request.test(text) && (ofSelf.test(text) || factOf(text) !== undefined)

@@ -1,15 +1,15 @@
 import { recalledBegin, recalledEnd } from '#contracts/memory'
 
-// Rules that need no model: what of a text is worth keeping, and what must not be kept.
+// Rules that need no model. They decide which parts of a text are worth keeping, and which must not be kept.
 
 /** Why a text is not worth keeping. */
 export type Junk = 'empty' | 'greeting' | 'system_prompt' | 'tool_noise' | 'recalled'
 
-/** Characters of the content of one memory. */
+/** The most characters of one memory's content. */
 export const mostContent = 8_000
-/** Lines of a text that are looked at. */
+/** The most lines of a text that are read. */
 const mostLines = 500
-/** Lines and sentences are looked at in parts of this length, so that no pattern works on more. */
+/** Lines and sentences are read in parts of at most this many characters, so that no pattern has to search a longer text. */
 const mostLine = 4_000
 
 /** The statements of a text, one per line, or why there is nothing to keep. */
@@ -44,10 +44,10 @@ export function statementsOf(text: string): { readonly content: string } | { rea
   return statements === '' ? { junk: left ?? 'empty' } : { content: statements }
 }
 
-/** True for a transcript: each line is handled by its speaker. */
+/** Matches a transcript, whose lines are handled by their speaker. */
 const conversation = /^\s*(?:user|human|assistant|ai|agent)\s*[:：]/im
 
-/** Removes characters that cannot be stored, and long runs of white space, on which patterns would backtrack. */
+/** Removes characters that cannot be stored, and shortens long runs of white space, on which patterns would backtrack. */
 export const tidied = (text: string): string =>
   text
     .toWellFormed()
@@ -55,7 +55,7 @@ export const tidied = (text: string): string =>
     .replaceAll(/[^\S\n]+/g, ' ')
     .replaceAll(/\n(?: ?\n){2,}/g, '\n\n')
 
-/** Why a curated text is refused. */
+/** The reason why a curated text is refused; undefined for an acceptable text. */
 export function junkOf(text: string): Junk | undefined {
   const trimmed = tidied(text).trim()
   if (trimmed === '') return 'empty'
@@ -68,7 +68,7 @@ export function junkOf(text: string): Junk | undefined {
   return undefined
 }
 
-/** Removes recalled memories: memories of memories would displace all others. */
+/** Removes recalled memories from a text. Memories made from memories would displace all others. */
 export function withoutRecalled(text: string): string {
   let rest = ''
   let from = 0
@@ -82,7 +82,7 @@ export function withoutRecalled(text: string): string {
   }
 }
 
-/** `Ann: …` keeps its speaker; of roles only what people and agents say is kept, without the role. */
+/** `Ann: …` keeps its speaker. Lines of a role are kept only if people or agents said them, and without the role. */
 function spokenBy(line: string): { readonly role: 'person' | 'system' | undefined; readonly said: string } {
   const role =
     /^\s*[[(<*]*(system|developer|tool|function|tool_result|tool_call|user|human|assistant|ai|agent)[\])>*]*\s*[:：]\s*/i.exec(
@@ -98,16 +98,16 @@ function spokenBy(line: string): { readonly role: 'person' | 'system' | undefine
 }
 
 const speaker = /^\s*\p{Lu}[\p{L}.'-]{0,30}(?: \p{Lu}[\p{L}.'-]{0,30}){0,2}\s*[:：]\s*/u
-/** Without the name of who says it. */
+/** The line without the name of its speaker. */
 export const bare = (line: string): string => line.replace(speaker, '')
-/** Who says it, where the line names them. */
+/** The speaker, if the line names one. */
 export const speakerOf = (line: string): string | undefined =>
   speaker
     .exec(line)?.[0]
     .replace(/\s*[:：]\s*$/u, '')
     .trim() || undefined
 
-/** The sentences of a line; the name of its speaker stays before the first that is kept. */
+/** The sentences of a line. The speaker's name is put before the first sentence that is worth keeping. */
 function sentencesOf(line: string): string[] {
   const named = speakerOf(line)
   const parts = bare(line)
@@ -120,7 +120,7 @@ function sentencesOf(line: string): string[] {
   return parts.map((part, i) => (i === first ? `${named}: ${part}` : part))
 }
 
-/** One statement a line, no longer than a memory may be, each once. */
+/** Joins the statements, one per line and each only once. The result is never longer than a memory may be. */
 function joined(statements: readonly string[]): string {
   let text = ''
   for (const statement of new Set(statements)) {
@@ -148,7 +148,7 @@ const greetings = [
 /** Answers that say nothing by themselves. */
 const replies =
   "(?:sure(?: thing)?|ok(?:ay)?|alright|great|cool|nice|awesome|perfect|wow|got it|i see|sounds good|of course|yes|yeah|yep|no|nope|lol|haha+|hmm+|(?:i'?m )?(?:fine|good|doing well)|alles klar|gut|prima|super|ja|nein|vale|claro|perfecto|sí|si|хорошо|ладно|отлично|понятно|да|нет|好的?|嗯+|哈哈+|是的?|不是)"
-/** Whom a greeting is for. */
+/** The people that a greeting addresses. */
 const addressee =
   "(?:[ ,]+(?:there|all|everyone|again|guys|folks|man|buddy|friend|so much|a lot|then|\\p{Lu}[\\p{L}'-]{1,20}))?"
 const phatic = new RegExp(`^(?:(?:oh|ah|well|so|and)[,!]? )?(?:(?:${greetings})${addressee}|${replies})$`, 'u')
@@ -156,11 +156,11 @@ const phatic = new RegExp(`^(?:(?:oh|ah|well|so|and)[,!]? )?(?:(?:${greetings})$
 const called = /^\p{Lu}[\p{L}'-]{1,20}$/u
 const greeting = new RegExp(`^(?:${greetings})$`, 'u')
 const plain = new RegExp(`^(?:${greetings}|${replies})$`, 'u')
-/** Patterns are in lower case, but for names: of a sentence its first letter may be a capital, and "I". */
+/** Lowers the first letter of a sentence and the word "I", because the patterns are in lower case. Other capitals stay, because they mark names. */
 const lowered = (part: string): string =>
   part.charAt(0).toLowerCase() + part.slice(1).replaceAll(/(?<!\p{L})I(?!\p{L})/gu, 'i')
 
-/** Nothing but courtesy: it says nothing that could be asked for later. */
+/** True for a sentence of mere courtesy, which holds nothing that could be asked for later. */
 function isPhatic(sentence: string): boolean {
   const text = bare(sentence).slice(0, 200)
   if (text.length >= 200) return false
@@ -197,7 +197,7 @@ function isJson(text: string): boolean {
     JSON.parse(text)
     return true
   } catch {
-    // What a tool answered and somebody cut.
+    // JSON that does not parse may be the answer of a tool that was cut.
     return /^\s*[[{]\s*"[\w.-]{1,60}"\s*:/.test(text)
   }
 }
@@ -210,7 +210,7 @@ const noises = [
   /^\s*(?:<!doctype html|<html\b|<\?xml\b)/i,
   /^\s*(?:[0-9a-f]{32,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[A-Za-z0-9+/]{120,}={0,2})\s*$/,
 ]
-/** Output of machines: markers, logs, dumps, or hardly a letter in it. */
+/** True for output of machines: markers, logs, dumps, or text with hardly any letters. */
 function isNoise(text: string): boolean {
   const head = text.slice(0, mostLine)
   if (noises.some((pattern) => pattern.test(head))) return true

@@ -5,14 +5,14 @@ type Stemmed = Exclude<Language, 'zh'>
 /** By language: the stem, or null for a stop word. */
 type Stems = Readonly<Record<Stemmed, string | null>>
 
-/** Words whose stems are kept. */
+/** The most words whose stems are cached. */
 const mostKept = 50_000
-/** Longer words are no words; PostgreSQL would take them, and postings would grow. */
+/** The most characters of a word. Longer texts are not words, but PostgreSQL would accept them and postings would grow. */
 export const longestWord = 64
 
 /**
- * Stems of words, from the dictionaries of PostgreSQL's text search configurations. They never change, so each word is asked for
- * once; those that rest longest are forgotten.
+ * Caches the stems of words, from the dictionaries of PostgreSQL's text search configurations. Stems never change, so each word is asked for once.
+ * The oldest words are dropped.
  */
 export class StemCache {
   readonly #database: Database
@@ -22,7 +22,7 @@ export class StemCache {
     this.#database = database
   }
 
-  /** Stems of all these words. One round trip for those that are new, none otherwise. */
+  /** The stems of all these words. Takes one round trip if some words are new, and none otherwise. */
   async of(tenantId: string, words: Iterable<string>): Promise<ReadonlyMap<string, Stems>> {
     const found = new Map<string, Stems>()
     const missing = new Set<string>()
@@ -53,10 +53,10 @@ export class StemCache {
   }
 }
 
-/** Without accents: people leave them out. */
+/** Removes accents, because people often leave them out. */
 const folded = (stem: string | null): string | null => stem?.normalize('NFD').replaceAll(/\p{M}/gu, '') ?? null
 
-/** Forms of English verbs and nouns that no stemmer brings together with their base. */
+/** Irregular forms of English words, which no stemmer reduces to their base form. */
 const irregular: ReadonlyMap<string, string> = new Map(
   `went gone:go bought:buy brought:bring caught:catch taught:teach thought:think sought:seek fought:fight felt:feel kept:keep left:leave
    met:meet sent:send spent:spend built:build lent:lend lost:lose made:make paid:pay said:say sold:sell told:tell found:find got gotten:get

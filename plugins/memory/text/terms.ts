@@ -4,9 +4,10 @@ import { dayTerms, timesIn } from './dates.ts'
 import { attributeOf, attributesIn } from './facts.ts'
 import { type Language, languageOf, type Word, wordsOf } from './words.ts'
 
-// A term is a stem (`berlin`), a name as it is written (`@berlin`), a time (`#2026-05`) or what a statement is about (`=home`). Memories are found by equal terms.
+// Memories are found by equal terms. A term is a stem (`berlin`), a name without stemming (`@berlin`), a time (`#2026-05`) or the property that a
+// statement is about (`=home`).
 
-/** How much a term says, in hundredths, by where it stands. */
+/** The weight of a term in hundredths, by the place where it stands. */
 const weightOf = {
   content: 100,
   name: 100,
@@ -18,14 +19,14 @@ const weightOf = {
   alone: 40,
   context: 30,
 } as const
-/** Occurrences of a term beyond these say no more. */
+/** Further occurrences of a term in one memory add no weight. */
 const mostOccurrences = 3
-/** Terms of one memory. The content comes first. */
+/** The most terms of one memory. The terms of the content come first. */
 const mostTerms = 600
-/** Words of one text, and characters of what it was made of, that are looked at. */
+/** The most words of one text, and the most characters of the raw input, that are read. */
 const mostWords = 2_000
 const mostRaw = 16_000
-/** Terms of the statement before it that a memory is found by, too. */
+/** The most terms that a memory takes from the statement before it. */
 const mostContext = 20
 /** Words of a question that are looked for. */
 const mostAsked = 32
@@ -34,9 +35,9 @@ export interface RecordTexts {
   readonly content: string
   readonly summary?: string | undefined
   readonly category?: string | undefined
-  /** What it was made of: what rules have left out can still be asked for. */
+  /** The raw input. Questions can then also find words that the rules left out of the content. */
   readonly raw?: string | undefined
-  /** When it happened, or was said. */
+  /** The time of the event, or the time at which the statement was made. */
   readonly at: Date
 }
 
@@ -44,15 +45,15 @@ export interface RecordTerms {
   readonly language: Language
   readonly terms: readonly string[]
   readonly weights: readonly number[]
-  /** Words of the content, those that every text has left out. */
+  /** The number of words in the content, without stop words. */
   readonly length: number
 }
 
 export const isName = (term: string): boolean => term.startsWith('@')
-/** What has this term names some time: an answer to "when". */
+/** Every memory that names some time has this term, so that a question with "when" finds it. */
 const namesTime = '#t'
 
-/** What a memory is found by. */
+/** The terms by which a memory is found. */
 export async function recordTerms(tenantId: string, stems: StemCache, texts: RecordTexts): Promise<RecordTerms> {
   const { content, summary, category, raw, at } = texts
   const language = languageOf(content)
@@ -95,7 +96,7 @@ export async function recordTerms(tenantId: string, stems: StemCache, texts: Rec
   return { language, terms: [...found.keys()], weights: [...found.values()], length: Math.min(length, 30_000) }
 }
 
-/** The same with terms of what was said just before: an answer is found by what was asked. */
+/** Adds terms of the statement before, because an answer is also found by the words of its question. */
 export function withContext(record: RecordTerms, context: readonly string[]): RecordTerms {
   const added = context.filter((term) => !record.terms.includes(term)).slice(0, mostContext)
   return {
@@ -105,7 +106,7 @@ export function withContext(record: RecordTerms, context: readonly string[]): Re
   }
 }
 
-/** One word of a question, by all the terms that stand for it. */
+/** One word of a question, with all terms that stand for it. */
 export interface AskedWord {
   readonly text: string
   readonly kind: 'word' | 'name' | 'time'
@@ -113,7 +114,7 @@ export interface AskedWord {
   readonly boost: number
 }
 
-/** What a question looks for. */
+/** The terms that a question searches for. */
 export async function askedTerms(
   tenantId: string,
   stems: StemCache,
@@ -128,7 +129,8 @@ export async function askedTerms(
     if (asked.size >= 2 * mostAsked) break
     const own = stemIn(word, language, known)
     if (own === undefined) continue
-    // A memory has the stems of its own language, which a short question may not tell.
+    // A memory has stems of its own language. The language of a short question may be unclear, so the stems of the other languages are searched as
+    // well.
     const others = (['en', 'de', 'es'] as const).map((one) => stemIn(word, one, known))
     const about = attributeOf(word.text)
     const terms = [...new Set([own, ...others.filter((one) => one !== undefined), ...(about ? [`=${about}`] : [])])]
@@ -148,7 +150,7 @@ const asksWhen =
 const plain = (words: readonly Word[]): string[] =>
   words.flatMap(({ text, ideographs }) => (ideographs || text.length > longestWord ? [] : [text]))
 
-/** The term of a word in a language; undefined for one that every text has. */
+/** The term of a word in a language; undefined for a stop word. */
 function stemIn(word: Word, language: Language, known: Awaited<ReturnType<StemCache['of']>>): string | undefined {
   if (word.ideographs) return word.text
   const stems = known.get(word.text)
@@ -157,7 +159,7 @@ function stemIn(word: Word, language: Language, known: Awaited<ReturnType<StemCa
   return stems[own] ?? undefined
 }
 
-/** What is compared to find a memory that says the same: words in order, without those that every text has. */
+/** The words by which two memories are compared: in order, and without stop words. */
 export async function essenceOf(
   tenantId: string,
   stems: StemCache,
@@ -168,7 +170,7 @@ export async function essenceOf(
   const words = wordsOf(content)
   const known = await stems.of(tenantId, plain(words))
   const essence = words.flatMap((word) => stemIn(word, language, known) ?? [])
-  // "Yesterday" is another day in each memory.
+  // "Yesterday" is another day in each memory, so the dates are compared as well.
   const times = timesIn(content, language, at)
   return times.relative ? [...essence, ...times.terms.toSorted()] : essence
 }

@@ -1,4 +1,4 @@
-/** Languages whose words have their stems and stop words from PostgreSQL; `zh` is found by pairs of characters. */
+/** Supported languages. PostgreSQL provides stems and stop words for all but `zh`, which is found by pairs of characters. */
 export const languages = ['en', 'de', 'es', 'ru', 'zh'] as const
 export type Language = (typeof languages)[number]
 
@@ -24,7 +24,7 @@ const common: Readonly<Record<'en' | 'de' | 'es', ReadonlySet<string>>> = {
   ),
 }
 
-/** The language that a text is most likely written in; English where nothing tells. */
+/** The most likely language of a text; English if nothing indicates a language. */
 export function languageOf(text: string): Language {
   const head = text.slice(0, 4_000)
   const letters = head.match(/\p{L}/gu)?.length ?? 0
@@ -39,20 +39,20 @@ export function languageOf(text: string): Language {
   return counts.de > counts.en && counts.de >= counts.es ? 'de' : counts.es > counts.en ? 'es' : 'en'
 }
 
-/** One word of a text, lower case, in its place. */
+/** One word of a text, in lower case. */
 export interface Word {
   readonly text: string
-  /** It begins with a capital letter, or has one or a digit inside. */
+  /** True if the word has a capital letter or a digit, so that it may be a name. */
   readonly named: boolean
-  /** It begins a sentence, where any word has a capital. */
+  /** True at the beginning of a sentence, where every word has a capital letter. */
   readonly initial: boolean
-  /** Of a run of ideographs: a pair of them, or one alone. */
+  /** True for a pair of adjacent ideographs, or for a single one that stands alone. */
   readonly ideographs: boolean
 }
 
-/** What stands before the first word of a sentence. */
+/** Matches the text before the first word of a sentence. */
 const begins = /(?:^|[.!?…:;。！？\n])[\s"'“‘(¿¡*-]*$/u
-/** Characters of Chinese that stand between words. */
+/** Chinese characters that separate words. */
 const between = /[的了吗呢吧啊呀么嘛们]/u
 const asking = new Set(['什么', '哪里', '哪儿', '哪个', '怎么', '为什', '多少', '时候', '是谁', '几点', '么时'])
 
@@ -75,7 +75,7 @@ export function wordsOf(text: string): Word[] {
   return words
 }
 
-/** Its words, however they are written: what is compared. */
+/** The words of a text without punctuation and capitals, for comparison. */
 export const wordsAlone = (text: string): string =>
   wordsOf(text)
     .map((word) => word.text)
@@ -101,7 +101,7 @@ function addIdeographs(token: string, words: Word[]): void {
   }
 }
 
-/** About how many tokens a model counts: four characters each, an ideograph alone. */
+/** The approximate number of tokens that a model counts: one for four characters, and one for each ideograph. */
 export function tokensOf(text: string): number {
   const ideographs = text.match(new RegExp(ideograph, 'gu'))?.length ?? 0
   return Math.ceil((text.length - ideographs) / 4) + ideographs

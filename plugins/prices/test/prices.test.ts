@@ -6,7 +6,7 @@ import type { Usage } from '#contracts/run-event'
 import { testKernel } from '#testing'
 import prices from '../index.ts'
 
-/** Of a role file alone, unless `more` says otherwise. */
+/** Prices of a role file without the public table, unless `more` says otherwise. */
 async function pricesWith(t: Pick<TestContext, 'after'>, models: object, more: object = {}): Promise<Prices> {
   const found: Prices[] = []
   const probe = definePlugin({
@@ -104,13 +104,13 @@ test('a table that cannot be meant refuses the boot and names the line', async (
 test('below the role file are public prices, with their dates; a bare name has none of them', async (t) => {
   const { costCents, priceOf, version } = await pricesWith(t, { 'openai/gpt-4o': price(4) }, { publicTable: true })
   assert.equal(costCents(used('openai/gpt-4o')), 4)
-  // As its provider publishes them: dollars for a million tokens.
+  // Providers publish these prices in dollars per million tokens.
   assert.deepEqual(priceOf('anthropic/claude-3-5-haiku-20241022'), price(80, 400, 8))
   assert.equal(costCents(used('anthropic/claude-3-5-haiku-20241022', 1_000_000, 1_000_000, 500_000)), 40 + 4 + 400)
   assert.equal(costCents(used('anthropic/claude-3-5-haiku-20241022', 0, 0)), undefined)
   for (const model of ['claude-3-5-haiku-20241022', 'nobody/gpt-4o-mini', 'openai/stand-in', '/', '', 'openai/'])
     assert.equal(costCents(used(model)), undefined, model)
-  // Of a model whose price has changed, a call costs what it cost when it was made.
+  // If the price of a model has changed, a call costs the price at the time of the call.
   const o3 = (at: string) => costCents(used('openai/o3'), new Date(at))
   assert.deepEqual([o3('2025-06-01'), o3('2025-07-01')], [1_000, 200])
   assert.match(version, /^[0-9a-f]{8}\+genai-prices-\d+\.\d+\.\d+$/)

@@ -6,7 +6,7 @@ import { PublishedStats } from '#contracts/stats'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import stats from '../index.ts'
 
-/** Each test says who calls. The guard's own tests show how a key becomes a caller. */
+/** The test chooses the caller. The guard's own tests show how a key becomes a caller. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant']), role: 'member', keyId: 'tak_test' }),
@@ -26,7 +26,7 @@ export interface Meter {
   readonly microcents?: number | null
 }
 
-/** The plugin on a real database, and ways to put rows where their writers put them. */
+/** The stats plugin on a real database, with functions that insert rows like their usual writers. */
 export async function statsKernel(t: TestContext) {
   const found: { database?: Database; published?: PublishedStats } = {}
   const probe = definePlugin({

@@ -27,7 +27,7 @@ test('a publication is measured by its own requests, whatever else its profile r
     request('2', 'pub_1', 'c1', 9, 'error'),
     request('3', 'pub_1', 'c2', 8, 'running'),
     request('4', 'pub_1', 'c2', 7, 'lost'),
-    // Asked for before the window, finished in it; and the reverse of everything else.
+    // Request 5 came before the window, but its run finished in the window.
     request('5', 'pub_1', 'c3', 70),
     request('6', 'pub_other', 'c9', 6),
   )

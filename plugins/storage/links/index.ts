@@ -12,8 +12,8 @@ import { uploadRoute } from '#kit/uploads'
 import { noLinks, PostgresLinks } from './store.ts'
 
 /**
- * Keeps large attachments and tool results of runs in the object store, with links in the place of their content. They go with the
- * last run that has them. Without a store or a database nothing is linked.
+ * Keeps large attachments and tool results of runs in the object store, and replaces their content by links. A linked object is deleted with the
+ * last run that uses it. Without a store or a database nothing is linked.
  */
 export default definePlugin({
   name: 'linked-objects',
@@ -56,7 +56,7 @@ export default definePlugin({
     return {
       links: store,
       data: {
-        // The objects themselves go with all others of the tenant.
+        // The linked objects are erased with all other objects of the tenant, so nothing is left to erase here.
         'linked objects': {
           erase: async () => ({ deleted: 0, more: false }),
           sweep: (tenantId) => store.sweep(tenantId),
@@ -71,7 +71,7 @@ const ObjectParams = Type.Object({
   sha256: Type.String({ description: 'SHA-256 of the content in hex, as the run or its log shows it.' }),
 })
 
-/** The linked contents of a run, for every caller who may read the run. */
+/** The route that downloads linked objects of a run, for every caller who may read the run. */
 function downloadRoute(app: App, guard: Guard, store: PostgresLinks | undefined): void {
   app.get(
     '/api/runs/:id/objects/:sha256',

@@ -7,9 +7,9 @@ import { newId } from '#contracts/ids'
 import { maxAttachmentBytes } from '#contracts/prompt'
 import { contentOf } from '#kit/linked-files'
 
-/** Objects of one batch of a sweep; their rows are locked while they are deleted. */
+/** Objects that one batch of a sweep deletes. Their rows stay locked meanwhile. */
 const sweptAtOnce = 20
-/** Uploads of a tenant that wait for a run. */
+/** The most uploads of a tenant that wait for a run. */
 const mostWaiting = 1_000
 const chunkBytes = 256 * 1024
 
@@ -26,7 +26,7 @@ const linkOf = ({ key, sha256, bytes, content_type: contentType }: LinkRow): Obj
   contentType,
 })
 
-// The upsert locks the row: a sweep has either deleted object and row before, or finds that a run has the object.
+// The upsert locks the row. A concurrent sweep has then either deleted both object and row before, or finds that a run uses the object.
 const keepText = `
   WITH object AS (
     INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type)
@@ -48,7 +48,7 @@ const releaseText = `
   DELETE FROM linked_object_runs WHERE tenant_id = $1 AND run_id = $2
     AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND id = $2)
     AND NOT EXISTS (SELECT FROM workflow_runs WHERE tenant_id = $1 AND id = $2)`
-// The objects exist as long as `from` has them: the trigger that counts locks their rows.
+// The objects cannot disappear, because the run in $2 uses them: the trigger that counts uses locks their rows.
 const lendText = `
   INSERT INTO linked_object_runs (tenant_id, run_id, key)
   SELECT tenant_id, $3, key FROM linked_object_runs WHERE tenant_id = $1 AND run_id = $2 AND ($4::text[] IS NULL OR key = ANY ($4))
@@ -57,13 +57,14 @@ const ofRunText = `
   SELECT o.key, o.sha256, o.bytes, o.content_type FROM linked_object_runs l
   JOIN linked_objects o ON o.tenant_id = l.tenant_id AND o.key = l.key
   WHERE l.tenant_id = $1 AND l.run_id = $2 AND o.sha256 = $3 LIMIT 1`
-// A process that died between writing the note and starting its run has left the note. Passes are hourly.
+// A process that dies between linking objects and starting the run leaves links to a run that never begins. This statement deletes them; it runs
+// hourly.
 const unbegunText = `
   DELETE FROM linked_object_runs l WHERE l.tenant_id = $1
     AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
     AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)
     AND NOT EXISTS (SELECT FROM workflow_runs w WHERE w.tenant_id = $1 AND w.id = l.run_id)`
-// What arrives of an upload whose process dies goes with its row, when that expires.
+// The row is written before the upload arrives, and it expires. If the process dies, the sweep deletes the partial object with the row.
 const beginText = `
   INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
   SELECT $1, $2, '', 0, $3, now() + $4::double precision * interval '1 millisecond'
@@ -83,7 +84,10 @@ interface Options {
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
-/** Linked objects: rows say which exist and which runs have them, the store has their bytes. A row is written before its object and deleted after it. */
+/**
+ * Linked objects. Rows say which objects exist and which runs use them; the store has their bytes. A row is written before its object and deleted
+ * after it.
+ */
 export class PostgresLinks implements LinkedObjects {
   readonly above: number
   readonly #db: Database
@@ -174,7 +178,7 @@ export class PostgresLinks implements LinkedObjects {
     }
   }
 
-  /** The object of a run with this digest; undefined also for a run of another tenant. */
+  /** Opens the object of a run by its digest. Undefined if the run has no such object or belongs to another tenant. */
   async open(tenantId: string, runId: string, sha256: string): Promise<OpenObject | undefined> {
     const values = [tenantId, runId, sha256]
     const [row] = await this.#ask<LinkRow>(tenantId, { name: 'linked-of-run', text: ofRunText, values })
@@ -183,7 +187,7 @@ export class PostgresLinks implements LinkedObjects {
     return found && { ...found, info: { ...found.info, contentType: row.content_type } }
   }
 
-  /** Deletes some objects that no run has. */
+  /** Deletes some of the objects that no run uses. */
   async sweep(tenantId: string): Promise<{ deleted: number; more: boolean }> {
     await this.#ask(tenantId, { text: unbegunText, values: [tenantId] })
     return this.#db.as('reads').tenant(tenantId, async (tx) => {
@@ -215,7 +219,7 @@ export class PostgresLinks implements LinkedObjects {
   }
 }
 
-/** Large inputs are processed outside the main thread. */
+/** The digest of large contents is computed outside the main thread. */
 async function digestOf(bytes: Buffer): Promise<string> {
   if (bytes.length <= chunkBytes) return hash('sha256', bytes)
   const digest = await crypto.subtle.digest('SHA-256', bytes as Uint8Array<ArrayBuffer>)
@@ -242,7 +246,7 @@ const unavailable = async (): Promise<never> => {
 const nowhere = async (): Promise<never> => {
   throw objectErrors.storageNotConfigured()
 }
-/** Of a role without an object store or without a database: everything stays where it is. */
+/** Links of a role without an object store or a database: every content stays where it is. */
 export const noLinks: LinkedObjects = {
   above: Infinity,
   keep: nowhere,

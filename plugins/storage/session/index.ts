@@ -7,15 +7,15 @@ import { WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { sendBody } from '#kit/files'
 
 /**
- * The linked contents of a session's runs, for the runtime that executes them: beside the session's tools, with the same token. Their
- * bytes are streamed from the object store to the reader.
+ * Serves linked contents of a session's runs to the runtime that executes them. The route accepts the same token as the session's tools, and
+ * streams bytes from the object store to the reader.
  */
 export default definePlugin({
   name: 'session-files',
   errors: [workerTokenErrors, objectErrors],
   requires: { sessions: RunnerSessions, objects: ReservedObjects, hub: maybe(WorkerHub) },
   async setup({ deps: { sessions, objects, hub }, listeners, routes }) {
-    /** Of a run under way on this runner. */
+    /** Admits the run under way on this runner by its token. */
     const admit: Admit = async (authorization, id) => {
       const session = sessions.get(id)
       if (session?.profile.workerMode === 'sandbox') return ofWorker(authorization, id)
@@ -36,7 +36,7 @@ export default definePlugin({
   },
 })
 
-/** The session of the run whose token was sent; it may belong to any tenant, and reads only objects of its own. */
+/** Resolves to the session of the run whose token was sent. Sessions of all tenants are served, but each can read only its own tenant's objects. */
 type Admit = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
 
 const noToken = (): Error =>

@@ -7,7 +7,7 @@ test('bytes and objects of a tenant are limited, and what is given up is free ag
   assert.equal((await put('a', '12345678')).statusCode, 201)
   const over = await put('b', '123')
   assert.deepEqual([over.statusCode, over.json().error, over.json().limit], [409, 'limit_exceeded', 'objectBytes'])
-  // One that replaces another counts for what it adds.
+  // A write that replaces an object counts only for the bytes that it adds.
   assert.equal((await put('a', '1234567890')).statusCode, 200)
   assert.equal((await put('a', '12345678901')).statusCode, 409)
   assert.equal((await put('a', '12')).statusCode, 200)
@@ -18,7 +18,7 @@ test('bytes and objects of a tenant are limited, and what is given up is free ag
   assert.equal((await put('c', '1', { tenant: 'globex' })).statusCode, 201)
   await call('DELETE', '/objects/a')
   assert.deepEqual([await used('objectBytes'), await used('objects')], [2, 1])
-  // Nor does an upload pass that does not say how long it is.
+  // An upload of unknown length is refused as well once it exceeds the limit.
   const endless = async function* () {
     for (;;) yield Buffer.from('1234')
   }
@@ -26,7 +26,7 @@ test('bytes and objects of a tenant are limited, and what is given up is free ag
     code: 'limit_exceeded',
   })
   assert.deepEqual([await used('objectBytes'), await used('objects')], [2, 1])
-  // One that replaces another counts for what it adds, as well.
+  // An upload of unknown length that replaces an object also counts only for the bytes that it adds.
   const inParts = (key: string, text: string) =>
     store.put('acme', key, { body: parts(text), contentType: 'text/plain' })
   await inParts('b', '1234567890')

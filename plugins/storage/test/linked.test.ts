@@ -80,7 +80,7 @@ async function started(
         tenantId,
         id,
       ),
-    /** What is in the reserved area of a tenant. */
+    /** The keys in the reserved area of a tenant. */
     kept: async (tenantId = 'acme') => (await parts.reserved.list(tenantId, {})).objects.map(({ key }) => key),
   }
 }
@@ -93,13 +93,13 @@ test('equal contents are kept once, for as long as one of their runs is there', 
   const one = content()
   const [first] = await s.links.keep('acme', 'r1', [one])
   await s.begin('acme', 'r1')
-  // Another file of the same run, and the first one again, by another run.
+  // Another run keeps the same content with another type. The object is stored only once.
   const [again] = await s.links.keep('acme', 'r2', [{ ...one, contentType: 'text/plain' }])
   await s.begin('acme', 'r2')
   assert.deepEqual([first!.sha256, again!.key], [sha256(one.bytes), first!.key])
   assert.equal((await s.kept()).length, 1)
   assert.ok(one.bytes.equals((await s.links.read('acme', 'r2', first!))!))
-  // By the run that has it, and by no other one: not of another tenant, and not one that only knows the digest.
+  // Only a run that has the object can read it: no run of another tenant, and no run that only knows the digest.
   assert.equal(await s.links.read('acme', 'r3', first!), undefined)
   assert.equal(await s.links.read('globex', 'r1', first!), undefined)
   assert.equal(await s.links.read('acme', 'r1', { ...first!, bytes: first!.bytes - 1 }), undefined)
@@ -112,7 +112,7 @@ test('equal contents are kept once, for as long as one of their runs is there', 
   assert.deepEqual(await s.sql('acme', 'SELECT bytes::int, objects::int FROM tenant_objects'), [
     { bytes: 0, objects: 0 },
   ])
-  // What is gone is kept anew.
+  // Content that was deleted can be kept again.
   await s.links.keep('acme', 'r4', [one])
   assert.equal((await s.kept()).length, 1)
 })
@@ -155,7 +155,7 @@ test('an upload is its tenant’s, waits for a run, and is kept with it', async 
   assert.deepEqual([upload.sha256, upload.bytes, upload.mediaType], [sha256(bytes), bytes.length, 'image/png'])
   await assert.rejects(s.links.use('globex', 'r1', upload.id), { code: 'unknown_upload' })
   await assert.rejects(s.links.use('acme', 'r1', 'att_none'), { code: 'unknown_upload' })
-  // A digest is no upload.
+  // The digest of an object is not the id of an upload.
   const [kept] = await s.links.keep('acme', 'r0', [content()])
   await assert.rejects(s.links.use('acme', 'r1', kept!.key), { code: 'unknown_upload' })
   const link = await s.links.use('acme', 'r1', upload.id)
@@ -189,7 +189,7 @@ test('what arrived of an upload whose process died goes when it expires, and nob
   }
   await assert.rejects(s.links.upload('acme', body(), 'image/png'))
   assert.deepEqual([await s.sql('acme', 'SELECT 1 FROM linked_objects'), await s.kept()], [[], []])
-  // As a process leaves it that dies behind the last byte.
+  // This is what a process leaves that dies after the last byte of an upload.
   await s.reserved.put('acme', key, { body: [Buffer.from('half')] as never, contentType: 'image/png' })
   const row = `INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
                VALUES ('acme', $1, '', 0, 'image/png', now() - interval '1 second')`
@@ -264,13 +264,13 @@ test('all processes keep a limit together, and a nightly count mends what one le
   assert.ok(puts.some((answer) => answer.json().limit === 'objectBytes'))
   const count = () => a.sql('acme', 'SELECT bytes::int, objects::int FROM tenant_objects')
   assert.deepEqual(await count(), [{ bytes: 900_000, objects: 3 }])
-  // An attachment counts as well.
+  // A linked attachment counts for the limit as well.
   await assert.rejects(b.links.keep('acme', 'r1', [content(randomBytes(200_000))]), { code: 'limit_exceeded' })
-  // A process took room and died.
+  // This is what a process leaves that dies after it reserved room.
   await a.sql('acme', 'UPDATE tenant_objects SET bytes = 999999, objects = 5')
   await b.data.get('objects')!.recount!('acme')
   assert.deepEqual(await count(), [{ bytes: 900_000, objects: 3 }])
-  // An upload that says no length takes no more than it is.
+  // An upload of unknown length finally counts only for its real size.
   const parts = async function* () {
     for (let i = 0; i < 9; i++) yield Buffer.alloc(10_000)
   }

@@ -156,7 +156,7 @@ test('what is no key, or no cursor, is refused', async (t) => {
     const answer = await put(key, 'x')
     assert.deepEqual([answer.statusCode, answer.json().error], [400, 'invalid_key'], key)
   }
-  // Clients resolve these before they ask, others may not.
+  // Clients resolve these paths before they send them, but other programs may send them as they are.
   for (const key of ['..', '.', '../globex/k', 'a/../../globex/k', 'a/./b', '', 'a\u0000b', '\ud800']) {
     for (const asked of [() => store.open('acme', key), () => store.remove('acme', key)])
       await assert.rejects(asked, { code: 'invalid_key' }, key)

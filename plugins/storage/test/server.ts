@@ -10,7 +10,7 @@ import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { diskStoragePlugin, fake, testKernel } from '#testing'
 import storage from '../index.ts'
 
-/** Anybody acts for the tenant that the header `tenant` names. */
+/** Every caller acts for the tenant in the header `tenant`. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant'] ?? 'acme'), role: 'owner', keyId: 'tak_test' }),
@@ -18,13 +18,13 @@ const openGuard: Guard = {
 
 interface Options {
   readonly limits?: Partial<Limits>
-  /** Without it the role has no backend. */
+  /** False: the role has no backend. */
   readonly backend?: false
   readonly dir?: string
   readonly listen?: boolean
 }
 
-/** A conductor with nothing but the object store, on disk. */
+/** A conductor that has only the object store, on disk. */
 export async function startStorage(t: TestContext, { limits = {}, backend, dir: given, listen = false }: Options = {}) {
   const dir = given ?? (await mkdtemp(join(tmpdir(), 'ao-storage-')))
   t.after(() => rm(dir, { recursive: true, force: true }))
@@ -64,7 +64,7 @@ export async function startStorage(t: TestContext, { limits = {}, backend, dir: 
     })
   const put = (key: string, payload: string | Buffer, headers: Record<string, string> = {}) =>
     call('PUT', `/objects/${key}`, { payload, headers: { 'content-type': 'text/plain', ...headers } })
-  /** Names of uploads that are under way, or were left. */
+  /** The names of uploads that are under way or were left over. */
   const incoming = () => readdir(join(dir, '.incoming'))
   const used = async (name: string, tenantId = 'acme') => uses.get(name)?.(tenantId)
   return { ...found[0]!, kernel, dir, call, put, incoming, used }

@@ -64,11 +64,11 @@ test('linked contents are for whoever shows the token of a run or worker of thei
   assert.equal(await get('runner', 's1', 'run-of-s1'), 'content of acme')
   for (const token of [undefined, 'run-of-s2', 'worker-of-acme-s1']) assert.equal(await get('runner', 's1', token), 401)
   assert.equal(await get('runner', 'nobody', 'run-of-nobody'), 401)
-  // Another tenant's content is none.
+  // A content of another tenant is answered like an unknown one.
   assert.equal(await get('runner', 's2', 'run-of-s2'), 404)
   for (const wanted of ['b'.repeat(64), '..%2f..', 'A', '%2e%2e', `${key}x`.toUpperCase()])
     assert.equal(await get('runner', 's1', 'run-of-s1', wanted), 404, wanted)
-  // A session in a sandbox shows the token of its worker, on either listener; others are not behind that of workers.
+  // A session in a sandbox sends its worker's token, on either listener. Other sessions are not served on the listener of workers.
   assert.equal(await get('workers', 's3', 'worker-of-acme-s3'), 'content of acme')
   assert.equal(await get('runner', 's3', 'worker-of-acme-s3'), 'content of acme')
   assert.equal(await get('runner', 's3', 'run-of-s3'), 401)

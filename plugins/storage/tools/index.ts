@@ -8,7 +8,7 @@ import { type ObjectWrite, WrittenObjects, writtenStage } from '#contracts/objec
 import { type PlatformTool, PlatformTools, type ToolContext, type ToolResult } from '#contracts/tools'
 import { mostShownBytes, wholeCharacters } from '#kit'
 
-/** The tools by which agents use the object store of their tenant. A runner reaches it by itself; without a store there are none. */
+/** The tools with which agents use their tenant's object store. The runner reaches the store directly. Without a store there are no tools. */
 export default definePlugin({
   name: 'storage-tools',
   errors: objectErrors,
@@ -29,7 +29,7 @@ const key = { type: 'string', minLength: 1, maxLength: maxKeyBytes, description:
 const ok = (content: string): ToolResult => ({ ok: true, content })
 const failed = (content: string): ToolResult => ({ ok: false, content })
 
-/** Every tool acts for the tenant of its session, which the runner knows and no model chooses. */
+/** Every tool acts for the tenant of its session. The runner sets that tenant, so no model can choose another one. */
 export const storageTools = (store: ObjectStore, record: WriteRecord): PlatformTool[] => [
   getTool(store),
   putTool(store, record),
@@ -43,7 +43,7 @@ interface WriteRecord {
   readonly counted: boolean
 }
 
-/** Records a write for the audit log of the tenant, and notifies a conductor. */
+/** Records a write for the tenant's audit log, so that a conductor can fetch it. With `counted`, it is recorded without bytes and objects. */
 function record({ written, counted }: WriteRecord, context: ToolContext, write: Omit<ObjectWrite, 'n'>): void {
   const { tenantId, runId, report } = context
   if (!report) return
@@ -157,16 +157,16 @@ const deleteTool = (store: ObjectStore, writes: WriteRecord): PlatformTool => ({
   },
 })
 
-/** Writes that no conductor has fetched yet. Beyond that, the oldest runs are dropped, and the nightly count corrects the sum. */
+/** The most writes kept until a conductor fetches them. With more, the oldest runs are dropped, and the nightly count corrects the usage. */
 const mostKept = 20_000
-/** Writes in one answer. */
+/** The most writes in one answer. */
 const mostAtOnce = 500
 
 /** What agents of this runner wrote, by run, oldest run first. */
 class WriteLedger implements WrittenObjects {
   readonly #runs = new Map<string, ObjectWrite[]>()
   #kept = 0
-  // A restarted runner continues after the numbers of its former process.
+  // Numbers begin with the current time in microseconds, so that a restarted runner continues above the numbers of its former process.
   #next = Date.now() * 1_000
 
   note({ tenantId, runId }: Parameters<WrittenObjects['note']>[0], write: Omit<ObjectWrite, 'n'>): void {

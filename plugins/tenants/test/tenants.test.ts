@@ -175,7 +175,7 @@ test('what a deleted tenant has running or waiting is cancelled, and nothing els
   await call('DELETE', '/globex')
   while (open.length > others.length) await nextTurn()
   assert.deepEqual(open, others)
-  // The end of a run that executes would let one begin that waits.
+  // Queued runs are cancelled first, because the end of a running run would start a queued one.
   assert.deepEqual(order, [...Array(120).fill('queued'), ...Array(120).fill('running')])
 })
 

@@ -8,7 +8,7 @@ import type { PeersOptions } from '#kit'
 import { dropWhenIdle } from '#kit/files'
 import { proofHeaders } from '../client.ts'
 
-/** Timeout to connect, and of a silent upstream. */
+/** Timeouts in milliseconds: to connect, and while the upstream sends nothing. */
 const connectMs = 2_000
 const silentMs = 60_000
 
@@ -28,7 +28,7 @@ const passedOn = [
   'tracestate',
   vfsSessionHeader,
 ]
-/** Response headers that are passed on: neither cookies nor headers that change what a browser does. */
+/** The response headers that are passed on. Cookies and headers that change what a browser does are removed. */
 const passedBack = [
   'accept-ranges',
   'cache-control',
@@ -48,7 +48,7 @@ const passedBack = [
 const some = (headers: IncomingHttpHeaders, names: readonly string[]): IncomingHttpHeaders =>
   Object.fromEntries(names.flatMap((name) => (headers[name] === undefined ? [] : [[name, headers[name]]])))
 
-/** The abort signal of a request is carried in its headers and removed before they are sent. */
+/** reply-from passes only headers to the request, so its abort signal travels as a header. The signal is removed before the headers are sent. */
 const ending = Symbol('ends the request')
 
 /** The connections to the server. When certificates change, open connections close after their current requests. */
@@ -88,12 +88,12 @@ export class Upstream {
 }
 
 interface Forward {
-  /** Where the server is, with the path below which it answers. */
+  /** The URL of the server, with the path below which it answers. */
   readonly base: URL
   readonly target: string
   readonly tenantId: string
   readonly signer: Signer | undefined
-  /** Limits the rate of the response to what the tenant may fetch. */
+  /** Limits the rate of the response to the tenant's rate. */
   paced(request: FastifyRequest, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
 }
 
@@ -111,7 +111,7 @@ export function forward(
   const sent = query === '' ? pathname : `${pathname}?${query}`
   return reply.from(pathname, {
     getUpstream: () => base.origin,
-    // Apart from the path, which @fastify/reply-from decodes and searches for steps up: a text that is searched for may have them.
+    // The query is passed apart from the path. @fastify/reply-from decodes the path and refuses `..` in it, but a search text may contain `..`.
     queryString: () => query,
     retryDelay: () => null,
     rewriteRequestHeaders: (_, headers) => ({
@@ -122,7 +122,7 @@ export function forward(
     }),
     rewriteHeaders: (headers) => ({
       ...some(headers, passedBack),
-      // A browser must not render what agents wrote as a page of this server.
+      // Agents wrote these files, so a browser must not render them as a page of this server.
       'content-disposition': 'attachment',
       'content-security-policy': "sandbox; default-src 'none'",
     }),

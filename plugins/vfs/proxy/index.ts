@@ -15,8 +15,8 @@ import { forward, Upstream } from './forward.ts'
 import { proxyRoutes, turnsOf } from './routes.ts'
 
 /**
- * Access to the VirtualFS server with API keys: a conductor forwards `/api/vfs/*` without `/api`, signed for the tenant of the key and
- * without the credentials of the client. Specification 4.18.
+ * Access to the VirtualFS server with API keys. The conductor forwards `/api/vfs/*` without `/api`, signed for the tenant of the key, and without
+ * the client's credentials. Specification 4.18.
  */
 export default definePlugin({
   name: 'vfs-proxy',
@@ -48,7 +48,7 @@ export default definePlugin({
     const { guard, limits } = deps
     const { baseUrl } = config
     const signer = deps.signers.get('vfs')
-    // A server of this process answers only requests that are signed with a key.
+    // A VirtualFS server in this process can be used only if requests can be signed with a key.
     if (baseUrl === undefined && !(listeners.includes('vfs') && signer)) return { data: {} }
     const upstream = new Upstream(followTls(config.tls, log))
     onStop(() => upstream.close())
@@ -73,7 +73,7 @@ export default definePlugin({
         return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, paced })
       })
     })
-    // A server of this process reports and erases by itself.
+    // A VirtualFS server in this process reports usage and erases data by itself.
     if (baseUrl === undefined || !signer || listeners.includes('vfs')) return { data: {} }
     const client = createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
     onStop(() => client.dispose())
@@ -82,10 +82,10 @@ export default definePlugin({
   },
 })
 
-/** Timeout for the usage of a tenant; after that these limits are reported without usage. */
+/** Timeout in milliseconds for a tenant's usage. After it, these limits are reported without usage. */
 const usageMs = 1_500
 
-/** Asks the VirtualFS server for a tenant's usage. Concurrent callers share one request. */
+/** Reports a tenant's usage of the VirtualFS server to the limits. Concurrent callers share one request. */
 function tellUsage(limits: TenantLimits, client: Pick<VfsClient, 'usage'>): void {
   const asking = new SingleFlight<VfsUsage | undefined>()
   const ask = (tenantId: string) =>
@@ -99,7 +99,7 @@ function baseOf(baseUrl: string | undefined, urlOf: (listener: string) => string
   try {
     return new URL(baseUrl ?? urlOf('vfs'))
   } catch (cause) {
-    // This process does not listen, or not yet.
+    // The listener of this process is not open, or not open yet.
     throw vfsErrors.vfsUpstreamUnavailable({ cause })
   }
 }

@@ -17,10 +17,10 @@ const methods = {
   DELETE: { who: 'admin', summary: 'Delete from the VirtualFS' },
 } as const
 
-/** Forwards everything below `/api/vfs/` that has no route here. `paced` limits the rate of a tenant's bytes. */
+/** Forwards every path below `/api/vfs/` that has no route of its own here. `paced` limits the rate of a tenant's bytes. */
 export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
-  // Bodies go on as they come. An upstream that answers before it has all of one has it destroyed, and with it would go the connection of
-  // the client, who is to hear the answer.
+  // Bodies are streamed on. An upstream that answers before it has read the whole body destroys the stream. `destroyOnReturn: false` keeps the
+  // client's connection open, so that the client gets the answer.
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', async (request: FastifyRequest, body: Readable) =>
     Readable.from(paced(request, body.iterator({ destroyOnReturn: false })), { objectMode: false }),
@@ -42,7 +42,7 @@ export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
           ...failures(notFound, vfsErrors.invalidPath, limitErrors.limitReached, vfsErrors.vfsUpstreamUnavailable),
         },
       },
-      // Paths are checked as they were sent, and bodies are not read here.
+      // Paths must be checked in the form in which they were sent, and bodies are not read here. So no schema is validated.
       validatorCompiler: () => () => true,
       async handler(request, reply) {
         const target = targetOf(request.raw.url ?? '')
@@ -57,27 +57,27 @@ export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
 /** Routes that the proxy does not forward: only runners open leases, and only retention erases. */
 const ours = /^\/vfs\/(leases|tenant)(\/|$)/
 const publicPrefix = '/api'
-/** How deep percent-encodings may be nested; deeper paths are refused. */
+/** The deepest nesting of percent-encodings; a path with deeper ones is refused. */
 const deepest = 4
 
 /**
- * The target of a request to `/api/vfs/…` on the VirtualFS server: path and query, as they were written, without `/api`. Undefined for a
- * path that some server between here and the files could read as another one.
+ * The target of `/api/vfs/…` on the VirtualFS server: path and query as the client wrote them, without `/api`. Undefined for a path that any server
+ * on the way to the files could read as a different path.
  */
 export function targetOf(url: string): string | undefined {
   const [, path = '', query = ''] = /^([^?#]*)(\?[^#]*)?$/.exec(url) ?? []
   if (!path.startsWith(`${publicPrefix}/vfs/`) || !/^[\x21-\x7e]*$/.test(url)) return undefined
   const rest = path.slice(publicPrefix.length)
   const segments = rest.split('/').slice(1)
-  // The path of a folder ends with a slash.
+  // Only the path of a folder may end with an empty segment.
   const plain = segments.every((one, i) => (one === '' ? i === segments.length - 1 : isPlain(one)))
   return plain ? rest + query : undefined
 }
 
-/** True for routes that only this server answers. */
+/** True for routes that the proxy must not forward. */
 const isOurs = (target: string): boolean => ours.test(decodeURIComponent(target.split('?')[0]!))
 
-/** Cost in requests beyond the first one: a search reads up to 64 MiB, a list looks at each file that it shows. */
+/** The cost of a request beyond the first turn of the rate limit: a search reads up to 64 MiB, and a list looks at each file that it shows. */
 const turnsOfSearch = 60
 const entriesOfTurn = 100
 export function turnsOf(target: string): number {
@@ -88,24 +88,25 @@ export function turnsOf(target: string): number {
   return limit > 0 ? Math.floor(Math.min(limit, mostEntriesAtOnce) / entriesOfTurn) : 0
 }
 
-/** True for leases. Only runners may open them, because an admin of a tenant could raise its own limits with one. */
+/** True for requests that open a lease. Only runners may open leases, because an admin of a tenant could raise the tenant's own limits with a lease. */
 const opensSession = (method: string, target: string): boolean =>
   !['GET', 'HEAD', 'DELETE'].includes(method) &&
   /^\/vfs\/sessions(\/|$)/.test(decodeURIComponent(target.split('?')[0]!))
 
 /**
- * True when however often a segment is decoded it is one name: no step up, no slash of any kind, no NUL. Two dots at its beginning or end are
+ * True if a segment stays one name however often it is decoded: no step up, no slash of any kind, no NUL. Two dots at its beginning or end are
  * refused as well, as @fastify/reply-from does.
  */
 function isPlain(segment: string): boolean {
   let text = segment
   for (let depth = 0; depth <= deepest; depth++) {
-    // Compatible forms of the dot and of slashes are what some file systems make of them.
+    // Some file systems normalize names, so the compatible forms of dots and slashes are checked as well.
     const forms = [text, text.normalize('NFKC')]
     if (forms.some((one) => /[\\/\p{Cc}]/u.test(one) || /^\.(;|$)|^\.\.|\.\.$/.test(one))) return false
     const decoded = decodedOf(text)
     if (decoded === text) return true
-    // What is no encoding is a name with a percent sign, unless it was one at first: then it is not UTF-8, e.g. an overlong form.
+    // Decoding failed. At depth 0 the segment is not UTF-8 (e.g. an overlong form) and is refused. Deeper, the decoded text is a name with a
+    // percent sign.
     if (decoded === undefined) return depth > 0
     text = decoded
   }

@@ -12,7 +12,7 @@ import { createVfsClient } from '../client.ts'
 import { Leases } from './leases.ts'
 import { fileTools } from './tools.ts'
 
-/** The VirtualFS of a runner's sessions: their leases on its server, and the tools by which agents use it. */
+/** The VirtualFS for a runner's sessions: their leases on the VirtualFS server, and the tools with which agents use it. */
 export default definePlugin({
   name: 'vfs-runner',
   config: Settings({
@@ -29,9 +29,9 @@ export default definePlugin({
   requires: { signers: Signers },
   provides: { manager: VfsManager, tools: PlatformTools },
   async setup({ config, deps, listeners, metrics, log, urlOf, onStop }) {
-    // The key of conductors is used only if this process is one as well: it gives access to every secret of every tenant.
+    // The conductors' key gives access to every secret of every tenant. It is used only if this process is a conductor as well.
     const signer = deps.signers.get('runner') ?? deps.signers.get('vfs')
-    // A server of this process answers only requests that are signed with a key.
+    // A VirtualFS server in this process can be used only if requests can be signed with a key.
     const own = listeners.includes('vfs') && signer ? () => urlOf('vfs') : undefined
     const baseUrl = config.baseUrl ?? own
     if (baseUrl === undefined) return { manager: nothing, tools: {} }
@@ -53,7 +53,7 @@ export default definePlugin({
   },
 })
 
-/** Of a runner without a VirtualFS server. */
+/** The VirtualFS of a runner without a server: no session has files. */
 const nothing: VfsManager = {
   of: () => undefined,
   leases: () => [],

@@ -19,7 +19,7 @@ interface Held {
   readonly sessionId: string
   readonly allowedMounts: readonly string[]
   readonly opened: Promise<VfsSession>
-  /** Undefined until the server has opened it. */
+  /** Undefined until the server has opened the lease. */
   openedAt: string | undefined
   usedAt: number
 }
@@ -32,7 +32,7 @@ const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${s
 const isNoSession = (error: unknown): error is AppError =>
   isAppError(error) && error.code === vfsErrors.noVfsSession.row.code
 
-/** The leases of a runner's sessions: each is opened by the first request for files, so a chat that touches none asks nobody. */
+/** The leases of a runner's sessions. The first request for files opens a session's lease, so a chat without files sends no request. */
 export class Leases implements VfsManager {
   readonly #client: VfsClient
   readonly #log: Log
@@ -70,7 +70,7 @@ export class Leases implements VfsManager {
   async lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined> {
     const held = this.#held.get(keyOf(tenantId, sessionId))
     try {
-      // Asked also for a session that is not known here: this process may be a new one.
+      // The server is asked even if this process does not know the session, because this process may have been restarted.
       const there = await this.#client.session(tenantId, sessionId, { signal })
       if (!there) return undefined
       const { allowedMounts, state, openedAt, lastUsedAt, bytes, entries } = there
@@ -88,7 +88,7 @@ export class Leases implements VfsManager {
     const held = this.#held.get(key)
     this.#held.delete(key)
     try {
-      // A lease that is still being opened would otherwise be open after it was ended.
+      // Waits for a lease that is still being opened. Otherwise the server would open the lease after it was closed.
       await held?.opened.catch(() => {})
       await this.#client.close(tenantId, sessionId)
     } catch (err) {
@@ -96,7 +96,7 @@ export class Leases implements VfsManager {
     }
   }
 
-  /** Sends a request within the lease. A lease that the server has dropped is opened again, once. */
+  /** Sends a request within the session's lease. If the server has dropped the lease, it is opened again, at most once. */
   async #use<T>(session: RunnerSession, request: (view: VfsView) => Promise<T>): Promise<T> {
     const view = { tenantId: session.tenantId, sessionId: session.id }
     const held = await this.#open(session)
@@ -109,7 +109,7 @@ export class Leases implements VfsManager {
       return request(view)
     }
   }
-  /** A 404 may mean that the file is missing or that the session is closed. */
+  /** A 404 may mean that the file is missing or that the session is closed. This asks for the session to tell the two apart. */
   async #unlessClosed<T>({ tenantId, sessionId = '' }: VfsView, request: () => Promise<T>): Promise<T> {
     const answer = await request()
     if (!answer && !(await this.#client.session(tenantId, sessionId))) throw vfsErrors.noVfsSession()
@@ -125,7 +125,7 @@ export class Leases implements VfsManager {
     await held.opened
     return held
   }
-  /** Concurrent callers share one request, which none of them aborts. */
+  /** Opens a lease. Concurrent callers share one request, so no single caller can abort it. */
   #begin(session: RunnerSession): Held {
     const { tenantId, id: sessionId, profile } = session
     const key = keyOf(tenantId, sessionId)
@@ -141,7 +141,7 @@ export class Leases implements VfsManager {
     this.#held.set(key, held)
     opened.then(
       ({ openedAt }) => (held.openedAt = openedAt),
-      // The next request tries again.
+      // Opening failed, so the lease is forgotten and the next request tries again.
       () => this.#held.get(key) === held && this.#held.delete(key),
     )
     return held
@@ -166,7 +166,7 @@ function limitsOf({ limits = {} }: RunnerSession): { readonly limits?: VfsLimits
 /** How many mounts are listed at the same time. */
 const atOnce = 8
 
-/** The files of a session that a sandbox gets: each mount has an equal share, whatever is in the others. */
+/** The files of a session that are copied into a sandbox. Each mount gets an equal share, however many files the others have. */
 async function treeOf(files: Pick<SessionVfs, 'mounts' | 'list'>, signal?: AbortSignal): Promise<VfsTree> {
   const mounts = await files.mounts({ signal })
   const bytes = Math.floor(copyBounds.bytes / Math.max(1, mounts.length))
@@ -180,7 +180,7 @@ async function treeOf(files: Pick<SessionVfs, 'mounts' | 'list'>, signal?: Abort
   return { mounts: await Promise.all(trees), share }
 }
 
-/** A mount that cannot be listed does not keep the others from being copied. */
+/** Lists the files of one mount. A mount that cannot be listed does not prevent the others from being copied. */
 async function treeOfMount(
   files: Pick<SessionVfs, 'list'>,
   { name, readOnly }: VfsMount,
@@ -208,7 +208,7 @@ async function treeOfMount(
   }
 }
 
-/** What is true of every mount of the session. */
+/** Errors that concern all mounts of the session, so that they fail the whole copy. */
 const mayBeAll: ReadonlySet<string> = new Set([
   vfsErrors.noVfsSession.row.code,
   vfsErrors.vfsUpstreamUnavailable.row.code,

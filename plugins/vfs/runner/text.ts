@@ -2,7 +2,7 @@ import { isUtf8 } from 'node:buffer'
 import { mostShownBytes, wholeCharacters } from '#kit'
 
 const usualLines = 2_000
-/** A file with a NUL byte in its beginning is treated as binary. */
+/** A file with a NUL byte within its first 8 KiB is treated as binary. */
 const beginningBytes = 8 * 1024
 /** The most bytes that are read to find lines near the end of a file. */
 const mostRead = 64 * 1024 * 1024

@@ -12,7 +12,7 @@ import { readText } from './text.ts'
 const mostBinaryBytes = 168 * 1024
 const mostWritten = 4 * 1024 * 1024
 const mostListed = 200
-/** Timeout of a tool: time for the server, and for synchronizing the files of a sandbox before and after. */
+/** Timeout of a tool in milliseconds. It covers the server, and synchronizing the files of a sandbox before and after. */
 const timeoutMs = 30_000 + 2 * settleFilesMs
 
 const ok = (content: string): ToolResult => ({ ok: true, content })
@@ -23,7 +23,7 @@ const pathOf = (description: string) => ({ type: 'string', maxLength: maxPathByt
 
 interface Place {
   readonly mount: string
-  /** Below the mount; '' is the mount itself. */
+  /** The path below the mount; '' is the mount itself. */
   readonly path: string
 }
 
@@ -41,7 +41,7 @@ function placeOf(text: unknown): Place | undefined {
   return { mount, path }
 }
 
-/** The place of a file. */
+/** Parses the place of a file. Throws if the text names no file of a mount. */
 function filePlaceOf(text: unknown): Place {
   const place = placeOf(text)
   if (!place || place.path === '')
@@ -55,7 +55,7 @@ type Execute = (
   context: ToolContext,
 ) => Promise<ToolResult>
 
-/** Synchronizes first, so that a tool sees what programs in the sandbox have just written. */
+/** Each tool first synchronizes the sandbox, so that it sees files that programs there have just written. */
 const tool = (
   spec: Pick<PlatformTool, 'name' | 'description'> & { readonly input: object; readonly required?: readonly string[] },
   execute: Execute,
@@ -72,7 +72,7 @@ const tool = (
   },
 })
 
-/** An error that the model can correct is only answered; any other is logged as well. */
+/** A model can correct errors below 500, so they are only answered. Other errors are rethrown, so that they are logged as well. */
 function refused(error: unknown): ToolResult {
   if (!isAppError(error) || error.status >= 500 || error.sentence === undefined) throw error
   return failed(error.sentence)
@@ -134,7 +134,7 @@ async function bytesOf(
   )
 }
 
-/** A range of an empty file is refused, so the beginning is read without one. */
+/** Reads the first `most` bytes. A range of an empty file would be refused, so the file is read without a range. */
 async function beginning(body: AsyncIterable<Uint8Array>, most: number): Promise<Buffer> {
   const parts: Uint8Array[] = []
   let size = 0
@@ -180,7 +180,7 @@ const write = tool(
   },
 )
 
-/** Undefined for invalid base64; line ends in it are allowed. */
+/** Decodes base64, which may contain line ends. Undefined for invalid base64. */
 function decoded(text: string): Buffer | undefined {
   const packed = text.replaceAll(/[\r\n]/g, '')
   return /^[A-Za-z0-9+/]*={0,2}$/.test(packed) && packed.length % 4 === 0 ? Buffer.from(packed, 'base64') : undefined
@@ -259,5 +259,5 @@ const search = tool(
   },
 )
 
-/** Each tool acts for the session that calls it, within its lease. */
+/** The file tools of agents. Each tool acts for the session that calls it, within that session's lease. */
 export const fileTools: readonly PlatformTool[] = [list, read, search, write]

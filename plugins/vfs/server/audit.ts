@@ -2,14 +2,14 @@ import { appendFile, mkdir, open, readdir, readFile, rename, rm, stat } from 'no
 import { dirname, join } from 'node:path'
 import type { VfsAccess, VfsAudit } from '#contracts/vfs'
 
-/** Size of one audit file of a session. A full file replaces the one before it, so a session has twice as much at most. */
+/** Bytes of one audit file of a session. A full file replaces the one before it, so a session has at most two such files. */
 const fileBytes = 1024 * 1024
-/** Lines that may wait for the disk. Beyond that, reads are only counted and recorded later in one line. */
+/** Lines that may wait for the disk. While more wait, only writes and deletions are recorded. */
 const mostWaiting = 10_000
 const mostLists = 1_000
 
 interface Line extends VfsAccess {
-  /** Counts up within a session; a cursor is one of these. */
+  /** Counts the lines of a session upwards. A cursor is one of these numbers. */
   readonly n: number
 }
 
@@ -23,19 +23,19 @@ interface Open {
 }
 
 /**
- * What sessions read and wrote: JSON lines in a file for each session. A write is in its file before it is answered; a loss of power
- * may lose the last lines.
+ * Records what sessions read and wrote, as JSON lines in a file for each session. A write is recorded before it is answered. A loss of power may
+ * lose the last lines.
  */
 export class Audit {
   readonly #dirOf: (tenantId: string) => string
-  /** Of sessions with something in memory. */
+  /** By file, the audits of sessions that have something in memory. */
   readonly #open = new Map<string, Promise<Open>>()
 
   constructor(dirOf: (tenantId: string) => string) {
     this.#dirOf = dirOf
   }
 
-  /** Resolves when it is written. Never rejects, because the operation has already happened. */
+  /** Resolves when the operation is recorded. Never rejects, because the operation has already happened. */
   async note(tenantId: string, sessionId: string, access: Omit<VfsAccess, 'at'>): Promise<void> {
     const file = this.#fileOf(tenantId, sessionId)
     const opening = this.#open.get(file) ?? this.#openFile(file)
@@ -48,12 +48,12 @@ export class Audit {
     if (list !== undefined) audit.lists.add(list)
     const line: Line = { n: audit.next++, at: new Date().toISOString(), ...access }
     audit.waiting.push(`${JSON.stringify(line)}\n`)
-    // Those that come meanwhile are written together.
+    // Lines that arrive before this write begins are written together with it.
     if (audit.waiting.length === 1) audit.writing = audit.writing.then(() => this.#write(tenantId, file, audit))
     await audit.writing
   }
 
-  /** Undefined when nothing is known of the session. */
+  /** The recorded operations of a session, newest first; undefined for a session without any record. */
   async read(tenantId: string, sessionId: string, before: number, limit: number): Promise<VfsAudit | undefined> {
     const file = this.#fileOf(tenantId, sessionId)
     await (
@@ -82,13 +82,13 @@ export class Audit {
     this.#open.delete(file)
   }
 
-  /** The tenant is erased, with its files. */
+  /** Frees the memory of an erased tenant. Its audit files are deleted with the tenant's folder. */
   forget(tenantId: string): void {
     const dir = this.#dirOf(tenantId)
     for (const file of this.#open.keys()) if (dirname(file) === dir) this.#open.delete(file)
   }
 
-  /** Removes what was written last before this time. */
+  /** Removes audit files that were last written before this time (milliseconds since the epoch). */
   async expire(tenantId: string, before: number): Promise<void> {
     const dir = this.#dirOf(tenantId)
     for (const name of await readdir(dir).catch(() => [])) {
@@ -142,7 +142,7 @@ const accessOf = ({ at, operation, mount, path, bytes, outcome }: Line): VfsAcce
   outcome,
 })
 
-/** A line that was cut by the end of a process is ignored. */
+/** A line is ignored if it does not parse, because the process ended while it wrote the line. */
 function parsed(text: string): Line[] {
   try {
     return text === '' ? [] : [JSON.parse(text) as Line]
@@ -156,7 +156,7 @@ async function lastOf(path: string, size?: number): Promise<Line | undefined> {
   if (!file) return undefined
   try {
     const bytes = size ?? (await file.stat()).size
-    // A path is 1024 bytes at most, of which each may take six as JSON.
+    // A path has at most 1,024 bytes, and each byte may take six as JSON. So 16 KiB hold the last line.
     const tail = Buffer.alloc(Math.min(bytes, 16 * 1024))
     await file.read(tail, 0, tail.length, bytes - tail.length)
     return tail.toString().split('\n').flatMap(parsed).at(-1)

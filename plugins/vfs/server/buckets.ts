@@ -4,12 +4,12 @@ import { secretOf } from '#contracts/secrets'
 import { vfsErrors } from '#contracts/vfs'
 
 type Bucket = ReturnType<Buckets['open']>
-/** Settings of a bucket as a mount has them: bucket and credentials are optional, and credentials may be references. */
+/** The bucket settings of a mount. Bucket and credentials are optional, and credentials may be references to secrets. */
 type Wanted = Omit<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'> &
   Partial<Pick<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'>>
 
 interface Pooled {
-  /** All settings that it was opened with, as JSON, to notice a change. */
+  /** The settings with which the bucket was opened, as JSON, to notice a change. */
   readonly settings: string
   readonly bucket: Bucket
   readonly resolvedAt: number
@@ -17,10 +17,10 @@ interface Pooled {
 
 /** Connections to this many buckets are kept; the least recently used are closed. */
 const mostOpen = 200
-/** How long credentials are cached, so that a rotated secret is used soon. */
+/** Milliseconds for which credentials are cached, so that a rotated secret is soon used. */
 const freshMs = 30_000
 
-/** Buckets behind mounts, opened with the credentials that their secrets have now. */
+/** The buckets behind mounts, opened with the current values of their secrets. */
 export class BucketPool {
   readonly #buckets: Buckets | undefined
   readonly #secret: (tenantId: string, reference: string) => Promise<string>
@@ -40,7 +40,7 @@ export class BucketPool {
       this.#open.set(key, known!)
       return pooled.bucket
     }
-    // Concurrent callers wait for the same bucket.
+    // Another caller has begun to open this bucket, so this caller waits for the same bucket.
     if (this.#open.get(key) !== known) return this.open(tenantId, mount, wanted)
     const opening = this.#renew(tenantId, wanted, pooled)
     this.#open.delete(key)
@@ -52,7 +52,7 @@ export class BucketPool {
     return (await opening).bucket
   }
 
-  /** Why a bucket cannot be opened with these settings, without a request. */
+  /** Checks without a request whether a bucket can be opened with these settings. Returns the reason if it cannot. */
   problemOf(wanted: Wanted): string | undefined {
     try {
       void this.#opened({ ...wanted, accessKeyId: 'x', secretAccessKey: 'x' }).close()

@@ -29,7 +29,7 @@ import { countedTree } from './usage.ts'
 
 export interface NewFile {
   readonly body: AsyncIterable<Uint8Array>
-  /** As many as it says that it has. */
+  /** The announced length of the body; undefined if the sender did not announce it. */
   readonly bytes: number | undefined
   readonly contentType: string
   readonly when: WriteCondition
@@ -40,7 +40,7 @@ interface Options {
   readonly sessions: Sessions
   readonly audit: Audit
   readonly metrics: Metrics
-  /** Of scratch spaces and layers. */
+  /** The store of scratch spaces and copy-on-write layers. */
   readonly space: ObjectBackend
   readonly scratch: string
   readonly fileBytes: number
@@ -56,7 +56,7 @@ interface Mounted {
 export class Files {
   readonly #options: Options
   readonly #shares: Shares
-  /** Bytes of the uploads that each tenant has under way: they wait on a disk that all share. */
+  /** Bytes of the uploads that each tenant has under way. They are limited, because all tenants share the disk on which uploads wait. */
   readonly #arriving = new Map<string, number>()
 
   constructor(options: Options) {
@@ -87,7 +87,10 @@ export class Files {
     })
   }
 
-  /** Whoever gets the file reads or closes it, and has a share of what is under way until then. `bytesOf` says what will be read of it, for the audit. */
+  /**
+   * Opens a file. The caller must read or close it, and holds one of the tenant's concurrent requests until then. `bytesOf` returns how many bytes
+   * will be read, for the audit.
+   */
   async open(view: VfsView, mount: string, path: string, bytesOf?: (file: OpenFile) => number): Promise<OpenFile> {
     const open = async (): Promise<OpenFile> => {
       check(path)
@@ -201,7 +204,10 @@ export class Files {
     return kept.allowedMounts.length === 0 || mount === this.#options.scratch || kept.allowedMounts.includes(mount)
   }
 
-  /** The files of a mount in this view. A session is refused a mount outside its lease even if the mount does not exist. */
+  /**
+   * The files of a mount in this view. A mount outside the session's lease is refused even if it does not exist, so that a session learns nothing
+   * about it.
+   */
   async #mounted(view: VfsView, name: string): Promise<Mounted> {
     const { mounts, scratch } = this.#options
     const session = await this.#session(view)
@@ -231,7 +237,7 @@ export class Files {
     return countedTree(space, tenantId, `${session.kept.space}/${mount}/${part}/`, accounts)
   }
 
-  /** A path is a file or a folder, as it is where the files of a session are copied to a disk. */
+  /** Refuses a path that would be both a file and a folder, because the files of a session are also copied to a disk. */
   async #checkPlace(tree: Tree, path: string): Promise<void> {
     const steps = path.split('/').slice(0, -1)
     const above = steps.map((_, i) => steps.slice(0, i + 1).join('/'))
@@ -241,7 +247,7 @@ export class Files {
     if (files.some(Boolean)) throw vfsErrors.isFile()
   }
 
-  /** Counts, times and audits one piece of work, within the tenant's share of what is under way. */
+  /** Counts, times and audits one operation, as one of the tenant's concurrent requests. */
   async #noted<T>(
     { tenantId, sessionId }: VfsView,
     access: Omit<VfsAccess, 'at' | 'outcome'>,
@@ -276,7 +282,7 @@ function check(path: string): void {
   if (!isVfsPath(path)) throw vfsErrors.invalidPath()
 }
 
-/** Of the largest files, so many are a tenant's under way at once; of others as many as its requests. */
+/** The bytes that a tenant may upload at once equal this many files of the largest size. Smaller files are limited only by the concurrent requests. */
 const filesAtOnce = 2
 const tooMuchAtOnce = (max: number) =>
   limitErrors.limitReached({
@@ -304,7 +310,7 @@ async function removeBelow(tree: Tree, folder: string) {
   return { deleted: paths.length, more }
 }
 
-/** Decodes a cursor. An invented cursor leads to some place in the same mount, or is refused: not every store accepts any text. */
+/** Decodes a cursor. A forged cursor leads to some place in the same mount, or is refused, because not every store accepts any text. */
 function placeIn(cursor: string): string {
   const place = Buffer.from(cursor, 'base64url').toString('utf8')
   if (isVfsFolder(place.replace(/\/$/, ''))) return place

@@ -6,11 +6,11 @@ interface Placed {
   readonly place: Buffer
 }
 
-/** Picks the first of many entries, in the order of places, and never holds more than twice as many as it picks. */
+/** Picks the first entries of many, ordered by place. It holds at most twice as many entries as it picks. */
 export class First {
   readonly #most: number
   #held: Placed[] = []
-  /** Entries from this one on cannot be among the first; undefined while all can. */
+  /** The first place that is too late to be picked; undefined while there is none. */
   #end: Buffer | undefined
 
   constructor(most: number) {

@@ -16,13 +16,13 @@ const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY
 export const incoming = '.agent-orc-incoming'
 
 /**
- * A folder of this machine. Each segment of a path is opened below the one before it, without following links, so nothing that others
- * put there leads out of the folder, even while it is walked. Only plain files and folders are shown.
+ * A folder of this machine. Each segment of a path is opened below the previous one without following links. So no link leads out of the folder,
+ * even one that is created during the walk. Only plain files and folders are shown.
  */
 export class FolderTree implements Tree {
   readonly #root: string
   readonly #atOnce: number
-  /** Writes and deletions one after another, so that conditions hold. */
+  /** Writes and deletions run one after another, so that a condition still holds when its write happens. */
   #turn: Promise<unknown> = Promise.resolve()
 
   /** A folder with more than `atOnce` entries is read in several passes, each of which returns the next entries in order. */
@@ -114,13 +114,13 @@ export class FolderTree implements Tree {
     )
   }
 
-  /** The next entries of a folder in the walk; with `from`, only those after it. */
+  /** The next entries of a folder in the walk. With `from`, only entries after that place. */
   async #firstOf(folder: string, { after, recursive }: Walk, from: string | undefined) {
     const at = await this.#enter(folder === '' ? [] : folder.split('/'))
     const first = new First(this.#atOnce)
     if (!at) return first.taken()
     try {
-      // Each part of the folder is a turn of the event loop.
+      // The folder is read in parts, and the event loop is released between them.
       for await (const one of await opendir(pathOf(at), { bufferSize: 512 })) {
         if (!one.isFile() && !one.isDirectory()) continue
         const entry: VfsEntry = { path: belowOf(folder) + one.name, kind: one.isFile() ? 'file' : 'folder' }
@@ -165,7 +165,7 @@ export class FolderTree implements Tree {
     return { info, replaced: before?.bytes }
   }
 
-  /** The folder at the end of the steps, and with `make` those that are missing; undefined when there is none. */
+  /** Opens the folder at the end of the steps. With `make`, missing folders are created. Undefined if a folder is missing. */
   async #enter(steps: readonly string[], make = false): Promise<FileHandle | undefined> {
     let at = await open(this.#root, O_RDONLY | O_DIRECTORY)
     for (const step of steps) {
@@ -208,7 +208,7 @@ export class FolderTree implements Tree {
   }
 }
 
-/** The path of an open descriptor, even if its name leads elsewhere by now. Needs Linux, as mounts of folders do. */
+/** A path that reaches an open descriptor even if the descriptor's name leads elsewhere by now. Needs Linux, as mounts of folders do. */
 const pathOf = ({ fd }: FileHandle): string => `/proc/self/fd/${fd}`
 export const foldersWork = process.platform === 'linux'
 
@@ -230,7 +230,7 @@ async function folderIn(folder: FileHandle, name: string): Promise<FileHandle | 
   }
 }
 
-/** Opens a plain file. The open does not block, as it would on a pipe. */
+/** Opens a plain file. O_NONBLOCK keeps the open from waiting, as it would on a pipe. */
 async function openFile(folder: FileHandle, name: string): Promise<FileHandle | undefined> {
   try {
     const file = await open(`${pathOf(folder)}/${name}`, O_RDONLY | O_NOFOLLOW | O_NONBLOCK)
@@ -260,7 +260,7 @@ const holds = ({ ifMatch, ifNoneMatch }: WriteCondition, before: FileInfo | unde
 async function write(path: string, body: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
   const file = await open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, mode)
   try {
-    // A write may take less than it was given, and say so without an error.
+    // A write may take fewer bytes than it was given without an error, so the rest is written again.
     for await (const chunk of body)
       for (let from = 0; from < chunk.length;) from += (await file.write(chunk, from)).bytesWritten
     await file.sync()

@@ -13,7 +13,7 @@ import type { MountSettings } from './settings.ts'
 import { ObjectTree, type Tree } from './tree.ts'
 import { writeWhole } from './sessions.ts'
 
-/** The implementation of a mount. */
+/** The settings of a mount. `own`: the tenant added the mount itself. */
 type Behind = Omit<MountSettings, 'tenants'> & { readonly own: boolean }
 
 interface Options {
@@ -23,17 +23,20 @@ interface Options {
   readonly store: ObjectStore | undefined
   readonly buckets: Buckets | undefined
   readonly own: { readonly tenants: TenantList; readonly most: number; readonly hosts: readonly OwnHost[] }
-  /** The value of `secret://name` of a tenant. */
+  /** Resolves to the value of a tenant's `secret://name`. */
   readonly secret: (tenantId: string, reference: string) => Promise<string>
 }
 
-/** The mounts of tenants: those of the role file that are for it, and its own, which are kept in one file for each tenant. */
+/**
+ * The mounts of tenants: mounts of the role file that the tenant may use, and the tenant's own mounts. The own mounts are in one file for each
+ * tenant.
+ */
 export class Mounts {
   readonly #options: Options
   readonly #pool: BucketPool
   readonly #own = new Map<string, Promise<Map<string, VfsMountInput>>>()
   readonly #folders = new Map<string, Promise<FolderTree>>()
-  /** A change begins with what the one before it has left, in memory and on disk. */
+  /** Changes of a tenant's mounts run one after another, so that each change begins with the result of the previous one. */
   readonly #turns = new Turns()
 
   constructor(options: Options) {
@@ -41,7 +44,7 @@ export class Mounts {
     this.#pool = new BucketPool(options.buckets, options.secret)
   }
 
-  /** All mounts by name; `inSession`: as a session sees them, with its scratch space. */
+  /** All mounts, ordered by name. `inSession`: as a session sees them, with its scratch space. */
   async list(tenantId: string, inSession: boolean): Promise<VfsMount[]> {
     const { shared, scratch } = this.#options
     const names = [...new Set([...Object.keys(shared), ...(await this.#ownOf(tenantId)).keys()])]
@@ -51,7 +54,7 @@ export class Mounts {
     return mounts.sort((a, b) => (a.name < b.name ? -1 : 1))
   }
 
-  /** Undefined for a name that the tenant does not have. */
+  /** Opens a mount. Undefined if the tenant has no mount of this name. */
   async open(
     tenantId: string,
     name: string,
@@ -84,7 +87,7 @@ export class Mounts {
     return shown(name, behindOf(input), false)
   }
 
-  /** False when it has none of this name. */
+  /** Removes a tenant's own mount. Resolves to false if the tenant has none of this name. */
   async remove(tenantId: string, name: string): Promise<boolean> {
     const had = await this.#turns.take(tenantId, async () => {
       const mounts = await this.#ownOf(tenantId)
@@ -96,7 +99,7 @@ export class Mounts {
     return had
   }
 
-  /** The tenant is erased, with the file of its mounts. */
+  /** Frees the memory of an erased tenant. The file of its mounts is deleted with the tenant's folder. */
   forget(tenantId: string): void {
     this.#own.delete(tenantId)
   }
@@ -117,11 +120,11 @@ export class Mounts {
     const input = found ? undefined : (await this.#ownOf(tenantId)).get(name)
     const behind = found ? { ...found, own: false } : input && behindOf(input)
     if (!behind) return undefined
-    // Without an object store there is nothing to mount.
+    // Without an object store, a mount of the kind `objects` has nothing behind it and does not exist.
     return behind.kind === 'objects' && this.#options.store?.backend === undefined ? undefined : behind
   }
 
-  /** To a tenant a mount that is for others is none. */
+  /** The mount of the role file with this name. Undefined for a mount that is not for this tenant, as if it did not exist. */
   #sharedWith(tenantId: string, name: string): MountSettings | undefined {
     const { shared } = this.#options
     const found = Object.hasOwn(shared, name) ? shared[name] : undefined
@@ -194,7 +197,7 @@ export class Mounts {
 }
 
 const withTenant = (text: string, tenantId: string): string => text.replaceAll('{tenant}', tenantId)
-/** A prefix may end within a segment, but has no segment such as `..` that has a meaning in a path. */
+/** A prefix may end within a segment. A segment such as `..`, which has a meaning in a path, is not allowed. */
 const isPlain = (prefix: string): boolean =>
   prefix
     .replace(/\/$/, '')
@@ -246,7 +249,7 @@ async function load(file: string): Promise<Map<string, VfsMountInput>> {
   return new Map(Object.entries(JSON.parse(text) as Record<string, VfsMountInput>))
 }
 
-/** Adapts the object store, which enforces the limits of tenants, to the interface of a backend. */
+/** Adapts the object store to the interface of a backend. The store enforces the limits of tenants. */
 const asBackend = (store: ObjectStore): ConstructorParameters<typeof ObjectTree>[0] => ({
   open: (tenantId, key) => store.open(tenantId, key),
   list: (tenantId, query) => store.list(tenantId, query),

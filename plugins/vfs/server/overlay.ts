@@ -5,13 +5,16 @@ import { emptyFile, isBefore, type OpenFile, placeOf, type Tree, type Walk } fro
 interface Layers {
   /** The mount, which is only read. */
   readonly mount: Tree
-  /** What the session has written. */
+  /** The files that the session has written. */
   readonly written: Tree
-  /** A file here hides the file of the mount, because the session has deleted it. A file written after that is shown all the same. */
+  /**
+   * Marks of files that the session has deleted. A mark hides the file of the mount with the same path, but not a file that the session wrote
+   * later.
+   */
   readonly deleted: Tree
 }
 
-/** A mount with what one session has changed in it: the mount stays as it is. */
+/** A mount with the changes of one session. The mount itself is never changed. */
 export class Overlay implements Tree {
   readonly #layers: Layers
 
@@ -68,13 +71,13 @@ export class Overlay implements Tree {
     const { info } = above ?? below ?? {}
     if (!info) return undefined
     if (ifMatch !== undefined && ifMatch !== '*' && ifMatch !== info.etag) throw objectErrors.preconditionFailed()
-    // First, so that a process that dies in between has deleted nothing, rather than brought back the file of the mount.
+    // The mark is written first. If the process dies before the removal, nothing is deleted; the other order would bring the mount's file back.
     if (below) await deleted.put(path, emptyFile())
     if (above) await written.remove(path, ifMatch)
     return info.bytes
   }
 
-  /** What has to hold of the written layer, so that the condition holds of what the session sees. */
+  /** Translates a condition on the visible file into a condition on the written layer. */
   async #condition(path: string, when: WriteCondition): Promise<WriteCondition> {
     if (when.ifMatch === undefined && when.ifNoneMatch === undefined) return {}
     const { written } = this.#layers
@@ -95,7 +98,7 @@ export class Overlay implements Tree {
     return mark !== undefined
   }
 
-  /** True when some file of a folder of the mount is not deleted. */
+  /** True if at least one file of this folder of the mount is not deleted. */
   async #isLeftIn(folder: string): Promise<boolean> {
     const { mount, deleted } = this.#layers
     const all: Walk = { after: '', recursive: true, limit: 1_000 }
@@ -109,7 +112,7 @@ export class Overlay implements Tree {
   }
 }
 
-/** Entries that are looked at before they are taken. */
+/** An iterator whose next entry can be inspected before it is taken. */
 class Ahead {
   readonly #entries: AsyncIterator<VfsEntry>
   #next: Promise<IteratorResult<VfsEntry, unknown>> | undefined
@@ -124,7 +127,7 @@ class Ahead {
   take(): void {
     this.#next = undefined
   }
-  /** Whether there is one at this place; those before it are over. Ask in the order of places. */
+  /** True if there is an entry at this place. Entries before the place are dropped, so places must be asked in ascending order. */
   async has(place: string): Promise<boolean> {
     for (;;) {
       const entry = await this.peek()

@@ -6,17 +6,17 @@ import type { Signer } from '#contracts/signing'
 import { signedForm, streamDigest, vfsDigestHeader, vfsSessionHeader } from '#contracts/vfs'
 import { type Proof, proofsOf } from '#kit'
 
-/** A tenant is part of paths here. */
+/** The form of a tenant's id. It is restricted because the id becomes part of paths here. */
 const tenantForm = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$/
 const digestForm = /^[0-9a-f]{64}$/
 
-/** Those who sign with one family of keys, and the header in which their signatures are. */
+/** The callers that sign with one family of keys, and the header of their signatures. */
 interface Signers {
   readonly signer: Signer
   readonly header: string
 }
 
-/** Who sends the requests of one listener: their signatures say for which tenant. */
+/** Authenticates the callers of one listener. The signature of a request states the tenant. */
 export class Callers implements Guard {
   readonly #signers: readonly Signers[]
   readonly #tenants = new WeakMap<IncomingMessage, string>()
@@ -25,14 +25,14 @@ export class Callers implements Guard {
     this.#signers = signers
   }
 
-  /** Verifies the head, and names the SHA-256 that the body must have unless it is a stream. */
+  /** Verifies the signature over the head. Returns the SHA-256 that the body must have; undefined without a body and for a stream. */
   readonly #proof: Proof = async (request) => {
     const { headers, method = '', url: target = '' } = request
     const session = headers[vfsSessionHeader] ?? ''
     const digest = headers[vfsDigestHeader] ?? ''
     if (typeof session !== 'string' || typeof digest !== 'string') throw unauthorized()
     const hasBody = headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
-    // Without a signature anybody could have replaced the body.
+    // A body without a signed digest could have been replaced by anybody.
     if (hasBody && digest === '') throw unauthorized()
     const by = this.#signers.find(({ header }) => headers[header] !== undefined)
     if (!by) throw unauthorized()
@@ -42,7 +42,7 @@ export class Callers implements Guard {
     return digestForm.test(digest) ? digest : digest === '' || digest === streamDigest ? undefined : refuse()
   }
 
-  /** The listener requires a signature for every request, also for unknown paths. */
+  /** Requires a signature for every request of the listener, also for unknown paths. */
   protect(app: App): void {
     proofsOf(app).demand(this.#proof)
   }

@@ -18,7 +18,7 @@ export const viewOf = (tenantId: string, headers: Headers): VfsView => {
   return { tenantId, ...(typeof sessionId === 'string' ? { sessionId } : {}) }
 }
 
-/** Mounts and their files. The caller was authenticated before a route is reached. */
+/** Routes for mounts and their files. The caller is authenticated before a route is reached. */
 export function fileRoutes(app: App, callers: Callers, mounts: Mounts, files: Files): void {
   serve(
     app,
@@ -83,7 +83,7 @@ interface InMount {
   readonly '*': string
 }
 
-/** What is sent and read as it comes. */
+/** Routes that stream bytes to and from the client. */
 function byteRoutes(app: App, callers: Callers, files: Files): void {
   const view = (request: FastifyRequest): VfsView => viewOf(callers.callerOf(request).tenantId, request.headers)
   app.route({
@@ -110,7 +110,7 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
     takeStreams(scope)
     scope.route({
       ...optionsOf(vfsWire.write),
-      // Paths are checked by whoever has the mount, the body while it arrives.
+      // Only the path is validated by its schema. The body is checked while it arrives.
       validatorCompiler: ({ schema, httpPart }) =>
         httpPart === 'body'
           ? () => true
@@ -136,7 +136,7 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
             .header('etag', quoted(entry.etag))
             .send(entry)
         } catch (error) {
-          // What is left of the body is not read.
+          // The rest of the body is not read, so the connection cannot be used again.
           if (!request.raw.complete) void reply.header('connection', 'close')
           throw error
         }
@@ -145,12 +145,12 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
   })
 }
 
-/** Timeout of a silent sender. */
+/** Milliseconds without any bytes after which a sender times out. */
 const silentMs = 60_000
 
 /**
- * The body of a request as it arrives. It may take any time while bytes keep coming. The connection stays open, so that a refused
- * client gets the reason.
+ * The body of a request as it arrives. There is no total timeout while bytes keep coming. The connection stays open, so that a refused client gets
+ * the reason.
  */
 async function* arriving({ body }: FastifyRequest): AsyncGenerator<Uint8Array> {
   if (body === undefined || body === null) return
@@ -170,11 +170,11 @@ async function* arriving({ body }: FastifyRequest): AsyncGenerator<Uint8Array> {
 interface Parts {
   readonly sessions: Sessions
   readonly audit: Audit
-  /** Deletes some of all that is kept of a tenant. */
+  /** Deletes some of a tenant's data, and says if there is more. */
   erase(tenantId: string): Promise<{ deleted: number; more: boolean }>
 }
 
-/** Leases of sessions, what they did, and what a tenant has here. */
+/** Routes for leases of sessions, for their audit, and for a tenant's usage and erasure. */
 export function sessionRoutes(app: App, callers: Callers, { sessions, audit, erase }: Parts): void {
   serve(
     app,
@@ -211,7 +211,7 @@ export function sessionRoutes(app: App, callers: Callers, { sessions, audit, era
       const before = cursor === undefined ? Infinity : Number(cursor)
       const found = await audit.read(caller.tenantId, params.id, before, limit)
       if (found) return { json: found }
-      // Open, and has done nothing yet.
+      // Without any record: answers 404 unless the session is open.
       await sessions.show(caller.tenantId, params.id)
       return { json: { entries: [] } }
     },

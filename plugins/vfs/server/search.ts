@@ -2,16 +2,16 @@ import type { Readable } from 'node:stream'
 import type { VfsMatch, VfsMatches, VfsSearchQuery } from '#contracts/vfs'
 import type { FileInfo, Tree } from './tree.ts'
 
-/** The bounds of one search. */
+/** The most files, bytes and milliseconds of one search. */
 const mostFiles = 10_000
 const mostBytes = 64 * 1024 * 1024
 const mostMs = 5_000
 /** Bytes of one file that are searched. */
 const mostOfFile = 4 * 1024 * 1024
-/** A file with a NUL byte in its beginning is treated as binary. */
+/** A file with a NUL byte within its first 8 KiB is treated as binary. */
 const beginning = 8 * 1024
 const shownCharacters = 200
-/** A longer line is searched in parts: joining all of it at each chunk would take quadratic time. */
+/** A line with more characters is searched in parts. Joining the whole line at each chunk would take quadratic time. */
 const longestLine = 64 * 1024
 
 /** Searches trees one after another, within bounds of files, bytes and time. */
@@ -60,7 +60,7 @@ async function lineWith(
       line += lines.length
       if (rest.length <= longestLine) continue
       if (rest.toLowerCase().includes(wanted)) return { line, text: shown(rest, wanted) }
-      // What was looked for may begin here.
+      // The searched text may begin at the end of this part, so the end is kept.
       rest = rest.slice(-2 * wanted.length)
     }
     return rest.toLowerCase().includes(wanted) ? { line, text: shown(rest, wanted) } : undefined
@@ -69,7 +69,7 @@ async function lineWith(
   }
 }
 
-/** The part of a line around what was found. */
+/** The part of a line around the match. */
 function shown(line: string, wanted: string): string {
   const from = Math.max(0, line.toLowerCase().indexOf(wanted) - shownCharacters / 2)
   return line

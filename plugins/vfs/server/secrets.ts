@@ -23,7 +23,7 @@ export interface MountSecrets {
   close(): Promise<void>
 }
 
-/** The secrets of a conductor in this process, or of one over the signed plane; without either there are none. */
+/** Resolves secrets with the conductor in this process, or with another conductor over signed requests. Without either, no secret can be resolved. */
 export function createSecrets(
   local: Secrets | undefined,
   conductorUrl: string | undefined,

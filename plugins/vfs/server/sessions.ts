@@ -9,13 +9,13 @@ import { vfsErrors } from '#contracts/vfs'
 import { Turns } from '#kit/turns'
 import { type Accounts, type Bounds, count, type Counts } from './usage.ts'
 
-/** Precision of the time of last use on disk. */
+/** Milliseconds. The time of last use on disk is updated at most this often. */
 const touchMs = 60_000
 
-/** What is on disk of an open session. */
+/** The record of an open session on disk. */
 interface Kept {
   readonly sessionId: string
-  /** The folder of its files: a new one each time it is opened anew, so that it never contains older files. */
+  /** The folder of the session's files. A session that is opened again after closing gets a new folder, which never contains older files. */
   readonly space: string
   readonly openedAt: string
   readonly profile?: string
@@ -27,14 +27,14 @@ export interface Session {
   kept: Kept
   lastUsedAt: number
   touchedAt: number
-  /** The usage of its files, counted at the first request. */
+  /** The usage of the session's files, counted at the first request. */
   counts: Promise<Counts> | undefined
 }
 
 interface Tenant {
   readonly sessions: Map<string, Session>
   counts: Counts
-  /** The limits that came with its newest session. */
+  /** The limits that came with the tenant's newest lease. */
   limits: VfsLimits
 }
 
@@ -48,22 +48,22 @@ interface Options {
 }
 
 /**
- * Open sessions: an atomically written record on disk for each, and files in the store below. A session is open as long as its record
- * exists; files without a record are removed.
+ * Open sessions. Each has an atomically written record on disk, and its files are in the store. A session is open as long as its record exists;
+ * files without a record are removed.
  */
 export class Sessions {
   readonly #options: Options
   readonly #tenants = new Map<string, Promise<Tenant>>()
   readonly #loaded = new Map<string, Tenant>()
   readonly #sweeping = new Set<Promise<void>>()
-  /** The record of a session on disk is that of the last of its openings and closings. */
+  /** Openings and closings of a session run one after another, so that the record on disk is that of the last one. */
   readonly #turns = new Turns()
 
   constructor(options: Options) {
     this.#options = options
   }
 
-  /** Opens it, or gives an open one another lease. */
+  /** Opens a session, or gives an open session a new lease. */
   open(tenantId: string, sessionId: string, lease: OpenVfsSession): Promise<VfsSession> {
     return this.#turns.take(`${tenantId}/${sessionId}`, () => this.#openOne(tenantId, sessionId, lease))
   }
@@ -113,7 +113,7 @@ export class Sessions {
     return session
   }
 
-  /** The counters of its writes. */
+  /** The counters that limit the session's writes. */
   async accounts(tenantId: string, session: Session): Promise<Accounts> {
     const tenant = await this.#tenant(tenantId)
     session.counts ??= count(this.#options.files, tenantId, `${session.kept.space}/`)
@@ -144,7 +144,7 @@ export class Sessions {
     }
   }
 
-  /** Closes it. Its files disappear at once, and are removed from the disk soon. False: it was not open. */
+  /** Closes a session. Its files disappear at once, and are soon removed from the disk. Resolves to false if it was not open. */
   close(tenantId: string, sessionId: string): Promise<boolean> {
     return this.#turns.take(`${tenantId}/${sessionId}`, async () => {
       const { sessions } = await this.#tenant(tenantId)
@@ -162,7 +162,7 @@ export class Sessions {
     return { ...counts, sessions: sessions.size }
   }
 
-  /** Deletes some of what a tenant has. */
+  /** Closes the tenant's sessions and deletes some of its files. Resolves to the number deleted, and whether there is more. */
   async erase(tenantId: string): Promise<{ deleted: number; more: boolean }> {
     const { sessions, counts } = await this.#tenant(tenantId)
     for (const id of sessions.keys()) await rm(this.#recordOf(tenantId, id), { force: true })
@@ -175,7 +175,10 @@ export class Sessions {
     return { deleted: objects + closed, more }
   }
 
-  /** Closes sessions unused since then, and removes files without a session. Resolves to the closed sessions. */
+  /**
+   * Closes sessions unused since `before` (milliseconds since the epoch), and removes files without a session. Resolves to the ids of the closed
+   * sessions.
+   */
   async sweep(tenantId: string, before: number): Promise<readonly string[]> {
     const { sessions } = await this.#tenant(tenantId)
     const idle = [...sessions].filter(([, { lastUsedAt }]) => lastUsedAt < before).map(([id]) => id)
@@ -183,7 +186,7 @@ export class Sessions {
     for (let after: string | undefined = ''; after !== undefined;) {
       const query = { prefix: '', after, limit: mostObjectsAtOnce, folders: true }
       const page: Awaited<ReturnType<ObjectBackend['list']>> = await this.#options.files.list(tenantId, query)
-      // Looked up after the list: a session is known before its first file exists.
+      // The sessions are read after the list, because a session is known before its first file exists.
       const known = new Set([...sessions.values()].map(({ kept }) => kept.space))
       for (const space of page.prefixes) if (!known.has(space.slice(0, -1))) this.#drop(tenantId, space.slice(0, -1))
       after = page.next
@@ -191,20 +194,20 @@ export class Sessions {
     return idle
   }
 
-  /** Of those that have something here. */
+  /** The tenants that have data on this server. */
   async tenants(): Promise<readonly string[]> {
     const names = await readdir(join(this.#options.dir, 'tenants')).catch(() => [])
     return names.filter((name) => name.startsWith('+')).map((name) => name.slice(1))
   }
 
-  /** Those that are open, of tenants that were seen. */
+  /** The number of open sessions, of the tenants that were loaded. */
   get size(): number {
     let all = 0
     for (const { sessions } of this.#loaded.values()) all += sessions.size
     return all
   }
 
-  /** Waits for the files of closed sessions to be gone. */
+  /** Resolves when the files of closed sessions are removed. */
   async settled(): Promise<void> {
     await Promise.all(this.#sweeping)
   }
@@ -258,7 +261,7 @@ export class Sessions {
     for (const name of await readdir(folder).catch(() => [])) {
       const id = /^(.+)\.json$/.exec(name)?.[1]
       if (id === undefined || !isClientId(id)) {
-        // Of a process that died while it wrote.
+        // A process that died during a write left this file.
         await rm(join(folder, name), { force: true })
         continue
       }
@@ -277,7 +280,7 @@ export class Sessions {
   }
 }
 
-/** Writes atomically: a reader finds the old text or the new one, also after a loss of power. */
+/** Writes a file atomically. A reader finds either the old or the new text, even after a loss of power. */
 export async function writeWhole(path: string, text: string): Promise<void> {
   const folder = dirname(path)
   await mkdir(folder, { recursive: true, mode: 0o700 })

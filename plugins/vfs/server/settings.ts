@@ -28,7 +28,7 @@ export const MountSettings = Settings(
     accessKeyId: text('For s3: the key, or secret://name for the secret of each tenant.'),
     secretAccessKey: text('For s3: the key, or secret://name for the secret of each tenant.'),
   },
-  // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
+  // The default is needed: without it, TypeBox does not look for defaults inside the values of a record.
   { default: {} },
 )
 export type MountSettings = StaticDecode<typeof MountSettings>
@@ -65,7 +65,7 @@ export const serverSettings = Settings({
   sweepEvery: Duration('1h', 'How often both are checked.'),
 })
 
-/** Problems of mounts that a schema cannot detect, as one sentence for the boot. */
+/** Fails the boot with one sentence for a mount with a problem that a schema cannot detect. */
 export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {
   for (const [name, mount] of Object.entries(mounts)) {
     const wrong = problemOf(name, mount, scratch)
@@ -86,7 +86,7 @@ function problemOf(name: string, mount: MountSettings, scratch: string): string 
     return 'needs `bucket`, `accessKeyId` and `secretAccessKey`'
   }
   const place = kind === 'folder' ? (path ?? '') : prefix
-  // The store itself separates the objects of tenants.
+  // The object store separates the objects of tenants by itself.
   const isShared = kind !== 'objects' && !place.includes('{tenant}') && !tenants.isApart
   if (isShared && !readOnly) {
     return `would be written by several tenants, who would read each other's files: put {tenant} into its ${kind === 'folder' ? 'path' : 'prefix'}, name one tenant, or make it readOnly`

@@ -11,8 +11,8 @@ interface Options {
 }
 
 /**
- * Closes unused sessions, and removes files of processes that died and expired audit. It runs from the start of the process and works
- * on its folder only.
+ * Closes unused sessions, and removes expired audit and files that dead processes left. It runs from the start of the process, and only on the
+ * server's own folder.
  */
 export class Sweeper {
   readonly #options: Options

@@ -21,30 +21,30 @@ export interface FileInfo extends VfsEntry {
 export type OpenFile = OpenObject<FileInfo>
 
 export interface Walk {
-  /** Only what comes behind this place, see `placeOf`; '' for all. */
+  /** Only entries after this place are returned, see `placeOf`; '' for all. */
   readonly after: string
-  /** All files below, and no folders. */
+  /** True: all files below the folder, and no folders. */
   readonly recursive: boolean
-  /** About how many are wanted. */
+  /** The approximate number of entries that the caller wants. */
   readonly limit: number
 }
 
 /**
- * Files below one root. The caller has checked the paths. A file exists completely or not at all. Conditions and errors are those of
+ * Files below one root. The caller must have checked the paths. A file exists completely or not at all. Conditions and errors are those of
  * `ObjectBackend`.
  */
 export interface Tree {
-  /** What is in a folder, in the order of places. */
+  /** The entries of a folder, ordered by place. */
   walk(folder: string, walk: Walk): AsyncIterable<VfsEntry>
   open(path: string): Promise<OpenFile | undefined>
   put(path: string, file: NewObject): Promise<{ info: FileInfo; replaced: number | undefined }>
-  /** Resolves to the bytes that it had; undefined when there is none. */
+  /** Removes a file. Resolves to the bytes that the file had; undefined if there is none. */
   remove(path: string, ifMatch?: string): Promise<number | undefined>
 }
 
-/** The position of an entry in a list: a folder is where its files are. */
+/** The position of an entry in a list. A folder gets a slash, so that it stands where its files would stand. */
 export const placeOf = ({ kind, path }: VfsEntry): string => (kind === 'folder' ? `${path}/` : path)
-/** By the bytes of their UTF-8. */
+/** Compares places by the bytes of their UTF-8. */
 export const isBefore = (a: string, b: string): boolean => a !== b && Buffer.compare(Buffer.from(a), Buffer.from(b)) < 0
 export const belowOf = (folder: string): string => (folder === '' ? '' : `${folder}/`)
 
@@ -62,7 +62,7 @@ const fileOf = (path: string, { bytes, contentType, updatedAt, etag }: ObjectInf
   etag,
 })
 
-/** Consecutive pages without a key that is a path. */
+/** The most consecutive pages whose keys are all no paths. */
 const mostBare = 100
 const endless = () =>
   objectErrors.storageUnavailable({
@@ -97,7 +97,7 @@ export class ObjectTree implements Tree {
         ...page.prefixes.map((one): VfsEntry => ({ path: one.slice(this.#prefix.length, -1), kind: 'folder' })),
       ].filter(({ path }) => isVfsPath(path))
       yield* entries.sort((a, b) => (isBefore(placeOf(a), placeOf(b)) ? -1 : 1))
-      // A bucket may be a tenant's own: no list of it goes on for ever.
+      // The bucket may belong to a tenant, so its list must not be able to go on for ever.
       bare = entries.length > 0 ? 0 : bare + 1
       if (bare > mostBare || (page.next !== undefined && !isBefore(at, page.next))) throw endless()
       at = page.next

@@ -8,7 +8,7 @@ export interface Counts {
   entries: number
 }
 
-/** The limits on scratch space and layers, of one session and of all sessions of its tenant. */
+/** The limits on scratch spaces and copy-on-write layers: for one session, and for all sessions of its tenant. */
 export interface Bounds {
   readonly session: Readonly<Counts>
   readonly tenant: Readonly<Counts>
@@ -21,7 +21,7 @@ export interface Accounts {
   bounds(): Bounds
 }
 
-/** Throws 409 `limit_exceeded` when this much more would exceed a limit. */
+/** Reserves bytes and entries. Throws 409 `limit_exceeded` if a limit would be exceeded. */
 function take({ tenant, session, bounds }: Accounts, bytes: number, entries: number): void {
   const most = bounds()
   if (bytes > 0) {
@@ -48,7 +48,7 @@ const overSession = (what: string, max: number) =>
     detail: { limit: `vfs session ${what}`, max },
   })
 
-/** Files of a session below a prefix of its own, counted as they are written and deleted. */
+/** Files of a session below the session's own prefix. Usage is counted as files are written and deleted. */
 export function countedTree(objects: ObjectBackend, tenantId: string, prefix: string, accounts: Accounts): Tree {
   const files = new ObjectTree(objects, tenantId, prefix)
   return {

@@ -19,7 +19,7 @@ async function bucketServer(t: TestContext) {
   return server.port
 }
 
-/** Values by `<tenant>/<name>`; what is asked for is noted. */
+/** Secrets by `<tenant>/<name>`. It records which secrets were asked for. */
 function secretsOf(values: Readonly<Record<string, string>>) {
   const asked: string[] = []
   const none = async (): Promise<never> => Promise.reject(new Error('not here'))
@@ -68,7 +68,7 @@ test('a bucket is mounted with the secrets of the tenant, by the role file and b
   const read = await client.read(acme, 'data', 'dir/a', { range: { from: large.length - 3 } })
   assert.equal(await text(read!.body as AsyncIterable<Buffer>), 'xxx')
   assert.deepEqual((await client.list(acme, 'data', '')).entries, [{ path: 'dir', kind: 'folder' }])
-  // Resolved once for all of this.
+  // The secrets were resolved only once for all of these requests.
   assert.deepEqual(secrets.asked.toSorted(), ['acme/s3-key', 'acme/s3-secret'])
   await assert.rejects(client.list({ tenantId: 'globex' }, 'data', ''), {
     code: 'mount_unavailable',
@@ -110,7 +110,7 @@ test('a bucket is mounted with the secrets of the tenant, by the role file and b
     assert.deepEqual([status, body.error], [400, 'invalid_mount'], what)
     assert.match(body.message!, message, what)
   }
-  // The host is the other tenant's to use.
+  // Only the other tenant may use this host.
   assert.equal((await putMount(url, signer, 'globex', 'mine', own)).status, 400)
   await assert.rejects(client.list({ tenantId: 'globex' }, 'mine', ''), { code: 'not_found' })
 })
@@ -198,7 +198,7 @@ test('a bucket that gives more or less than it said breaks its own reader off, a
   }
   ;[body, chunked] = ['abc', true]
   assert.equal(await read(), 'abc')
-  // A server that takes no notice of a range would have its reader take the beginning for the end.
+  // A server may ignore the range. Its answer must be refused, or the reader would take the beginning of the file for the range.
   await assert.rejects(read({ from: 1, to: 2 }))
 })
 
@@ -251,7 +251,7 @@ test('a bucket whose server lies costs its tenant an answer, and nobody the serv
     assert.ok(['storage_unavailable', '0 files'].includes(said), `${what}: ${said}`)
     assert.ok(asked < 1_000, `${what}: ${asked}`)
   }
-  // What lies elsewhere, and a time that is none.
+  // The bucket lists a key outside the prefix, which is ignored, and an invalid time, which is shown as 1970.
   xml = page('in/a', 'out/b').replace('true', 'false')
   modified = 'yesterday'
   assert.deepEqual(

@@ -127,7 +127,7 @@ test('no link, pipe or step leads out of a folder, or is shown', { skip }, async
     await assert.rejects(client.read(acme, 'docs', path), { code: 'invalid_path' }, path)
     await assert.rejects(client.write(acme, 'docs', path, { body: Buffer.from('x') }), { code: 'invalid_path' }, path)
   }
-  // A link is replaced by a file, and what it leads to stays.
+  // A write replaces the link by a file, and leaves the target of the link as it is.
   await client.write(acme, 'docs', 'link', { body: Buffer.from('mine') })
   assert.equal(await read('link'), 'mine')
   assert.deepEqual(

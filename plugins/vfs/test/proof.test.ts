@@ -100,7 +100,7 @@ test('runners sign with their own key, which is for files alone and for one tena
   }
   await client.write(one, 'files', 'b', { body: stream() })
   assert.equal((await client.read(one, 'files', 'b'))?.entry.bytes, 8)
-  // What is not there is told apart from a session that is not.
+  // A missing file is answered differently from a session that is not open.
   assert.equal(await client.read(one, 'files', 'none'), undefined)
   await client.close('acme', 's1')
   await assert.rejects(client.read(one, 'files', 'b'), { code: 'no vfs session' })

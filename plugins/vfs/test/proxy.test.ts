@@ -14,7 +14,7 @@ import { fake, testKernel, testVfs, until } from '#testing'
 import proxy from '../proxy/index.ts'
 import { targetOf } from '../proxy/routes.ts'
 
-/** Anybody acts for the tenant that the header `key` names. */
+/** Every caller acts for the tenant in the header `key`. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({ tenantId: String(headers['key'] ?? 'acme'), role: 'owner', keyId: 'tak_test' }),
@@ -30,7 +30,7 @@ async function upstreamOf(t: TestContext, handler: RequestListener): Promise<str
   return `http://127.0.0.1:${(server.address() as AddressInfo).port}`
 }
 
-/** A conductor with nothing but the proxy, on a port of its own. */
+/** A conductor that has only the proxy, on its own port. */
 async function startProxy(t: TestContext, baseUrl: string, signer?: Signer, config: object = {}) {
   const turns: unknown[][] = []
   const found: { data: ReadonlyMap<string, TenantDataStore> }[] = []
@@ -243,7 +243,7 @@ test(
     const download = request(`${url}/api/vfs/files/m/endless`).end()
     const [answer] = (await once(download, 'response')) as [IncomingMessage]
     await once(answer, 'readable')
-    // What fits into the buffers of four sockets, and not a byte more however long nobody reads.
+    // The proxy reads only what fits into the buffers of four sockets, and no more however long the client does not read.
     let before = -1
     await until(async () => {
       await new Promise((resolve) => setTimeout(resolve, 300))
@@ -254,7 +254,7 @@ test(
     assert.ok(sent < 48 * 1024 * 1024, `${sent} bytes were taken from the upstream`)
     download.destroy()
     await until(async () => ended === 1, 'the upstream request is over')
-    // Also before there is an answer.
+    // A client may also go away before there is an answer.
     const waiting = request(`${url}/api/vfs/files/m/silent`).end()
     waiting.on('error', () => {})
     await once(waiting, 'socket')
@@ -303,11 +303,11 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
     (await ask('GET', '/api/vfs/files/files/a', { 'if-none-match': String(put.headers['etag']) })).status,
     304,
   )
-  // A search is for any text, and goes on as it was written.
+  // A search may contain any text, and the proxy passes it on as it was written.
   for (const q of ['../', '%2e%2e%2F', '100%', '%zz', '"<>|', "a'b", '?', 'hello'])
     assert.equal((await ask('GET', `/api/vfs/search?q=${q}`)).status, 200, q)
   assert.equal((await ask('GET', '/api/vfs/mounts?')).status, 200)
-  // Told before all of it has come.
+  // The answer arrives before the whole body was sent.
   const large = request(`${url}/api/vfs/files/files/b`, {
     method: 'PUT',
     headers: { 'content-length': '5000000000000' },
@@ -320,7 +320,7 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
     [413, 'body_too_large'],
   )
   large.destroy()
-  // Also to whoever sends on while the answer is there.
+  // A client that keeps sending gets the answer as well.
   const endless = request(`${url}/api/vfs/files/files/b`, { method: 'PUT' }).setMaxListeners(0)
   endless.on('error', () => {})
   const told = once(endless, 'response') as Promise<[IncomingMessage]>
@@ -339,7 +339,7 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
     await Promise.all(['vfsBytes', 'vfsEntries', 'vfsSessions'].map((name) => uses.get(name)!('acme'))),
     [5, 1, 1],
   )
-  // Another tenant's session is as unknown as any.
+  // A session of another tenant is answered like an unknown one.
   const foreign = await ask('GET', '/api/vfs/list/scratch/', { key: 'globex', 'x-vfs-session': 's1' })
   const unknown = await ask('GET', '/api/vfs/list/scratch', { key: 'globex', 'x-vfs-session': 's2' })
   assert.deepEqual([foreign.status, unknown.status], [404, 404])

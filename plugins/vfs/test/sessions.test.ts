@@ -150,7 +150,7 @@ test('sessions and their files outlive the server; what a killed one left half d
   await before.client.write({ ...acme, sessionId: 's2' }, 'scratch', 'lost', bytes(3))
   await before.kernel.stop()
   const records = join(before.dir, 'vfs/tenants/+acme/sessions')
-  // As a process leaves it that dies while it closes a session, writes a record, takes an upload, appends to the audit.
+  // This is what a process leaves that dies while it closes a session, writes a record, takes an upload, or appends to the audit.
   const { rm } = await import('node:fs/promises')
   await rm(join(records, 's2.json'))
   await writeFile(join(records, 's1.json.1234'), '{"sess')
@@ -213,7 +213,7 @@ test('search finds names and lines within its bounds, and no text in what is non
   await put('notes/Marmalade.md', 'first\nsecond')
   await put('notes/b.md', `${'x'.repeat(100_000)}\nThe jar of MARMALADE is empty.\n`)
   await put('image.bin', Buffer.from('\0marmalade'))
-  // Across two chunks, in a line that is longer than what is looked at in one piece.
+  // The match lies across two chunks, in a line that is longer than the part that is searched at once.
   await put('notes/long.md', `one\n${'x'.repeat(131_064)}Pectin${'y'.repeat(70_000)} sugar${'z'.repeat(70_000)}`)
   await put('ü/c', 'nothing')
   const found = await client.search(acme, { q: 'marmalade', mount: 'files' })
