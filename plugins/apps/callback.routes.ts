@@ -13,17 +13,17 @@ interface CallbackOptions {
   readonly connector: Pick<Connector, 'finish'>
   readonly kv: Pick<Kv, 'hit'>
   readonly clientOf: ClientAddress
-  /** How many may come back from one address in a minute. */
+  /** The most requests from one address in a minute. */
   readonly requestsPerMinute: number
 }
 
-/** Parameters that say more than any authorization server has to. */
+/** Bounds on the parameters of an answer, far above what any authorization server has to send. */
 const mostParameters = 20
 const mostLength = 8_000
 
 /**
- * Where owners of accounts come back to. It is open to anybody: what they bring names the attempt, which nobody can guess and nobody can
- * use twice. They are sent on to nothing that came with them.
+ * The page to which owners of accounts come back. It is open to anybody, so each request must carry the state of one attempt, which nobody can guess
+ * and which works once. The redirect goes only to the stored return URL, never to a URL from the request.
  */
 export async function callbackRoutes(app: App, options: CallbackOptions): Promise<void> {
   const { connector, kv, clientOf, requestsPerMinute } = options
@@ -56,10 +56,10 @@ export async function callbackRoutes(app: App, options: CallbackOptions): Promis
     },
     async (request, reply) => {
       const arrival = await connector.finish(parametersOf(request.query))
-      // Neither the code nor where it led to is anybody else's to see.
+      // Neither the code nor the return URL may reach caches or other sites.
       void reply.header('cache-control', 'no-store').header('referrer-policy', 'no-referrer')
       if (arrival.returnUrl !== undefined) return reply.redirect(arrival.returnUrl, 303)
-      // Browsers get a page in any case; programs the error that they know.
+      // A browser always gets a page; a program gets the error as JSON.
       if (!arrival.ok && !request.headers.accept?.includes('text/html')) {
         throw appErrors.connectRefused({ message: arrival.message })
       }
@@ -68,7 +68,7 @@ export async function callbackRoutes(app: App, options: CallbackOptions): Promis
   )
 }
 
-/** Those that are there once, as text: RFC 6749 3.1 allows no other. */
+/** The text parameters that occur exactly once: RFC 6749 3.1 forbids repeated ones. */
 function parametersOf(query: Readonly<Record<string, unknown>>): Record<string, string> {
   const once = Object.entries(query).filter(
     (entry): entry is [string, string] => typeof entry[1] === 'string' && entry[1].length <= mostLength,

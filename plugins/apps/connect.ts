@@ -17,14 +17,14 @@ interface ConnectorOptions {
   readonly toolkits: Toolkits
   readonly limits: Pick<TenantLimits, 'of'> | undefined
   readonly webhooks: Pick<Webhooks, 'check'> | undefined
-  /** Origins of pages to which owners of accounts may be sent on. */
+  /** The origins to which the owner of an account may be redirected at the end. */
   readonly returnOrigins: readonly string[]
   readonly metrics: AppMetrics
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
 }
 
-/** What is to be connected. */
+/** The account that is to be connected. */
 interface ConnectOrder {
   readonly endUserId?: string | undefined
   readonly returnUrl?: string | undefined
@@ -38,18 +38,18 @@ interface ConnectLink {
   readonly expiresAt: string
 }
 
-/** How it ended for whoever came back. */
+/** The outcome for the owner who has come back. */
 export interface Arrival {
   readonly ok: boolean
-  /** For people. */
+  /** A sentence for the owner. */
   readonly message: string
   readonly returnUrl?: string
 }
 
-/** How long a provider may take at each step. */
+/** How long a provider may take for one step, in ms. */
 const patienceMs = 15_000
 
-/** Connects accounts: gives links to their owners, takes them back, and revokes. */
+/** Connects accounts: gives links to the owners, handles their return, and revokes connections. */
 export class Connector {
   readonly #options: ConnectorOptions
 
@@ -57,7 +57,7 @@ export class Connector {
     this.#options = options
   }
 
-  /** 400 `connect_refused` for a toolkit without accounts, or where this server cannot be come back to. */
+  /** Rejects with 400 `connect_refused` for a toolkit without accounts, or when this server has no public callback URL. */
   async begin(tenantId: string, toolkit: ActiveToolkit, order: ConnectOrder): Promise<ConnectLink> {
     const { database, accounts, toolkits, limits, webhooks, metrics } = this.#options
     if (toolkit.connection === 'none') throw appErrors.connectRefused({ message: 'This toolkit needs no account.' })
@@ -74,7 +74,7 @@ export class Connector {
     const state = newState(tenantId)
     const { provider, name } = toolkit
     const connecting = { tenantId, toolkit: name, endUserId, redirectUrl, state, signal: this.#patience() }
-    // Asked first: what the app refuses leaves no trace here.
+    // The app is asked before anything is stored, so that a refusal leaves no trace here.
     const { url, keep } = await toolkits.providerOf(toolkit).begin(connecting)
     const connectionId = await database.tenant(tenantId, async (tx) => {
       const of = { id: newId('conn'), provider, toolkit: name, endUserId, webhookUrl }
@@ -88,7 +88,7 @@ export class Connector {
     return { url, connectionId, expiresAt: new Date(Date.now() + authorizationSeconds * 1_000).toISOString() }
   }
 
-  /** Whoever was sent to connect an account has come back, with these parameters. */
+  /** Handles the return of the owner, with the parameters of the authorization server's answer. */
   async finish(answer: Readonly<Record<string, string>>): Promise<Arrival> {
     const { metrics } = this.#options
     const { state = '', ...rest } = answer
@@ -107,7 +107,7 @@ export class Connector {
     return { ...arrival, returnUrl: returnUrl.href }
   }
 
-  /** Revokes a connection here at once, and at its app as soon as that answers. 404 for one that the toolkit does not have. */
+  /** Revokes a connection: here at once, at the app as soon as the app answers. 404 when the toolkit has no such connection. */
   async revoke(tenantId: string, toolkit: string, id: string): Promise<void> {
     const { database, accounts } = this.#options
     const revoked = await database.tenant(tenantId, async (tx): Promise<Connection> => {
@@ -137,7 +137,7 @@ export class Connector {
       const app = toolkits.providerOf(active)
       const grant = await app.finish(back, keep, answer)
       if (!(await accounts.connected(tenantId, connectionId, provider, grant))) {
-        // What was revoked in that moment is not to live on at its app.
+        // The connection was revoked during the exchange, so the new grant must not stay valid at the app.
         await app.revoke({ ...back, secret: grant.secret })
         throw appErrors.connectRefused({ message: gone })
       }
@@ -150,7 +150,7 @@ export class Connector {
       return { ok: false, message }
     }
   }
-  /** Where people are sent on is said by whoever runs the server: a link of ours leads nowhere else. */
+  /** Only the operator decides where owners may be redirected. Otherwise a link of this server could lead to any page. */
   #checkReturn(returnUrl: string | undefined): void {
     if (returnUrl === undefined) return
     const origin = URL.canParse(returnUrl) ? new URL(returnUrl).origin : 'null'
@@ -165,12 +165,12 @@ export class Connector {
 
 const gone = 'The connection was revoked meanwhile. Ask for another link.'
 
-/** For so long the owner of an account may take to connect it. */
+/** How long the owner may take to connect the account. */
 const authorizationSeconds = 10 * 60
-/** Links of one account that hold at once; beyond that the oldest ends. */
+/** The most open links of one account. A further link invalidates the oldest one. */
 const mostOpen = 5
 
-/** What comes back with the owner of an account: whose tenant it is, and what nobody can guess. It names one attempt, once. */
+/** The `state` of one attempt: the tenant's id and 256 random bits. It works once. */
 const newState = (tenantId: string): string =>
   `${Buffer.from(tenantId).toString('base64url')}.${randomBytes(32).toString('base64url')}`
 
@@ -185,7 +185,7 @@ function tenantOfState(state: string): string | undefined {
 
 const hashOf = (state: string): string => createHash('sha256').update(state).digest('hex')
 
-/** What is known of an attempt when its owner comes back. */
+/** The stored data of one attempt. */
 interface Authorization {
   readonly connectionId: string
   /** Sealed. */
@@ -208,7 +208,7 @@ async function storeAuthorization(tx: TenantTx, state: string, of: Authorization
   })
 }
 
-/** Uses it up. Undefined: nobody began it, its time is over, or it was used. */
+/** Uses the attempt up: each state works at most once. Undefined when there is no such attempt, it has expired or it was used. */
 async function takeAuthorization(
   database: Database,
   tenantId: string,

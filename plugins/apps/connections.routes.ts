@@ -26,7 +26,7 @@ interface ConnectionServices {
   readonly connector: Connector
 }
 
-/** The accounts in an app: connected, and revoked. */
+/** Routes that connect and revoke the accounts of a toolkit. */
 export function connectRoutes(
   app: App,
   guard: Guard,
@@ -88,7 +88,7 @@ export function connectRoutes(
   )
 }
 
-/** What accounts there are in an app. */
+/** Routes that read the accounts of a toolkit. */
 export function connectionRoutes(
   app: App,
   guard: Guard,
@@ -128,7 +128,7 @@ export function connectionRoutes(
   )
 }
 
-/** PostgreSQL stores no NUL: nothing has such a name. */
+/** PostgreSQL cannot store NUL, so no connection has such a name. The empty name finds nothing. */
 const nameOf = (text: string): string => (text.includes('\0') ? '' : text)
 
 export const viewOf = (row: Connection): ConnectionView => {

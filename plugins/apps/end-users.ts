@@ -4,10 +4,10 @@ import type { Accounts } from './connections/accounts.ts'
 import { columns, type Connection, deleteConnection, lockConnection, markRevoked } from './connections/store.ts'
 import { viewOf } from './connections.routes.ts'
 
-/** Connections of one look: a person has one for each toolkit. */
+/** The most connections of one page. A person has one for each toolkit. */
 const atOnce = 50
 
-/** What is kept of people here: the accounts that they have connected. Erased, they are taken back at their apps first. */
+/** The data of end users in this plugin: their connected accounts. Before an account is erased, it is revoked at its app. */
 export function createEndUserData(database: Database, accounts: Pick<Accounts, 'revoke'>): EndUserStore {
   const list = async (tenantId: string, endUserId: string, after: string): Promise<Connection[]> => {
     const page = {

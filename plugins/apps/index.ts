@@ -19,8 +19,8 @@ import { RunTools } from './run-tools.ts'
 import { Toolkits } from './toolkits.ts'
 
 /**
- * Connected apps: the toolkits of all providers as one list, their tools called as the account of a tenant or of an end user, for the API
- * and for runs. Specification 4.13.
+ * Connected apps. The toolkits of all providers form one list, and their tools are called as the account of a tenant or of an end user, by the API
+ * and by runs. Specification 4.13.
  */
 export default definePlugin({
   name: 'apps',
@@ -51,7 +51,7 @@ export default definePlugin({
   async setup({ config, deps, log, metrics: registry, routes, stopping }) {
     const { guard, database, connections, kv, limits, webhooks } = deps
     const stored = presentDatabase(database)
-    // What they have is kept in the database.
+    // Providers keep their data in the database, so without one there are no toolkits.
     const providers = stored ? deps.providers : new Map<string, ToolkitProvider>()
     const metrics = createAppMetrics(registry)
     connections.serve(providers)

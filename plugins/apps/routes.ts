@@ -10,7 +10,7 @@ import { AppToolView, CallAnswer, CallBody, ToolkitParams, ToolkitView, ToolsQue
 import { type ActiveToolkit, checkTool, type Toolkits } from './toolkits.ts'
 
 export const tags = ['apps']
-/** Items of one part of an answer. */
+/** The most items of one page. */
 const atOnce = 200
 
 const asking = [
@@ -22,7 +22,7 @@ const asking = [
   appErrors.appsUnavailable,
 ] as const
 
-/** What apps there are, and their tools. */
+/** Routes that list toolkits and their tools. */
 export function toolkitRoutes(app: App, guard: Guard, toolkits: Toolkits): void {
   app.get(
     '/api/apps',

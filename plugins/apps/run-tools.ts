@@ -8,9 +8,9 @@ import type { ToolNames } from '#kit/mcp'
 import type { Connector } from './connect.ts'
 import type { ActiveToolkit, Toolkits } from './toolkits.ts'
 
-/** Names in a message. */
+/** The most names that one message lists. */
 const mostNames = 100
-/** The tools of apps that one run may have, by their number and size: they are in the memory of its runner and sidecar. */
+/** The most tools of apps in one run, by number and by bytes: they take memory in the run's runner and sidecar. */
 const mostTools = 500
 const mostBytes = 1024 * 1024
 
@@ -20,7 +20,7 @@ interface RunToolsOptions {
   readonly log: FastifyBaseLogger
 }
 
-/** The tools of apps as runs have them: named after their toolkit, and called here, where the accounts are. */
+/** The tools of apps for runs. The conductor calls them, because only the conductor has the accounts. */
 export class RunTools implements Apps {
   readonly #options: RunToolsOptions
 
@@ -56,7 +56,7 @@ export class RunTools implements Apps {
         const fits = of.filter((tool) => (left -= Buffer.byteLength(JSON.stringify(tool))) > 0)
         const shown = fits.slice(0, mostTools - tools.size)
         if (shown.length < of.length) unavailable.push({ toolkit, message: tooMany })
-        // Of two that come to one name the first is it, as for everybody else.
+        // When two tools get the same name, the first one is used. MCP endpoints do the same.
         for (const tool of shown) if (!tools.has(tool.name)) tools.set(tool.name, tool)
       }
     }
@@ -109,7 +109,7 @@ export class RunTools implements Apps {
       return isUnconnected(error) ? [connectTool(nameOf, toolkit)] : sentenceOf(error)
     }
   }
-  /** What a model is told when an account is missing: why, and where its owner connects it, if there is such a place. */
+  /** The text for the model when an account is missing: the reason and, if possible, a link where the owner connects it. */
   async #withLink(
     tenantId: string,
     toolkit: ActiveToolkit,
@@ -131,10 +131,10 @@ export class RunTools implements Apps {
 
 const tooMany = 'The apps of the profile have more tools than a run can have.'
 
-/** `<toolkit>__<tool>` in letters that models take, as the tools of MCP servers are called. */
+/** Makes names of the form `<toolkit>__<tool>` in characters that models accept, as for the tools of MCP servers. */
 type NameOf = ToolNames['nameOf']
 
-/** The account is missing, or nobody said whose it is. */
+/** True when the account is not connected, or when no end user was named. */
 const isUnconnected = ({ code }: AppError): boolean =>
   code === appErrors.appNotConnected.row.code || code === 'invalid_request'
 
@@ -155,7 +155,7 @@ const toolOf = (
   tool,
 })
 
-/** The one tool of an app whose account is missing, where nobody knows yet what it has. */
+/** The placeholder tool of an app that needs an account before its tools can be listed. */
 const connectTool = (nameOf: NameOf, { name: toolkit, description }: ActiveToolkit): AppTool => ({
   name: nameOf(toolkit, 'connect'),
   description: `Says how the account of the user is connected to ${toolkit}, whose tools are there afterwards.${description ? ` ${toolkit}: ${description}` : ''}`,

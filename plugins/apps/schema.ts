@@ -7,7 +7,7 @@ const Time = Type.String({ format: 'date-time' })
 const endUserId = Type.String({
   minLength: 1,
   maxLength: 256,
-  // PostgreSQL stores no NUL.
+  // PostgreSQL cannot store NUL in text.
   pattern: '^[^\\u0000]*$',
   description: 'Your id of the person, as in `metadata.end_user_id` of chats.',
 })
@@ -105,7 +105,7 @@ export const ConnectionsQuery = Type.Composite([
   }),
 ])
 
-/** What comes with an owner of an account who is back. */
+/** The parameters with which the owner of an account comes back. */
 const said = (description: string) => Type.Optional(Type.Unknown({ description }))
 export const CallbackQuery = Type.Object(
   {

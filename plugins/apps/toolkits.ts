@@ -16,7 +16,7 @@ import { invalidField, isAppError, notFound } from '#kernel'
 import { Pace } from '#kit'
 import type { AppMetrics } from './metrics.ts'
 
-/** A toolkit that is active for a tenant, and whose it is. */
+/** A toolkit that is active for a tenant, with the provider that it belongs to. */
 export interface ActiveToolkit extends ToolkitInfo {
   readonly provider: string
 }
@@ -26,21 +26,21 @@ export interface ToolkitsOptions {
   readonly accounts: AppAccounts
   readonly limits: Pick<TenantLimits, 'of'> | undefined
   readonly metrics: AppMetrics
-  /** Timeout of a call of an app. */
+  /** Timeout of one call of an app, in ms. */
   readonly timeoutMs: number
   readonly stopping: AbortSignal
 }
 
-/** Calls that one conductor makes at once for a tenant, and how many may wait for their turn. */
+/** Concurrent calls that one conductor makes for a tenant, and the most calls that may wait. */
 const ofTenantAtOnce = 32
 const mostWaiting = 200
-/** So many calls of a tenant pass at once; further ones wait, each for this long at most. As on runners. */
+/** The burst of calls that a tenant may make at once. Further calls wait, each for `longestMs` at most. Runners use the same limits. */
 const pace = { atOnce: 20, longestMs: 30_000 } as const
 
 /** The toolkits of all providers as one list, and their tools. */
 export class Toolkits {
   readonly #options: ToolkitsOptions
-  /** By the name of their provider, so that one name means one toolkit on every conductor. */
+  /** Sorted by the provider's name, so that a toolkit name that two providers use means the same toolkit on every conductor. */
   readonly #providers: readonly (readonly [string, ToolkitProvider])[]
   readonly #tenants = new Map<string, LimitFunction>()
   readonly #turns = new Pace(pace)
@@ -50,7 +50,7 @@ export class Toolkits {
     this.#providers = [...options.providers].toSorted(([a], [b]) => (a < b ? -1 : 1))
   }
 
-  /** By name: all that are active, or those of `names`. */
+  /** Sorted by name: all active toolkits, or those of `names`. */
   async active(tenantId: string, names?: readonly string[]): Promise<readonly ActiveToolkit[]> {
     const wanted = names?.filter(isToolkitName)
     if (wanted?.length === 0) return []
@@ -67,13 +67,13 @@ export class Toolkits {
     )
     return [...byName.values()].toSorted((a, b) => (a.name < b.name ? -1 : 1))
   }
-  /** 403 `toolkit_not_active`. */
+  /** Rejects with 403 `toolkit_not_active`. */
   async find(tenantId: string, name: string): Promise<ActiveToolkit> {
     const [toolkit] = await this.active(tenantId, [name])
     if (!toolkit) throw appErrors.toolkitNotActive()
     return toolkit
   }
-  /** The same for whoever calls; of what their key may not use it is the same answer. */
+  /** As `find`, for a caller. A toolkit that the caller's key may not use gets the same error code. */
   async findFor({ tenantId, mcp }: Caller, name: string): Promise<ActiveToolkit> {
     if (!permitsServer(mcp, name)) throw appErrors.toolkitNotActive({ message: notOfKey })
     return this.find(tenantId, name)
@@ -82,7 +82,7 @@ export class Toolkits {
     return this.#options.providers.get(provider)!
   }
 
-  /** As the app defines them. What is known already needs no account. */
+  /** The tools as the app defines them. A list that is already known needs no account. */
   async tools(tenantId: string, toolkit: ActiveToolkit, endUserId: string | undefined): Promise<readonly ToolSpec[]> {
     const provider = this.providerOf(toolkit)
     const known = await provider.knownTools?.(tenantId, toolkit.name)
@@ -90,16 +90,16 @@ export class Toolkits {
     try {
       return await this.#as(tenantId, toolkit, endUserId, (caller) => provider.tools(caller))
     } catch (error) {
-      // What is old is better than nothing.
+      // An old list is better than an error.
       if (known && isAppError(error)) return known.tools
       throw error
     }
   }
-  /** `app_not_connected` (409) unless there is an account that can be used. */
+  /** Rejects with 409 `app_not_connected` unless a usable account is connected. */
   async check(tenantId: string, toolkit: ActiveToolkit, endUserId: string | undefined): Promise<void> {
     await this.#as(tenantId, toolkit, endUserId, async () => true)
   }
-  /** Calls of the API take turns, as those of runs do at their runner. Rejects with 429 `limit_reached`. */
+  /** Paces calls of the API; calls of runs are paced by their runner. Rejects with 429 `limit_reached`. */
   async waitForTurn(tenantId: string): Promise<void> {
     const most = (this.#options.limits?.of(tenantId) ?? defaultLimits).toolCallsPerMinute
     const waitMs = this.#turns.turnOf(tenantId, 60_000 / most)
@@ -135,7 +135,7 @@ export class Toolkits {
     }
   }
 
-  /** Asks the app as the account that is meant; with another grant of it when it does not take the first one. */
+  /** Makes a request with the owner's account. When the app refuses the grant, the request is repeated once with a renewed one. */
   async #as<T>(
     tenantId: string,
     toolkit: ActiveToolkit,
@@ -176,14 +176,14 @@ export class Toolkits {
 
 const notOfKey = 'The calling key may not use this toolkit: its `mcpServers` do not name it.'
 
-/** 404 for a tool that a key may not use. */
+/** Rejects with 404 for a tool that the caller's key may not use. */
 export function checkTool({ mcp }: Caller, toolkit: string, tool: string): void {
   if (permitsTool(mcp, toolkit, tool)) return
   const message = `The calling key may not use the tool '${tool}': its \`mcpToolPermissions\` do not name it.`
   throw notFound({ message })
 }
 
-/** Whose account it is: '' for that of the tenant. 400 when the toolkit has one for each end user, and none is named. */
+/** The owner of the account: '' is the tenant. 400 when each end user has an account and no end user is named. */
 export function ownerOf({ connection }: Pick<ToolkitInfo, 'connection'>, endUserId: string | undefined): string {
   if (connection !== 'user') return ''
   if (endUserId === undefined) {

@@ -1,7 +1,7 @@
 import { egressErrors } from '#contracts/egress'
 import { secretErrors } from '#contracts/secrets'
 
-/** One of `host` may not stand in a profile; `why` goes on with a sentence. */
+/** The error for a host that may not stand in a profile. `why` is the rest of the sentence after the host. */
 export const invalidEgress = (host: string, why: string) =>
   egressErrors.invalidEgress({ message: `The host '${host}' of egress ${why}.` })
 export const needsSandbox = () =>

@@ -21,7 +21,7 @@ import {
   tooShort,
 } from './errors.ts'
 
-/** Which hosts profiles may let their sandboxes reach through the runner, and what is put into the requests. ADR 59. */
+/** Which hosts a profile may let its sandbox reach through the runner, and which headers the runner adds to the requests. ADR 59. */
 export default definePlugin({
   name: 'egress',
   config: Settings({
@@ -46,15 +46,15 @@ export default definePlugin({
   },
 })
 
-/** Of a profile: all of their values travel with each attempt. */
+/** The most secrets of one profile: all their values are sent with each attempt of a run. */
 const mostSecrets = 50
-/** Of a value in a header; servers take no more. */
+/** The largest value of a secret in a header, in bytes. Servers accept no more. */
 const mostBytes = 16 * 1024
 
-/** What the role file allows. */
+/** The hosts and tenants that the role file allows. */
 interface Allowed {
   readonly tenants: TenantList
-  /** Public hosts, `example.com` or `.example.com`; any when empty. */
+  /** Public hosts as `example.com` or `.example.com`; empty allows any public host. */
   readonly hosts: readonly string[]
   readonly ownHosts: readonly OwnHost[]
 }
@@ -99,7 +99,10 @@ function createEgress({ tenants, hosts, ownHosts }: Allowed, secrets: Secrets | 
   }
 }
 
-/** The values that the headers of a host refer to, by name; one that no header may have is refused as for any other header, and so is one that could not be found in an answer. */
+/**
+ * The values of the secrets in a host's headers, by name. Rejects a value that no header may hold, a too long one, and one that is too short to be
+ * masked reliably in answers.
+ */
 async function valuesOf(secrets: Secrets | undefined, tenantId: string, { host, headers }: EgressHost) {
   const names = secretsOf(headers)
   if (names.length === 0) return {}
@@ -122,15 +125,15 @@ const refusals: Readonly<Record<Refusal, string>> = {
   host: 'is not one of the hosts that this installation allows for sandboxes; the operator lists them in hosts of the plugin egress',
 }
 
-/** A host as it is asked, over TLS in any case. */
+/** The host and port of requests, which always use TLS. */
 type Place = Pick<EgressHost, 'host' | 'port'>
 
-/** The host and port of an entry. AppError 400 `invalid_egress` for text that would be asked under another name than it has. */
+/** The host and port of an entry. AppError 400 `invalid_egress` for text that URL parsing would change into another host. */
 function placeOf({ host: text }: EgressEntry): Place {
   const [, host = '', port = '443'] = /^(\[.*\]|[^:]*)(?::(\d+))?$/.exec(text) ?? []
   const plain = host.toLowerCase().replace(/^\*\./, '')
   if (Number(port) < 1 || Number(port) > 65_535) throw invalidEgress(text, 'has no port between 1 and 65535')
-  // WHATWG parsing turns 0x7f.1 and 2130706433 into addresses: an entry says what it is.
+  // WHATWG parsing turns 0x7f.1 and 2130706433 into IP addresses. An entry must show the address that is really requested.
   const name = URL.canParse(`https://${plain}`) ? new URL(`https://${plain}`).hostname : undefined
   if (name !== plain) throw invalidEgress(text, `is no host name or address${name ? `; write ${name}` : ''}`)
   if (host.startsWith('*.') && !plain.includes('.'))
@@ -138,10 +141,10 @@ function placeOf({ host: text }: EgressEntry): Place {
   return { host: host.toLowerCase(), port: Number(port) }
 }
 
-/** The address by which a place is judged; for many hosts one of those below the domain, which itself is not meant. */
+/** The URL by which an entry is judged. For `*.example.com` it is a host below the domain, because the domain itself is not included. */
 const urlOf = ({ host, port }: Place): string => `https://${host.replace(/^\*/, 'any')}:${port}/`
 
-/** What the connection is about, and what the runner itself writes. */
+/** Headers of the connection, and headers that the runner writes itself. An entry may not set them. */
 const notHeaders: ReadonlySet<string> = new Set([
   ...connectionHeaders,
   'accept-encoding',
@@ -174,7 +177,7 @@ function checkHeaders({ host, headers = {} }: EgressEntry): void {
     throw invalidEgress(host, `refers to more than ${secretsOfHost} secrets`)
 }
 
-/** Each is looked for in all that the host answers. */
+/** The most secrets of one host: the runner searches every answer of the host for each of them. */
 const secretsOfHost = 8
 
 /** AppError 400 `invalid_egress` when the entries of one host refer to too many secrets together. */
@@ -186,14 +189,14 @@ function checkNumbers(entries: readonly EgressEntry[]): void {
   }
 }
 
-/** The names of the secrets that headers refer to, each once. */
+/** The distinct names of the secrets that headers refer to. */
 const secretsOf = (headers: HeaderMap = {}): readonly string[] => [
   ...new Set(Object.values(headers).flatMap(secretsIn)),
 ]
 
 const dots = /(^|\/)\.{1,2}(\/|$)/
 
-/** AppError 400 `invalid_egress` for paths that lead elsewhere than they read. */
+/** AppError 400 `invalid_egress` for paths that servers may read in more than one way. */
 function checkPaths({ host, paths = [] }: EgressEntry): void {
   const strange = paths.find((path) => dots.test(path) || /%2e|%25|%5c|%00|;/i.test(path) || path.includes('//'))
   if (strange !== undefined)

@@ -2,15 +2,15 @@ import { leadsTo, outboundUrl, permittedAddresses, type Refusal, type Resolve } 
 import type { McpServer } from '#contracts/mcp-servers'
 import { badUrl } from './errors.ts'
 
-/** Where entries of tenants may lead: to the public internet by https, and to what the operator allows. */
+/** Decides where the URLs of tenants' entries may lead: to the public internet over https, and to the hosts that the operator allows. */
 export interface AddressPolicy {
-  /** Which addresses a URL may have when it is connected to. */
+  /** The kind of addresses that a connection to this URL may use. */
   addressesOf(url: string): NonNullable<McpServer['addresses']>
-  /** 400 for a URL that is not public. `field`: what the caller called it, e.g. `body/url`. */
+  /** Rejects with 400 for a URL that is not public. `field` is the caller's name for the URL, e.g. `body/url`. */
   check(url: string, field: string): Promise<void>
 }
 
-/** A name server that is slow must not hold up a write: the address is checked again whenever it is connected to. */
+/** A slow name server must not hold up a write. Skipping the check is safe, because every connection checks the address again. */
 const patienceMs = 2_000
 
 export function createAddressPolicy(allowHosts: readonly string[], resolve: Resolve): AddressPolicy {
@@ -27,7 +27,7 @@ export function createAddressPolicy(allowHosts: readonly string[], resolve: Reso
   }
 }
 
-/** True for a name that resolves, and to no public address. One that does not resolve yet may do so later. */
+/** True for a name that resolves to non-public addresses only. A name that does not resolve yet may do so later, so it counts as not private. */
 const isPrivate = (host: string, resolve: Resolve): Promise<boolean> =>
   new Promise((done) => {
     const late = setTimeout(() => done(false), patienceMs)

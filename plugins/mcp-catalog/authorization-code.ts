@@ -16,11 +16,11 @@ import { basic } from './oauth.ts'
 import type { AuthorizationCode } from './schema.ts'
 import { basisOf } from './tokens.ts'
 
-/** What is kept between sending the owner of an account away and their coming back. */
+/** The state that is kept while the owner of an account is away at the authorization server. */
 interface Kept extends Endpoints {
   readonly basis: string
   readonly verifier: string
-  /** Who has to say that the answer is theirs (RFC 9207), and whether they have to. */
+  /** The issuer that the answer must come from (RFC 9207), and whether the answer must name it. */
   readonly issuer: string | undefined
   readonly issRequired: boolean
 }
@@ -32,14 +32,14 @@ interface Endpoints {
   readonly client: Client
 }
 
-/** The secret of a grant. */
+/** The tokens of a connected account. Their JSON is the secret of its grant. */
 interface Tokens extends Endpoints {
   readonly basis: string
   readonly access: string
   readonly refresh?: string
 }
 
-/** The access token of an account, and what it was got for. */
+/** The access token of an account, and the hash of the entry that the token was issued for. */
 export const tokenOf = (secret: string): Pick<Tokens, 'access' | 'basis'> => JSON.parse(secret) as Tokens
 
 export interface CodesOptions extends AuthorizationServerOptions, ClientsOptions {}
@@ -54,7 +54,7 @@ export class AuthorizationCodes {
     this.#options = options
   }
 
-  /** Where the owner of the account is to be sent. `connect_refused` (400) when the authorization server does not let us. */
+  /** Resolves to the URL to which the owner is sent. `connect_refused` (400) when the authorization server does not allow the connection. */
   async begin(entry: Entry, connecting: Connecting): Promise<{ url: string; keep: string }> {
     const { tenantId, redirectUrl, state, signal } = connecting
     const oauth = entry.oauth as AuthorizationCode
@@ -62,7 +62,7 @@ export class AuthorizationCodes {
     try {
       const found = await discover(fetch, entry, oauth)
       const { metadata, serverUrl, resource, scope } = found
-      // Before anything is registered for it.
+      // The page is checked first, so that no client is registered for a page that is refused.
       this.#checkPage(entry, new URL(metadata?.authorization_endpoint ?? '/authorize', serverUrl))
       const client = await clientFor(this.#options, fetch, { tenantId, entry, oauth }, found, redirectUrl)
       const { startAuthorization } = await loadAuth()
@@ -91,7 +91,7 @@ export class AuthorizationCodes {
     }
   }
 
-  /** The owner came back: the code is exchanged for tokens. `connect_refused` (400) for anything that is not as it has to be. */
+  /** The owner has come back: exchanges the code for tokens. `connect_refused` (400) when the answer is not valid. */
   async finish(
     entry: Entry,
     { tenantId, redirectUrl, signal }: Omit<Connecting, 'state'>,
@@ -119,7 +119,7 @@ export class AuthorizationCodes {
     }
   }
 
-  /** `app_unavailable` (502) for what may pass by itself. */
+  /** Resolves to `Lost` when the account must be connected again; rejects with `app_unavailable` (502) when a later retry may succeed. */
   async renew(tenantId: string, entry: Entry, secret: string, signal: AbortSignal): Promise<Grant | Lost> {
     const tokens = JSON.parse(secret) as Tokens
     if (tokens.basis !== basisOf(entry)) return { lost: 'failed', reason: elsewhere }
@@ -145,12 +145,12 @@ export class AuthorizationCodes {
     }
   }
 
-  /** RFC 7009. Resolves when the server has no such endpoint. */
+  /** Revokes the tokens (RFC 7009). Resolves at once when the authorization server has no revocation endpoint. */
   async revoke(tenantId: string, entry: Entry, secret: string, signal: AbortSignal): Promise<void> {
     const { revocationUrl, access, refresh, client } = JSON.parse(secret) as Tokens
     if (revocationUrl === undefined) return
     const fetch = fetchFor(this.#options, entry, signal)
-    // With the refresh token its access tokens end; servers that do not have it so are told of both.
+    // Most servers end the access tokens together with the refresh token. Some do not, so both tokens are revoked.
     for (const [token, hint] of [
       [refresh, 'refresh_token'],
       [access, 'access_token'],
@@ -182,13 +182,13 @@ export class AuthorizationCodes {
     if (secret !== undefined && client.method === 'client_secret_post') form.set('client_secret', secret)
     return fetch(url, { method: 'POST', headers, body: form.toString() })
   }
-  /** A browser is sent to what is a page of the web, encrypted, or to hosts of the operator's own. */
+  /** The owner's browser is sent only to an https page, or over http to a host of the operator's own. */
   #checkPage(entry: Entry, { protocol, href }: URL): void {
     if (protocol === 'https:') return
     const own = protocol === 'http:' && this.#options.addressesOf(entry, href) === 'network'
     if (!own) throw refused('has a page that is not asked without TLS')
   }
-  /** The authorization server does not know us any more: whoever connects next registers anew. */
+  /** The authorization server has dropped our client registration, so the stored one is deleted: the next connection registers again. */
   async #forgetClient(tenantId: string, { name }: Entry, { registered }: Client, cause: unknown): Promise<void> {
     const code = codeOf(cause)
     if (registered === undefined || (code !== 'invalid_client' && code !== 'unauthorized_client')) return
@@ -210,7 +210,7 @@ interface TokenAnswer {
   readonly error?: unknown
 }
 
-/** What an authorization server answered that gave nothing. */
+/** An authorization server answered with an error instead of tokens. */
 class OAuthRefusal extends Error {
   readonly status: number
   readonly code: string | undefined
@@ -222,7 +222,7 @@ class OAuthRefusal extends Error {
 }
 const codeOf = (error: unknown): string | undefined => (error instanceof OAuthRefusal ? error.code : undefined)
 
-/** In our words. The library quotes servers in its errors, whose codes alone are told. */
+/** Rewords an error in our own sentences. Errors of the library quote the server's text, and only known error codes may be shown. */
 async function told(error: unknown): Promise<unknown> {
   if (error instanceof OAuthRefusal) return refused(error.message, error)
   const { OAuthError } = await import('@modelcontextprotocol/sdk/server/auth/errors.js')
@@ -230,7 +230,7 @@ async function told(error: unknown): Promise<unknown> {
   const code = toldCode(error.errorCode)
   return refused(code === undefined ? 'refused' : `answered ${code}`, error)
 }
-/** What an authorization server does not do is the entry's to mend; what could not be asked may be there again later. */
+/** A server that refuses needs a change of the entry (400); a server that could not be reached may answer later (502). */
 async function notConnected(cause: unknown): Promise<AppError> {
   const known = await told(cause)
   const error = await whyNot(known)
@@ -239,14 +239,14 @@ async function notConnected(cause: unknown): Promise<AppError> {
   return make({ cause: error, message: sentenceOf(error) })
 }
 
-/** RFC 9207: an answer of another authorization server than the requested one is refused. */
+/** RFC 9207: refuses an answer that comes from another authorization server than the requested one. */
 function checkIssuer({ issuer, issRequired }: Kept, { iss }: Readonly<Record<string, string>>): void {
   if (iss === undefined ? issRequired : issuer !== undefined && iss !== issuer) {
     throw refused('is not the one that the answer comes from')
   }
 }
 
-/** Only what there is replaces what there was: a server that gives no new refresh token leaves the old one. */
+/** A server that issues no new refresh token leaves the old one valid, so an absent or empty one must not replace it. */
 const withoutEmpty = ({ refresh_token: refresh, ...answer }: TokenAnswer): TokenAnswer =>
   typeof refresh === 'string' && refresh !== '' ? { ...answer, refresh_token: refresh } : answer
 
@@ -271,7 +271,7 @@ function grantOf({ basis, tokenUrl, revocationUrl, resource, client }: Tokens | 
   }
 }
 
-/** Servers name their own addresses, clients and tokens: what nobody needs that much of is not kept for each account. */
+/** Servers choose the length of their URLs, client ids and tokens. This limit bounds what one account stores, in characters. */
 const mostKept = 64 * 1024
 function toKeep(value: Kept | Tokens): string {
   const text = JSON.stringify(value)

@@ -7,31 +7,31 @@ import { findClient, storeClient } from './clients.store.ts'
 import type { Entry } from './entry.ts'
 import type { AuthorizationCode } from './schema.ts'
 
-/** Whom the owner of an account is sent to, and for what. */
+/** The authorization server to which the owner of an account is sent, and what is requested there. */
 export interface Discovered {
-  /** As the server names it, or where it should be. */
+  /** The URL that the MCP server names, or the MCP server's own origin. */
   readonly serverUrl: string
-  /** Undefined: it publishes none, and is where servers were before they did. */
+  /** Undefined: the server publishes no metadata, so its endpoints are at the default paths of older servers. */
   readonly metadata: AuthorizationServerMetadata | undefined
-  /** What tokens are for (RFC 8707). */
+  /** The resource that the tokens are for (RFC 8707). */
   readonly resource: string
   readonly scope: string | undefined
 }
 
-/** What the authorization server knows us as. */
+/** Our registration as a client of an authorization server. */
 export interface Client {
   readonly id: string
   readonly secret?: string
-  /** The reference of a secret that the tenant has written; it is looked up each time. */
+  /** The reference to a secret that the tenant has written. The secret is resolved for each request. */
   readonly secretRef?: string
   readonly method: 'client_secret_basic' | 'client_secret_post' | 'none'
-  /** As it is stored when we have registered it ourselves. */
+  /** The sealed text of a stored registration. Present only when we registered the client ourselves. */
   readonly registered?: string
 }
 
 const loadAuth = () => import('@modelcontextprotocol/sdk/client/auth.js')
 
-/** For the owner of an account. */
+/** Finds the authorization server of an entry and the scopes to request. Refuses a server without PKCE S256. */
 export async function discover(fetch: Fetch, entry: Entry, oauth: AuthorizationCode): Promise<Discovered> {
   const { asked, scopes, ...found } = await findServer(fetch, entry, oauth.issuer)
   const { metadata } = found
@@ -39,28 +39,28 @@ export async function discover(fetch: Fetch, entry: Entry, oauth: AuthorizationC
     throw refused('does not support PKCE with S256')
   }
   const wanted = oauth.scopes ?? asked?.split(' ') ?? scopes ?? []
-  // Without it some servers give no refresh token, and the account would end by itself.
+  // Without this scope some servers issue no refresh token, and the account would end when its access token expires.
   const offline = metadata?.scopes_supported?.includes('offline_access') && !oauth.scopes ? ['offline_access'] : []
   const scope = [...new Set([...wanted, ...offline])].join(' ')
   return { ...found, scope: scope === '' ? undefined : scope }
 }
 
 interface FoundServer extends Omit<Discovered, 'scope'> {
-  /** The scopes that the server asks for, and those that it knows. */
+  /** The scopes that the MCP server requests, and the scopes that it supports. */
   readonly asked: string | undefined
   readonly scopes: readonly string[] | undefined
 }
 
 /**
- * Finds the authorization server of an entry: by what the server says (RFC 9728), else at its own origin; and that one's metadata (RFC 8414).
- * What a server says is believed of itself alone: a token for another one must not be sent to it.
+ * Finds the authorization server of an entry, from the MCP server's metadata (RFC 9728) or else at the MCP server's own origin, and the authorization
+ * server's metadata (RFC 8414). A server may speak only for itself, because a token for another server must never be sent to it.
  */
 export async function findServer(fetch: Fetch, { url }: Pick<Entry, 'url'>, issuer?: string): Promise<FoundServer> {
   const auth = await loadAuth()
   const { checkResourceAllowed, resourceUrlFromServerUrl } =
     await import('@modelcontextprotocol/sdk/shared/auth-utils.js')
   const own = resourceUrlFromServerUrl(url)
-  // As clients do: of who asks otherwise some servers want no proof, and then do not say what they want.
+  // The probe must look like a real client request. Some servers answer other requests without a challenge, which names the metadata and scopes.
   const headers = { accept: 'application/json, text/event-stream', 'content-type': 'application/json' }
   const probe = await fetch(url, {
     method: 'POST',
@@ -80,12 +80,12 @@ export async function findServer(fetch: Fetch, { url }: Pick<Entry, 'url'>, issu
         ...(resourceMetadataUrl ? { resourceMetadataUrl } : {}),
       })
   const { authorizationServerUrl: serverUrl, authorizationServerMetadata: metadata, resourceMetadata } = found
-  // As it is published, letter by letter: a URL that is parsed and written again may be another text.
+  // The resource is sent exactly as published: parsing and serializing a URL can change its text.
   const resource = resourceMetadata?.resource ?? own.href
   if (!checkResourceAllowed({ requestedResource: own, configuredResource: resource })) {
     throw refused('is named by a server that speaks for another one')
   }
-  // RFC 8414 3.3.
+  // RFC 8414 3.3 requires that the metadata names the issuer at whose URL it was found.
   if (metadata && withoutSlash(metadata.issuer) !== withoutSlash(serverUrl))
     throw refused('says that it is another one')
   return { serverUrl, metadata, resource, asked, scopes: resourceMetadata?.scopes_supported }
@@ -98,7 +98,7 @@ export interface ClientsOptions {
   readonly secrets: Secrets | undefined
 }
 
-/** What we are known as: as the entry says, or as we were registered, which is done once for all who connect. */
+/** The client of an entry: the one that the entry names, or else one that is registered once and shared by all accounts of the entry. */
 export async function clientFor(
   { database, sealer }: ClientsOptions,
   fetch: Fetch,
@@ -124,7 +124,7 @@ export async function clientFor(
     fetchFn: fetch,
     clientMetadata: {
       client_name: 'Agent Orc',
-      // What comes back to this machine alone comes back to no page of the web, as servers understand it.
+      // Servers treat a redirect to this machine over http as a native application, not as a web page.
       ...({ application_type: redirectUrl.startsWith('https:') ? 'web' : 'native' } as object),
       redirect_uris: [redirectUrl],
       grant_types: ['authorization_code', 'refresh_token'],
@@ -154,7 +154,7 @@ const methodOf = (methods: readonly string[] | undefined): 'client_secret_basic'
     ? 'client_secret_post'
     : 'client_secret_basic'
 
-/** The secret of a client, as it is now. */
+/** The present secret of a client. Undefined for a public client. */
 export async function secretFor(
   secrets: Secrets | undefined,
   tenantId: string,
@@ -165,7 +165,7 @@ export async function secretFor(
   return (await secrets?.resolve(tenantId, secretOf(secretRef)!, `mcp-servers/${name}`))?.value
 }
 
-/** Characters of what we are known as. */
+/** The largest client registration that is stored, in characters. */
 const mostOfClient = 8_000
 const sealedName = ({ name }: Entry): string => `mcp-oauth-clients/${name}`
 const noRegistration = 'registers no clients by itself; write `clientId` into the entry'

@@ -5,7 +5,7 @@ import type { ModelConnections } from '#kit/models'
 import type { Entry } from './entry.ts'
 import { catalogErrors } from './errors.ts'
 
-/** Answers of authorization servers that are longer are not read. */
+/** A longer answer of an authorization server is refused. */
 const maxAnswerBytes = 256 * 1024
 export const maxTokenChars = 16_000
 
@@ -18,8 +18,8 @@ export interface AuthorizationServerOptions {
 }
 
 /**
- * Asks authorization servers for an entry: whatever a server says of where to ask, secrets leave encrypted, or to hosts of the operator's
- * own, and no answer is read without an end.
+ * Requests to authorization servers on behalf of an entry. Servers name further URLs, so each URL is checked again: secrets leave only over TLS, or
+ * to the operator's own hosts. An answer is read up to a fixed size.
  */
 export const fetchFor =
   ({ connections, addressesOf }: AuthorizationServerOptions, entry: Entry, signal: AbortSignal): Fetch =>
@@ -29,7 +29,7 @@ export const fetchFor =
     const { body, headers, ...rest } = init ?? {}
     const sent = {
       ...rest,
-      // The connections know neither forms nor lists of headers.
+      // `ModelConnections` takes headers only as a plain record and a body only as text.
       headers: Object.fromEntries(new Headers(headers)),
       ...(body === undefined || body === null ? {} : { body: String(body) }),
     }
@@ -39,7 +39,7 @@ export const fetchFor =
 async function bounded(response: Response): Promise<Response> {
   const { status, headers } = response
   if (!response.body) return response
-  // A stream of events has no end, and nothing that is asked here is one.
+  // An event stream never ends, and none of these requests expects one.
   if (headers.get('content-type')?.startsWith('text/event-stream')) {
     await response.body.cancel()
     return new Response(null, { status, headers })
@@ -54,7 +54,7 @@ async function bounded(response: Response): Promise<Response> {
   return new Response(Buffer.concat(chunks), { status, headers })
 }
 
-/** Codes of RFC 6749 5.2, RFC 7591 3.2.2 and RFC 8707: of what a server says these alone are told. */
+/** The error codes of RFC 6749 5.2, RFC 7591 3.2.2 and RFC 8707. Nothing else of a server's error text is shown. */
 const told = new Set([
   'invalid_request',
   'invalid_client',
@@ -73,11 +73,11 @@ const told = new Set([
 export const toldCode = (code: unknown): string | undefined =>
   typeof code === 'string' && told.has(code) ? code : undefined
 
-/** `mcp_token_refused` (502), with a sentence that quotes neither side. */
+/** `mcp_token_refused` (502). The sentence must quote neither the server nor our request, because both may hold secrets. */
 export const refused = (why: string, cause?: unknown): AppError =>
   catalogErrors.mcpTokenRefused({ cause, message: `The authorization server of the entry ${why}.` })
 
-/** Why an authorization server could not be asked. */
+/** The error for a request to an authorization server that failed. */
 export async function whyNot(cause: unknown): Promise<AppError> {
   if (isAppError(cause)) return cause
   const { reasonOf, whyUnavailable } = await import('#kit/mcp')

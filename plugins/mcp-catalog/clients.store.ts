@@ -1,6 +1,6 @@
 import type { Database } from '#contracts/database'
 
-/** What an entry is registered as; undefined when it never was, for something else, or when its secret is about to end. */
+/** The sealed client registration of an entry. Undefined when there is none, when it has another basis, or when its secret is about to expire. */
 export async function findClient(
   database: Database,
   tenantId: string,
@@ -18,13 +18,13 @@ export async function findClient(
 
 export interface NewClient {
   readonly basis: string
-  /** Sealed. */
+  /** The sealed registration. */
   readonly client: string
-  /** Seconds since 1970; undefined: its secret does not end. */
+  /** Seconds since 1970; undefined when the client's secret does not expire. */
   readonly expiresAt: number | undefined
 }
 
-/** Keeps what an entry was registered as. */
+/** Stores the client registration of an entry, in place of a former one. */
 export async function storeClient(database: Database, tenantId: string, name: string, of: NewClient): Promise<void> {
   const store = {
     text: `INSERT INTO mcp_oauth_clients (tenant_id, name, basis, client, expires_at) VALUES ($1, $2, $3, $4, to_timestamp($5))
@@ -35,7 +35,7 @@ export async function storeClient(database: Database, tenantId: string, name: st
   await database.batch(tenantId, [store])
 }
 
-/** The authorization server does not know us any more. What others have registered meanwhile stays. */
+/** Deletes a registration that the authorization server no longer knows. A newer registration of another process stays. */
 export async function dropClient(database: Database, tenantId: string, name: string, client: string): Promise<void> {
   const drop = {
     text: 'DELETE FROM mcp_oauth_clients WHERE tenant_id = $1 AND name = $2 AND client = $3',

@@ -32,14 +32,14 @@ export const ServerTable = Type.Record(Type.String(), Server, {
 })
 type ServerTable = StaticDecode<typeof ServerTable>
 
-/** The entries of the role file. To a tenant that may not use one it does not exist. */
+/** The MCP entries of the role file. An entry that the tenant may not use is treated as if it did not exist. */
 export interface ConfigEntries {
   find(tenantId: string, name: string): Entry | undefined
-  /** Those that a tenant may use, by name. */
+  /** The entries that a tenant may use, sorted by name. */
   of(tenantId: string): readonly Entry[]
 }
 
-/** What the role has for entries; what is missing and needed refuses the boot. */
+/** The optional services of this role. The boot fails when an entry needs a service that is missing. */
 interface Means {
   readonly secrets: boolean
   readonly database: boolean
@@ -90,7 +90,7 @@ function referredBy(server: string, header: string, text: string): readonly stri
   }
 }
 
-/** A server may be private: the role file names it. Not where clouds keep their credentials, and a private one names its port. */
+/** A server of the role file may be private, but a private one must name its port. Addresses where clouds keep their credentials are refused. */
 function checkAddress(name: string, text: string): void {
   const url = outboundUrl(text, { permits: isNetworkAddress, schemes: ['http', 'https'] })
   if (typeof url === 'string') throw refused(name, `: ${refusals[url]}`)

@@ -6,16 +6,16 @@ import { accountOf, type Entry, mcpProvider, secretsOf } from './entry.ts'
 import { catalogErrors } from './errors.ts'
 import { basisOf, type Tokens } from './tokens.ts'
 
-/** What is sent to a server to prove who asks. */
+/** The headers that authenticate a request to an MCP server. */
 export interface Sent {
   readonly headers: Readonly<Record<string, string>>
-  /** Headers with another token, for when the server does not take this one; absent where there is none. */
+  /** Resolves to headers with a new token, after the server has refused this one. Absent when the entry has no token. */
   readonly renew?: () => Promise<Readonly<Record<string, string>>>
 }
 
-/** Makes headers in plain text of what entries say. */
+/** Resolves the headers of an entry to plain text: secrets, access tokens and accounts. */
 export interface Credentials {
-  /** Errors as `Secrets.headers`, and `mcp_token_refused` (502). */
+  /** Rejects as `Secrets.headers` does, and with `mcp_token_refused` (502). */
   of(tenantId: string, entry: Entry, signal: AbortSignal): Promise<Sent>
 }
 
@@ -57,7 +57,7 @@ interface TenantAccount {
   renew(): Promise<TenantAccount>
 }
 
-/** The account of the tenant itself: those of end users never leave the plugin that keeps them for anything but their own calls. */
+/** The account that the tenant itself has connected. An end user's account is used only for that user's own calls, so it is refused here. */
 async function tenantAccount(
   accounts: AppAccounts | undefined,
   tenantId: string,
@@ -78,7 +78,7 @@ async function tenantAccount(
   return got(accounts.use(tenantId, key, signal))
 }
 
-/** The server does not take the tenant's account as it is: another token of it, where there is such an account. */
+/** The server has refused the token of the tenant's account, so the account is renewed. Does nothing when there is no account. */
 export async function renewAccount(
   accounts: AppAccounts | undefined,
   tenantId: string,
@@ -90,7 +90,7 @@ export async function renewAccount(
     const account = await accounts?.use(tenantId, key, signal)
     if (account) await accounts!.refused(tenantId, key, account, signal)
   } catch (error) {
-    // Whoever asks for it next is told.
+    // The next request for the account reports this error.
     if (!isAppError(error)) throw error
   }
 }

@@ -4,7 +4,7 @@ import type { McpTool } from '#kit/mcp'
 import { addressOf, type Entry } from './entry.ts'
 import type { Failure, ServerInfo } from './schema.ts'
 
-/** A tool as its server defined it when it was asked last. */
+/** A tool as its server defined it at the last discovery. */
 export interface FoundTool extends McpTool {
   readonly digest: string
 }
@@ -15,21 +15,21 @@ export interface Found {
   readonly latencyMs: number
 }
 
-/** What is known of the server of an entry. */
+/** The last discovery of an entry's server. */
 export interface Discovery {
   readonly tools: readonly FoundTool[] | null
-  /** Milliseconds since they were listed, and since the server could not be asked. */
+  /** Milliseconds since the tools were listed, and since the last failure. */
   readonly listedMs: number | null
   readonly failedMs: number | null
   readonly failure: Failure | null
-  /** Digests of accepted definitions by names of tools. */
+  /** The digest of the accepted definition of each tool, by the tool's name. */
   readonly accepted: Readonly<Record<string, string>>
 }
 
 const since = (column: string): string => `(extract(epoch FROM clock_timestamp() - ${column}) * 1000)::float8`
 const columns = `tools, ${since('listed_at')} AS "listedMs", ${since('failed_at')} AS "failedMs", failure, accepted`
 
-/** Undefined when the server has never been asked. */
+/** Undefined when the server has never been asked at the entry's present address. */
 export async function findDiscovery(
   database: Database,
   tenantId: string,
@@ -43,14 +43,14 @@ export async function findDiscovery(
   return row
 }
 
-/** What differs from what the server had before; nothing when it is asked for the first time. */
+/** The tools that differ from the previous discovery. All lists are empty at the first discovery. */
 export interface Changes {
   readonly added: readonly string[]
   readonly changed: readonly string[]
   readonly removed: readonly string[]
 }
 
-/** Keeps what a server has answered, and resolves to what is new about it, and by how many bytes there is more of it. */
+/** Stores a discovery. Resolves to the changes since the previous one and to the growth of the stored tools in bytes. */
 export async function storeFound(
   database: Database,
   tenantId: string,
@@ -82,7 +82,7 @@ function changesOf(before: readonly FoundTool[] | null, now: readonly FoundTool[
   }
 }
 
-/** The row of an entry, which is there from now on and about where the entry leads. */
+/** Locks the discovery row of an entry. The row is created if it is missing, and reset if the entry has another address now. */
 async function lockDiscovery(tx: TenantTx, entry: Entry): Promise<Discovery> {
   const [tenantId, name, address] = [tx.tenantId, entry.name, addressOf(entry)]
   await tx.query({
@@ -116,7 +116,7 @@ export async function storeFailure(
   })
 }
 
-/** Reads, and writes what is accepted as `accept` says, while nobody else writes. */
+/** Replaces the accepted definitions by the result of `accept`, under the lock of the row, so that no concurrent change is lost. */
 export async function changeAccepted(
   database: Database,
   tenantId: string,

@@ -21,13 +21,13 @@ import { askErrors, catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
 import type { Failure, ToolState } from './schema.ts'
 
-/** A server that could not be asked is not asked again for a list that anybody wants. */
+/** After a failure, requests for the list do not ask the server again for this long. */
 const pauseMs = 30_000
-/** Servers that one conductor asks at once, those of one tenant among them, and how many of a tenant may be wanted. */
+/** Concurrent discoveries of one conductor, concurrent discoveries of one tenant, and discoveries that one tenant may have running or queued. */
 const atOnce = 16
 const ofTenantAtOnce = 4
 const mostOfTenant = 50
-/** The largest answer of a server, and what is kept of its tools. */
+/** The largest answer of a server in bytes, and thus the most that is stored of its tools. */
 const maxBytes = 2 * 1024 * 1024
 
 export interface DiscoveryOptions {
@@ -36,21 +36,21 @@ export interface DiscoveryOptions {
   readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
   addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
   readonly keepMs: number
-  /** Timeout to connect a server and list its tools. */
+  /** Timeout to connect a server and list its tools, in ms. */
   readonly timeoutMs: number
   readonly metrics: CatalogMetrics
   readonly limits: Pick<TenantLimits, 'stored'> | undefined
-  /** Where changes of tools are put on record. */
+  /** The audit trail that records changes of tools. */
   readonly trail: AuditTrail | undefined
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
 }
 
-/** Asks servers what they have, and keeps it. */
+/** Lists the tools of MCP servers and stores the result. */
 export class Discoveries {
   readonly #options: DiscoveryOptions
   readonly #all = pLimit(atOnce)
-  /** By tenant, so that silent servers of one hold up nobody else. */
+  /** Each tenant has a limit of its own, so that the silent servers of one tenant delay no other tenant. */
   readonly #tenants = new Map<string, { readonly limit: LimitFunction; asked: number }>()
   readonly #underWay = new Map<string, Promise<Found>>()
 
@@ -58,9 +58,9 @@ export class Discoveries {
     this.#options = options
   }
 
-  /** Asks the server now, as an account when its headers are given; an error of `askErrors`, or of secrets, when that fails. */
+  /** Asks the server now; with `account` headers it asks as that account. Rejects with an error of `askErrors`, or of secrets. */
   async ask(tenantId: string, entry: Entry, account?: Readonly<Record<string, string>>): Promise<Found> {
-    // What one account is refused, or is shown, is not said of another one.
+    // The account is part of the key, because a server may answer each account differently.
     const key = JSON.stringify([tenantId, entry, account])
     const running = this.#underWay.get(key)
     if (running) return running
@@ -78,7 +78,7 @@ export class Discoveries {
     return asked
   }
 
-  /** What is known, asked anew when that is old. What is old is better than nothing. */
+  /** The stored tools, listed again when they are too old. When the server cannot be asked, old tools are returned instead of an error. */
   async current(tenantId: string, entry: Entry): Promise<Discovery> {
     const { database, keepMs } = this.#options
     const known = await findDiscovery(database, tenantId, entry)
@@ -94,7 +94,7 @@ export class Discoveries {
     return (await findDiscovery(database, tenantId, entry)) ?? { ...never }
   }
 
-  /** Asks in the background of a run that uses the server, so that changes are seen without a request for the list. */
+  /** Lists the tools in the background while a run uses the server, so that changes are noticed even if nobody requests the list. */
   refresh(tenantId: string, entry: Entry): void {
     if (this.#options.stopping.aborted) return
     this.ask(tenantId, entry).catch(() => {})
@@ -113,7 +113,7 @@ export class Discoveries {
     } catch (error) {
       metrics.discoveries.inc({ outcome: 'failed' })
       if (!isAppError(error)) throw error
-      // The account's failure, and not the server's.
+      // The server refused this account only, so the failure is not recorded for the server.
       if (account && error.code === 'mcp_unauthorized') throw error
       const failure = { code: error.code, message: error.sentence ?? error.code }
       await storeFailure(database, tenantId, entry, failure).catch((err: unknown) =>
@@ -132,7 +132,7 @@ export class Discoveries {
     try {
       return await this.#list(entry, headers, signal)
     } catch (error) {
-      // A token that was taken back before its time.
+      // The server revoked the token before it expired: retry once with a new token.
       if (!renew || !isAppError(error) || error.code !== 'mcp_unauthorized') throw error
       return this.#list(entry, await renew(), signal)
     }
@@ -187,16 +187,16 @@ export class Discoveries {
   }
 }
 
-/** Who found it. */
+/** The actor in the audit trail. */
 const actor = { keyId: 'mcp-catalog', role: 'service' }
-/** Names of one kind of change that are put on record. */
+/** The most tool names that one audit record lists for each kind of change. */
 const mostNamed = 50
 const never: Discovery = { tools: [], listedMs: 0, failedMs: null, failure: null, accepted: {} }
 
 const isPaused = ({ failedMs, listedMs }: Discovery): boolean =>
   failedMs !== null && failedMs < pauseMs && (listedMs === null || failedMs < listedMs)
 
-/** The failure of a moment ago, as it was told then. What failed before a server was asked, such as a secret, is tried again. */
+/** Repeats the failure that a server gave a moment ago. Undefined for other failures, such as a missing secret: these are retried at once. */
 function failureAgain({ code, message }: Failure): AppError | undefined {
   return askErrors.find(({ row }) => row.code === code)?.({ message })
 }
@@ -227,7 +227,7 @@ function errorOf(reason: import('#kit/mcp').Reason, cause: unknown): AppError {
   return catalogErrors.mcpRefused({ cause, message: `The server answered ${status}.`, detail: { status } })
 }
 
-/** Whether runs have a tool, and why not. */
+/** Whether runs may use a tool, and why not. */
 export function stateOf(entry: Entry, accepted: Discovery['accepted'], name: string, digest: string): ToolState {
   if (!isAllowed(entry, name)) return 'not_allowed'
   if (entry.toolPolicy === 'trust' || accepted[name] === digest) return 'accepted'

@@ -1,10 +1,10 @@
 import { type HeaderMap, secretOf, secretsIn } from '#contracts/secrets'
 import type { CreateEntry, EntryView, OAuth } from './schema.ts'
 
-/** What is kept of an entry of a tenant, beside its name and whether it is active. */
+/** The stored fields of a tenant's entry, without its name and whether it is active. */
 export type EntryDocument = Omit<CreateEntry, 'name' | 'active' | 'managedBy'>
 
-/** One MCP server as the catalog has it. */
+/** An MCP server in the catalog. */
 export interface Entry {
   readonly name: string
   readonly url: string
@@ -25,7 +25,7 @@ export const entryOf = (
   managedBy: Entry['managedBy'],
 ): Entry => ({ ...document, name, transport, toolPolicy, active, managedBy })
 
-/** Whom an entry leads to: what was found at another address says nothing about it. */
+/** The address of an entry's server. A discovery is valid only for the address at which it was made. */
 export const addressOf = ({ transport, url }: Pick<Entry, 'transport' | 'url'>): string => `${transport} ${url}`
 
 /** The names of all secrets that are sent for an entry. `invalid_ref` (400) for `secret://` without a name. */
@@ -46,11 +46,11 @@ export function isNamedBy({ url, oauth }: Pick<Entry, 'url' | 'oauth'>, asked: s
   return named.some((text) => hostOf(text) !== undefined && hostOf(text) === hostOf(asked))
 }
 
-/** Whose account a server is asked as, if its entry says that somebody has to connect one. */
+/** Whose account authenticates the requests: `none` unless somebody has to connect one. */
 export const accountOf = ({ oauth }: Pick<Entry, 'oauth'>): 'none' | 'tenant' | 'user' =>
   oauth?.grant === 'authorization_code' ? (oauth.connection ?? 'tenant') : 'none'
 
-/** The entry as somebody asks who brings an account: its other headers are sent as well. */
+/** The entry without its OAuth settings, for a caller who brings an account. Its other headers are still sent. */
 export function withoutAccount(entry: Entry): Entry {
   const { oauth: _, ...rest } = entry
   return rest

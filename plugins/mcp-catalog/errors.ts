@@ -37,7 +37,7 @@ export const catalogErrors = errorTable('mcp-catalog', {
   mcpBusy: { status: 503, retry: true, message: 'Many MCP servers are being called at the moment; try again shortly.' },
 })
 
-/** What may go wrong when a server is asked. */
+/** The errors of a request to an MCP server. */
 export const askErrors = [
   catalogErrors.mcpAddressRefused,
   catalogErrors.mcpUnreachable,

@@ -4,13 +4,13 @@ import type { Entry } from './entry.ts'
 import { maskedValue } from './schema.ts'
 
 const token = /^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}$/
-/** What a header may have: a line break in it would make two of one. */
+/** The characters of a header's value. A line break would add a second header. */
 const value = /^[\t\x20-\x7e\x80-\xff]*$/
-/** What the transport says itself. */
+/** Headers that the transport sets itself. */
 const reserved =
   /^(accept|accept-encoding|connection|content-(length|type|encoding)|expect|host|keep-alive|last-event-id|mcp-.*|proxy-.*|te|trailer|transfer-encoding|upgrade)$/i
 
-/** 400 for headers that cannot be sent, naming the first. */
+/** Rejects with 400 for headers that cannot be sent, naming the first one. */
 export function checkHeaders({ headers = {}, oauth }: Pick<Entry, 'headers' | 'oauth'>): void {
   const seen = new Set<string>()
   for (const [name, text] of Object.entries(headers)) {
@@ -28,13 +28,13 @@ export function checkHeaders({ headers = {}, oauth }: Pick<Entry, 'headers' | 'o
   }
 }
 
-/** As answers show them: references as they are written, other values masked. */
+/** Headers as answers show them: references stay readable, other values are masked. */
 export const shownHeaders = (headers: HeaderMap): Record<string, string> =>
   Object.fromEntries(
     Object.entries(headers).map(([name, text]) => [name, secretsIn(text).length > 0 ? text : maskedValue]),
   )
 
-/** Headers with what is stored in the place of masked values. 400 for one that nothing is stored for. */
+/** Replaces each masked value by the stored one. 400 when nothing is stored for that header. */
 export function keptHeaders(headers: HeaderMap | undefined, before: Pick<Entry, 'headers'> | undefined) {
   if (!headers || !Object.values(headers).includes(maskedValue)) return headers
   const stored = new Map(Object.entries(before?.headers ?? {}).map(([name, text]) => [name.toLowerCase(), text]))

@@ -41,7 +41,7 @@ const ServerJson = Type.Object(serverFields, {
 type ServerJson = Static<typeof ServerJson>
 
 const { toolPolicy, allowedTools, oauth } = entryFields
-/** A server.json as it is, or in `server` with what it leaves open. */
+/** A server.json, either by itself or in `server` together with the values that it leaves open. */
 export const ImportBody = Type.Object(
   {
     ...serverFields,
@@ -71,7 +71,7 @@ export const ImportBody = Type.Object(
 )
 export type ImportBody = Static<typeof ImportBody>
 
-/** The entry that a server.json describes. `not_importable` (400) with a sentence where it describes none. */
+/** The entry that a server.json describes. `not_importable` (400) with a sentence when it describes no usable server. */
 export function entryFrom(body: ImportBody): CreateEntry {
   const { server = body, headers = {}, variables = {}, active, ...more } = body
   const wrapped = body.server !== undefined

@@ -28,10 +28,7 @@ import { Tokens } from './tokens.ts'
 import { createToolkitProvider } from './toolkit.ts'
 import { toolRoutes } from './routes.ts'
 
-/**
- * The MCP servers that profiles may name: those that tenants enter, and those that the role file has for them. Specification 2.11 and
- * 4.13.
- */
+/** The MCP servers that profiles may name: entries of tenants, and entries of the role file. Specification 2.11 and 4.13. */
 export default definePlugin({
   name: 'mcp-catalog',
   config: Settings({
@@ -62,7 +59,7 @@ export default definePlugin({
     const means = { secrets: secrets !== undefined, database: stored !== undefined, accounts }
     const config = createConfigEntries(listed, means)
     const addresses = createAddressPolicy(allowHosts, publicResolve())
-    // What the role file names may be private; where a server leads from there may be only what is allowed to all.
+    // Only URLs on hosts that the role file names may be private. A URL that such a server points to must be one that tenants may use as well.
     const addressesOf = (entry: Entry, asked = entry.url) =>
       entry.managedBy === 'config' && isNamedBy(entry, asked) ? 'network' : addresses.addressesOf(asked)
     const connections = {
@@ -108,7 +105,7 @@ export default definePlugin({
     }
     const shared = { database, config, discoveries, connections, limits, keepMs, stopping, metrics: counted }
     const endpoint = new CatalogEndpoint({ ...shared, servers, kv, callMs, dropToken })
-    // The library of the protocol, which discoveries, apps and workflows use as well.
+    // Loads the MCP library in advance. Discoveries, apps and workflows use it as well.
     loads(() => endpoint.load())
     onStop(() => endpoint.close())
     if (stored) limits?.uses('mcpEntries', (tenantId) => countEntries(stored, tenantId))

@@ -27,7 +27,7 @@ export const createCatalogMetrics = (metrics: Registry) => ({
     labelNames: ['entry', 'outcome'],
     registers: [metrics],
   }),
-  /** `count`: how many there are now. */
+  /** `count` returns the present number of sessions. */
   upstreams: (count: () => number) =>
     new Gauge({
       name: 'mcp_catalog_sessions',

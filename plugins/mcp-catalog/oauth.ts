@@ -11,20 +11,20 @@ import {
 } from './authorization-server.ts'
 import type { ClientCredentials } from './schema.ts'
 
-/** A token as an authorization server gave it. */
+/** An access token from an authorization server. */
 export interface Granted {
   readonly token: string
   readonly seconds: number
 }
 
-/** A token of which nobody says how long it holds. */
+/** The lifetime that is assumed for a token without `expires_in`, and the longest lifetime that is believed. */
 const unknownSeconds = 300
 const mostSeconds = 30 * 24 * 60 * 60
 
-/** Gets tokens by the grant `client_credentials` (RFC 6749 4.4), with the resource that they are for (RFC 8707). */
+/** Requests tokens with the grant `client_credentials` (RFC 6749 4.4), naming the resource that they are for (RFC 8707). */
 export function createOAuthClient(options: AuthorizationServerOptions) {
   return {
-    /** `mcp_token_refused` (502), with a sentence that quotes neither side. */
+    /** Rejects with `mcp_token_refused` (502). The sentence quotes neither the server nor our request. */
     async grant(entry: Entry, oauth: ClientCredentials, clientSecret: string, signal: AbortSignal): Promise<Granted> {
       const fetch = fetchFor(options, entry, signal)
       try {
@@ -51,7 +51,7 @@ export type OAuthClient = ReturnType<typeof createOAuthClient>
 
 interface Endpoint {
   readonly tokenUrl: string
-  /** How a client may prove itself; by HTTP Basic unless known. */
+  /** The client authentication methods that the server supports. HTTP Basic is used when they are unknown. */
   readonly methods?: readonly string[]
   readonly resource: string
 }
@@ -68,7 +68,7 @@ async function endpointOf(fetch: Fetch, entry: Entry, { tokenUrl }: ClientCreden
   return { tokenUrl: metadata.token_endpoint, ...(methods ? { methods } : {}), resource }
 }
 
-/** RFC 6749 2.3.1: both parts are encoded as in forms before they are joined. */
+/** RFC 6749 2.3.1: the id and the secret are form-encoded before they are joined. */
 export const basic = (id: string, secret: string): string => {
   const encoded = [id, secret].map((part) => new URLSearchParams({ '': part }).toString().slice(1))
   return `Basic ${Buffer.from(encoded.join(':')).toString('base64')}`

@@ -8,14 +8,14 @@ import type { Discoveries } from './discovery.ts'
 import { addressOf, type Entry, type EntryDocument, entryOf, isAllowed, secretsOf } from './entry.ts'
 
 export interface ResolverOptions {
-  /** Undefined in a role without one: there are the entries of the role file alone. */
+  /** Undefined in a role without a database, which has only the entries of the role file. */
   readonly database: Database | undefined
   readonly config: ConfigEntries
   readonly secrets: Secrets | undefined
   readonly credentials: Credentials
   readonly discoveries: Pick<Discoveries, 'refresh'>
   addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
-  /** For so long what a server had is not asked for again. */
+  /** How long a discovery counts as fresh, in ms. */
   readonly keepMs: number
 }
 
@@ -28,7 +28,7 @@ interface Row {
   readonly old: boolean
 }
 
-// One statement, by the key of each named entry: it costs the same in a catalog of any size.
+// One statement that looks each entry up by its key, so its cost does not depend on the size of the catalog.
 const find = {
   name: 'mcp_resolve',
   text: `SELECT n.name, e.entry, e.active, d.address, d.accepted,
@@ -38,12 +38,12 @@ const find = {
            LEFT JOIN mcp_discoveries d ON d.tenant_id = $1 AND d.name = n.name`,
 }
 
-/** How long runs wait for the tokens of their servers. */
+/** How long a run waits for the access tokens of its servers. */
 const patienceMs = 15_000
-/** Names in a message. */
+/** The most names that one message lists. */
 const mostNames = 100
 
-/** What profiles and runs need of the catalog. */
+/** The view of the catalog for profiles and runs. */
 export function createResolver(options: ResolverOptions): McpServers {
   const { database, config, secrets, discoveries } = options
   return {
@@ -67,7 +67,7 @@ export function createResolver(options: ResolverOptions): McpServers {
       return referred.length > 0 ? secrets.unknown(tenantId, [...new Set(referred)]) : []
     },
     async resolve(tenantId, names): Promise<ResolvedMcpServers> {
-      // What the role file says alone of an entry needs no round trip.
+      // An entry of the role file that trusts its server needs nothing from the database, so it costs no round trip.
       const kept = names.filter((name) => config.find(tenantId, name)?.toolPolicy !== 'trust')
       const rows = await load(options, tenantId, kept)
       const found = await Promise.all(
@@ -98,7 +98,7 @@ async function load(
   return new Map(rows.map((row) => [row.name, row]))
 }
 
-/** The entries of these names that a tenant may use. */
+/** Those of the named entries that exist and are active for the tenant. */
 async function usable(
   options: ResolverOptions,
   tenantId: string,
@@ -111,7 +111,7 @@ async function usable(
   return new Map(entries.flatMap((entry) => (entry?.active ? [[entry.name, entry] as const] : [])))
 }
 
-/** What the run is given of an entry, or why it has to do without. */
+/** The server of an entry as the run gets it, or the reason why the run goes on without it. */
 async function ready(
   { credentials, addressesOf }: ResolverOptions,
   tenantId: string,
@@ -132,7 +132,7 @@ async function ready(
       ...(tools ? { tools } : {}),
     }
   } catch (error) {
-    // Its authorization server is somebody else's: that costs the run these tools, as a server does that cannot be reached.
+    // A failing authorization server is a third party's fault. The run loses these tools, as with an unreachable MCP server, but goes on.
     if (!isAppError(error) || error.code !== 'mcp_token_refused') throw error
     return { server: name, message: error.sentence ?? noToken }
   }
@@ -141,7 +141,7 @@ async function ready(
 const ownOf = (row: Row | undefined): Entry | undefined =>
   row?.entry ? entryOf(row.name, row.entry, row.active === true, 'user') : undefined
 
-/** The only tools that a run may have; undefined: all of them. */
+/** The only tools that a run may use; undefined for all tools of the server. */
 function toolsOf(entry: Entry, row: Row | undefined): McpServer['tools'] {
   if (entry.toolPolicy === 'trust') return entry.allowedTools?.map((name) => ({ name }))
   const accepted = row?.address === addressOf(entry) ? (row.accepted ?? {}) : {}

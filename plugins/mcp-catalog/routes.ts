@@ -26,7 +26,7 @@ import { acceptedOf, toolViewOf, viewOf } from './views.ts'
 
 export const tags = ['mcp catalog']
 
-/** Why an entry is not kept. */
+/** The errors of a write of an entry. */
 const unfit = [
   invalidRequest,
   secretErrors.invalidRef,
@@ -157,10 +157,10 @@ const asking = [
   limitErrors.limitExceeded,
 ] as const
 
-/** Tools of one part of an answer, and those of a test. */
+/** The most tools in one page of an answer, or in the answer of a test. */
 const atOnce = 200
 
-/** What the servers of entries have, and what runs may have of it. */
+/** The tools of entries' servers, and which of them runs may use. */
 export function toolRoutes(
   app: App,
   guard: Guard,
@@ -248,7 +248,7 @@ const digestNotOffered = (digests: readonly string[]) =>
     detail: { digests: digests.slice(0, 20) },
   })
 
-/** A name that no entry can have is an unknown one, and never reaches the database. */
+/** A name in a form that no entry can have is answered as unknown, without a query. */
 export function knownName(name: string): string {
   if (!isEntryName(name)) throw unknownEntry()
   return name

@@ -1,11 +1,11 @@
 import { type Static, Type } from '@sinclair/typebox'
 
-/** A server's name becomes part of its tools' names, which model servers accept in these characters. */
+/** The server's name becomes part of its tools' names, and model servers accept only these characters. */
 export const namePattern = '^[A-Za-z0-9_-]{1,64}$'
 const nameForm = new RegExp(namePattern)
 export const isEntryName = (text: string): boolean => nameForm.test(text)
 
-/** What an answer has in the place of a header's value that is no reference. Sent back, it stands for the value that is stored. */
+/** Answers show this text instead of a header's value that is no reference. A client that sends it back keeps the stored value. */
 export const maskedValue = '********'
 
 const Time = Type.String({ format: 'date-time' })
@@ -70,7 +70,7 @@ export type AuthorizationCode = Static<typeof AuthorizationCode>
 export const OAuth = Type.Union([ClientCredentials, AuthorizationCode])
 export type OAuth = Static<typeof OAuth>
 
-/** What the role file and the API have in common of an entry. */
+/** The fields of an entry that the role file and the API share. */
 export const entryFields = {
   transport: Type.Optional(
     Type.Union([Type.Literal('streamable-http'), Type.Literal('sse')], {

@@ -38,7 +38,7 @@ export function createCatalogService(options: CatalogServiceOptions) {
   const limitsOf = (tenantId: string) => limits?.of(tenantId) ?? defaultLimits
 
   const sizeOf = (entry: Entry): number => Buffer.byteLength(JSON.stringify(entry))
-  /** 400 or 409 for an entry that cannot be kept. */
+  /** Rejects with 400 or 409 for an entry that cannot be stored. */
   const check = async (tenantId: string, entry: Entry): Promise<void> => {
     const { mcpEntryBytes: most } = limitsOf(tenantId)
     if (sizeOf(entry) > most) throw overLimit('mcpEntryBytes', most)
@@ -86,7 +86,7 @@ export function createCatalogService(options: CatalogServiceOptions) {
       const { entry: before } = await find(tenantId, name)
       const headers = keptHeaders(document.headers, before)
       const entry = entryOf(name, { ...document, ...(headers ? { headers } : {}) }, active, 'user')
-      // Who may not see a value must not have it sent elsewhere.
+      // An admin who cannot read a masked value must not redirect it to another host, so a new origin requires the values again.
       if (headers && headers !== document.headers && new URL(before.url).origin !== originOf(entry.url)) {
         throw invalidField('body/headers', 'must have their values written anew when the URL leads to another server')
       }
@@ -108,7 +108,7 @@ export function createCatalogService(options: CatalogServiceOptions) {
 const originOf = (url: string): string | undefined => (URL.canParse(url) ? new URL(url).origin : undefined)
 const noAccounts = 'To connect accounts, this server needs the plugin `app-connections`.'
 
-/** 400 for what could not be kept: its owner would connect an account in vain. */
+/** Rejects with 400 when this server could not store the account: otherwise its owner would connect it in vain. */
 async function checkOAuth(
   { oauth }: Entry,
   addresses: AddressPolicy,

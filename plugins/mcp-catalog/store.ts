@@ -31,7 +31,7 @@ const columns = `e.name, e.entry, e.active, e."managedBy", e."createdAt", e."upd
   d.server, d.tool_count AS "toolCount", d.listed_at AS "listedAt", d.latency_ms AS "latencyMs",
   d.succeeded_at AS "succeededAt", d.failed_at AS "failedAt", d.failure`
 
-/** Those of the tenant and those of the role file, which come first where both have a name: $1 tenant, $2 names, $3 entries. */
+/** The tenant's entries and those of the role file; the role file wins when both have a name. $1 tenant, $2 names, $3 entries. */
 const all = `(
     SELECT name, entry, active, 'user' AS "managedBy", created_at AS "createdAt", updated_at AS "updatedAt"
     FROM mcp_entries WHERE tenant_id = $1 AND name <> ALL ($2::text[])
@@ -52,14 +52,14 @@ function documentOf(entry: Entry): Omit<Entry, 'name' | 'active' | 'managedBy'> 
   const { name: _, active: __, managedBy: ___, ...document } = entry
   return document
 }
-// Their headers stay here: the database has no need of an operator's credentials.
+// Headers are left out, because the database does not need the operator's credentials.
 const merged = (tenantId: string, config: readonly Entry[]): readonly unknown[] => [
   tenantId,
   config.map(({ name }) => name),
   JSON.stringify(config.map(({ name, url, transport }) => ({ name, entry: { url, transport } }))),
 ]
 
-/** By name. `config`: the entries of the role file that the tenant may use. */
+/** Sorted by name. `config` holds the entries of the role file that the tenant may use. */
 export function listEntries(
   database: Database,
   tenantId: string,
@@ -77,7 +77,7 @@ export function listEntries(
   return readList({ database, tenantId }, list, page, toKnown(config))
 }
 
-/** 404 when there is no such entry. */
+/** Rejects with 404 when there is no such entry. */
 export async function findEntry(
   database: Database,
   tenantId: string,
@@ -90,9 +90,9 @@ export async function findEntry(
   return toKnown(config)(row)
 }
 
-/** 409 `conflict` when the name is taken, `limit_exceeded` when there are as many as may be. */
+/** Rejects with 409: `conflict` when the name is taken, `limit_exceeded` when the tenant has `most` entries already. */
 export async function insertEntry(tx: TenantTx, entry: Entry, most: number): Promise<void> {
-  // Whoever adds an entry holds the row of the tenant, so that each is counted before the next is added.
+  // Each insert locks the tenant's row. So concurrent inserts are counted one after the other and cannot exceed the limit.
   await tx.query({ text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE', values: [tx.tenantId] })
   const insert = {
     text: `INSERT INTO mcp_entries (tenant_id, name, active, entry) SELECT $1, $2, $3, $4::jsonb
@@ -107,7 +107,7 @@ export async function insertEntry(tx: TenantTx, entry: Entry, most: number): Pro
   if (inserted.length === 0) throw overLimit('mcpEntries', most)
 }
 
-/** The entry as it is stored, held until the end of the transaction. 404 when there is none. */
+/** The stored entry, locked until the end of the transaction. 404 when there is none. */
 export async function lockEntry(tx: TenantTx, name: string): Promise<Entry> {
   const [row] = await tx.query<{ entry: EntryDocument; active: boolean }>({
     text: 'SELECT entry, active FROM mcp_entries WHERE tenant_id = $1 AND name = $2 FOR UPDATE',
@@ -130,7 +130,7 @@ export async function updateEntry(tx: TenantTx, entry: Entry): Promise<void> {
 const refusal = (error: unknown): unknown =>
   ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorable(error) : error
 
-/** With what was found at its address, and its token. */
+/** Deletes the entry with its discovery and its access token. */
 export async function deleteEntry(tx: TenantTx, name: string): Promise<void> {
   const values = [tx.tenantId, name]
   const deleted = await tx.query({
@@ -141,7 +141,7 @@ export async function deleteEntry(tx: TenantTx, name: string): Promise<void> {
   await forgetServer(tx, name)
 }
 
-/** What an entry of this name led to is nothing to the one that it is now. */
+/** Deletes the discovery and the token of a former server of this name: they say nothing about the present one. */
 export async function forgetServer(tx: TenantTx, name: string): Promise<void> {
   const values = [tx.tenantId, name]
   await tx.query({ text: 'DELETE FROM mcp_discoveries WHERE tenant_id = $1 AND name = $2', values })

@@ -19,15 +19,14 @@ interface TokensOptions {
   readonly stopping: AbortSignal
 }
 
-/** How long an authorization server may take. Shorter than a lease. */
+/** How long an authorization server may take. It must be shorter than the lease. */
 const patienceMs = 10_000
-/** How often somebody looks who waits for the token that another one gets. */
+/** How often a caller checks whether the holder of the lease has stored a new token. */
 const lookMs = 50
 
 /**
- * Access tokens of entries, encrypted in the database, so that all conductors use one. Whoever finds it due takes a lease and
- * replaces it; the others go on with the old one while it holds, and wait for the new one otherwise. A holder that was only slow
- * brings its token in vain: the number of the lease refuses it.
+ * Access tokens of entries, encrypted in the database so that all conductors share them. Whoever finds a token due takes a lease and replaces it; the
+ * others use the old token while it is valid and wait otherwise. The lease number is a fence: a token from an expired lease is not stored.
  */
 export class Tokens {
   readonly #options: TokensOptions
@@ -37,19 +36,19 @@ export class Tokens {
     this.#options = options
   }
 
-  /** Errors as `OAuthClient.grant`, and those of secrets. */
+  /** Rejects as `OAuthClient.grant` does, and with the errors of secrets. */
   async of(tenantId: string, entry: Entry, signal: AbortSignal): Promise<string> {
     const found = await findToken(this.#options.database, tenantId, entry.name)
     const held = this.#opened(tenantId, entry, found)
     if (held !== undefined && !found?.due) return held
     const replaced = this.#replaced(tenantId, entry)
     if (held === undefined) return Promise.race([replaced, aborted(signal)])
-    // It holds for a while yet.
+    // The present token is still valid, so the caller does not wait for the new one.
     replaced.catch(() => {})
     return held
   }
 
-  /** The server does not take the token that is stored. */
+  /** Called when the server has refused the stored token. */
   async drop(tenantId: string, { name }: Pick<Entry, 'name'>): Promise<void> {
     const { database } = this.#options
     const found = await findToken(database, tenantId, name)
@@ -61,7 +60,7 @@ export class Tokens {
     return this.#options.sealer.open(tenantId, sealedName(entry), found.token)
   }
 
-  /** Once for all that want it in this process. */
+  /** Concurrent callers in this process share one replacement. */
   #replaced(tenantId: string, entry: Entry): Promise<string> {
     const key = JSON.stringify([tenantId, entry.name, basisOf(entry)])
     return this.#replacing.run(key, () => this.#replace(tenantId, entry))
@@ -79,7 +78,7 @@ export class Tokens {
       const held = found?.due ? undefined : this.#opened(tenantId, entry, found)
       if (held !== undefined) return held
       if (found?.failure && found.basis === basis) throw catalogErrors.mcpTokenRefused({ message: found.failure })
-      // A token that no key can decrypt any more counts as missing, whatever its row says.
+      // A token that no present key can decrypt counts as missing, even if its row says that it is valid.
       if (found?.valid && found.token !== null && this.#opened(tenantId, entry, found) === undefined) {
         await dropToken(database, tenantId, entry.name, found.token)
       }
@@ -88,7 +87,7 @@ export class Tokens {
     }
   }
 
-  /** Undefined: somebody else has taken over meanwhile. */
+  /** Undefined when another process has taken over the lease in the meantime. */
   async #get(tenantId: string, entry: Entry, lease: string): Promise<string | undefined> {
     const { database, sealer, secrets, oauth, metrics, stopping } = this.#options
     try {
@@ -112,7 +111,7 @@ export class Tokens {
 const waitedInVain = 'The authorization server of the entry gave no token in time.'
 const sealedName = ({ name }: Entry): string => `mcp-tokens/${name}`
 
-/** What a token was got with and for. */
+/** A hash of the entry's address and OAuth settings: a token is valid only for the settings that it was requested with. */
 export const basisOf = (entry: Entry): string =>
   createHash('sha256')
     .update(JSON.stringify([addressOf(entry), entry.oauth]))
@@ -125,24 +124,24 @@ const aborted = (signal: AbortSignal): Promise<never> =>
     else signal.addEventListener('abort', fail, { once: true })
   })
 
-/** What is stored of the token of an entry, in the form of one read. */
+/** The stored token of an entry, as one query reads it. */
 interface StoredToken {
   readonly basis: string
-  /** Sealed. */
+  /** The sealed token. */
   readonly token: string | null
-  /** It holds for a while yet; it is due to be replaced. */
+  /** `valid`: the token can still be used. `due`: the token should be replaced now. */
   readonly valid: boolean
   readonly due: boolean
-  /** Why nobody got one a moment ago. */
+  /** Why a recent attempt to get a token failed. */
   readonly failure: string | null
 }
 
-/** For so long nobody else asks for a token. Longer than an authorization server may take. */
+/** How long the lease keeps other processes from requesting a token. It must be longer than an authorization server may take. */
 const leaseFor = `interval '30 seconds'`
-/** For so long after a failure nobody asks again. */
+/** How long after a failure no process tries again. */
 const pause = `interval '5 seconds'`
 
-/** A token that expires while it is being sent is useless. Of a short one half of its last part is enough. */
+/** A token must not expire on its way to the server. For a short-lived token the margin is half of the time after it becomes due. */
 const margin = `least(interval '30 seconds', (expires_at - due_at) / 2)`
 
 const columns = `basis, token, token IS NOT NULL AND expires_at - ${margin} > now() AS valid, coalesce(due_at <= now(), true) AS due,
@@ -157,7 +156,7 @@ async function findToken(database: Database, tenantId: string, name: string): Pr
   return row
 }
 
-/** Takes the right to get a token, where one is due and nobody else is getting it; resolves to its number. */
+/** Takes the lease on a token that is due, unless another process holds it. Resolves to the number of the lease. */
 async function takeLease(
   database: Database,
   tenantId: string,
@@ -181,12 +180,12 @@ async function takeLease(
 }
 
 interface NewToken {
-  /** Sealed. */
+  /** The sealed token. */
   readonly token: string
   readonly seconds: number
 }
 
-/** False: somebody else has the lease by now, and nothing was stored. */
+/** Compare-and-set on the lease. False when another process has the lease by now; nothing was stored then. */
 async function storeToken(
   database: Database,
   tenantId: string,
@@ -195,7 +194,7 @@ async function storeToken(
   { token, seconds }: NewToken,
 ): Promise<boolean> {
   const store = {
-    // A fifth of its life is left to replace it in.
+    // The token becomes due after 80 % of its life, so a fifth is left to replace it.
     text: `UPDATE mcp_tokens SET token = $4, expires_at = now() + make_interval(secs => $5),
              due_at = now() + make_interval(secs => $5 * 0.8), leased_until = NULL, failed_at = NULL, failure = NULL
            WHERE tenant_id = $1 AND name = $2 AND lease = $3::bigint RETURNING 1`,
@@ -220,7 +219,7 @@ async function storeTokenFailure(
   await database.batch(tenantId, [store])
 }
 
-/** The server does not take this token, however long it was to hold. Another one that came meanwhile stays. */
+/** Deletes a token that the server has refused before its expiry. A newer token that was stored in the meantime stays. */
 export async function dropToken(database: Database, tenantId: string, name: string, token: string): Promise<void> {
   const drop = {
     text: `UPDATE mcp_tokens SET token = NULL, due_at = NULL WHERE tenant_id = $1 AND name = $2 AND token = $3`,

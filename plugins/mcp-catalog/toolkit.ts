@@ -24,7 +24,7 @@ export interface ToolkitOptions {
   readonly config: ConfigEntries
   readonly credentials: Credentials
   readonly discoveries: Discoveries
-  /** Undefined: no account can be connected. */
+  /** Undefined when this role cannot connect accounts. */
   readonly codes: AuthorizationCodes | undefined
   readonly endpoint: Pick<CatalogEndpoint, 'call'>
   addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
@@ -47,7 +47,7 @@ export function createToolkitProvider(options: ToolkitOptions): ToolkitProvider 
     const [[row]] = await database.batch<[Row[]]>(tenantId, [{ text, values: [tenantId, name] }])
     return row && entryOf(row.name, row.entry, row.active, 'user')
   }
-  /** 403 for one that is not there any more, or inactive. */
+  /** Rejects with 403 for an entry that was deleted or is inactive. */
   const active = async (tenantId: string, name: string): Promise<Entry> => {
     const entry = await find(tenantId, name)
     if (!entry?.active) throw appErrors.toolkitNotActive()
@@ -98,7 +98,7 @@ export function createToolkitProvider(options: ToolkitOptions): ToolkitProvider 
       return codesOf().renew(tenantId, entry, secret, signal)
     },
     async revoke({ tenantId, toolkit, secret, signal }) {
-      // What was connected through an entry that is gone is taken back where the grant says.
+      // The entry may be deleted already. The grant itself names the revocation URL, so a placeholder entry is enough.
       const gone = entryOf(toolkit, { url: 'https://gone.invalid/' }, false, 'user')
       await codesOf().revoke(tenantId, (await find(tenantId, toolkit)) ?? gone, secret, signal)
     },
@@ -139,7 +139,7 @@ async function ownToolkits(
   }))
 }
 
-/** Those that may be called: allowed, and accepted where that is asked for. */
+/** The tools that may be called: allowed by the entry and, with the policy `review`, accepted by an admin. */
 const specsOf = (entry: Entry, { tools, accepted }: Discovery): readonly ToolSpec[] =>
   (tools ?? [])
     .filter(({ name, digest }) => stateOf(entry, accepted, name, digest) === 'accepted')
@@ -149,14 +149,14 @@ const specsOf = (entry: Entry, { tools, accepted }: Discovery): readonly ToolSpe
       inputSchema: inputSchema as ToolSpec['inputSchema'],
     }))
 
-/** Undefined for an account that was connected to another server than the entry leads to: its token is not sent there. */
+/** Undefined when the entry leads to another server than the account was connected to: the token must not be sent there. */
 function headersFor(entry: Entry, secret: string | undefined): Readonly<Record<string, string>> | undefined {
   if (secret === undefined) return undefined
   const { access, basis } = tokenOf(secret)
   return basis === basisOf(entry) ? { authorization: `Bearer ${access}` } : undefined
 }
 
-/** Calls a tool. Undefined: the server does not take the account. */
+/** Calls a tool. Undefined when the server refuses the account. */
 async function call(
   { database, credentials, endpoint, addressesOf }: ToolkitOptions,
   entry: Entry,
@@ -188,7 +188,7 @@ async function call(
   throw unavailable(late ? 'The app did not answer in time.' : content, undefined)
 }
 
-/** Of the definition that an admin has accepted. */
+/** The digest of the definition that an admin has accepted. 404 when the tool has not been accepted. */
 async function acceptedDigest(database: Database, tenantId: string, entry: Entry, tool: string): Promise<string> {
   const known = await findDiscovery(database, tenantId, entry)
   const digest = known && Object.hasOwn(known.accepted, tool) ? known.accepted[tool] : undefined
@@ -199,11 +199,11 @@ async function acceptedDigest(database: Database, tenantId: string, entry: Entry
 const noTool = (tool: string) => notFound({ message: `The toolkit has no tool '${tool.slice(0, 100)}'.` })
 const heldBack = (tool: string) =>
   notFound({ message: `The tool '${tool.slice(0, 100)}' is held back until an admin accepts its definition.` })
-/** What keeps the server from being asked, such as a secret that is gone, is no fault of whoever calls. */
+/** A failure before the server is asked, such as a missing secret, is not the caller's fault, so it becomes `app_unavailable`. */
 const notAsked = (error: unknown): unknown => (isAppError(error) ? unavailable(sentenceOf(error), error) : error)
 const unavailable = (message: string, cause: unknown) => appErrors.appUnavailable({ cause, message })
 
-/** What a model can read of an answer. */
+/** The part of an answer that a model can read. Anything but text is replaced by its type in brackets. */
 function textOf(content: unknown): string {
   const parts = (Array.isArray(content) ? content : []) as { readonly type?: unknown; readonly text?: unknown }[]
   return parts

@@ -5,7 +5,7 @@ import { shownHeaders } from './headers.ts'
 import type { AcceptAnswer, EntryView, ToolView } from './schema.ts'
 import type { KnownEntry } from './store.ts'
 
-/** An entry as it is answered. */
+/** An entry as the API answers it. */
 export function viewOf({ entry, server, ...known }: KnownEntry): EntryView {
   const { headers, allowedTools, oauth, ...rest } = entry
   const { createdAt, updatedAt, toolCount, listedAt } = known
@@ -33,7 +33,7 @@ function healthOf({ succeededAt, latencyMs, failedAt, failure }: Omit<KnownEntry
   }
 }
 
-/** What an operator writes behind a URL may be a key of the operator's own. */
+/** The query of a URL in the role file is removed, because it may hold an API key of the operator. */
 const withoutQuery = (url: string): string => url.replace(/[?#].*$/s, '')
 
 export const toolViewOf =
@@ -47,7 +47,7 @@ export const toolViewOf =
     state: stateOf(entry, accepted, name, digest),
   })
 
-/** What runs may have of the tools of a server, and what an admin has not accepted. */
+/** The tools that runs may use, and those that an admin has not accepted. */
 export function acceptedOf(entry: Entry, { tools, accepted }: Discovery): AcceptAnswer {
   const states = (tools ?? []).map(({ name, digest }) => ({
     state: stateOf(entry, accepted, name, digest),

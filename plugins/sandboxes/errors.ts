@@ -8,7 +8,7 @@ export const sandboxErrors = errorTable('sandboxes', {
   sessionShutdown: { status: 409, message: 'The session was shut down.' },
   runnerStopping: { status: 503, retry: 'later', message: 'The runner is shutting down.' },
 
-  /** Specification 7: a runner without a runtime for dynamic workers answers so on every callback of one. */
+  /** Specification 7: a runner without a runtime for dynamic workers answers each of their callbacks with this error. */
   dynamicWorkersUnavailable: {
     status: 503,
     message: 'This runner starts no sandbox workers: no sandbox provider is configured.',
@@ -38,20 +38,20 @@ export const sandboxErrors = errorTable('sandboxes', {
     message: 'A worker may have at most 8 requests for files at once; repeat this one when another has ended.',
   },
 
-  // How a run ends whose events do not come. The first two are as those of the link to a static sidecar.
-  /** Nothing of the run was executed, so it may be sent again. */
+  // How a run ends when its events do not arrive. The first two errors are the same as for a static sidecar.
+  /** Nothing of the run was executed, so the run may be retried. */
   sidecarUnreachable: { status: 503, retry: true, message: 'The sandbox worker cannot be reached.' },
   sidecarLost: { status: 502, retry: true, message: 'The connection to the sandbox worker was lost.' },
   eventUploadTooLarge: { status: 413, message: 'The events of a run may have at most 256 MiB.' },
   eventUploadTimeout: { status: 408, message: 'The events of a run may take at most 4 hours.' },
   invalidEvents: { status: 400, message: 'A line of events may have at most 4 MiB.' },
 
-  // A worker refuses a run by its only event; the runner by the same name, before a sandbox is started in vain.
+  // A worker refuses a run with an error as its only event. The runner uses the same name when it refuses before it starts a sandbox.
   sessionBusy: { status: 409, retry: 'later', message: 'A run of this session is still running.' },
-  /** The conductor brings its copy of the conversation then. */
+  /** The conductor reacts by sending its own copy of the conversation. */
   sessionStateMissing: { status: 409, message: 'The conversation of the session is not here.' },
 
-  // The way out of a sandbox.
+  // Requests from a sandbox through the runner.
   callerLeft: { status: 400, message: 'The caller left before there was an answer.' },
   unknownModelProvider: {
     status: 404,
@@ -59,7 +59,7 @@ export const sandboxErrors = errorTable('sandboxes', {
   },
   unknownModelCall: { status: 404, message: 'Workers may only call and list models.' },
   modelNotAllowed: { status: 403, about: 'Workers may only call the model of the profile of their run.' },
-  /** A model call is charged to a run: code in a sandbox may not make calls of its own. */
+  /** Each model call is charged to a run, so code in a sandbox may not call models outside of one. */
   noRunUnderWay: { status: 409, message: 'Models can only be called during a run, and no run is running.' },
   modelCallInBackground: {
     status: 403,
@@ -134,7 +134,7 @@ export const sandboxErrors = errorTable('sandboxes', {
   },
 })
 
-/** Errors with their own names, on which a caller can act; any other one is a failed start, perhaps with a sentence. */
+/** Errors on which a caller can act keep their names. Any other error becomes a failed start, with the sentence of the error if it has one. */
 const own: ReadonlySet<string> = new Set([
   'invalid_sandbox',
   'no_sandbox_substrate',

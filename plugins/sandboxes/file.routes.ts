@@ -14,10 +14,10 @@ import { contentTypeOf } from '#kit/files'
 import { refusals, tags } from './hub/routes.ts'
 import type { RemoteWorker } from './hub/worker.ts'
 
-/** The VirtualFS of the session of a worker; undefined when it uses none. */
+/** Returns the VirtualFS of a worker's session; undefined when the session uses none. */
 export type FilesOf = (worker: RemoteWorker) => SessionVfs | undefined
 
-/** How many requests of one worker may run at once. */
+/** The most concurrent requests of one worker. */
 const mostAtOnce = 8
 
 const WorkerParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Id of the session.' }) })
@@ -38,8 +38,8 @@ const known = [
 const ofFile = [...known, vfsErrors.invalidPath, vfsErrors.mountNotAllowed, vfsErrors.readOnlyMount]
 
 /**
- * The VirtualFS for the worker in a sandbox, which copies files in and out by itself: the runner opens no file of a sandbox, and the
- * worker reaches only what the lease of its session allows. In a scope of their own: bodies are streams.
+ * The VirtualFS for the worker in a sandbox. The worker copies files in and out itself: the runner opens no file of a sandbox, and the worker reaches
+ * only what the lease of its session allows. The routes need a scope of their own, because bodies are streams.
  */
 export const fileRoutes = (auth: WorkerAuth, filesOf: FilesOf) => async (app: App) => {
   takeStreams(app)
@@ -67,7 +67,7 @@ function createBegin(auth: WorkerAuth, filesOf: FilesOf): Begin {
   }
 }
 
-/** The worker gives up sooner: a stalled body does not keep its slot. */
+/** Longer than the worker waits. A stalled body cannot keep its slot. */
 const inTime = (reply: FastifyReply): AbortSignal => whileCalled(reply, AbortSignal.timeout(2 * settleFilesMs))
 
 const place = ({ mount, '*': path }: { readonly mount: string; readonly '*': string }): [string, string] => {
@@ -165,9 +165,9 @@ function writeRoutes(app: App, begin: Begin): void {
         ...(match === undefined ? {} : { ifMatch: unquoted(match) }),
         ...(none ? { ifNoneMatch: none } : {}),
       }
-      // An empty body is no body to its parser.
+      // The parser gives no stream for an empty body.
       const body = Number(length) === 0 ? Buffer.alloc(0) : (request.body as Readable)
-      // A disk knows no types, and whoever downloads the file wants one.
+      // A disk stores no content types, but a later download needs one.
       const type = contentTypeOf(where[1]) ?? 'application/octet-stream'
       const contentType = isExecutable(request.headers['content-type']) ? asExecutable(type) : type
       return files.write(...where, { body, contentType, ...when }, { signal: inTime(reply) })

@@ -37,8 +37,8 @@ import { fileRoutes, type FilesOf } from './file.routes.ts'
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
 /**
- * Sandboxes of sessions: launched, paused, resumed, replaced and ended as their sessions need it; the workers in them, which poll
- * and call back; and the tools that act there.
+ * The sandboxes of sessions. They are launched, paused, resumed, replaced and ended as their sessions need them. The plugin also serves the workers
+ * in sandboxes, which poll and call back, and provides the tools that act there.
  */
 export default definePlugin({
   name: 'sandboxes',
@@ -126,7 +126,7 @@ export default definePlugin({
     const table = createWorkerTable({ launcher, reaper, pools, admitFiles })
     const workspaces = new Workspaces(table, config.countFiles, log)
     const metrics = createMetrics(ctx.metrics, table, pools)
-    // Sandboxes reach no other listener.
+    // Sandboxes can reach only this listener.
     ctx.routes(listener, hostRoutes({ runs: egress, counts: metrics, log }))
     const idle = { pauseMs: config.idlePause, destroyMs: config.idleDestroy }
     const upkeep = createUpkeep({ table, workspaces, pools, reaper, substrates, idle, ...addresses, stopping, log })
@@ -176,7 +176,7 @@ export function mountCallbacks(
     routes(listener, async (app) => {
       const closing = new AbortController()
       app.addHook('preClose', async () => closing.abort())
-      // A command may hold whatever an envelope holds: it is sent as it is.
+      // A command may hold any field of an envelope, so no schema filters it.
       app.setSerializerCompiler(() => (data) => JSON.stringify(data))
       auth.protect(app)
       pollRoutes(app, auth, newest, closing.signal)

@@ -16,7 +16,7 @@ import { unlessAborted } from './waiting.ts'
 
 interface LaunchRequest {
   readonly tenantId: string
-  /** The session, or the slot of a warm pool that no session has yet. */
+  /** The session's id, or the slot of a warm worker that has no session yet. */
   readonly sessionId: string
   readonly profile: Profile
   /** The conversation that the worker starts with. */
@@ -27,11 +27,11 @@ interface LaunchRequest {
 
 /** Starts sandboxes and waits for the workers in them. */
 export interface Launcher {
-  /** The provider of a profile's sandboxes. Throws as `launch` does for a profile that cannot have one. */
+  /** The provider for the sandboxes of a profile. Throws as `launch` does when the profile cannot have one. */
   substrateFor(tenantId: string, profile: Profile): Substrate
-  /** Resolves when the worker polls. Leaves nothing behind when it rejects; the error says why in words for people. */
+  /** Resolves when the worker polls. When it rejects, nothing is left behind, and the error says why in words for people. */
   launch(request: LaunchRequest): Promise<Sandbox>
-  /** Resumes a paused one and waits for its worker. AppError `sandbox_gone` when it no longer exists. */
+  /** Resumes a paused sandbox and waits for its worker. AppError `sandbox_gone` when the sandbox no longer exists. */
   resume(sandbox: Sandbox, signal: AbortSignal): Promise<void>
   /** Waits until the worker of an awake sandbox polls. AppError `sandbox_gone` as soon as the sandbox is seen to be gone. */
   connected(sandbox: Sandbox, signal: AbortSignal): Promise<void>
@@ -41,9 +41,9 @@ interface LauncherOptions {
   readonly hub: Hub
   readonly substrates: Substrates
   readonly reaper: Reaper
-  /** Names what this runner launches, across its restarts. Throws until the runner listens, as `runnerUrl` does. */
+  /** The name under which this runner launches sandboxes; it survives restarts. Throws until the runner listens, as `runnerUrl` does. */
   readonly owner: () => string
-  /** Where workers reach this runner. */
+  /** The address where workers reach this runner. */
   readonly runnerUrl: () => string
   /** The log level of the workers. */
   readonly logLevel: string
@@ -51,7 +51,7 @@ interface LauncherOptions {
   readonly connectMs: number
 }
 
-/** How often the sandbox is checked while its worker starts: if it has ended, the session need not wait for the limit. */
+/** How often the sandbox is checked while its worker starts. A sandbox that has ended fails the start at once instead of at the limit. */
 const lookEveryMs = 500
 
 export function createLauncher(options: LauncherOptions): Launcher {
@@ -62,7 +62,7 @@ export function createLauncher(options: LauncherOptions): Launcher {
       retryable: true,
       message: `The sandbox was not ready within ${connectMs / 1_000} s.`,
     })
-  /** One limit holds for the start and the worker's first poll together. */
+  /** One limit covers the start and the worker's first poll. */
   const withinLimit = async <T>(signal: AbortSignal, work: (bound: AbortSignal) => Promise<T>): Promise<T> => {
     const limit = AbortSignal.timeout(connectMs)
     try {
@@ -76,9 +76,9 @@ export function createLauncher(options: LauncherOptions): Launcher {
     substrateFor: (tenantId, profile) => substrates.choose(tenantId, requirementsOf(profile).provider),
     async launch({ tenantId, sessionId, profile, state, warm, signal }) {
       const substrate = launcher.substrateFor(tenantId, profile)
-      // This comes first: without a token for its worker no sandbox is started.
+      // The token is minted first, because no sandbox is started without a token for its worker.
       const channel = await hub.open(tenantId, sessionId)
-      // Without one nothing is set, so that the worker's first upload is the newest copy.
+      // Without a state none is set, so that the worker's first upload counts as the newest copy.
       if (state) channel.setState(state)
       let launching: ReturnType<typeof substrate.provider.launch> | undefined
       try {
@@ -94,7 +94,7 @@ export function createLauncher(options: LauncherOptions): Launcher {
         })
       } catch (error) {
         channel.close()
-        // A provider may report a sandbox when nobody waits any more: that one is ended too.
+        // The provider may report the sandbox after the caller has given up. That sandbox must be destroyed as well.
         launching?.then(
           ({ sandboxId }) => reaper.destroy({ substrate, sandboxId }),
           () => {},
@@ -137,7 +137,7 @@ const endedAtOnce = (cause: unknown) =>
 
 const file = (path: string): string => fileURLToPath(new URL(`../../${path}`, import.meta.url))
 
-/** The built-in worker, for providers that run it on this machine. */
+/** The command of the built-in worker, for providers that run it on this machine. */
 const command = [process.execPath, file('cli/agent-orc.js'), 'start', '--config', file('config/worker.yaml')]
 
 const letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
@@ -164,7 +164,7 @@ function orderFor(
   }
 }
 
-/** The order for a worker that starts anew in its sandbox: it may have got a session meanwhile, and its first token is old. */
+/** The launch order for a worker that starts anew in its sandbox. The worker may have another session by now, and its first token is old. */
 const renewed = async (order: LaunchOrder, channel: WorkerChannel): Promise<LaunchOrder> => ({
   ...order,
   env: { ...order.env, ...identityOf(channel, await channel.freshToken()) },
@@ -202,7 +202,7 @@ const Requirements = Type.Object(
   { additionalProperties: false },
 )
 
-/** Throws AppError 400 `invalid_sandbox` that names the setting. */
+/** Reads the sandbox settings of a profile. Throws AppError 400 `invalid_sandbox` that names the wrong setting. */
 function requirementsOf({ sandbox }: Profile): SandboxRequirements {
   const given = sandbox ?? {}
   const [wrong] = Value.Errors(Requirements, given)

@@ -5,22 +5,22 @@ import type { Sandbox } from './sandbox.ts'
 import type { Substrate } from './substrates.ts'
 import { atMost } from './waiting.ts'
 
-/** How long a caller waits for a provider to end a sandbox; after that it is tried again in the background. */
+/** How long a caller waits for a provider to destroy a sandbox. After that the attempts go on in the background. */
 const destroyMs = 10_000
-/** After a failed attempt. */
+/** The waits between attempts. */
 const waits = { firstMs: 1_000, longestMs: 60_000 }
 
 type Doomed = Pick<Sandbox, 'substrate' | 'sandboxId'>
 
 /** Ends sandboxes, and tries again while a provider cannot be reached: a forgotten sandbox would cost money for ever. */
 export interface Reaper {
-  /** Registers a running launch, so that its sandbox is destroyed on stop even when nobody waits for it any more. */
+  /** Registers a running launch, so that stopping destroys its sandbox even when the caller has given up. */
   expect(substrate: Substrate, launching: Promise<{ readonly sandboxId: string }>): void
-  /** Never rejects. Resolves when it is destroyed, or will be tried again. */
+  /** Never rejects. Resolves when the sandbox is destroyed, or when further attempts run in the background. */
   destroy(sandbox: Doomed): Promise<void>
-  /** Destroys what a former process of this owner left behind. Rejects when the provider cannot list it. */
+  /** Destroys the sandboxes that a former process of this owner left behind. Resolves to their number; rejects when the provider cannot list them. */
   sweep(substrate: Substrate, owner: string): Promise<number>
-  /** Destroys all that this process launched: their handles are lost with it. */
+  /** Destroys all sandboxes that this process launched, because nobody could find them afterwards. */
   stop(): Promise<void>
 }
 
@@ -31,7 +31,7 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
   const stopping = new AbortController()
   const keyOf = ({ substrate, sandboxId }: Doomed): string => `${substrate.name}\n${sandboxId}`
 
-  /** Joins a running attempt. */
+  /** Concurrent calls for one sandbox share an attempt. */
   const attempt = (doomed: Doomed): Promise<void> => ends.run(keyOf(doomed), () => end(doomed))
   const end = async (doomed: Doomed): Promise<void> => {
     const { substrate, sandboxId } = doomed
@@ -45,11 +45,11 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
     }
     ours.delete(keyOf(doomed))
   }
-  /** Resolves after the first attempt. */
+  /** Resolves after the first attempt, even if it failed. */
   const destroy = (doomed: Doomed): Promise<void> =>
     new Promise((resolve) => {
       const attempts = retry(() => attempt(doomed).finally(resolve), { ...waits, stopping: stopping.signal })
-      // Given up on stop; it is in the log.
+      // The retries end when the runner stops. The failure is in the log already.
       attempts.catch(() => {})
     })
   return {
@@ -68,7 +68,7 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
     destroy: (doomed) => atMost(destroyMs, destroy(doomed)),
     async sweep(substrate, owner) {
       const found = (await substrate.provider.list?.(owner)) ?? []
-      // The list may contain sandboxes of this process whose launch is still running; after it they are known.
+      // The list may hold sandboxes of this process whose launch is still running. After their launch they are in `ours`.
       await Promise.all(launches)
       const left = found.map((sandboxId) => ({ substrate, sandboxId })).filter((doomed) => !ours.has(keyOf(doomed)))
       await Promise.all(left.map(destroy))

@@ -3,7 +3,7 @@ import type { WorkerChannel } from './hub/worker.ts'
 import type { Substrate } from './substrates.ts'
 import { unlessAborted } from './waiting.ts'
 
-/** A sandbox that was launched, and the channel of the worker in it. */
+/** A launched sandbox, and the channel of its worker. */
 export interface Sandbox {
   readonly substrate: Substrate
   readonly sandboxId: string
@@ -12,11 +12,11 @@ export interface Sandbox {
   readonly runnerUrl: string
   readonly channel: WorkerChannel
   readonly launchedAt: number
-  /** It was prepared before its session was known. */
+  /** True when the sandbox was prepared before its session was known. */
   readonly warm: boolean
 }
 
-/** How long a substrate may take to report a state. A conductor waits 2 s for all leases of a runner. */
+/** How long a substrate may take to report a state. It must be below the 2 s that a conductor waits for all leases of a runner. */
 const statusMs = 1_500
 
 /** Asks the substrate for the state of a sandbox. Undefined: it could not be reached. */
@@ -44,13 +44,13 @@ export async function isPolling(channel: WorkerChannel): Promise<boolean> {
   return connected
 }
 
-/** Counts the current users of a sandbox, and since when there are none. */
+/** Counts the users of a sandbox, and knows when it was last used. */
 interface Uses {
   readonly count: number
   readonly lastAt: number
-  /** Until the returned function is called, and counted as used from then on. */
+  /** Marks the sandbox as in use until the returned function is called. The idle time starts then. */
   use(): () => void
-  /** The same, without counting as used. */
+  /** As `use`, but does not restart the idle time. */
   hold(): () => void
 }
 
@@ -86,9 +86,9 @@ export function createUses(now: () => number = Date.now): Uses {
 interface AwakeMeter {
   woke(): void
   slept(): void
-  /** Awake and not accounted for, in ms. */
+  /** The awake time that was not accounted for yet, in ms. */
   readonly ms: number
-  /** Called when the time until now was accounted for: starts from 0 again. */
+  /** Called when the time until now was accounted for. The meter restarts at 0. */
   settle(): void
 }
 

@@ -77,7 +77,7 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
     },
     async settleFiles(session, signal) {
       const worker = table.find(session.tenantId, session.id)
-      // Whatever else touches the files is a tool of the worker, which settles them itself.
+      // Any other change of the files comes from a tool of the worker, and the worker settles the files around its tools.
       if (!worker?.sandbox || worker.phase !== 'awake' || !hasOwnTools(session) || !vfs?.of(session)) return undefined
       const { ok, content } = await worker.sandbox.channel.callTool(
         settleFilesTool,
@@ -105,12 +105,12 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
   }
 }
 
-/** Its runtime is in the sandbox, and may have tools that only its vendor knows. */
+/** True when the runtime is in the sandbox. Such a runtime may have tools that only its vendor knows. */
 const hasOwnTools = ({ profile }: RunnerSession): boolean =>
   profile.workerMode === 'sandbox' && !restoredFromLog(profile.runtime)
 
 const failed = (content: string): ToolResult => ({ ok: false, content })
-/** Tools that only add files. A shell deletes some as well. */
+/** Tools that only add files, so they are refused above the limit. A shell may delete files as well. */
 const writing: ReadonlySet<string> = new Set(['write_file', 'run_script'])
 
 /** From now on the worker may call models for this run, and its sandbox may reach hosts. Calls through this runner are measured. */
@@ -134,7 +134,7 @@ function measured(
   return { ...ready, over, ...(server?.tenants.allows(tenantId) ? { calls } : {}) }
 }
 
-/** Makes a session's sandbox ready for a run, and reports its use since the previous one. */
+/** Makes a session's sandbox ready for a run, and reports its awake time since the previous run. */
 async function prepare(
   worker: SessionWorker,
   resume: boolean,
@@ -156,7 +156,7 @@ async function prepare(
   }
 }
 
-/** A sandbox that only tools use is started by them. */
+/** The sandbox of a session whose runtime runs elsewhere. Only tools use it, and the first tool call starts it. */
 function underWay(worker: SessionWorker | undefined): PreparedRun | undefined {
   if (!worker?.sandbox || worker.phase !== 'awake') return undefined
   const { sandbox, awake } = worker
@@ -199,9 +199,9 @@ const sentences: Readonly<Record<Start, string | undefined>> = {
   running: undefined,
 }
 
-/** The link to the worker of a session; its sandbox is started at first use. */
+/** The link to the worker of a session. The first use starts the sandbox. */
 const linkOf = (session: RunnerSession, { table, launcher, vfs }: ServiceDeps): SidecarLink => ({
-  /** Starts nothing: a session without a sandbox is healthy when it can have one. */
+  /** Starts no sandbox: a session without one is healthy if it could have one. */
   async health(signal) {
     launcher.substrateFor(session.tenantId, session.profile)
     const worker = table.find(session.tenantId, session.id)
@@ -232,7 +232,7 @@ const linkOf = (session: RunnerSession, { table, launcher, vfs }: ServiceDeps): 
   },
   async exportState() {
     const worker = table.find(session.tenantId, session.id)
-    // A paused worker is not resumed: it uploaded its state before it was paused.
+    // A paused worker is not resumed for this, because it uploaded its state before the pause.
     if (!worker?.sandbox || worker.phase === 'paused') {
       const refused = worker?.sandbox?.channel.stateRefused
       if (refused) throw refused
@@ -249,13 +249,13 @@ const linkOf = (session: RunnerSession, { table, launcher, vfs }: ServiceDeps): 
   forget: async () => table.remove(session)?.close(sandboxErrors.sessionShutdown()),
 })
 
-/** Files that cannot be counted are more than any limit, and JSON has no infinity. */
+/** Files that cannot be counted have an infinite size, and JSON has no infinity. */
 const finite = (bytes: number): number => Math.min(bytes, Number.MAX_SAFE_INTEGER)
 
-/** How long an answer of a substrate is shown, unless an event of the substrate makes it stale sooner. */
+/** How long a reported state is cached, unless an event of the substrate invalidates it sooner. */
 const freshMs = 3_000
 
-/** The sandboxes of sessions as their substrates have them now. */
+/** The present sandboxes of sessions with their states, as the substrates report them. */
 interface Leases {
   list(tenantId: string | undefined, signal?: AbortSignal): Promise<WorkerLease[]>
   one(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
@@ -263,7 +263,7 @@ interface Leases {
 }
 
 function createLeases(table: WorkerTable, workspaces: Workspaces, now: () => number = Date.now): Leases {
-  /** Undefined as a state: the substrate could not be asked. */
+  /** An undefined state means that the substrate could not be reached. */
   const seen = new WeakMap<Sandbox, { readonly state: SandboxState | undefined; readonly at: number }>()
 
   const look = async (worker: SessionWorker, sandbox: Sandbox, signal?: AbortSignal): Promise<WorkerLease['state']> => {

@@ -27,34 +27,34 @@ interface SessionWorkerDeps {
   readonly launcher: Launcher
   readonly reaper: Reaper
   readonly pools: WarmPools
-  /** How many sandboxes the sessions of a tenant have, or start. */
+  /** How many sandboxes a tenant's sessions have, including those that are starting. */
   countOf(tenantId: string): number
   /** Throws when the tenant of a session has reached its limit of files. */
   admitFiles(session: RunnerSession): void
 }
 
-/** The worker of one session, with or without a sandbox at the moment. */
+/** The worker of one session. It may have no sandbox at the moment. */
 export class SessionWorker {
   session: RunnerSession
-  /** Runs, tools and exports. While there is one the sandbox is not paused. */
+  /** Uses by runs, tools and exports. A sandbox in use is not paused. */
   readonly uses = createUses()
   readonly awake = createAwakeMeter()
-  /** Of the run that was prepared last. */
+  /** The model calls of the run that was prepared last. */
   calls: ModelCalls | undefined
-  /** Likewise; undefined when its profile lets the sandbox reach no hosts. */
+  /** The egress of the run that was prepared last; undefined when its profile allows no hosts. */
   egress: RunEgress | undefined
   readonly #deps: SessionWorkerDeps
   readonly #oneAtATime = pLimit(1)
   readonly #closing = new AbortController()
   #sandbox: Sandbox | undefined
   #latest: Sandbox | undefined
-  /** The conversation while no channel has it. */
+  /** The state of the conversation while there is no channel that holds it. */
   #kept: StateBundle | undefined
   #paused = false
   #doubted = false
   #halting = new AbortController()
   #starting: Promise<Started> | undefined
-  /** A sandbox that ended by itself. It is destroyed after the next start, which may use its files. */
+  /** A sandbox that ended by itself. It is destroyed only after the next start, because the next sandbox may use its files. */
   #remains: Sandbox | undefined
 
   constructor(session: RunnerSession, deps: SessionWorkerDeps) {
@@ -66,11 +66,11 @@ export class SessionWorker {
   get sandbox(): Sandbox | undefined {
     return this.#sandbox
   }
-  /** The last one, which may be gone. */
+  /** The last sandbox, which may be gone. */
   get latest(): Sandbox | undefined {
     return this.#latest
   }
-  /** The one whose files are there: the present one, or one that ended by itself. */
+  /** The sandbox that holds the session's files: the present one, or one that ended by itself. */
   get withFiles(): Sandbox | undefined {
     return this.#sandbox ?? this.#remains
   }
@@ -83,19 +83,19 @@ export class SessionWorker {
     return this.#sandbox?.channel.state ?? this.#kept
   }
 
-  /** A sandbox whose worker polls, started if need be; concurrent callers share one start. */
+  /** Resolves to a sandbox whose worker polls, and starts one if necessary. Concurrent callers share one start. */
   ready(): Promise<Started> {
     return (this.#starting ??= this.#oneAtATime(() => this.#start()).finally(() => {
       this.#starting = undefined
     }))
   }
 
-  /** Called when its provider reports a change: its cached state is not trusted any more. */
+  /** Called when the provider reports a change. The next use checks the sandbox's state again. */
   doubt(): void {
     this.#doubted = true
   }
 
-  /** Takes note of a state that its provider has reported. */
+  /** Takes over a state that the provider has reported. */
   observe(of: Sandbox, state: SandboxState): void {
     if (of !== this.#sandbox || this.uses.count > 0 || this.#starting) return
     if (state === 'gone') this.#lose()
@@ -109,11 +109,11 @@ export class SessionWorker {
     })
   }
 
-  /** Aborts when the sandbox is halted; its reason is what whoever uses the sandbox gets. */
+  /** Aborts when the sandbox is halted. The reason is the error for its users. */
   get halting(): AbortSignal {
     return this.#halting.signal
   }
-  /** Stops whatever runs in the sandbox, even if it is in use. Its files are kept. */
+  /** Stops everything that runs in the sandbox, even if it is in use. The files stay. */
   halt(why: Error): Promise<void> {
     this.#halting.abort(why)
     this.#halting = new AbortController()
@@ -125,7 +125,7 @@ export class SessionWorker {
     return this.#oneAtATime(async () => (this.uses.count > 0 ? undefined : this.#discard()))
   }
 
-  /** Ends the sandbox, and with it its conversation; the next one starts with this. */
+  /** Ends the sandbox and its conversation. The next sandbox starts with `state`. */
   replace(state: StateBundle): Promise<void> {
     return this.#oneAtATime(async () => {
       await this.#discard()
@@ -134,7 +134,7 @@ export class SessionWorker {
     })
   }
 
-  /** Ends the worker and a running start, for this reason. */
+  /** Ends the worker, and a start that is running. `why` is the error for its callers. */
   async close(why: Error): Promise<void> {
     this.#closing.abort(why)
     await this.#oneAtATime(() => this.#discard())
@@ -184,7 +184,7 @@ export class SessionWorker {
       await this.#deps.launcher.resume(sleeping, this.#closing.signal)
     } catch (error) {
       if (isGone(error)) return void this.#lose()
-      // If the provider could not even be asked, the sandbox stays paused.
+      // When the provider cannot be reached, the sandbox is still paused and must be kept.
       if (isStartFailure(error)) await this.#discard()
       throw asStartFailure(error)
     }
@@ -196,7 +196,7 @@ export class SessionWorker {
   async #launch(): Promise<Start> {
     const { launcher, pools, countOf } = this.#deps
     const { tenantId, id: sessionId, profile, limits } = this.session
-    // This one is among those that start.
+    // The count includes this start.
     if (limits?.sandboxes !== undefined && countOf(tenantId) > limits.sandboxes)
       throw overLimit('sandboxes', limits.sandboxes)
     this.#deps.admitFiles(this.session)
@@ -245,7 +245,7 @@ export class SessionWorker {
   }
 }
 
-/** Ends the open poll, so that a new one proves that the worker is alive: it may have been restarted, or its connection be dead. */
+/** Ends the open poll, so that a new poll proves that the worker is alive: the worker may have been restarted, or its connection may be dead. */
 async function renewPoll({ channel }: Sandbox): Promise<void> {
   channel.endPoll()
   await turn()
@@ -253,11 +253,11 @@ async function renewPoll({ channel }: Sandbox): Promise<void> {
 
 /** The session workers of a runner. */
 export interface WorkerTable {
-  /** That of a session; a new one without a sandbox when it had none. */
+  /** The worker of a session. A new one has no sandbox. */
   of(session: RunnerSession): SessionWorker
   find(tenantId: string, sessionId: string): SessionWorker | undefined
   all(): readonly SessionWorker[]
-  /** How many sandboxes the sessions of a tenant have, or start. */
+  /** How many sandboxes a tenant's sessions have, including those that are starting. */
   countOf(tenantId: string): number
   remove(session: RunnerSession): SessionWorker | undefined
 }
@@ -272,7 +272,7 @@ export function createWorkerTable(shared: Omit<SessionWorkerDeps, 'countOf'>): W
     of(session) {
       const key = tenantKey(session.tenantId, session.id)
       const worker = workers.get(key) ?? new SessionWorker(session, deps)
-      // It may have left the runner and come back: then another object has the limits of its tenant.
+      // The session may have left the runner and come back as another object, which holds the present limits of its tenant.
       worker.session = session
       workers.set(key, worker)
       return worker

@@ -9,25 +9,25 @@ export interface Substrate {
 
 /** The sandbox providers that this runner offers. */
 export interface Substrates {
-  /** Sorted. */
+  /** The names in alphabetical order. */
   readonly names: readonly string[]
   readonly fallback: string | undefined
   all(): readonly Substrate[]
-  /** The one that a tenant's profile names, or else the default of those that the tenant may use. Throws AppError 503 `no_sandbox_substrate`. */
+  /** The provider that the profile names, or else the default among those that the tenant may use. Throws AppError 503 `no_sandbox_substrate`. */
   choose(tenantId: string, provider: string | undefined): Substrate
 }
 
 interface SubstrateSettings {
   readonly configured: ReadonlyMap<string, SandboxProvider>
-  /** The tenants that may use them. */
+  /** The tenants that may use each provider. */
   readonly tenants: ReadonlyMap<string, TenantList>
-  /** Empty: all that are configured. */
+  /** The providers to offer; empty for all that are configured. */
   readonly offered: readonly string[]
-  /** The first of these that is offered. */
+  /** Preferred defaults. The first one that is offered is used. */
   readonly byDefault: readonly string[]
 }
 
-/** Throws for a name that this runner does not have, so that the operator who configured it learns that at boot. */
+/** Throws for a provider that this runner does not have, so that the operator learns of it at boot. */
 export function createSubstrates({ configured, tenants, offered, byDefault }: SubstrateSettings): Substrates {
   const names = [...new Set(offered.length > 0 ? offered : configured.keys())].toSorted()
   const missing = names.filter((name) => !configured.has(name))
@@ -37,7 +37,7 @@ export function createSubstrates({ configured, tenants, offered, byDefault }: Su
     )
   }
   const first = byDefault.find((name) => names.includes(name))
-  // A list is a preference; a single name must be offered.
+  // Several names are preferences, so some may be missing. A single name must be offered.
   if (byDefault.length === 1 && first === undefined) {
     throw new Error(
       `AGENT_ORC_SANDBOX_DEFAULT is ${byDefault[0]}, which this runner does not offer; it offers ${listed(names)}`,

@@ -2,7 +2,7 @@ import { skillScriptTool } from '#contracts/skills'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 import { settleFilesMs } from '#contracts/wire/worker'
 
-/** Tools that act inside a session's sandbox. A session has those that its profile lists. */
+/** Tools that act inside a session's sandbox. A session has only those that its profile lists. */
 export const createSandboxTools = (): Readonly<Record<string, PlatformTool>> => ({
   shell,
   read_file: readFile,
@@ -11,9 +11,9 @@ export const createSandboxTools = (): Readonly<Record<string, PlatformTool>> => 
   [skillScriptTool]: runSkillScript,
 })
 
-/** How long a file tool may take, the start of a sandbox included. */
+/** How long a file tool may take once its sandbox runs. */
 const fileMs = 90_000
-/** A sandbox that does not run yet starts first, with its own limit; its files are settled before and after the call. */
+/** The extra time for a sandbox that must start first, and for settling the files before and after the call. */
 const startMs = 65_000 + 2 * settleFilesMs
 const noSandbox: ToolResult = {
   ok: false,
@@ -48,7 +48,7 @@ const timeoutSeconds = {
   description: `Stopped after this long; at most ${longestShellSeconds}.`,
 }
 
-/** The worker's own limit stops a process first and reports its output; the runner waits a little longer. */
+/** The worker stops a process at its own limit and still reports the output. The runner waits this much longer. */
 const graceMs = 5_000
 const longestMs = longestShellSeconds * 1_000 + graceMs + startMs
 
@@ -115,7 +115,7 @@ const listFiles = workerTool({
 
 const failed = (content: string): ToolResult => ({ ok: false, content })
 
-/** Runs a script of a skill that the session has. Its files are brought into the sandbox with each call. */
+/** Runs a script of one of the session's skills. Each call brings the skill's files into the sandbox. */
 const runSkillScript: PlatformTool = {
   name: skillScriptTool,
   description: 'Runs a script of one of your skills in the sandbox, from the folder of the skill.',
@@ -133,7 +133,7 @@ const runSkillScript: PlatformTool = {
   timeoutMs: longestMs,
   async execute({ skill, script, args, timeoutSeconds: seconds }, context) {
     const name = String(skill)
-    // A skill of the tenant that the session does not have is answered like one that does not exist.
+    // A skill that exists in the tenant but not in this session gets the same answer as an unknown skill.
     const mine = context.skills?.find((one) => one.name === name)?.files
     if (!mine) {
       const names = context.skills?.map((one) => one.name).join(', ')

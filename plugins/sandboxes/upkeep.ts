@@ -11,21 +11,21 @@ import { sandboxErrors } from './errors.ts'
 
 /** How long a stopping runner waits for its sandboxes to end. Together with the end of its runs it fits into the usual grace period. */
 const stopMs = 4_000
-/** Between two checks for idle sandboxes. Limits are usually minutes. */
+/** The time between two checks for idle sandboxes. Their limits are usually minutes. */
 const tickMs = 1_000
-/** Before a failed pause is tried again. */
+/** The time before a failed pause is retried. */
 const pauseRetryMs = 30_000
-/** Between checks of waiting warm workers. */
+/** The time between two checks of waiting warm workers. */
 const lookMs = 10_000
-/** Until the runner knows its own address, which is when it listens. */
+/** The time between two checks whether the runner listens and thus knows its own address. */
 const addressMs = 20
-/** Between attempts to list sandboxes of an earlier process. */
+/** The waits between attempts to list the sandboxes of an earlier process. */
 const sweeps = { firstMs: 1_000, longestMs: 60_000 }
 
 interface IdleLimits {
-  /** An idle sandbox is paused after this. */
+  /** An idle sandbox is paused after this time. */
   readonly pauseMs: number
-  /** A sandbox that was paused for this long is ended; the next use starts another one with the same conversation. */
+  /** A sandbox that has been idle for this long is ended. The next use starts another one with the same conversation. */
   readonly destroyMs: number
 }
 
@@ -36,10 +36,10 @@ interface UpkeepOptions {
   readonly reaper: Reaper
   readonly substrates: Substrates
   readonly idle: IdleLimits
-  /** Both throw until the runner listens. */
+  /** Both functions throw until the runner listens. */
   readonly owner: () => string
   readonly runnerUrl: () => string
-  /** Aborted on stop. */
+  /** Aborted when the runner stops. */
   readonly stopping: AbortController
   readonly log: FastifyBaseLogger
 }
@@ -47,7 +47,7 @@ interface UpkeepOptions {
 /** Background work: pauses idle sandboxes, counts files, maintains warm pools, ends sandboxes of an earlier process. */
 export interface Upkeep {
   start(): void
-  /** Ends every sandbox. */
+  /** Ends all sandboxes. */
   stop(): Promise<void>
 }
 
@@ -98,7 +98,7 @@ export function createUpkeep(options: UpkeepOptions): Upkeep {
   }
 }
 
-/** Pauses idle sandboxes, and ends those that nobody used again. Returns a function that checks once. */
+/** Pauses idle sandboxes, and ends those that stay unused. Returns a function that makes one check. */
 function createIdleWatch(table: WorkerTable, limits: IdleLimits, log: FastifyBaseLogger): () => void {
   const busy = new WeakSet<SessionWorker>()
   const notBefore = new WeakMap<SessionWorker, number>()

@@ -1,4 +1,4 @@
-/** Rejects as soon as the signal aborts. The work itself is shared and continues for its other callers. */
+/** Stops waiting when the signal aborts. The work itself is shared and continues for its other callers. */
 export function unlessAborted<T>(shared: Promise<T>, signal: AbortSignal): Promise<T> {
   return new Promise((resolve, reject) => {
     const leave = (): void => reject(signal.reason as Error)
@@ -8,7 +8,7 @@ export function unlessAborted<T>(shared: Promise<T>, signal: AbortSignal): Promi
   })
 }
 
-/** Resolves after `ms` at the latest, also when the work does not end. */
+/** Resolves when the work is done, or after `ms` at the latest. */
 export async function atMost(ms: number, work: Promise<unknown>): Promise<void> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<void>((resolve) => {

@@ -11,9 +11,9 @@ import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
 import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
 
-/** Between launches that fail: a provider that cannot be reached is not asked in a loop. */
+/** The waits between failed launches, so that an unreachable provider is not called in a loop. */
 const waits = { firstMs: 1_000, longestMs: 60_000 }
-/** How long a worker that polls may take to come back under its session's id, before another one is launched instead. */
+/** How long a polling worker may take to come back under its session's id. After that another sandbox is launched instead. */
 const bindMs = 5_000
 /** The start of a worker uses a core for a while: it must not slow down the run that has just taken the previous worker. */
 const refillAfterMs = 500
@@ -33,7 +33,7 @@ interface BindRequest {
 
 const entry = '[^/=,\\s]+/[A-Za-z0-9][A-Za-z0-9_.-]{0,63}=[1-9]\\d{0,2}'
 
-/** `acme/coder=2, acme/writer=1`: a list for the plugin; empty when absent. */
+/** The setting `acme/coder=2, acme/writer=1` as a list; empty when absent. */
 export const WarmPoolList = Type.Transform(
   Type.String({
     default: '',
@@ -53,13 +53,13 @@ export const WarmPoolList = Type.Transform(
 
 /** The warm pools of a runner. */
 export interface WarmPools {
-  /** Gives a prepared worker to a session. Undefined: there is none. */
+  /** Gives a prepared worker to a session. Undefined when none is ready. */
   take(request: BindRequest): Promise<Sandbox | undefined>
   follow(tenantId: string, name: string, profile: Profile | undefined): void
-  /** From now on sandboxes may be launched. */
+  /** Allows launches, because workers can reach the runner now. */
   open(): void
   look(): Promise<void>
-  /** How many workers wait. */
+  /** The number of workers that are ready. */
   readonly waiting: number
 }
 
@@ -98,11 +98,11 @@ export function createWarmPools(settings: readonly PoolSettings[], deps: WarmPoo
   }
 }
 
-/** Prepared workers of one profile, each in a sandbox under a slot of its own until a session takes it. */
+/** Prepared workers of one profile. Each has its own sandbox and a slot instead of a session until a session takes it. */
 class WarmPool {
   readonly #settings: PoolSettings
   readonly #deps: WarmPoolDeps
-  /** The profile as it is now. */
+  /** The present profile, with the key of its sandbox settings. */
   #wanted: { readonly profile: Profile; readonly key: string } | undefined
   #ready: Sandbox[] = []
   #filling = false
@@ -112,12 +112,15 @@ class WarmPool {
     this.#deps = deps
   }
 
-  /** How many wait. */
+  /** The number of workers that are ready. */
   get size(): number {
     return this.#ready.length
   }
 
-  /** The profile changed. Workers of other sandbox settings are replaced. Undefined: there is none, and none are kept. */
+  /**
+   * Called when the profile has changed. Workers with other sandbox settings are replaced. Undefined means that the profile is gone, so no workers
+   * are kept.
+   */
   follow(profile: Profile | undefined): void {
     const key = profile && keyOf(profile)
     if (key !== this.#wanted?.key) for (const sandbox of this.#ready) this.#drop(sandbox)
@@ -125,7 +128,7 @@ class WarmPool {
     this.#fill()
   }
 
-  /** Undefined: none is ready, or not for a profile like this. */
+  /** Undefined when no worker is ready, or when the ready ones have other settings than the request. */
   async take(request: BindRequest): Promise<Sandbox | undefined> {
     if (keyOf(request.profile) !== this.#wanted?.key) return undefined
     if (this.#ready.length > 0) setTimeout(() => this.#fill(), refillAfterMs).unref()
@@ -163,7 +166,7 @@ class WarmPool {
     this.#filling = true
     void this.#launchAll().finally(() => {
       this.#filling = false
-      // The profile may have changed between its last look and here.
+      // The profile may have changed after the loop's last check.
       if (this.#isShort()) this.#fill()
     })
   }
@@ -175,13 +178,13 @@ class WarmPool {
       log.warn({ err, tenantId, profile }, 'a warm worker could not be launched')
       return true
     }
-    // Rejects only on stop.
+    // `retry` rejects only when the runner stops.
     while (this.#isShort()) await retry(() => this.#launch(), { ...waits, signal: stopping, mayPass }).catch(() => {})
   }
 
   async #launch(): Promise<void> {
     const { launcher, stopping } = this.#deps
-    // The profile may have changed while a launch that failed was waited after.
+    // The profile may have changed during the wait after a failed launch.
     if (!this.#isShort()) return
     const { profile, key } = this.#wanted!
     const sessionId = `warm-${randomUUID()}`

@@ -5,26 +5,26 @@ import type { Sandbox } from './sandbox.ts'
 import type { SessionWorker, WorkerTable } from './session-worker.ts'
 import type { Substrate } from './substrates.ts'
 
-/** Counting may take one in this many parts of the time: a tenant with very many files waits longer. */
+/** Counting may use one part in this many of the time, so the pauses grow for a tenant with very many files. */
 const busyPart = 10
 /** How many tenants' files are counted at once, so that one tenant does not delay the others. */
 const atOnce = 4
-/** How far above the limit running work continues, so that files can be deleted. */
+/** Running work is stopped only above this multiple of the limit, so that a tenant at its limit can still delete files. */
 const slack = 1.1
 
 interface Measured {
   readonly bytes: number
-  /** What its worker was doing then. */
+  /** The worker's phase at that time. */
   readonly phase: SessionWorker['phase']
 }
 
 interface Tenant {
-  /** When its files are counted next, by `performance.now()`. */
+  /** When the tenant's files are counted next, by `performance.now()`. */
   dueAt: number
   counting: boolean
 }
 
-/** The size of the tenants' files on disk: counted in the background; answers are those of the last count. */
+/** The size of the tenants' files on disk. Files are counted in the background, and answers use the last count. */
 export class Workspaces {
   readonly #table: Pick<WorkerTable, 'all'>
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
@@ -32,19 +32,19 @@ export class Workspaces {
   readonly #measured = new WeakMap<Sandbox, Measured>()
   readonly #tenants = new Map<string, Tenant>()
 
-  /** `everyMs` is between two counts of a tenant's files. */
+  /** `everyMs` is the least time between two counts of a tenant's files. */
   constructor(table: Pick<WorkerTable, 'all'>, everyMs: number, log: Pick<FastifyBaseLogger, 'warn'>) {
     this.#table = table
     this.everyMs = everyMs
     this.#log = log
   }
 
-  /** Undefined: no provider of its sandboxes can tell. */
+  /** The tenant's bytes; undefined when no provider of its sandboxes can count them. */
   used(tenantId: string): number | undefined {
     const sizes = this.#of(tenantId).flatMap((worker) => this.sizeOf(worker) ?? [])
     return sizes.length === 0 ? undefined : sizes.reduce((a, b) => a + b)
   }
-  /** Undefined: the provider cannot tell, or was not asked yet. */
+  /** The bytes of one worker; undefined when the provider cannot count them or was not asked yet. */
   sizeOf({ withFiles }: Pick<SessionWorker, 'withFiles'>): number | undefined {
     return withFiles && this.#measured.get(withFiles)?.bytes
   }
@@ -92,7 +92,7 @@ export class Workspaces {
       tenant.dueAt = ended + Math.max(this.everyMs, (ended - began) * busyPart)
     }
   }
-  /** Resolves to those that have more files than before. */
+  /** Resolves to the workers whose files have grown since the last count. */
   async #measure(workers: readonly SessionWorker[]): Promise<SessionWorker[]> {
     const grown: SessionWorker[] = []
     const all = workers.map((worker) => ({ worker, sandbox: worker.withFiles!, phase: worker.phase }))

@@ -1,6 +1,6 @@
 import type { ResolvedSecret } from '#contracts/secrets'
 
-/** A value, and until when it is given out, in ms since the epoch; Infinity: it does not expire. */
+/** A plain value and its expiry in ms since the epoch; Infinity for a value without one. */
 export interface Kept {
   readonly secret: ResolvedSecret
   readonly expiresAt: number
@@ -14,14 +14,14 @@ interface Entry extends Kept {
 export interface CacheOptions {
   readonly keepMs: number
   readonly maxBytes: number
-  /** Milliseconds since the epoch; tests move it. */
+  /** Milliseconds since the epoch. Tests replace the clock. */
   readonly now?: () => number
 }
 
-/** What an entry weighs beside its text. */
+/** The memory of an entry beside its text, in bytes. */
 const overheadBytes = 256
 
-/** Plain values of a moment ago: bounded in bytes, and gone soon after their time, so that a dump of the memory finds few. */
+/** A cache of plain values. It is bounded in bytes and entries leave soon after their time, so that a memory dump shows few secrets. */
 export class PlainCache {
   readonly #options: CacheOptions
   readonly #now: () => number
@@ -39,7 +39,7 @@ export class PlainCache {
     const entry = this.#entries.get(keyOf(tenantId, name))
     return entry && entry.until > this.#now() ? entry : undefined
   }
-  /** To be asked before the database is read, and given to `put`: a value that was replaced in between is not kept. */
+  /** Read the mark before the database and pass it to `put`. If a secret changed in between, the value may be old and is not cached. */
   get mark(): number {
     return this.#writes
   }
@@ -58,12 +58,12 @@ export class PlainCache {
     }
     this.#timer ??= setInterval(() => this.sweep(), keepMs).unref()
   }
-  /** A secret is another one now, or gone: `<tenant>/<name>`, as its writer announces it. */
+  /** The secret `<tenant>/<name>` was changed or deleted. Its writer announces the key in this form. */
   forget(key: string): void {
     this.#writes++
     this.#delete(key)
   }
-  /** Lets go of what is past its time. */
+  /** Drops entries whose time is over. */
   sweep(): void {
     const now = this.#now()
     for (const [key, { until }] of this.#entries) if (until <= now) this.#delete(key)

@@ -57,20 +57,20 @@ const byMasterKey = (tenantId: string): Statement => ({
   values: [tenantId],
 })
 
-/** All tenants whose rows are there, deleted ones included: until they are erased their values hang on a key. */
+/** All tenants with rows, including deleted ones: until a tenant is erased, its values need their master key. */
 export async function tenantsOf(database: Database): Promise<readonly string[]> {
   const select = { name: 'secrets_tenants', text: 'SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id' }
   const [rows] = await database.systemBatch<[{ id: string }[]]>([select])
   return rows.map(({ id }) => id)
 }
 
-/** What other plugins have sealed counts as well. */
+/** Values that other plugins have sealed count as well. */
 const byMasterKeys = (tenantId: string, columns: readonly SealedColumn[]): readonly Statement[] => [
   byMasterKey(tenantId),
   ...columns.map((column) => sealedByMasterKey(tenantId, column)),
 ]
 
-/** How many values of a tenant hang on each master key. */
+/** How many values of a tenant each master key encrypts. */
 export async function countByMasterKey(
   database: Database,
   tenantId: string,
@@ -82,12 +82,12 @@ export async function countByMasterKey(
   return counts
 }
 
-/** Between two counts, and between two tenants of one. */
+/** The pause between two counts, and between two tenants of one count. */
 const restMs = 10 * 60_000
 const stepMs = 20
 
 /**
- * Counts by and by what the secrets of all tenants are like, for metrics. Row security shows one tenant at a time; nothing waits
+ * Counts the secrets of all tenants in the background, for metrics. Row security shows only one tenant at a time; nothing waits
  * for it.
  */
 export function startCensus(

@@ -1,7 +1,7 @@
 import { createCipheriv, createDecipheriv, hkdfSync, randomBytes } from 'node:crypto'
 import { type Sealer, secretErrors } from '#contracts/secrets'
 
-/** Which value something is encrypted for: no other row can be decrypted with it. */
+/** The row that a value is encrypted for. The value cannot be decrypted as part of any other row. */
 export interface Owner {
   readonly tenantId: string
   readonly name: string
@@ -10,11 +10,11 @@ export interface Owner {
 
 /** A data key as it is stored: a nonce of 12 bytes, the encrypted bytes, and a tag of 16. */
 export interface Wrapped {
-  /** The id of the master key. */
+  /** The id of the master key that wraps it. */
   readonly masterKey: string
   readonly wrappedKey: Buffer
 }
-/** A value as it is stored, in the same form, with its data key. */
+/** An encrypted value in the same form, with its wrapped data key. */
 export interface Sealed extends Wrapped {
   readonly ciphertext: Buffer
 }
@@ -23,12 +23,12 @@ export interface Sealed extends Wrapped {
 export interface Keyring {
   /** The id of the key that encrypts. */
   readonly current: string
-  /** The id of the other key that decrypts, while master keys are changed. */
+  /** The id of a second master key that only decrypts, during a change of master keys. */
   readonly previous: string | undefined
   seal(owner: Owner, value: Buffer): Sealed
-  /** `secret_unreadable` (503) without the master key, or when anything of it was changed or moved. */
+  /** Rejects with 503 `secret_unreadable` when the master key is missing, or the row was changed or moved. */
   open(owner: Owner, sealed: Sealed): Buffer
-  /** The data key under the current master key; as `open`. The value itself is not needed. */
+  /** Wraps the data key under the current master key, without decrypting the value. Errors as `open`. */
   rewrap(owner: Owner, wrapped: Wrapped): Wrapped
 }
 
@@ -40,7 +40,7 @@ interface MasterKey {
 const derived = (master: Buffer, purpose: string, bytes: number): Buffer =>
   Buffer.from(hkdfSync('sha256', master, '', `ao/secrets/${purpose}/v1`, bytes))
 
-// The id says which key it is and nothing about the key, so nobody has to name keys.
+// The id is derived from the key but reveals nothing about it, so nobody has to name keys.
 const masterKey = (master: Buffer): MasterKey => ({
   id: `mk_${derived(master, 'kid', 8).toString('hex')}`,
   wrapping: derived(master, 'kek', 32),
@@ -80,10 +80,10 @@ export function createKeyring(currentMaster: Buffer, previousMaster?: Buffer): K
 const locked = (): never => {
   throw secretErrors.secretsUnavailable()
 }
-/** Where there is no master key. */
+/** The keyring without a master key: every call throws. */
 export const noKeyring: Keyring = { current: '', previous: undefined, seal: locked, open: locked, rewrap: locked }
 
-// What is authenticated is rebuilt from the row, never stored: bytes that were moved to another row fit nowhere.
+// The authenticated data is rebuilt from the row and never stored. So ciphertext that was copied to another row cannot be decrypted.
 const bound = (what: string, { tenantId, name, version }: Owner): Buffer =>
   Buffer.from(JSON.stringify([what, tenantId, name, version]))
 const dataKeyOf = (owner: Owner): Buffer => bound('ao.secret.key.v1', owner)
@@ -113,7 +113,7 @@ function decrypt(key: Buffer, authenticated: Buffer, bytes: Buffer, owner: Owner
 const unreadable = ({ name, version }: Owner, why: string) =>
   secretErrors.secretUnreadable({ message: `Version ${version} of the secret '${name}' ${why}.` })
 
-// No secret has a name with a slash, so none of these opens as a secret, nor the other way round.
+// A secret's name has no slash. So a sealed text can never be opened as a secret, nor a secret as a sealed text.
 const ownerOf = (tenantId: string, name: string): Owner => ({ tenantId, name: `sealed/${name}`, version: 1 })
 
 function inOne({ masterKey, wrappedKey, ciphertext }: Sealed): string {
@@ -125,7 +125,7 @@ function partsOf(sealed: string): Sealed {
   return { masterKey, wrappedKey: bytes(wrappedKey), ciphertext: bytes(ciphertext) }
 }
 
-/** Seals texts of other plugins: master key, wrapped data key and ciphertext in one, with dots between. */
+/** Seals texts for other plugins. The result is the master key's id, the wrapped data key and the ciphertext, joined by dots. */
 export function createSealer(keyring: Keyring): Sealer {
   return {
     seal: (tenantId, name, value) => inOne(keyring.seal(ownerOf(tenantId, name), Buffer.from(value))),
@@ -139,7 +139,7 @@ export function createSealer(keyring: Keyring): Sealer {
   }
 }
 
-/** What a sealer sealed, under the current master key; as `Keyring.rewrap`. */
+/** Wraps a sealed text's data key under the current master key. Errors as `Keyring.rewrap`. */
 export function resealed(keyring: Keyring, tenantId: string, name: string, sealed: string): string {
   const parts = partsOf(sealed)
   return inOne({ ...parts, ...keyring.rewrap(ownerOf(tenantId, name), parts) })

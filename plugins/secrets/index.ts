@@ -14,8 +14,8 @@ import { keyringOf, SecretSettings } from './settings.ts'
 import { channel, countSecrets } from './store.ts'
 
 /**
- * Secrets of tenants: stored encrypted, never read back over the API, given in plain text to plugins of the conductor and, signed,
- * over its internal listener. Specification 2.11 and 4.17.
+ * Secrets of tenants. They are stored encrypted and never returned by the public API. Plugins of the conductor get plain text directly, and signed
+ * callers get it over the internal listener. Specification 2.11 and 4.17.
  */
 export default definePlugin({
   name: 'secrets',

@@ -12,13 +12,13 @@ interface Read {
 }
 
 const flushEveryMs = 5_000
-/** Readers that are remembered between two writes, of all tenants. What is above is not counted; it would be a row each. */
+/** The most readers of all tenants that are held between two writes. Further ones are not counted, because each would become a row. */
 const maxNoted = 10_000
 const maxReader = 200
-/** Readers of a secret that are kept, those that read it last. */
+/** The most readers that are stored for a secret: the most recent ones. */
 const maxReaders = 100
 
-/** Counts who reads what, and writes it down by and by: a read costs no write. */
+/** Counts who reads which secret. The counts are written in the background, so that a read costs no write. */
 export class Reads {
   readonly #database: Database
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
@@ -47,7 +47,7 @@ export class Reads {
     this.#noted.set(tenantId, of.set(`${name}/${reader}`, { name, reader, version, reads: 1, first: now, last: now }))
     this.#timer ??= setTimeout(() => void this.flush(), flushEveryMs).unref()
   }
-  /** Writes what was noted. What cannot be written is lost: it is worth no retry that would hold memory. */
+  /** Writes the counts. Counts that cannot be written are dropped, because retries would hold memory. */
   async flush(): Promise<void> {
     clearTimeout(this.#timer)
     this.#timer = undefined
@@ -63,7 +63,7 @@ export class Reads {
   }
 }
 
-// In the order of the key, so that two processes never wait for each other. A secret that is gone has no readers.
+// Rows are written in the order of the key, so that two processes cannot deadlock. Reads of a deleted secret are dropped.
 const upsert = (tenantId: string, reads: readonly Read[]): Statement => ({
   name: 'secrets_reads',
   text: `INSERT INTO secret_reads AS r (tenant_id, name, reader, version, reads, first_read_at, last_read_at)

@@ -20,10 +20,10 @@ interface Row {
   ends: number | null
 }
 
-/** For so long the value before signs as well, where values sign. */
+/** For this long after a change the previous value is still used for signatures, beside the new one. */
 const overlap = `interval '24 hours'`
 
-// The version that is given out, and behind it the one that it replaced a short while ago. A deleted tenant has none.
+// The current version and, shortly after a change, the previous one. A deleted tenant has no versions.
 const find = {
   name: 'secrets_find',
   text: `SELECT v.version, v.version = s.version AS current, v.master_key, v.wrapped_key, v.ciphertext,
@@ -40,11 +40,11 @@ export interface ResolverOptions {
   readonly keyring: Keyring
   readonly cache: PlainCache
   readonly reads: Pick<Reads, 'note'>
-  /** Called with what became of each resolution, for metrics. */
+  /** Called with the outcome of each resolution, for metrics. */
   readonly onOutcome: (outcome: 'resolved' | 'refused') => void
 }
 
-/** Gives out plain text. What is asked for again within seconds costs no round trip. */
+/** Resolves secrets to plain text. A repeated request within seconds is answered from the cache. */
 export function createResolver({ database, keyring, cache, reads, onOutcome }: ResolverOptions): Secrets {
   const load = async (tenantId: string, name: string): Promise<Kept> => {
     const { mark } = cache
@@ -91,7 +91,7 @@ export function createResolver({ database, keyring, cache, reads, onOutcome }: R
   }
 }
 
-/** One that can no longer be read is ignored: the current one does not need it. */
+/** A previous value that cannot be decrypted is left out, because the current one works without it. */
 function previousOf(open: () => string): Pick<ResolvedSecret, 'previous'> {
   try {
     return { previous: open() }
@@ -100,7 +100,7 @@ function previousOf(open: () => string): Pick<ResolvedSecret, 'previous'> {
   }
 }
 
-/** What a header may have: a line break in it would make two of one. */
+/** The characters of a header's value. A line break would add a second header. */
 const headerForm = /^[\t\x20-\x7e\x80-\xff]*$/
 
 async function fill(
@@ -110,7 +110,7 @@ async function fill(
   const values = new Map<string, string>()
   for (const name of new Set(Object.values(headers).flatMap(secretsIn))) {
     const { value } = await resolve(name)
-    // Said here: the libraries that send headers quote what they refuse.
+    // The check is made here, because the libraries that send headers quote a refused value in their errors.
     if (!headerForm.test(value)) throw unfit(name)
     values.set(name, value)
   }
@@ -119,7 +119,7 @@ async function fill(
   )
 }
 
-/** Where there is no database or no master key: nothing is known, and nothing is given out. */
+/** The resolver without a database or a master key: it knows no secret and resolves none. */
 export function createNoSecrets(): Secrets {
   const refuse = async (): Promise<never> => {
     throw secretErrors.secretsUnavailable()

@@ -5,10 +5,10 @@ import { countByMasterKey, tenantsOf } from './census.ts'
 import { type Keyring, resealed, type Wrapped } from './envelope.ts'
 import { replaceSealed, type SealedColumn, sealedColumns, takeSealed } from './sealed.ts'
 
-/** How the values of the installation hang on master keys. */
+/** How many values one master key encrypts. */
 export interface KeyCount {
   readonly masterKey: string
-  /** `unknown`: a key that this process does not have. */
+  /** `unknown`: this process does not have the key. */
   readonly state: 'current' | 'previous' | 'unknown'
   readonly values: number
 }
@@ -35,10 +35,10 @@ interface Row {
 }
 type Place = Pick<Row, 'name' | 'version'>
 
-/** Values of one transaction: what is locked is locked for milliseconds, and a process that dies loses no more. */
+/** The values of one transaction. Rows are locked for milliseconds only, and a process that dies loses little work. */
 const atOnce = 20
 
-// A value that is deleted, or wrapped anew by another process, meanwhile is passed over.
+// Values that are deleted, or that another process has locked for its own rewrap, are skipped.
 const oldOnes = (tenantId: string, previous: string, behind: Place) => ({
   name: 'secrets_rewrap_take',
   text: `SELECT name, version, wrapped_key FROM secret_versions
@@ -55,17 +55,16 @@ const store = (tenantId: string, { name, version }: Place, { masterKey, wrappedK
 
 export interface Rewrapped {
   readonly done: number
-  /** Values that could not be read, and stay as they are. */
+  /** Values that could not be decrypted. They stay as they are. */
   readonly failed: number
 }
 
-/** One transaction of a kind of values: those behind `last`. */
+/** The result of one transaction. `last` is the last value that it visited; undefined when no value was left. */
 type Batch<T> = Rewrapped & { readonly last: T | undefined }
 
 /**
- * Wraps every data key that hangs on the previous master key under the current one, tenant by tenant, while everything runs: those
- * of secrets, and of what other plugins have sealed. Each value can be read with one of the two keys at any moment, and what was
- * done is not done again.
+ * Moves every data key from the previous master key to the current one, while the server runs: those of secrets and of values that other plugins have
+ * sealed. At any moment each value can be read with one of the two keys. A repeated run skips values that are done.
  */
 export async function rewrap(
   database: Database,
@@ -120,7 +119,7 @@ async function resealSome(
   return { done: rows.length - failed, failed, last: rows.at(-1)?.sealed }
 }
 
-/** How many could not be read. */
+/** Resolves to the number of values that could not be decrypted. */
 async function moved<T>(rows: readonly T[], move: (row: T) => Promise<void>): Promise<number> {
   let failed = 0
   for (const row of rows) {

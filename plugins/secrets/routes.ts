@@ -23,7 +23,7 @@ import { listReads, listSecrets, listVersions } from './store.ts'
 
 const tags = ['secrets']
 
-/** Reads of what admins may see: never a value. Specification 4.17. */
+/** Routes that read what admins may see, never a value. Specification 4.17. */
 export function secretReadRoutes(app: App, guard: Guard, database: Database): void {
   app.get(
     '/api/secrets',
@@ -158,16 +158,16 @@ export function secretWriteRoutes(app: App, guard: Guard, service: SecretService
   )
 }
 
-/** A name that no secret can have is an unknown one, and never reaches the database. */
+/** A name in a form that no secret can have is answered as unknown, without a query. */
 function knownName(name: string): string {
   if (!isSecretName(name)) throw unknownSecret()
   return name
 }
 
-/** Whoever resolves over the internal plane, as the admins of a tenant see it. */
+/** The reader's name that admins see for requests over the internal listener. */
 const reader = 'internal'
 
-/** Gives plain text to whoever signs with the family `vfs`, for the tenant that is signed. Specification 4.17 and 5.3. */
+/** Returns plain text to a caller whose signature is of the family `vfs`, for the signed tenant. Specification 4.17 and 5.3. */
 export function resolveRoute(app: App, guard: Guard, secrets: Pick<Secrets, 'resolve'>): void {
   const { invalidRef, secretExpired, secretUnreadable, secretsUnavailable } = secretErrors
   app.post(
@@ -200,6 +200,6 @@ export function resolveRoute(app: App, guard: Guard, secrets: Pick<Secrets, 'res
   )
 }
 
-/** Its code goes on with the name. */
+/** The error's code ends with the name of the secret, so only its beginning is compared. */
 const isUnknown = (error: unknown): boolean =>
   isAppError(error) && error.code.startsWith(secretErrors.unknownSecret.row.code)

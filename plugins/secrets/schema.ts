@@ -6,7 +6,7 @@ const name = Type.String({
   pattern: secretNamePattern,
   description: 'Unique in its tenant; `secret://<name>` refers to it.',
 })
-/** Longer than any limit that is of use: a request may have a mebibyte. */
+/** Longer than any useful limit. A request may have one mebibyte. */
 const mostCharacters = 1024 * 1024
 
 export const CreateSecret = Type.Object(

@@ -1,11 +1,13 @@
 import type { Database, Statement, TenantTx } from '#contracts/database'
 
-/** A column in which a plugin keeps what it has sealed. Its comment in the database says so, so that no plugin has to know the tables of others. */
+/**
+ * A column in which a plugin stores sealed values. The column's comment in the database marks it, so this plugin need not know the tables of others.
+ */
 export interface SealedColumn {
-  /** Quoted. */
+  /** Quoted for SQL. */
   readonly table: string
   readonly column: string
-  /** An SQL expression for the name that a row was sealed with. */
+  /** An SQL expression for the name under which a row's value was sealed. */
   readonly name: string
 }
 
@@ -17,7 +19,7 @@ interface Row {
 
 const form = /^sealed: ([a-z-]+\/)\{([a-z_]+)\}$/
 
-/** All of them. Throws for a comment that says `sealed` and not of what the name is made. */
+/** All marked columns. Throws for a comment that starts with `sealed:` but does not say how the name is formed. */
 export async function sealedColumns(database: Database): Promise<readonly SealedColumn[]> {
   const find = {
     name: 'secrets_sealed_columns',
@@ -36,7 +38,7 @@ export async function sealedColumns(database: Database): Promise<readonly Sealed
   })
 }
 
-/** By the id of a master key, how many sealed values of a tenant hang on it. */
+/** A query for the number of a tenant's sealed values by the id of their master key. */
 export const sealedByMasterKey = (tenantId: string, { table, column }: SealedColumn): Statement => ({
   text: `SELECT split_part(${column}, '.', 1) AS master_key, count(*)::int AS count
          FROM ${table} WHERE tenant_id = $1 AND ${column} IS NOT NULL GROUP BY 1`,
@@ -48,7 +50,7 @@ export interface SealedValue {
   readonly sealed: string
 }
 
-/** The next values behind `behind` that hang on a master key, locked; those that somebody else has locked are passed over. */
+/** Locks and returns the next values after `behind` that a master key encrypts. Values that another transaction has locked are skipped. */
 export async function takeSealed(
   tx: TenantTx,
   { table, column, name }: SealedColumn,
@@ -62,7 +64,7 @@ export async function takeSealed(
   })
 }
 
-/** Each was sealed with a nonce of its own, so a value says which row it is in. */
+/** Each value was sealed with its own random nonce, so the old value identifies its row. */
 export async function replaceSealed(
   tx: TenantTx,
   { table, column }: SealedColumn,

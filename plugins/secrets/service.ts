@@ -11,19 +11,19 @@ export interface SecretServiceOptions {
   readonly database: Database
   readonly keyring: Keyring
   readonly limits: Pick<TenantLimits, 'of' | 'stored'> | undefined
-  /** How many values of a secret are kept, including the current one. */
+  /** How many versions of a secret are kept, including the current one. */
   readonly keepVersions: number
-  /** Other processes hear of a write from the database; this one answers with it at once. */
+  /** Other processes hear of a write through the database. This process forgets its cached value at once. */
   readonly cache: Pick<PlainCache, 'forget'>
 }
 
 export type SecretService = ReturnType<typeof createSecretService>
 
-/** What admins do with the secrets of their tenant. Specification 4.17. */
+/** The operations of admins on the secrets of their tenant. Specification 4.17. */
 export function createSecretService({ database, keyring, limits, keepVersions, cache }: SecretServiceOptions) {
   const limitsOf = (tenantId: string) => limits?.of(tenantId) ?? defaultLimits
 
-  /** The value as bytes, and when it ends; 400 or 409 for what cannot be kept. */
+  /** The value as bytes, and its expiry. Throws 400 or 409 for a value that cannot be stored. */
   const checked = (tenantId: string, { value, expiresAt }: Pick<CreateSecret, 'value' | 'expiresAt'>) => {
     if (!value.isWellFormed()) throw unstorable()
     const bytes = Buffer.from(value)
@@ -61,7 +61,7 @@ export function createSecretService({ database, keyring, limits, keepVersions, c
         return findMetadata(tx, name)
       })
     },
-    /** History is never rewritten: the old value becomes the newest version once more, with the end that it had. */
+    /** Restoring never rewrites history: the old value becomes the newest version, with its former expiry. */
     restore({ tenantId, keyId }: Caller, name: string, restored: number): Promise<SecretMetadata> {
       return change(tenantId, name, async (tx) => {
         const version = await nextVersion(tx, name)
@@ -102,13 +102,13 @@ async function readVersion(
   return { masterKey, wrappedKey, ciphertext, expiresAt }
 }
 
-/** PostgreSQL takes larger years, but not in the form in which JavaScript writes them. */
+/** PostgreSQL accepts larger years, but not in the form that JavaScript writes. */
 const lastYear = 9999
 
 function endOf(expiresAt: string | undefined): string | null {
   if (expiresAt === undefined) return null
   const time = new Date(expiresAt)
-  // NaN for a day that does not exist: it is not greater than now.
+  // An invalid date is NaN, which is not greater than now either.
   if (!(time.getTime() > Date.now()) || time.getUTCFullYear() > lastYear) throw notInFuture()
   return time.toISOString()
 }

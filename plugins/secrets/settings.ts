@@ -29,7 +29,7 @@ export const SecretSettings = Settings({
 })
 type Keys = Pick<StaticDecode<typeof SecretSettings>, 'masterKey' | 'masterKeyPrevious'>
 
-/** Undefined without a master key. Throws for a previous one alone. */
+/** Undefined without a master key. Throws when only a previous master key is set. */
 export function keyringOf({ masterKey, masterKeyPrevious }: Keys): Keyring | undefined {
   if (masterKey) return createKeyring(masterKey, masterKeyPrevious)
   if (masterKeyPrevious) throw new Error('there is a previous master key but no current one; set AGENT_ORC_MASTER_KEY')

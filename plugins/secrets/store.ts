@@ -18,12 +18,12 @@ interface MetadataRow {
   last_read_at: string | null
 }
 
-/** How long before its end a secret is warned of. */
+/** How long before its expiry a secret is reported as `expires_soon`. */
 export const warnedBefore = `interval '14 days'`
 const columns = `s.name, s.key, s.version, s.created_at, s.updated_at, v.expires_at,
   CASE WHEN v.expires_at <= now() THEN 'expired' WHEN v.expires_at <= now() + ${warnedBefore} THEN 'expires_soon' END AS warning,
   (SELECT max(r.last_read_at) FROM secret_reads r WHERE r.tenant_id = s.tenant_id AND r.name = s.name) AS last_read_at`
-/** Each secret with the version that is given out. */
+/** Joins each secret with its current version. */
 export const withCurrent =
   'secrets s JOIN secret_versions v ON v.tenant_id = s.tenant_id AND v.name = s.name AND v.version = s.version'
 
@@ -46,7 +46,7 @@ export interface NewVersion {
   readonly restoredFrom?: number
 }
 
-/** By name. */
+/** Sorted by name. */
 export function listSecrets(database: Database, tenantId: string, page: Page): Promise<Listing<SecretMetadata>> {
   const list: ListSql = {
     columns,
@@ -70,9 +70,9 @@ export async function findMetadata(tx: TenantTx, name: string): Promise<SecretMe
   return toMetadata(row)
 }
 
-/** Adds a secret without a value. 409 `conflict` when the name is taken, `limit_exceeded` when there are as many as may be. */
+/** Adds a secret without a value. Rejects with 409: `conflict` when the name is taken, `limit_exceeded` when the tenant has `most` secrets already. */
 export async function insertSecret(tx: TenantTx, name: string, key: string | null, most: number): Promise<void> {
-  // Whoever adds a secret holds the row of the tenant, so that each is counted before the next is added.
+  // Each insert locks the tenant's row. So concurrent inserts are counted one after the other and cannot exceed the limit.
   await tx.query({ text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE', values: [tx.tenantId] })
   const insert = {
     text: `INSERT INTO secrets (tenant_id, name, key, version) SELECT $1, $2, $3, 1
@@ -87,7 +87,7 @@ export async function insertSecret(tx: TenantTx, name: string, key: string | nul
   if (inserted.length === 0) throw overLimit('secrets', most)
 }
 
-/** Counts the next version, and resolves to its number; a `key` of undefined stays as it is. 404 when there is no such secret. */
+/** Increments the version and resolves to it. An undefined `key` leaves the stored one. 404 when there is no such secret. */
 export async function nextVersion(tx: TenantTx, name: string, key?: string | null): Promise<number> {
   const [row] = await tx.query<{ version: number }>({
     text: `UPDATE secrets SET version = version + 1, updated_at = now(), key = CASE WHEN $3 THEN $4 ELSE key END
@@ -98,7 +98,7 @@ export async function nextVersion(tx: TenantTx, name: string, key?: string | nul
   return row.version
 }
 
-/** Stores the value of a version, deletes those that are `keep` versions old, and tells other processes. */
+/** Stores the value of a version, deletes versions that are `keep` or more behind, and announces the change to other processes. */
 export async function insertVersion(
   tx: TenantTx,
   name: string,
@@ -120,12 +120,12 @@ export async function insertVersion(
   await announce(tx, name)
 }
 
-/** The channel on which conductors hear that a secret is another one now. */
+/** The channel on which conductors hear that a secret was changed or deleted. */
 export const channel = 'secrets'
 const announce = (tx: TenantTx, name: string): Promise<object[]> =>
   tx.query({ text: 'SELECT pg_notify($1, $2)', values: [channel, keyOf(tx.tenantId, name)] })
 
-/** With its values and who read it. */
+/** Deletes a secret with its values and its record of readers. */
 export async function deleteSecret(tx: TenantTx, name: string): Promise<void> {
   const deleted = await tx.query({
     text: 'DELETE FROM secrets WHERE tenant_id = $1 AND name = $2 RETURNING 1',
@@ -174,7 +174,7 @@ export async function listVersions(
     ...(row.restored_from === null ? {} : { restoredFrom: row.restored_from }),
     masterKey: row.master_key,
   }))
-  // Whatever exists has a version.
+  // Every secret has at least one version, so an empty list means that there is no such secret.
   if (found.total === 0) throw unknownSecret()
   return found
 }
@@ -187,7 +187,7 @@ interface ReadRow {
   last_read_at: string
 }
 
-/** By reader. 404 when there is no such secret. */
+/** Sorted by reader. 404 when there is no such secret. */
 export async function listReads(
   database: Database,
   tenantId: string,

@@ -15,21 +15,21 @@ import { type Reading, readWritten, type SkillPackage } from './package.ts'
 import { type PlatformSkills, platformTool } from './platform.ts'
 import type { Skill, SkillStore, WholeSkill } from './store.ts'
 
-/** A skill, or what is to become one, in the words of a client. */
+/** The fields of a skill as a client writes them. */
 export type SkillInput = Omit<SkillHeader, 'allowedTools' | 'metadata'> &
   Partial<Pick<SkillHeader, 'allowedTools' | 'metadata'>> & { readonly body: string }
 
-/** What became of an upload. */
+/** The result of checking an upload, before its commit. */
 export interface DryRun extends Omit<Reading, 'skill'> {
   readonly stagingId: string | undefined
 }
 
-/** The skills of tenants: what there is, what comes and goes, and what profiles attach. */
+/** The skills of tenants: lists, writes, imports, and the skills that profiles attach. */
 export class Catalog implements Skills {
   readonly #store: SkillStore
   readonly #platform: PlatformSkills
   readonly #limits: TenantLimits | undefined
-  /** The platform's skills that this process has brought to each tenant. */
+  /** The version of the platform's skills that this process last gave to each tenant. */
   readonly #reconciled = new Map<string, readonly SkillPackage[]>()
 
   constructor(store: SkillStore, platform: PlatformSkills, limits: TenantLimits | undefined) {
@@ -56,7 +56,7 @@ export class Catalog implements Skills {
     if (!file) throw noSuchFile()
     return file
   }
-  /** Throws `invalid_skill` 400 with every problem. */
+  /** Rejects with 400 `invalid_skill`, listing every problem. */
   async create(tenantId: string, { body, allowedTools = [], metadata = {}, ...rest }: SkillInput): Promise<WholeSkill> {
     const { skill, problems } = readWritten({ ...rest, allowedTools, metadata }, body)
     if (!skill) throw invalidSkill(problems)
@@ -72,14 +72,15 @@ export class Catalog implements Skills {
     if (isSkillName(name)) {
       await this.#reconcile(tenantId)
       if (await this.#store.remove(tenantId, name)) {
-        // One of the platform may come into its place: now, because other conductors have brought theirs and will not look again.
+        // A platform skill of the same name may become visible again. It is restored here, because other conductors have reconciled already and would
+        // not do so again.
         this.#reconciled.delete(tenantId)
         return this.#reconcile(tenantId)
       }
     }
     throw noSuchSkill()
   }
-  /** Keeps what an upload brought, when nothing is wrong with it. */
+  /** Stores an upload for its commit, if the upload has no problems. */
   async stage(tenantId: string, { skill, ...reading }: Reading): Promise<DryRun> {
     if (!skill) return { ...reading, stagingId: undefined }
     this.#limits?.stored.admit(tenantId)
@@ -122,8 +123,8 @@ export class Catalog implements Skills {
   }
 
   /**
-   * At a tenant's first need of skills, so that nobody waits for it at the start, and new tenants are no special case; and again
-   * when there are others, because runners with more tools have come.
+   * Gives the platform's skills to a tenant when the tenant first needs skills. So the boot does not wait for it, and new tenants need no special
+   * case. It runs again when the platform's skills change, for instance when runners bring more tools.
    */
   async #reconcile(tenantId: string): Promise<void> {
     const seeds = await this.#platform.current()

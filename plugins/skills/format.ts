@@ -10,7 +10,7 @@ export interface SkillHeader {
   readonly metadata: Record<string, string>
 }
 
-/** What was found wrong: what keeps the skill out, and what was read as it was meant. */
+/** The problems that make a skill invalid, and the deviations that were read as they were probably meant. */
 export interface Findings {
   readonly problems: string[]
   readonly forgiven: string[]
@@ -30,14 +30,14 @@ export const isSkillName = (text: string): boolean =>
   /^[\p{L}\p{M}\p{N}]+(-[\p{L}\p{M}\p{N}]+)*$/u.test(text)
 
 /**
- * Characters that people do not see and models read: tags, those that turn the direction of text around, and rows of joiners and
- * selectors, of which writing and emoji have two at most. In a description or a body they are instructions that no reviewer has read.
+ * Characters that models read but people do not see: tags, direction overrides, and runs of three or more joiners or selectors (real text and emoji
+ * need two at most). In a skill they could hide instructions from a reviewer.
  */
 const hidden =
   /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]|(?:[\u200B-\u200F\u2060-\u2064\uFEFF]|\p{Variation_Selector}){3}/u
 const control = /(?![\t\n\r])\p{Cc}/u
 
-/** Notes a character that nobody sees, and none of the control characters that files beside `SKILL.md` may hold. */
+/** Reports a hidden character. Control characters are not reported, because files beside `SKILL.md` may hold them. */
 export function checkSeen(what: string, text: string, problems: string[]): void {
   const found = hidden.exec(text)
   if (found) problems.push(unseen(what, found[0]))
@@ -52,8 +52,8 @@ const unseen = (what: string, character: string): string =>
   `${what} holds U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')}, a character that people do not see: take it out.`
 
 /**
- * Reads the text of a `SKILL.md`: strictly, and where that fails once more as it was probably meant, which `forgiven` says.
- * Undefined when something is wrong that nobody can guess.
+ * Reads a `SKILL.md`: strictly first and, where that fails, again as the text was probably meant. `forgiven` lists such corrections. Undefined when
+ * the meaning cannot be guessed.
  */
 export function readSkill(
   text: string,
@@ -70,7 +70,7 @@ export function readSkill(
   return findings.problems.length > before ? undefined : { header, body: parts.body }
 }
 
-/** Splits by whole lines, so that a rule inside the body is no fence. */
+/** Splits the text by whole lines, so that a horizontal rule inside the body does not end the front matter. */
 function splitFences(
   given: string,
   { problems, forgiven }: Findings,
@@ -112,8 +112,8 @@ function splitFences(
 type Given = Readonly<Record<string, unknown>>
 
 /**
- * As in the reference library every scalar is text: `version: 1.0` is not the number 1. Aliases could grow without end, and the
- * parser's own search for keys that are there twice compares each with each.
+ * Every scalar is read as text, as in the reference library: `version: 1.0` is not the number 1. Aliases could expand without bound, and the parser's
+ * own check for duplicate keys takes quadratic time. So aliases are refused, and `keyTwice` finds duplicate keys.
  */
 function parseFields(front: string): Given | string {
   const document = parseDocument(front, { schema: 'failsafe', uniqueKeys: false, logLevel: 'silent' })
@@ -130,7 +130,7 @@ function parseFields(front: string): Given | string {
   }
 }
 
-/** A key that a mapping, or one in it, has twice: those of the fields and of `metadata`. */
+/** The first duplicate key of a mapping or of a mapping inside it: of the fields and of `metadata`. */
 function keyTwice(node: unknown, inside = false): string | undefined {
   if (!isMap(node)) return undefined
   const seen = new Set<string>()
@@ -147,9 +147,9 @@ function keyTwice(node: unknown, inside = false): string | undefined {
 function frontMatter(front: string, { problems, forgiven }: Findings): Given | undefined {
   const strict = parseFields(front)
   if (typeof strict !== 'string') return strict
-  // The usual mistake: a description with a colon in it that nobody quoted.
+  // The most common mistake: an unquoted description with a colon in it.
   const quoted = front.replaceAll(
-    // Blanks are not part of what may follow blanks: otherwise as many ways to divide them would be tried.
+    // Two groups that both match blanks would let the regular expression try every way to divide them, so the value starts with a non-blank.
     /^([A-Za-z-]+):[ \t]+(?![ \t"'|>[{])(.*:(?:[ \t].*)?)$/gm,
     (_, key: string, value: string) => {
       return `${key}: ${JSON.stringify(value.trimEnd())}`
@@ -259,7 +259,7 @@ function metadataOf(given: unknown, { problems, forgiven }: Findings): Record<st
   return Object.fromEntries(entries)
 }
 
-/** Names of an uploader appear in answers and logs. */
+/** Shortens a name from an upload and removes control characters, because such names appear in answers and logs. */
 export const clip = (text: string): string => {
   const plain = text.replaceAll(/[\p{Cc}\p{Cf}]/gu, '\uFFFD')
   return plain.length > 80 ? `${plain.slice(0, 80)}…` : plain

@@ -19,8 +19,8 @@ import { readSeeds } from './seeds.ts'
 import { sweepTenants } from './sweep.ts'
 
 /**
- * Skills of tenants in the open SKILL.md format, with those of the platform among them: in PostgreSQL, or without a database in
- * memory and in a folder. Runners have a part of their own, `plugins/skills/runner`. Specification 2.10 and 4.12.
+ * Skills of tenants in the open SKILL.md format, including those of the platform. They are stored in PostgreSQL or, without a database, in memory and
+ * in a folder. The runner's part is `plugins/skills/runner`. Specification 2.10 and 4.12.
  */
 export default definePlugin({
   name: 'skills',

@@ -29,22 +29,22 @@ interface Staged {
   readonly expiresAt: number
 }
 
-/** Versions of one tenant, or of the machine, that no name points to any more: sessions may have begun with them. */
+/** The most versions per tenant, or of the machine, that no name points to any more. They are kept because sessions may still use them. */
 const mostFormer = 20
 
 /**
- * Skills without a database: those of the machine are everybody's, those of a tenant end with the process. A skill of the machine
- * that a tenant deleted is noted in a file, where there is a folder for it.
+ * Skills without a database. Skills of the machine are visible to every tenant; skills of a tenant end with the process. When a tenant deletes a
+ * skill of the machine, a file records it, if a folder is configured.
  */
 export class LocalSkillStore implements SkillStore {
   readonly #own = new Map<string, Map<string, Kept>>()
   readonly #stagings = new Map<string, Staged>()
-  /** By tenant and digest; those of the machine under ''. */
+  /** Former versions by tenant and digest. Those of the machine are under the tenant ''. */
   readonly #former = new Map<string, Map<string, SkillPackage>>()
   readonly #tombstones: Tombstones
   #seeds: ReadonlyMap<string, Kept> = new Map()
 
-  /** `tombstones`: the file; in memory alone by default. */
+  /** `tombstones` is the path of the file; undefined keeps the deletions in memory only. */
   constructor(tombstones: string | undefined) {
     this.#tombstones = new Tombstones(tombstones)
   }
@@ -178,7 +178,7 @@ class Tombstones {
     known.set(tenantId, [...new Set([...(known.get(tenantId) ?? []), name])].sort())
     const file = this.#file
     if (file === undefined) return
-    // One after the other, and whole: a reader never finds half of it.
+    // Writes run one after the other and replace the file as a whole, so a reader never sees half of it.
     const write = async (): Promise<void> => {
       await writeFile(`${file}.new`, JSON.stringify(Object.fromEntries(known), null, 2))
       await rename(`${file}.new`, file)
@@ -194,7 +194,7 @@ class Tombstones {
   }
 }
 
-/** Throws when the file holds something else: skills that were deleted do not come back because of that. */
+/** Throws when the file has another form: a broken file must not bring deleted skills back. */
 async function readTombstones(file: string | undefined): Promise<Deleted> {
   if (file === undefined) return new Map()
   const text = await readFile(file, 'utf8').catch((error: NodeJS.ErrnoException) => {

@@ -6,9 +6,9 @@ import { contentTypeOf } from '#kit/files'
 import { checkSeen, clip, type Findings, readSkill, type SkillHeader } from './format.ts'
 import { collisions, isLitter, pathProblem } from './paths.ts'
 
-/** Files of one skill, beside the limit on its bytes. */
+/** The most files of one skill. Another limit bounds their bytes. */
 export const mostFiles = 500
-/** What one call of `skill_read` can answer, twice over. */
+/** The largest `SKILL.md` in bytes: twice what one call of `skill_read` can return. */
 const mostSkillMd = 128 * 1024
 export const skillMd = 'SKILL.md'
 
@@ -25,17 +25,17 @@ export interface Resource {
 export interface SkillPackage extends SkillHeader {
   readonly digest: string
   readonly body: string
-  /** Every file, `SKILL.md` first and the others by path. */
+  /** All files: `SKILL.md` first, the others sorted by path. */
   readonly files: readonly SkillFile[]
-  /** What there is beside `SKILL.md`, in the order of `files`. */
+  /** All files except `SKILL.md`, in the order of `files`. */
   readonly resources: Resource[]
   readonly requiresSandbox: boolean
   readonly totalBytes: number
 }
 
-/** What became of the reading of a folder. */
+/** The result of reading a folder. */
 export interface Reading extends Findings {
-  /** The name that the skill has, or would have. */
+  /** The name of the skill; for an invalid skill, the name that it would have. */
   readonly name: string
   readonly resources: Resource[]
   readonly totalBytes: number
@@ -44,13 +44,13 @@ export interface Reading extends Findings {
   readonly skill: SkillPackage | undefined
 }
 
-/** A file that came under a path with the skill's folder in front, or something else under such a path. */
+/** An uploaded file, under a path that starts with the skill's folder. */
 export interface GivenFile extends SkillFile {
-  /** It is no regular file, but a link or a device. */
+  /** True for a link or a device instead of a regular file. */
   readonly special?: boolean
 }
 
-/** Reads one skill folder, whose files are named `<folder>/SKILL.md`, and lists everything that is wrong with it at once. */
+/** Reads one skill folder, whose files are named `<folder>/SKILL.md`, and reports all its problems at once. */
 export function readFolder(given: readonly GivenFile[]): Reading {
   const findings: Findings = { problems: [], forgiven: [] }
   const { problems, forgiven } = findings
@@ -71,7 +71,7 @@ export function readFolder(given: readonly GivenFile[]): Reading {
   return told(readFiles(folder, files, findings))
 }
 
-/** Findings of one kind that an answer lists. */
+/** The most findings of one kind that an answer lists. */
 const mostFindings = 100
 
 /** A reading whose lists are bounded: a hostile folder could have tens of thousands of findings, and paths of any length. */
@@ -84,14 +84,14 @@ function told(reading: Reading): Reading {
   return { ...reading, problems: first(reading.problems), forgiven: first(reading.forgiven), resources }
 }
 
-/** Reads what was written field by field, without forgiving anything. */
+/** Reads a skill that a client wrote field by field. Nothing is forgiven here. */
 export function readWritten(header: SkillHeader, body: string): Reading {
   const main = { path: skillMd, bytes: Buffer.from(textOf(header, body)), executable: false }
   const reading = readFiles(header.name, [main], { problems: [], forgiven: [] })
   const several = header.allowedTools
     .filter((tool) => /\s/.test(tool.replaceAll(/\([^()]*\)/g, '')))
     .map((tool) => `'${clip(tool)}' in 'allowedTools' is not the name of one tool: it has a blank in it.`)
-  // What an import would read as it was meant is to be written as it is meant.
+  // An import would accept these deviations. A client that writes fields can correct them, so here they are problems.
   const unfit = reading.forgiven.map((finding) => `Does not follow the format: ${finding}`)
   if (several.length + unfit.length === 0) return told(reading)
   return told({ ...reading, problems: [...reading.problems, ...several, ...unfit], forgiven: [], skill: undefined })
@@ -115,7 +115,7 @@ function readFiles(folder: string, files: readonly SkillFile[], findings: Findin
   const main = mainOf(files, findings)
   const header = main && headerOf(main, folder, findings)
   const others = files.filter((file) => file !== main).toSorted((a, b) => (a.path < b.path ? -1 : 1))
-  // A model reads these as it reads the body.
+  // Models read these files as they read the body, so the same check applies.
   for (const { path, bytes } of others)
     if (isShown(bytes)) checkSeen(`The file '${clip(path)}'`, Buffer.from(bytes).toString('utf8'), problems)
   const resources = others.map(resourceOf)
@@ -153,10 +153,7 @@ function headerOf(main: SkillFile, folder: string, findings: Findings) {
   return readSkill(Buffer.from(main.bytes).toString('utf8'), folder === '' ? undefined : folder, findings)
 }
 
-/**
- * Packs a skill. Unless its `SKILL.md` was right as it was, a right one is written from what was read, so that what is kept
- * can be taken anywhere.
- */
+/** Packs a skill. A `SKILL.md` that deviates from the format is written anew in the strict form, so that the stored skill works with any other tool. */
 export function packed(
   header: SkillHeader,
   body: string,
@@ -176,7 +173,7 @@ export function packed(
   }
 }
 
-/** A `SKILL.md` in the strict form. */
+/** Writes a `SKILL.md` in the strict form. */
 function textOf(
   { name, description, license, compatibility, allowedTools, metadata }: SkillHeader,
   body: string,
@@ -203,10 +200,10 @@ const resourceOf = ({ path, bytes, executable }: SkillFile): Resource => ({
   bytes: bytes.length,
 })
 
-/** By the name, and else by whether it is text: what an uploader says of a file is not believed. */
+/** The content type by the file's name, or else by whether it is text. The type that the uploader claims is not trusted. */
 const typeOf = (path: string, bytes: Uint8Array): string =>
   contentTypeOf(path) ?? (isText(bytes) ? 'text/plain' : 'application/octet-stream')
 
 export const isText = (bytes: Uint8Array): boolean => !bytes.includes(0) && isUtf8(bytes)
-/** A model is shown the file itself; any other is put into the sandbox. */
+/** Whether a model is shown the file itself. Any other file is put into the sandbox. */
 export const isShown = (bytes: Uint8Array): boolean => bytes.length <= mostShownBytes && isText(bytes)

@@ -4,14 +4,14 @@ const mostPath = 512
 const mostSegment = 128
 const mostDepth = 10
 
-/** What systems and editors leave behind: nobody means it to be a part of a skill. */
+/** Files that systems and editors leave behind. Nobody means them to be a part of a skill. */
 const litter = /(^|\/)(\.DS_Store|Thumbs\.db|desktop\.ini|__MACOSX(\/.*)?|\.git(\/.*)?|__pycache__(\/.*)?)$/
-/** Devices of Windows, with any extension. */
+/** Reserved device names of Windows, with any extension. */
 const devices = /^(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?$/i
 
 export const isLitter = (path: string): boolean => litter.test(path)
 
-/** Says why a path cannot be that of a file inside a skill's folder, wherever it is unpacked; undefined when it can. */
+/** Why a path cannot be used inside a skill's folder on some system. Undefined for a path that works everywhere. */
 export function pathProblem(path: string): string | undefined {
   const why = reasonAgainst(path)
   return why === undefined ? undefined : `The path '${clip(path)}' ${why}.`
@@ -38,7 +38,7 @@ function reasonAgainst(path: string): string | undefined {
   return undefined
 }
 
-/** Names every pair of paths that are one file, or a file and its own folder, on a system that does not tell their letters apart. */
+/** Reports each pair of paths that collide on a case-insensitive file system: the same file, or a file and its own folder. */
 export function collisions(paths: readonly string[]): string[] {
   const problems: string[] = []
   const seen = new Map<string, string>()

@@ -1,7 +1,7 @@
 import type { Fleet } from '#contracts/runner'
 import type { SkillPackage } from './package.ts'
 
-/** What authors of skills call tools that the platform has under another name. */
+/** Names that authors of skills use for tools which the platform calls differently. */
 const others: ReadonlyMap<string, string> = new Map([
   ['Bash', 'shell'],
   ['Read', 'read_file'],
@@ -16,13 +16,13 @@ const others: ReadonlyMap<string, string> = new Map([
   ['Skill', 'skill_read'],
 ])
 
-/** The platform's name of a tool in `allowed-tools`, without the pattern of `Bash(git:*)`; one that it does not know stays as it is. */
+/** The platform's name of a tool in `allowed-tools`, without a pattern such as in `Bash(git:*)`. An unknown name is returned unchanged. */
 export function platformTool(given: string): string {
   const bare = given.replace(/\(.*\)$/s, '')
   return others.get(bare) ?? bare
 }
 
-/** Explains tools, and is of no use to whoever does not have them. */
+/** True for a skill that explains tools. It is useless without these tools. */
 const explainsTools = ({ name }: SkillPackage): boolean => name.startsWith('using-')
 const fits = ({ allowedTools }: SkillPackage, tools: ReadonlySet<string>): boolean =>
   allowedTools.every((tool) => tools.has(platformTool(tool)))
@@ -30,13 +30,13 @@ const fits = ({ allowedTools }: SkillPackage, tools: ReadonlySet<string>): boole
 export interface PlatformSkillsOptions {
   /** Reads the skills of this machine. */
   readonly read: () => Promise<readonly SkillPackage[]>
-  /** They may change while the process runs, so they are read for each use. */
+  /** True when the skills may change while the process runs. Then they are read for each use. */
   readonly live: boolean
-  /** Its runners say which tools there are; without it there are none. */
+  /** The runners, which announce the available tools. Undefined means that there are no tools. */
   readonly fleet: Pick<Fleet, 'describe' | 'onLive'> | undefined
 }
 
-/** The platform's skills as tenants may have them: those of this machine, without those that explain tools which no runner has. */
+/** The platform's skills for tenants: those of this machine, except skills that explain tools which no runner has. */
 export class PlatformSkills {
   readonly #options: PlatformSkillsOptions
   /** The tools that runners have named. */
@@ -48,11 +48,11 @@ export class PlatformSkills {
   constructor(options: PlatformSkillsOptions) {
     this.#options = options
     const { fleet } = options
-    // A process says once and for all which tools it has.
+    // A runner announces its tools once in its lifetime, so it is enough to listen for new runners.
     fleet?.onLive(() => this.#learn(new Set(fleet.describe().flatMap(({ tools = [] }) => tools))))
   }
 
-  /** Returns the same array for as long as nothing changed. */
+  /** Returns the same array until something changes, so callers can compare by identity. */
   current(): Promise<readonly SkillPackage[]> {
     if (this.#options.live) return this.#choose()
     this.#fitting ??= this.#choose().catch((error: unknown) => {
@@ -61,13 +61,13 @@ export class PlatformSkills {
     })
     return this.#fitting
   }
-  /** The names of those that explain tools which a profile has. */
+  /** The names of the skills that explain tools of a profile. */
   async ofTools(tools: readonly string[]): Promise<string[]> {
     const has = new Set(tools)
     const explaining = (await this.current()).filter((skill) => explainsTools(skill) && skill.allowedTools.length > 0)
     return explaining.filter((skill) => fits(skill, has)).map(({ name }) => name)
   }
-  /** Called when there are others than before. */
+  /** Registers a listener for changes of the platform's skills. */
   onOthers(listener: () => void): void {
     this.#listeners.push(listener)
   }

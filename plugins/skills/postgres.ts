@@ -19,9 +19,9 @@ import {
 } from './store.ts'
 import { expired, tooManyUnused, unused } from './sweep.ts'
 
-/** What a version is, beside its body and its files. */
+/** The stored description of a version, without its body and the content of its files. */
 interface Manifest extends SkillHeader {
-  /** `SKILL.md` first: the archive has them in this order. */
+  /** `SKILL.md` first. The archive holds the files in this order. */
   readonly files: readonly Resource[]
 }
 interface Row {
@@ -34,7 +34,7 @@ interface Row {
   manifest: Manifest
 }
 
-/** What a version counts as whose size an older release did not write: 16 of the largest are some megabytes. */
+/** The size in bytes that is assumed for a version of an older release, which recorded none. Sixteen of the largest versions take some megabytes. */
 const unknownSize = 64 * 1024
 
 const ownColumns = 's.name, s.source, s.version, s.digest, s.created_at, s.updated_at'
@@ -64,13 +64,13 @@ const find = (tenantId: string, name: string): Statement => ({
   values: [tenantId, name],
 })
 
-/** Whoever writes a skill holds the row of its tenant: each is counted before the next is added, and nobody waits crosswise. */
+/** Each write of a skill locks the tenant's row first. So concurrent writes cannot exceed the limit, and cannot deadlock. */
 const lock = (tenantId: string): Statement => ({
   text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE',
   values: [tenantId],
 })
 
-/** A version that is there already is touched, so that no sweep takes it away before it is referred to. */
+/** Stores a version. An existing version gets a new date, so that no sweep deletes it before a skill refers to it. */
 function keep(tenantId: string, skill: SkillPackage): Statement {
   const { name, description, license, compatibility, allowedTools, metadata, resources } = skill
   const [main] = skill.files
@@ -105,7 +105,7 @@ function keep(tenantId: string, skill: SkillPackage): Statement {
   }
 }
 
-/** Only skills of the tenant itself count for its limit. */
+/** Only the tenant's own skills count for its limit, not those of the platform. */
 const write = `
   INSERT INTO skills AS s (tenant_id, name, digest, source) SELECT $1, $2, $3, $4
   WHERE (SELECT count(*) FROM skills WHERE tenant_id = $1 AND source <> 'platform') < $5
@@ -114,7 +114,6 @@ const write = `
     version = s.version + (s.digest <> EXCLUDED.digest)::int, updated_at = clock_timestamp()
   WHERE $6::boolean RETURNING name`
 
-/** Skills in PostgreSQL. */
 export class PostgresSkillStore implements SkillStore {
   readonly #database: Database
 
@@ -125,7 +124,7 @@ export class PostgresSkillStore implements SkillStore {
   list(tenantId: string, page: Page): Promise<Listing<Skill>> {
     const list: ListSql = {
       columns: `s.tenant_id, ${ownColumns}`,
-      // The contents of the chosen skills are looked up one by one, however many others there are.
+      // The contents of the listed skills are looked up one by one, so the cost does not grow with the number of other skills.
       shown: columns,
       joined: content,
       from: 'skills s',
@@ -133,7 +132,7 @@ export class PostgresSkillStore implements SkillStore {
       where: 's.tenant_id = $1',
       values: [tenantId],
       order: { 's.name': 'text' },
-      // A skill of 500 files is described in some hundreds of kilobytes, most others in half of one.
+      // The description of a skill with 500 files takes some hundreds of kilobytes; most others take half a kilobyte.
       atOnce: 200,
       bytes: `coalesce(c.manifest_bytes, ${unknownSize})`,
     }
@@ -268,7 +267,7 @@ export class PostgresSkillStore implements SkillStore {
     ]
     await this.#database.batch(tenantId, [lock(tenantId), ...wanted.flatMap(bring)])
   }
-  /** Deletes what is not needed any more. Resolves to how many stagings and contents went. */
+  /** Deletes stagings and versions that nobody needs. Resolves to the numbers of deleted stagings and versions. */
   async sweep(tenantId: string): Promise<number> {
     const [stagings, contents] = await this.#database
       .as('reads')
@@ -277,7 +276,7 @@ export class PostgresSkillStore implements SkillStore {
   }
 }
 
-/** Points a name to a version that is there. */
+/** Points a skill's name to a stored version. */
 async function point(
   tx: TenantTx,
   { name, digest }: Pick<SkillPackage, 'name' | 'digest'>,

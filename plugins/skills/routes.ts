@@ -17,7 +17,7 @@ import { DryRun, FileQuery, NameParams, NewSkill, Skill, StagingParams, Upload, 
 
 const tags = ['skills']
 
-/** Reads of skills, for every member. */
+/** Routes that read skills, for every member of a tenant. */
 export function skillRoutes(app: App, guard: Guard, catalog: Catalog): void {
   app.get(
     '/api/skills',
@@ -71,7 +71,7 @@ export function skillRoutes(app: App, guard: Guard, catalog: Catalog): void {
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { data } = await catalog.file(tenantId, request.params.name, request.query.path)
-      // Never shown by a browser: whoever uploaded it may have written a page.
+      // The file is sent as a download, never as a page: an uploaded file could be hostile HTML.
       return reply
         .headers({ 'content-type': 'application/octet-stream', 'content-disposition': 'attachment' })
         .send(Buffer.from(data))
@@ -79,7 +79,7 @@ export function skillRoutes(app: App, guard: Guard, catalog: Catalog): void {
   )
 }
 
-/** Writes of skills one by one, for admins. */
+/** Routes that write single skills, for admins. */
 export function skillWriteRoutes(app: App, guard: Guard, catalog: Catalog): void {
   app.post(
     '/api/skills',
@@ -121,7 +121,7 @@ export function skillWriteRoutes(app: App, guard: Guard, catalog: Catalog): void
   )
 }
 
-/** Imports of whole folders, in two steps: first what would come of it, then the commit. Specification 4.12. */
+/** Imports of whole folders in two steps: a check that shows the result, then the commit. Specification 4.12. */
 export async function importRoutes(
   app: App,
   guard: Guard,
@@ -152,7 +152,7 @@ export async function importRoutes(
           ),
         },
       },
-      // The handler reads the body while it arrives.
+      // The handler reads the body while it arrives, so there is nothing to validate before.
       validatorCompiler: () => () => true,
     },
     async (request) => {
@@ -185,20 +185,20 @@ export async function importRoutes(
   )
 }
 
-/** More than a skill may have, so that too many are a problem among the others. */
+/** More parts than a skill may have files, so that too many files are reported together with the other problems. */
 const mostParts = 2 * mostFiles
 const shebang = Buffer.from([0x23, 0x21])
-/** How a client that packs a folder names a symbolic link. */
+/** The content type by which a client that packs a folder marks a symbolic link. */
 const linkType = 'inode/symlink'
 
-/** Uploads of one tenant that are read at once: each is in memory while it is. */
+/** Concurrent uploads of one tenant. Each is held in memory while it is read. */
 const mostAtOnce = 2
 
-/** The uploads that this process reads. */
+/** Reads uploads, with a limit per tenant in this process. */
 export class Uploads {
   readonly #underWay = new AtOnce()
 
-  /** Reads one: 429 `too_many_imports` while it has as many under way as may be, and what `readUpload` throws. */
+  /** Reads one upload. Rejects with 429 `too_many_imports` above the tenant's limit, and as `readUpload` does. */
   async read(tenantId: string, request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
     if (this.#underWay.of(tenantId) >= mostAtOnce) throw importErrors.tooManyImports()
     const end = this.#underWay.begin(tenantId)
@@ -210,7 +210,7 @@ export class Uploads {
   }
 }
 
-/** Reads the files of an upload into memory, `mostBytes` of them at most: 409 `limit_exceeded` beyond it. */
+/** Reads the files of an upload into memory, up to `mostBytes`. Rejects with 409 `limit_exceeded` beyond that. */
 async function readUpload(request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
   if (!request.isMultipart()) throw importErrors.notMultipart()
   const files: GivenFile[] = []
@@ -218,7 +218,7 @@ async function readUpload(request: FastifyRequest, mostBytes: number): Promise<G
   let left = mostBytes
   const limits = { fileSize: mostBytes + 1, parts: mostParts, files: mostParts, fields: mostParts, fieldSize: 4_096 }
   try {
-    // Without it a part's name would lose its folders, and with them what is wrong with it.
+    // Without this option a part's name would lose its folders, and the checks of paths could not see them.
     for await (const part of request.parts({ limits, preservePath: true })) {
       if (part.type === 'field') {
         if (part.fieldname === 'executable') executable.add(String(part.value))

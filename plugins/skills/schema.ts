@@ -2,7 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 
 const Time = Type.String({ format: 'date-time' })
 const Metadata = Type.Record(Type.String(), Type.String())
-/** Longer than any that is valid: what is wrong with a skill is told all at once, and not by the first field. */
+/** Longer than any valid field: the skill's own checks report all problems at once, so the schema must not stop at the first. */
 const text = (description: string) => Type.String({ maxLength: 200_000, description })
 
 const Resource = Type.Object({

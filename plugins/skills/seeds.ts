@@ -7,16 +7,16 @@ import { invalidSkill } from './errors.ts'
 import { isSkillName } from './format.ts'
 import { type GivenFile, mostFiles, readFolder, type SkillPackage } from './package.ts'
 
-/** The skills that explain the tools of the platform. */
+/** The folder of the shipped skills, which explain the tools of the platform. */
 const shipped = fileURLToPath(new URL('./platform/', import.meta.url))
-/** Bytes of one skill of the machine. */
+/** The largest skill of the machine, in bytes. */
 const mostSeedBytes = 8 * 1024 * 1024
 
 interface Log {
   warn(fields: object, message: string): void
 }
 
-/** Reads the platform's skills: the shipped ones, and those in a folder of the operator's, which may replace them by name. */
+/** Reads the platform's skills: the shipped ones and those of the operator's folder, which replace shipped ones of the same name. */
 export async function readSeeds(dir: string | undefined, log: Log): Promise<SkillPackage[]> {
   const seeds = new Map<string, SkillPackage>()
   for (const folder of dir === undefined ? [shipped] : [shipped, dir]) {
@@ -28,7 +28,7 @@ export async function readSeeds(dir: string | undefined, log: Log): Promise<Skil
         seeds.set(skill.name, skill)
       } catch (error) {
         if (!isAppError(error)) throw error
-        // One bad folder takes no other skill away, and does not go unsaid.
+        // One bad folder must not disable the other skills, but the operator must hear of it.
         log.warn({ skill: name, problems: error.detail['problems'] }, 'a skill of the machine cannot be used')
       }
     }
@@ -36,7 +36,7 @@ export async function readSeeds(dir: string | undefined, log: Log): Promise<Skil
   return [...seeds.values()]
 }
 
-/** Links to folders are left out, wherever they point. */
+/** The folders in a folder. Links to folders are left out, wherever they point. */
 async function foldersOf(folder: string): Promise<string[]> {
   const entries = await readdir(folder, { withFileTypes: true }).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return []
@@ -48,7 +48,7 @@ async function foldersOf(folder: string): Promise<string[]> {
     .sort()
 }
 
-/** The files of a folder, named with `name` in front. Links are named and not followed. Throws `invalid_skill` when it is too large. */
+/** The files of a folder, with paths that start with `name`. Links are listed but not followed. Throws `invalid_skill` when the folder is too large. */
 export async function filesOf(folder: string, name: string): Promise<GivenFile[]> {
   const files: GivenFile[] = []
   let total = 0

@@ -6,7 +6,7 @@ import type { Resource, SkillPackage } from './package.ts'
 export const sources = ['user', 'imported', 'platform'] as const
 export type Source = (typeof sources)[number]
 
-/** A skill of a tenant, as it is listed. */
+/** A skill of a tenant in a list. */
 export interface Skill extends SkillHeader {
   readonly source: Source
   readonly version: number
@@ -19,43 +19,46 @@ export interface Skill extends SkillHeader {
 }
 export type WholeSkill = Skill & { readonly body: string }
 
-/** How a skill is written. */
+/** The options of a write. */
 export interface Write {
   readonly source: Exclude<Source, 'platform'>
-  /** False: a name that is taken is a conflict. */
+  /** False: a name that is taken is a conflict (409). */
   readonly replace: boolean
   /** How many skills of its own the tenant may have. */
   readonly most: number
 }
 
-/** The needs of a skill, with its tools as their author called them. */
+/** The requirements of a skill. Its tools have the names that their author used. */
 export type StoredNeeds = SkillNeeds
 
-/** The skills of all tenants: in PostgreSQL, or in memory and on this machine where there is no database. */
+/** The skills of all tenants: in PostgreSQL or, without a database, in memory and on this machine. */
 export interface SkillStore {
-  /** By name. */
+  /** Sorted by name. */
   list(tenantId: string, page: Page): Promise<Listing<Skill>>
   find(tenantId: string, name: string): Promise<WholeSkill | undefined>
-  /** One file of the version that the name has now. */
+  /** One file of the version that the name points to now. */
   file(tenantId: string, name: string, path: string): Promise<(Resource & { readonly data: Uint8Array }) | undefined>
-  /** Those of the names that there are. */
+  /** The requirements of those skills that exist. */
   needs(tenantId: string, names: readonly string[]): Promise<readonly StoredNeeds[]>
   content(tenantId: string, digest: string): Promise<SkillContent | undefined>
-  /** Skills of its own: those that count for its limit. */
+  /** The number of the tenant's own skills, which count for its limit. */
   count(tenantId: string): Promise<number>
-  /** `conflict` 409 when the name is taken, `limit_exceeded` 409 when there are as many as may be. */
+  /** Rejects with 409: `conflict` when the name is taken, `limit_exceeded` when the tenant has `most` skills already. */
   put(tenantId: string, skill: SkillPackage, write: Write): Promise<WholeSkill>
-  /** Removes a skill; one of the platform stays away. False: there is none of this name. */
+  /** Removes a skill. A removed skill of the platform does not come back. False when there is no skill of this name. */
   remove(tenantId: string, name: string): Promise<boolean>
-  /** Keeps a skill for a while until it is committed. Resolves to the id of the staging. */
+  /** Stores a skill until its commit, for `stagingMs` at most. Resolves to the id of the staging. */
   stage(tenantId: string, skill: SkillPackage): Promise<string>
-  /** Puts a staged skill, once. Undefined: there is no such staging, or not any more. Errors as of `put`, and then it stays. */
+  /**
+   * Stores a staged skill under its name, once. Undefined when there is no such staging any more. After an error, which is one of `put`, the staging
+   * stays.
+   */
   commit(tenantId: string, stagingId: string, write: Omit<Write, 'replace' | 'source'>): Promise<WholeSkill | undefined>
-  /** Brings the platform's skills to a tenant, unless it has skills of their names or deleted them. */
+  /** Gives the platform's skills to a tenant, except those whose name the tenant uses or whose skill it has deleted. */
   reconcile(tenantId: string, seeds: readonly SkillPackage[]): Promise<void>
 }
 
 /** How long a staged import waits for its commit. */
 export const stagingMs = 15 * 60_000
-/** Imports of one tenant that wait; the oldest one goes when another comes. */
+/** The most waiting imports of one tenant. A further one replaces the oldest. */
 export const mostStaged = 10

@@ -1,7 +1,7 @@
 import type { Database, Statement } from '#contracts/database'
 import { tenantIds } from '#kit'
 
-/** Deletes imports that nobody committed and versions that nobody needs of all tenants. */
+/** For every tenant, deletes stagings that were never committed and versions that nobody needs. */
 export async function sweepTenants(
   database: Database,
   store: { sweep(tenantId: string): Promise<number> },
@@ -25,15 +25,15 @@ const deleteUnused = (which: string): string => `
         WHERE p.tenant_id = $1 AND p.digest = c.digest AND o.status <> 'shutdown')
     ${which} LIMIT 100)) RETURNING 1`
 
-/** The sweep of every version that is not needed. */
+/** Deletes every version that nobody needs. */
 export const unused = (tenantId: string): Statement => ({ text: deleteUnused(''), values: [tenantId] })
 
-/** Versions that nobody needs and that may wait for the sweep. */
+/** The most unneeded versions of a tenant that may wait for the sweep. */
 const mostUnused = 20
 
 /**
- * What a write does itself, so that no flood of imports or of new versions fills the disk between two sweeps. Its transaction
- * has locked the tenant, as all do that keep a version and then refer to it.
+ * Each write runs this itself, so that a flood of imports or new versions cannot fill the disk between two sweeps. The transaction has locked the
+ * tenant, as every transaction does that stores a version and then refers to it.
  */
 export const tooManyUnused = (tenantId: string): Statement => ({
   text: deleteUnused('ORDER BY created_at DESC, digest OFFSET $2'),

@@ -14,21 +14,21 @@ import { tenantKey } from '#contracts/ids'
 import type { ProgressEvent } from '#contracts/run-event'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 
-/** A conductor takes a delegation as soon as it reads its event. If none does within this time, it does not support delegations. */
+/** A conductor takes a delegation as soon as it reads the run's event. If none does within this time, the conductor does not support delegations. */
 const takenWithinMs = 30_000
-/** As long as a run may take: the deadline of the run that asks ends it sooner. */
+/** As long as the longest run may take. The deadline of the asking run usually ends the call sooner. */
 const timeoutMs = 24 * 60 * 60 * 1_000
 
 interface Waiting {
   readonly what: WaitingCall
-  /** A conductor has it, or had it. */
+  /** True once a conductor has taken the delegation. */
   taken: boolean
   readonly answer: (answer: DelegationAnswer) => void
-  /** Rejects the call when no conductor has taken the delegation in time. */
+  /** The timer that fails the call when no conductor takes the delegation in time. */
   readonly late: NodeJS.Timeout
 }
 
-/** The tool calls of this runner that wait until a conductor has run another profile for them, or called an app, by session. */
+/** The tool calls of this runner that wait for a conductor, which runs another profile or calls an app for them, by session. */
 export class WaitingDelegations implements Delegations {
   readonly #sessions = new Map<string, Map<string, Waiting>>()
 
@@ -44,7 +44,7 @@ export class WaitingDelegations implements Delegations {
       clearTimeout(one.late)
       const { what, taken } = one
       one.taken = true
-      // A task that is given again is joined; a call of an app would be made twice.
+      // A repeated delegation joins its child run, so it may be sent again. A repeated call of an app would be executed twice, so it is marked.
       return taken && 'app' in what ? { ...what, app: { ...what.app, again: true as const } } : what
     })
   }
@@ -53,7 +53,7 @@ export class WaitingDelegations implements Delegations {
     waiting?.answer(answer)
     return waiting !== undefined
   }
-  /** From now on it can be taken. Rejects when `signal` of the context aborts. */
+  /** Registers the call, so that a conductor can take it. Rejects when `signal` of the context aborts. */
   wait(
     { tenantId, sessionId, signal }: Pick<ToolContext, 'tenantId' | 'sessionId' | 'signal'>,
     what: WaitingCall,
@@ -66,7 +66,7 @@ export class WaitingDelegations implements Delegations {
       const over = (): void => {
         clearTimeout(waiting.late)
         signal.removeEventListener('abort', onAbort)
-        // A repeated call may wait under this id by now.
+        // A repeated call may already wait under the same id, and must stay.
         if (session.get(id) === waiting) session.delete(id)
         if (session.size === 0 && this.#sessions.get(key) === session) this.#sessions.delete(key)
       }
@@ -87,7 +87,7 @@ export class WaitingDelegations implements Delegations {
   }
 }
 
-/** Gives the call its id, and the child run its own: the same ones when the call is executed again. */
+/** Derives the ids of the call and of its child run from the idempotency key, so a repeated call gets the same ids. */
 function delegationOf(
   { runId: parentRunId, idempotencyKey }: ToolContext,
   profile: string,
@@ -102,7 +102,7 @@ type Told = NonNullable<Static<typeof ProgressEvent>['delegation']>
 
 const refused = (content: string): ToolResult => ({ ok: false, content })
 
-/** The tool `delegate`: an agent gives a task to another one. Conductors run it; the call waits here. */
+/** The tool `delegate`: an agent gives a task to another agent. A conductor runs it while the call waits here. */
 export const createDelegate = (waiting: WaitingDelegations, maxDepth: number): PlatformTool => ({
   name: 'delegate',
   description:
@@ -132,7 +132,7 @@ export const createDelegate = (waiting: WaitingDelegations, maxDepth: number): P
         delegation: { id, runId, profile, ...state },
       })
     const answer = waiting.wait(context, delegation)
-    // This event makes the conductor fetch the delegations that wait.
+    // The conductor fetches waiting delegations when it reads this event.
     tell(`A task is given to '${profile}'.`, { state: 'started' })
     const { ok, content, ...end } = await answer
     tell(`The task of '${profile}' is over.`, { state: 'ended', ok, ...end })

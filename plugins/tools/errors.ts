@@ -1,6 +1,6 @@
 import { errorTable } from '#kernel'
 
-/** Why a tool did not do what it was asked; the model is told the sentence, as the tool's result. */
+/** Reasons why a tool did not do its work. The model gets the sentence as the tool's result. */
 export const toolErrors = errorTable('tools', {
   calculation: { status: 400, about: 'The expression cannot be computed; the sentence says why.' },
   unknownTimeZone: {

@@ -20,7 +20,7 @@ import { Ajv, type ErrorObject, type ValidateFunction } from 'ajv'
 import { conductorCallStage, type Delegations } from '#contracts/delegation'
 import { boundedResult } from '#kit'
 
-/** The tools of a runner, its own and those of other plugins: input is checked, time and output are bounded, failures become plain sentences. */
+/** The tools of a runner, its own and those of other plugins. Input is validated, time and output are bounded, and failures become plain sentences. */
 export default definePlugin({
   name: 'tools',
   config: Settings({
@@ -64,10 +64,10 @@ export default definePlugin({
 })
 
 interface BuiltinToolSettings {
-  /** A folder with README.md and docs/; the one shipped by default. */
+  /** A folder with README.md and docs/. Undefined uses the shipped documentation. */
   readonly docs?: string | undefined
   readonly httpFetchTimeout: number
-  /** Empty: any public host. */
+  /** Empty allows any public host. */
   readonly httpFetchHosts: readonly string[]
 }
 
@@ -113,7 +113,7 @@ export function createToolkit(tools: ReadonlyMap<string, PlatformTool>, options:
     async invoke(name, input, context) {
       const entry = registry.get(name)
       if (!entry) {
-        // The name is a model's free text: it must not become a metric label.
+        // A model chooses this name freely, so it must not become a metric label.
         options.count('other', 'unknown')
         return { ok: false, content: 'There is no tool of that name.' }
       }
@@ -130,7 +130,7 @@ export function createToolkit(tools: ReadonlyMap<string, PlatformTool>, options:
   }
 }
 
-/** Calls the tool. The caller gets an answer in time, also when the tool ignores its signal. */
+/** Calls the tool with a timeout. The caller gets an answer in time even if the tool ignores its signal. */
 async function attempt(
   tool: PlatformTool,
   name: string,
@@ -155,7 +155,7 @@ async function attempt(
     context.signal.addEventListener('abort', leave, { once: true })
   })
   const inner = { ...context, signal: abort.signal }
-  // Under its own name: a tool has no other tool's part of the conductor.
+  // A tool can ask the conductor only under its own name, so it cannot use the conductor's part of another tool.
   const askConductor = (given: Readonly<Record<string, unknown>>) => asked(delegations, name, given, inner)
   const done = run(tool, input, context.report ? { ...inner, askConductor } : inner).then(
     (result): [Outcome, ToolResult] => [result.ok ? 'ok' : 'failed', result],
@@ -174,7 +174,7 @@ async function attempt(
   }
 }
 
-/** Has the conductor of the run execute the call, and resolves to what it answers. */
+/** Lets the conductor of the run execute the call. Resolves to the conductor's answer. */
 async function asked(
   delegations: Delegations,
   tool: string,
@@ -191,7 +191,7 @@ async function asked(
 
 const aborted = (name: string): [Outcome, ToolResult] => ['aborted', { ok: false, content: `'${name}' was stopped.` }]
 
-// An async frame, so that a tool that throws before its first await rejects like any other.
+// The async function turns an exception before the tool's first await into a rejection.
 const run = async (tool: PlatformTool, input: Record<string, unknown>, context: ToolContext): Promise<ToolResult> =>
   tool.execute(input, context)
 

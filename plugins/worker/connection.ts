@@ -4,7 +4,7 @@ import type { WorkerIdentity } from './identity/identity.ts'
 import { workerErrors } from './errors.ts'
 
 const connectMs = 5_000
-/** How long a request may take unless it says so. */
+/** The default limit for a request. */
 const answerMs = 60_000
 const maxSmallBytes = 64 * 1024
 
@@ -12,11 +12,11 @@ export type Request = Pick<Dispatcher.DispatchOptions, 'method' | 'path' | 'body
   readonly headers?: Record<string, string>
 }
 
-/** An answer of the runner, read to its end. */
+/** An answer of the runner that was read completely. */
 export interface Answer {
   readonly status: number
   readonly headers: Readonly<Record<string, string | string[] | undefined>>
-  /** Undefined when the body was longer than it may be. */
+  /** Undefined when the body was longer than allowed. */
   readonly bytes: Buffer | undefined
 }
 
@@ -25,14 +25,14 @@ export interface Connection {
     request: Request,
     limits: { readonly signal: AbortSignal; readonly ms?: number; readonly maxBytes?: number },
   ): Promise<Answer>
-  /** Sends a stream that may take as long as it likes. */
+  /** Sends a stream without a time limit. */
   send(request: Request, signal: AbortSignal): Promise<Answer>
-  /** The answer as it comes; read its body to the end. Only the signal bounds its time. */
+  /** Resolves to the answer while it arrives. The caller must read its body to the end. Only the signal limits its time. */
   open(request: Request, signal: AbortSignal): Promise<Reply>
   close(): Promise<void>
 }
 
-/** Requests to the runner, each with the token of the moment. */
+/** Requests to the runner. Each is sent with the present token. */
 export function connect(identity: WorkerIdentity): Connection {
   const { origin } = new URL(identity.runnerUrl)
   const prefix = identity.runnerUrl.slice(origin.length)
@@ -68,8 +68,8 @@ export function connect(identity: WorkerIdentity): Connection {
       }
     },
     async send(request, signal) {
-      // A connection of its own: one that was used before may be dying, and the lines of a run can be sent only once. The body
-      // may wait for its runtime and for the runner's reader without a limit: the run has a deadline.
+      // Each upload has its own connection: a pooled one may be dying, and the lines of a run can be sent only once. There is no body timeout,
+      // because the body may wait for the runtime or for the runner's reader; the deadline of the run limits it.
       const client = new Client(origin, { connect: { timeout: connectMs }, headersTimeout: 0, bodyTimeout: 0 })
       uploads.add(client)
       try {

@@ -9,13 +9,13 @@ import { workerErrors } from './errors.ts'
 /** How long an upload is tried while the runner cannot be reached. After that the copy on disk and the next upload have to do. */
 const uploadMs = 60_000
 
-/** The conversation of one session between its runtime, the disk and the runner. All of it is best effort. */
+/** Moves the conversation of one session between its runtime, the disk and the runner. All of it is best effort. */
 export interface Conversation {
-  /** Takes the newer of the disk's and the runner's copy. Rejects only when the runner refuses this worker. */
+  /** Loads the newer of the copies on disk and at the runner. Rejects only when the runner refuses this worker. */
   restore(): Promise<void>
-  /** A run is about to begin: what was restored is given to its runtime, unless that has happened. */
+  /** Must be called before a run: gives the restored copy to the runtime, unless the runtime already has it. */
   prepare(runtime: string): Promise<void>
-  /** Writes and uploads the state of now. `asked`: the runner waits for it, and is also told that there is none. */
+  /** Writes and uploads the present state. With `asked` the runner waits for the answer, so it is also told when there is no state. */
   save(options?: { readonly asked?: boolean }): Promise<void>
   /** Resolves when nothing is being saved. */
   settled(): Promise<void>
@@ -33,7 +33,7 @@ interface ConversationOptions {
 export function createConversation(options: ConversationOptions): Conversation {
   const { sessionId, link, log, life } = options
   const copies = createCopies(options)
-  /** No runtime has taken it yet. */
+  /** The restored copy, until a runtime takes it. */
   let restored: Copy | undefined
   let runtime: string | undefined
   let rev = 0
@@ -50,14 +50,14 @@ export function createConversation(options: ConversationOptions): Conversation {
       await link.hydrate(name, sessionId, bundle)
       runtime = name
     } catch (err) {
-      // An older copy is not used instead: a conversation that lacks its last turns looks like a whole one.
+      // An older copy is not used instead, because a conversation without its last turns looks complete.
       lost = true
       log.warn({ err, rev }, 'the state cannot be restored')
     }
   }
   const hydrate = (name: string): Promise<void> => (hydrating = hydrating.then(() => give(name)))
 
-  /** The conversation as it is now; undefined when there is none. */
+  /** The present state of the conversation; undefined when there is none. */
   const present = async (): Promise<Copy | undefined> => {
     await hydrating
     if (restored) return restored
@@ -69,7 +69,7 @@ export function createConversation(options: ConversationOptions): Conversation {
     if (copy) await copies.store(copy)
     else if (asked && !lost) await copies.remove(++rev)
   }
-  /** Saves one at a time, because an older state must not arrive behind a newer one. */
+  /** Runs one save at a time, so that an older state cannot arrive after a newer one. */
   const inTurn = (work: () => Promise<void>): Promise<void> =>
     (saving = saving.then(work).catch((err: unknown) => {
       if (!life.over.aborted) log.warn({ err }, 'the state was not saved')
@@ -80,13 +80,13 @@ export function createConversation(options: ConversationOptions): Conversation {
       const [here, there] = await Promise.all([copies.onDisk(), copies.atRunner()])
       rev = Math.max(there?.rev ?? 0, here?.rev ?? 0)
       lost = there === undefined
-      // Of two equal ones the runner's is taken: others may have gone on with it.
+      // At the same revision the runner's copy wins, because another worker may have continued with it.
       if (here && here.rev > (there?.rev ?? 0)) {
         restored = here
         void inTurn(() => copies.upload(here))
       } else if (there?.bundle) restored = { rev, bundle: there.bundle, runtime: undefined }
       if (!restored) return
-      // The runtime unpacks it now, before a run waits for it.
+      // The runtime unpacks the state now, so that the first run need not wait for it.
       const name = restored.runtime ?? (await onlyRuntime(link))
       if (name !== undefined) await hydrate(name)
     },
@@ -109,14 +109,14 @@ interface Copy extends RevisedState {
   readonly runtime: string | undefined
 }
 
-/** Where the conversation is kept while its runtime does not have it. */
+/** The copies of the conversation outside of its runtime. */
 interface Copies {
-  /** Undefined: there is none that can be read. */
+  /** Undefined when there is no readable copy. */
   onDisk(): Promise<DiskState | undefined>
   /** Undefined: it cannot be read. Rejects when the runner refuses this worker. */
   atRunner(): Promise<Awaited<ReturnType<RunnerClient['state']>> | undefined>
   upload(copy: Copy): Promise<void>
-  /** On disk and at the runner. */
+  /** Stores the copy on disk and at the runner. */
   store(copy: Copy): Promise<void>
   remove(rev: number): Promise<void>
 }

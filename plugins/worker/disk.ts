@@ -3,19 +3,19 @@ import { dirname, join } from 'node:path'
 import { maxStateBytes } from '#contracts/wire/worker'
 import type { RevisedState } from './runner-client.ts'
 
-/** A session's state on this machine. It names the runtime, which the bundle does not and the runner does not say. */
+/** A session's state on this machine. It also names the runtime, which neither the bundle nor the runner does. */
 export interface DiskState extends RevisedState {
   readonly runtime: string
 }
 
-/** Copies of states in a folder, one file per session; a file is whole or as it was before. */
+/** Copies of states in a folder, one file per session. Writes are atomic: a file holds the old or the new copy. */
 export interface Disk {
   read(sessionId: string): Promise<DiskState | undefined>
   write(sessionId: string, state: DiskState): Promise<void>
   remove(sessionId: string): Promise<void>
 }
 
-/** The first line of the file describes the bytes behind it. */
+/** The first line of the file. It describes the bytes that follow. */
 interface Head {
   readonly version: 1
   readonly rev: number
@@ -61,7 +61,7 @@ function encode({ rev, runtime, bundle }: DiskState): readonly Uint8Array[] {
   return [Buffer.from(`${JSON.stringify(head)}\n`), bytes]
 }
 
-/** Undefined for a file of another version, or one that is not complete. */
+/** Undefined for a file of another version, or an incomplete one. */
 function decode(file: Buffer): DiskState | undefined {
   const end = file.indexOf(0x0a)
   if (end < 0) return undefined
@@ -86,7 +86,7 @@ function headOf(text: string): Head | undefined {
   }
 }
 
-/** Writes a file so that it is whole or as it was before, also after a power cut. */
+/** Replaces a file atomically, so that even after a power cut it holds the old or the new content. */
 export async function replaceFile(file: string, parts: readonly Uint8Array[]): Promise<void> {
   const fresh = `${file}.${process.pid}.new`
   try {
@@ -98,7 +98,7 @@ export async function replaceFile(file: string, parts: readonly Uint8Array[]): P
       await handle.close()
     }
     await rename(fresh, file)
-    // The folder has to be synced as well, or the new name could be lost.
+    // The folder must be synced as well, because otherwise the rename could be lost.
     const folder = await open(dirname(file), 'r')
     await folder.sync().finally(() => folder.close())
   } catch (error) {

@@ -62,18 +62,18 @@ export default definePlugin({
 
 interface WorkerOptions {
   readonly identity: WorkerIdentity
-  /** Executes its runs. */
+  /** Executes the runs of this worker. */
   readonly link: SidecarLink
   readonly tools: Tools
   readonly disk: Disk | undefined
-  /** Where the files of the VirtualFS are, and what is known of them. */
+  /** Where the files of the VirtualFS are, and where their synchronized versions are recorded. */
   readonly places: Pick<FilesCopyOptions, 'root' | 'memory'>
   readonly log: FastifyBaseLogger
-  /** A stopping worker lets its run end for this long. */
+  /** How long a stopping worker waits for its run to end. */
   readonly drainMs: number
-  /** Called when the runner told it to end. */
+  /** Called when the runner tells the worker to end. */
   onShutdown(): void
-  /** Called when the runner refuses this worker: it must not go on. */
+  /** Called when the runner refuses this worker, which must end then. */
   onRefused(error: Error): void
 }
 
@@ -82,14 +82,14 @@ interface Worker {
   stop(): Promise<void>
 }
 
-/** How long interrupted runs, and what is still to be uploaded, may take when the worker stops. */
+/** How long interrupted runs and the remaining uploads may take when the worker stops. */
 const settleMs = 5_000
-/** A runner that answers nothing at once, against the protocol, is not asked more often than this. */
+/** The least time between two polls. It protects a runner that, against the protocol, answers at once without commands. */
 const leastPollMs = 100
-/** How long a tool's result is kept for a runner that cannot be reached: longer than it takes to restart, shorter than it is waited for. */
+/** How long the delivery of a tool's result is retried: longer than a runner takes to restart, shorter than the runner waits for a result. */
 const resultMs = 60_000
 
-/** Asks the runner of one session for work, and does it. */
+/** Polls the runner of one session for commands and executes them. */
 function createWorker(options: WorkerOptions): Worker {
   const { identity, link, disk, places, log } = options
   const runner = createRunnerClient(identity)
@@ -107,7 +107,7 @@ function createWorker(options: WorkerOptions): Worker {
   const bind = async ({ sessionId, token }: Extract<WorkerCommand, { kind: 'bind' }>): Promise<void> => {
     if (sessionId === identity.sessionId) return identity.renew(token)
     identity.bind(sessionId, token)
-    // The commands of another session are numbered from 1 again.
+    // Each session numbers its commands from 1.
     after = 0
     files.begin()
     conversation = converse()
@@ -141,7 +141,7 @@ function createWorker(options: WorkerOptions): Worker {
         const answer = await poll(after)
         if (answer?.token !== undefined) identity.renew(answer.token)
         for (const command of answer?.commands ?? []) {
-          // A command that comes a second time was sent again before the poll that acknowledged it arrived.
+          // The runner repeats a command until a poll has acknowledged it, so a command with an old id was executed already.
           if (command.id <= after || polling.signal.aborted) continue
           after = command.id
           await obey(command)
@@ -172,8 +172,8 @@ function createWorker(options: WorkerOptions): Worker {
 }
 
 /**
- * One poll for commands behind `after`, as often as it takes. Undefined: there is nothing to do; the next poll may follow. Rejects
- * when the runner refuses this worker.
+ * Polls for commands after the id `after`, with retries. Undefined when there is nothing to do; the caller may poll again. Rejects when the runner
+ * refuses this worker.
  */
 function createPoll(runner: RunnerClient, log: FastifyBaseLogger, signal: AbortSignal) {
   let away = false
@@ -213,10 +213,10 @@ interface ToolCallsOptions {
 
 type Command = Extract<WorkerCommand, { kind: 'tool' }>
 
-/** Calls of the tools on this machine, each answered on its own. */
+/** Calls of the tools on this machine. Each call is answered independently. */
 function createToolCalls({ tools, runs, runner, files, log, life }: ToolCallsOptions) {
   const active = new Map<string, AbortController>()
-  /** The files are settled before the call, so that it sees what others wrote, and behind it if it has touched any. */
+  /** Settles the files before the call, so that the tool sees changes of others, and again after it if the tool changed any. */
   const withFiles = async (
     { name }: Command,
     signal: AbortSignal,

@@ -1,17 +1,17 @@
 import { isAppError } from '#kernel'
 import { retry } from '#kit'
 
-/** A runner that comes back is found within 5 s; a thousand workers of one that cannot be reached ask it 200 times a second. */
+/** A runner that comes back is found within 5 s. A thousand workers of an unreachable runner send it 200 requests per second. */
 export const waits = { firstMs: 100, longestMs: 5_000, spread: true }
 
-/** When a worker gives up what it is doing. */
+/** The signals by which a worker gives up its work. */
 export interface Lifetime {
-  /** Aborts when the worker is to stop: what fails from then on is not tried again. */
+  /** Aborts when the worker begins to stop. Failures are not retried from then on. */
   readonly stopping: AbortSignal
-  /** Aborts when the worker's time is over: everything still under way ends. */
+  /** Aborts when the worker's time is over. All running work ends. */
   readonly over: AbortSignal
 }
 
-/** Repeats what may be repeated until it succeeds, for ever unless told for how long. */
+/** Retries an attempt while its failure may pass, for `withinMs` at most. */
 export const persist = <T>(attempt: () => Promise<T>, { stopping }: Lifetime, withinMs = Infinity): Promise<T> =>
   retry(attempt, { ...waits, withinMs, stopping, mayPass: (error) => isAppError(error) && error.retryable })

@@ -10,40 +10,40 @@ import { type RemoteFiles, remoteFiles } from './vfs/remote.ts'
 
 export const isRefusal = (error: unknown): boolean => isAppError(error) && error.code === 'worker_refused'
 
-/** A state with its count of uploads: the higher one is the newer. */
+/** A state with its revision, which counts the uploads. The higher revision is the newer one. */
 export interface RevisedState {
   readonly rev: number
   readonly bundle: StateBundle
 }
 
 /**
- * The wire API of the runner, as a worker uses it. Everything is sent under the session and token of the moment. AppError
- * `runner_unreachable` when the same request may be sent again, `worker_refused` when the worker must end.
+ * The runner's wire API for workers. Each request uses the present session and token. AppError `runner_unreachable` when the request may be retried,
+ * `worker_refused` when the worker must end.
  */
 export interface RunnerClient {
-  /** Waits for commands behind `after`, for `wait` ms at most. Undefined: none came in time. */
+  /** Waits up to `wait` ms for commands after the id `after`. Undefined when none came. */
   poll(query: { readonly after: number; readonly wait: number }, signal: AbortSignal): Promise<PollAnswer | undefined>
   /** Streams the events of a run. Rejects as soon as the runner stops taking them. */
   upload(runId: string, lines: AsyncIterable<Buffer>, signal: AbortSignal): Promise<void>
-  /** The runner's copy. Without a bundle: since that count the runner has none. */
+  /** The runner's copy of the state. Without a bundle, the runner has had no copy since this revision. */
   state(signal: AbortSignal): Promise<{ readonly rev: number; readonly bundle: StateBundle | undefined }>
   putState(state: RevisedState, signal: AbortSignal): Promise<void>
   deleteState(rev: number, signal: AbortSignal): Promise<void>
   answerTool(callId: string, result: ToolResult, signal: AbortSignal): Promise<void>
-  /** The session's files of the VirtualFS. */
+  /** The session's files in the VirtualFS. */
   readonly files: RemoteFiles
   close(): Promise<void>
 }
 
 /** How much later than promised the answer to a poll may come. */
 const latePollMs = 15_000
-/** The envelope of a run may have 24 MiB and more; what comes with it is small. */
+/** The envelope of a run may have 24 MiB and more. The other commands are small. */
 const maxPollBytes = 64 * 1024 * 1024
 
 export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
   const connection = connect(identity)
   const paths = () => workerPaths(identity.sessionId)
-  /** Sends a request of whose answer only the status matters. */
+  /** Sends a request and checks only the status of its answer. */
   const tell = async (request: Request, signal: AbortSignal): Promise<void> => {
     const answer = await connection.ask(request, { signal })
     if (!succeeded(answer)) throw refusal(answer)
@@ -96,7 +96,7 @@ export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
 
 const succeeded = ({ status }: Answer): boolean => status >= 200 && status <= 299
 
-/** The error for a status that is no success. */
+/** The error for an unsuccessful status. */
 function refusal(answer: Answer): AppError {
   const { status } = answer
   const words = wordsOf(answer)
@@ -105,7 +105,7 @@ function refusal(answer: Answer): AppError {
   return passing.has(status) ? workerErrors.runnerUnreachable({ message }) : workerErrors.runnerRefused({ message })
 }
 
-/** The statuses of a runner that boots, stops or is overloaded, and of a proxy before it. */
+/** Statuses of a runner that boots, stops or is overloaded, or of a proxy in front of it. The request may be retried. */
 const passing: ReadonlySet<number> = new Set([429, 502, 503, 504])
 
 /** How many characters of a runner's error go to stderr. */

@@ -12,9 +12,9 @@ import type { FilesCopy } from './vfs/copy.ts'
 export interface Runs {
   start(envelope: RunEnvelope, conversation: Conversation): void
   cancel(runId: string): void
-  /** The way out of the sandbox that the run under way has; undefined when it has none. */
+  /** How the sandbox reaches hosts during the present run; undefined when the run allows none. */
   readonly egress: EgressAccess | undefined
-  /** Lets the runs under way end for so long, then interrupts them; resolves when all are uploaded, and their states saved. */
+  /** Lets the present runs go on for `ms`, then interrupts them. Resolves when all runs are uploaded and their states saved. */
   drain(ms: number): Promise<void>
 }
 
@@ -26,7 +26,7 @@ export interface RunsOptions {
   readonly life: Lifetime
 }
 
-/** How long the runner may take to confirm a run that it has the last byte of. */
+/** How long the runner may take to confirm a run after it has received the last byte. */
 const confirmMs = 60_000
 
 export function createRuns({ link, runner, files, log, life }: RunsOptions): Runs {
@@ -37,8 +37,8 @@ export function createRuns({ link, runner, files, log, life }: RunsOptions): Run
 
   const execute = async (envelope: RunEnvelope, conversation: Conversation, stop: AbortController): Promise<void> => {
     await conversation.prepare(envelope.profile.runtime)
-    // A runtime with tools of its own touches files whenever it likes: it finds what others wrote before, and what it wrote is kept
-    // when its run is over.
+    // A runtime with its own tools may touch files at any time. So the files are settled before the run, which brings changes of others, and after
+    // it, which saves the runtime's changes.
     const settle = envelope.vfs ? files : undefined
     await settle?.settle(stop.signal)
     const run = begin(link, envelope, stop.signal)
@@ -46,7 +46,7 @@ export function createRuns({ link, runner, files, log, life }: RunsOptions): Run
       await deliver(run, envelope.runId, async () => void (await settle?.settleIfTouched(life.over)))
     } catch (err) {
       if (!life.over.aborted) log.warn({ err, runId: envelope.runId }, 'a run could not be uploaded')
-      // The runner does not take the rest of the events.
+      // The runner does not accept the rest of the events, so the run is stopped.
       stop.abort()
     } finally {
       await run.leave()
@@ -54,7 +54,7 @@ export function createRuns({ link, runner, files, log, life }: RunsOptions): Run
     if (!run.refused) await conversation.save()
   }
 
-  /** Lines that were sent are gone, so only an upload that has sent nothing is tried again. */
+  /** Lines that were sent cannot be sent again, so an upload is retried only if it has sent nothing. */
   const deliver = (run: BegunRun, runId: string, beforeEnd: () => Promise<void>): Promise<void> => {
     const attempt = async (): Promise<void> => {
       const late = new AbortController()
@@ -66,7 +66,7 @@ export function createRuns({ link, runner, files, log, life }: RunsOptions): Run
           sent = true
           if (endsRun(line.value)) await beforeEnd()
           yield line.value
-          // A dead connection may pull once more; the line would be lost to the next connection.
+          // A dead connection may pull one more line. That line would be missing in the next upload.
           if (over) return
         }
         timer = setTimeout(() => late.abort(), confirmMs)
@@ -91,7 +91,7 @@ export function createRuns({ link, runner, files, log, life }: RunsOptions): Run
     },
     cancel: (runId) => active.get(runId)?.stop.abort(),
     get egress() {
-      // The run before may still be saving its conversation; its key opens nothing any more.
+      // An earlier run may still be saving its conversation, but its egress key is no longer valid. The latest run counts.
       return [...active.values()].at(-1)?.egress
     },
     async drain(ms) {
@@ -112,12 +112,12 @@ const endsRun = (chunk: Buffer): boolean => {
 interface BegunRun {
   readonly first: Promise<IteratorResult<Buffer>>
   next(): Promise<IteratorResult<Buffer>>
-  /** The local link did not take it; `first` says why, and is all there is. */
+  /** True when the local link refused the run. `first` is then the refusal and the only line. */
   readonly refused: boolean
   leave(): Promise<void>
 }
 
-/** Begins a run at once: the connection that takes its lines is made meanwhile. It holds no more than its link does. */
+/** Begins a run at once, while the connection for its lines is opened. It buffers no more than the link does. */
 function begin(link: SidecarLink, envelope: RunEnvelope, signal: AbortSignal): BegunRun {
   const source = link.run(envelope, signal)[Symbol.asyncIterator]()
   let refused = false
@@ -127,7 +127,7 @@ function begin(link: SidecarLink, envelope: RunEnvelope, signal: AbortSignal): B
   })
   return {
     first,
-    // A source that has thrown is done.
+    // After an error the iterator is done, so this ends the lines.
     next: () => source.next(),
     get refused() {
       return refused

@@ -33,7 +33,7 @@ import {
 
 export interface AccountsOptions {
   readonly database: Database
-  /** Undefined: nothing can be kept encrypted, so nothing is connected. */
+  /** Undefined without encryption. Then no account can be connected. */
   readonly sealer: Sealer | undefined
   readonly webhooks: Pick<Webhooks, 'tell'> | undefined
   readonly redirectUrl: string | undefined
@@ -43,20 +43,20 @@ export interface AccountsOptions {
   readonly stopping: AbortSignal
 }
 
-/** How long a provider may take to renew an account. Shorter than a lease. */
+/** How long a provider may take to renew a grant. It must be shorter than the lease. */
 const patienceMs = 10_000
-/** How often somebody looks who waits for what another one renews. */
+/** How often a caller checks whether the holder of the lease has stored a new grant. */
 const lookMs = 50
-/** After so many failures an account that does not hold any more counts as failed. It is tried on, ever less often. */
+/** After this many failures an expired account gets the state `failed`. Retries go on, with growing pauses up to `longestPauseSeconds`. */
 const failuresToTell = 3
 const longestPauseSeconds = 3_600
-/** So often it is tried to take an account back. */
+/** How often a revocation at the app is tried. */
 const mostRevocations = 5
 
 /**
- * The accounts, with what is done about them: whoever finds one due takes a lease and renews it, on whichever conductor; the others go
- * on with the old grant while it holds, and wait for the new one otherwise. What a holder brings of a grant that is not the stored one any
- * more is refused by its number, a failure as well as a success: so a slow one neither brings an old account back nor ends a new one.
+ * The accounts of tenants and end users. Whoever finds a grant due takes a lease and renews it, on any conductor; the others use the old grant while
+ * it is valid and wait otherwise. The number `fence` changes with each grant: a slow holder of an expired lease can write neither a success nor a
+ * failure over a newer grant.
  */
 export class Accounts implements AppAccounts {
   readonly redirectUrl: string | undefined
@@ -81,7 +81,7 @@ export class Accounts implements AppAccounts {
     if (held && !found.due) return held
     const renewed = this.settle(tenantId, found.id)
     if (held) {
-      // It holds for a while yet.
+      // The present grant is still valid, so the caller does not wait for the new one.
       renewed.catch(() => {})
       return held
     }
@@ -96,7 +96,7 @@ export class Accounts implements AppAccounts {
     return this.use(tenantId, key, signal)
   }
 
-  /** Does what is due about a connection, once for all that want it. Rejects when that could not be tried. */
+  /** Does the due work of a connection. Concurrent callers share one attempt. Rejects when the work could not be tried. */
   settle(tenantId: string, id: string): Promise<void> {
     const key = JSON.stringify([tenantId, id])
     return this.#settling.run(key, () => this.#settle(tenantId, id))
@@ -109,7 +109,7 @@ export class Accounts implements AppAccounts {
   open(tenantId: string, id: string, sealed: string): string | undefined {
     return this.#options.sealer?.open(tenantId, sealedName(id), sealed)
   }
-  /** The owner has connected the account. False: the connection is gone, or was revoked meanwhile. */
+  /** Stores the new grant. False when the connection no longer exists or was revoked in the meantime. */
   async connected(tenantId: string, id: string, provider: string, grant: Grant): Promise<boolean> {
     return this.#options.database.tenant(tenantId, async (tx) => {
       const before = await lockConnection(tx, id)
@@ -118,14 +118,14 @@ export class Accounts implements AppAccounts {
       return true
     })
   }
-  /** The owner has not connected the account: one that worked before goes on working. */
+  /** The owner did not finish connecting. A connection that worked before keeps its old grant. */
   async notConnected(tenantId: string, id: string, reason: string): Promise<void> {
     await this.#options.database.tenant(tenantId, async (tx) => {
       const before = await lockConnection(tx, id)
       if (before?.state === 'initiated') await this.#end(tx, before, 'failed', reason)
     })
   }
-  /** Takes an account back that is marked as revoked; what does not answer is tried again later. */
+  /** Revokes a connection at its app. A failure is retried later, up to `mostRevocations` times. */
   async revoke(tenantId: string, connection: Connection): Promise<void> {
     const { database, metrics, log } = this.#options
     const secret = connection.secret === null ? undefined : this.open(tenantId, connection.id, connection.secret)
@@ -173,7 +173,7 @@ export class Accounts implements AppAccounts {
       const leased = await takeLease(database, tenantId, id)
       if (leased) return this.#doWhatIsDue(tenantId, leased)
       const now = await connectionById(database, tenantId, id)
-      // A secret that nobody here can open is no account, whatever its row says.
+      // A secret that this server cannot decrypt is useless, even if the row says that it is valid.
       const unreadable = now?.valid && !now.due && this.#opened(tenantId, now) === undefined
       if (unreadable) await this.#unreadable(tenantId, now)
       if (!now?.due || signal.aborted) return
@@ -208,7 +208,7 @@ export class Accounts implements AppAccounts {
     if (!provider) throw appErrors.appUnavailable({ message: 'This server does not lead to the app any more.' })
     return provider.renew(this.#callerOf(tenantId, leased, secret))
   }
-  /** Writes under the grant that was leased. False: it is not the stored one any more, and nothing was written. */
+  /** Writes only while the leased grant is still the stored one (compare-and-set on `fence`). False when nothing was written. */
   async #under(
     tenantId: string,
     { id, fence }: Connection,
@@ -238,7 +238,7 @@ export class Accounts implements AppAccounts {
     const reason = 'It is encrypted with a master key that this server does not have.'
     await this.#under(tenantId, found, (tx, now) => this.#end(tx, now, 'failed', reason))
   }
-  /** Who is to be told of a connection is told when it works, and when it does not any more, and of each once. */
+  /** Tells the webhook once for each change of the connection's state. */
   async #tell(tx: TenantTx, before: Connection, state: ConnectionState, reason: string | null): Promise<void> {
     const { webhooks, metrics } = this.#options
     if (state === before.state) return
@@ -260,7 +260,7 @@ export class Accounts implements AppAccounts {
   }
 }
 
-/** The same, for the plugin `apps`, which connects and revokes them. */
+/** The accounts with the methods to connect and revoke them, for the plugin `apps`. */
 export const Connections = capability<Accounts>('conductor.app-connections')
 
 const sealedName = (id: string): string => `app-connections/${id}`

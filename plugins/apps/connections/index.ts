@@ -12,12 +12,12 @@ import { Accounts, Connections } from './accounts.ts'
 import { createConnectionMetrics } from './metrics.ts'
 import { countConnections } from './store.ts'
 
-/** Where owners of accounts come back to, on the public listener of the conductor. */
+/** The callback path on the conductor's public listener, to which owners of accounts come back. */
 export const callbackPath = '/api/apps/callback'
 
 /**
- * The accounts of tenants and their end users in apps: kept encrypted, renewed once for all conductors, and told of when they change. It is a
- * plugin of its own, because the toolkits that use accounts are what the plugin `apps` is made of.
+ * The accounts of tenants and their end users in apps. They are encrypted, renewed once for all conductors, and their changes go to webhooks. It is a
+ * plugin of its own, because the toolkits that the plugin `apps` collects use accounts themselves.
  */
 export default definePlugin({
   name: 'app-connections',
@@ -66,12 +66,12 @@ export default definePlugin({
   },
 })
 
-/** Tenants and connections of one look, and connections that are seen to at once, those of one tenant among them. */
+/** Tenants of one pass, connections of one tenant in a pass, concurrent connections, and concurrent tenants. */
 const tenantsAtOnce = 100
 const ofTenantAtOnce = 16
 const abreast = 16
 const tenantsAbreast = 4
-/** What is being seen to by somebody else is looked at again after this. */
+/** When another process is already working on a connection, the tenant is checked again after this time. */
 const againSeconds = 30
 
 interface Due {
@@ -79,8 +79,8 @@ interface Due {
 }
 
 /**
- * Does what is due about the connections of all tenants: renews them while they still hold, takes back what was revoked, deletes what has
- * ended. It reads only tenants that have something due, and goes on until there are none.
+ * Does the due work of all connections: renews grants before they expire, retries revocations, deletes ended connections. It reads only tenants with
+ * due work, and repeats until there are none.
  */
 export async function doRenewals(
   database: Database,
@@ -123,7 +123,7 @@ export async function doRenewals(
   }
 }
 
-/** When the tenant is due again. What another transaction adds meanwhile waits for this row, and is noted behind it. */
+/** Stores when the tenant is due next. The lock makes concurrent transactions wait, so their new due dates are not overwritten. */
 async function nextOf(database: Database, tenantId: string, seconds: number): Promise<void> {
   await database.tenant(tenantId, async (tx) => {
     await tx.query({ text: 'SELECT 1 FROM app_due_tenants WHERE tenant_id = $1 FOR UPDATE', values: [tenantId] })

@@ -1,7 +1,7 @@
 import type { AccountKey, ConnectionState, Grant } from '#contracts/apps'
 import type { Database, TenantTx } from '#contracts/database'
 
-/** A connection as it is stored. */
+/** A connection: one account of a tenant or of an end user in one toolkit. */
 export interface Connection {
   readonly id: string
   readonly provider: string
@@ -17,15 +17,18 @@ export interface Connection {
   readonly expiresAt: string | null
   readonly createdAt: string
   readonly updatedAt: string
-  /** Its secret holds for a while yet; something is to be done about it; it has been so for a while. */
+  /** `valid`: the secret can still be used. `due`: work is waiting, such as a renewal. `failures`: failed attempts in a row. */
   readonly valid: boolean
   readonly due: boolean
   readonly failures: number
 }
 
-/** For so long nobody else renews a connection: longer than an authorization server may take. */
+/** How long the lease keeps other processes away. It must be longer than an authorization server may take. */
 const leaseFor = `interval '30 seconds'`
-/** A token that expires while it is being sent is useless. Of a short one half of its last part is enough; one that failed is due later. */
+/**
+ * A token must not expire on its way to the app. For a short-lived token the margin is half of the time after it becomes due; it is zero when a
+ * failure has moved `due_at` behind the expiry.
+ */
 const margin = `greatest(least(interval '30 seconds', (expires_at - due_at) / 2), interval '0')`
 
 export const columns = `id, provider, toolkit, end_user_id AS "endUserId", state, reason, secret, renewable, fence::text AS fence,
@@ -60,7 +63,7 @@ export async function connectionById(
   return row
 }
 
-/** The connection, held until the end of the transaction; undefined when there is none, or another grant of it than `fence` says. */
+/** Locks the connection until the end of the transaction. Undefined when there is none, or when its `fence` is another one. */
 export async function lockConnection(tx: TenantTx, id: string, fence?: string): Promise<Connection | undefined> {
   const [row] = await tx.query<Connection>({
     text: `SELECT ${columns} FROM app_connections
@@ -70,7 +73,7 @@ export async function lockConnection(tx: TenantTx, id: string, fence?: string): 
   return row
 }
 
-/** Takes the right to do what is due about a connection; undefined when nothing is, or somebody else does it. */
+/** Takes the lease on a connection that is due. Undefined when it is not due or another process holds the lease. */
 export async function takeLease(database: Database, tenantId: string, id: string): Promise<Connection | undefined> {
   const take = {
     text: `UPDATE app_connections SET leased_until = now() + ${leaseFor}
@@ -82,11 +85,11 @@ export async function takeLease(database: Database, tenantId: string, id: string
   return row
 }
 
-/** A grant of which nobody says how long it holds is taken for a short one, if it can be renewed. */
+/** The lifetime that is assumed for a renewable grant without one, and the longest lifetime that is believed. */
 const unknownSeconds = 300
 const mostSeconds = 30 * 24 * 60 * 60
 
-/** Writes a new grant into a connection that is locked: a fifth of its life is left to renew it in. */
+/** Writes a new grant into a locked connection. The grant becomes due after 80 % of its life, so a fifth is left to renew it. */
 export async function storeGrant(
   tx: TenantTx,
   id: string,
@@ -103,10 +106,10 @@ export async function storeGrant(
   })
 }
 
-/** For so long a connection is shown of which nothing is left: what its owner has not finished, and what has ended. */
+/** How long a connection without a grant stays visible: an unfinished one, and an ended one. */
 const keep = { initiated: '1 day', ended: '90 days' } as const
 
-/** Nothing is left of the grant. */
+/** Ends a connection and deletes its secret. */
 export async function storeEnd(
   tx: TenantTx,
   id: string,
@@ -121,7 +124,7 @@ export async function storeEnd(
   })
 }
 
-/** It could not be done, and is tried again later; `state`: as which it counts from now on. */
+/** Records a failed attempt and schedules the next one. `state`, when given, becomes the state of the connection. */
 export async function storeFailure(
   tx: TenantTx,
   id: string,
@@ -136,8 +139,8 @@ export async function storeFailure(
 }
 
 /**
- * The app does not take this grant: it is due now, whatever was said of it. Whoever renews it already goes on with that: its refresh token is good
- * once. False: it was replaced meanwhile.
+ * The app has refused this grant, so the grant becomes due now. A lease that another process holds stays: a refresh token works only once, so nobody
+ * else may use it. False when the grant was replaced in the meantime.
  */
 export async function doubtGrant(database: Database, tenantId: string, id: string, fence: string): Promise<boolean> {
   const doubt = {
@@ -149,7 +152,7 @@ export async function doubtGrant(database: Database, tenantId: string, id: strin
   return rows.length > 0
 }
 
-/** It is not to be used any more from now on; its secret is kept until it was taken back. */
+/** Ends the use of a connection. Its secret is kept until the app has revoked it. */
 export async function markRevoked(tx: TenantTx, id: string): Promise<void> {
   await tx.query({
     text: `UPDATE app_connections SET state = 'revoked', reason = NULL, fence = fence + 1, failures = 0,
@@ -163,7 +166,7 @@ export async function markRevoked(tx: TenantTx, id: string): Promise<void> {
   })
 }
 
-/** It has been shown for long enough; under a legal hold it is looked at again later. */
+/** Deletes a connection whose retention time is over. Under a legal hold it stays, and is checked again after a day. */
 export async function deleteConnection(tx: TenantTx, id: string): Promise<void> {
   const [held] = await tx.query({
     text: `UPDATE app_connections SET due_at = now() + interval '1 day', leased_until = NULL
@@ -183,8 +186,8 @@ export interface NewConnection extends AccountKey {
 }
 
 /**
- * The connection of its owner in this toolkit, held until the end of the transaction; a new one as `initiated`. Undefined: the tenant has
- * as many as it may.
+ * The connection of this owner in this toolkit, locked until the end of the transaction; a new one has the state `initiated`. Undefined when the
+ * tenant has reached its limit.
  */
 export async function ensureConnection(
   tx: TenantTx,
@@ -199,7 +202,7 @@ export async function ensureConnection(
   }
   const [known] = await tx.query<Connection>(find)
   if (!known) {
-    // Whoever adds one holds the row of the tenant, so that each is counted before the next is added.
+    // Each insert locks the tenant's row. So concurrent inserts are counted one after the other and cannot exceed the limit.
     await tx.query({ text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE', values: [tenantId] })
     await tx.query({
       text: `INSERT INTO app_connections (tenant_id, id, provider, toolkit, end_user_id, state, webhook_url, due_at)
@@ -214,7 +217,7 @@ export async function ensureConnection(
     const values = [tenantId, known.id, webhookUrl]
     await tx.query({ text: 'UPDATE app_connections SET webhook_url = $3 WHERE tenant_id = $1 AND id = $2', values })
   }
-  // What still works goes on working until its owner has come back.
+  // A grant that still works is kept until its owner has connected the account again.
   if (known.provider === provider && isUsable(known)) return known
   const [begun] = await tx.query<Connection>({
     text: `UPDATE app_connections SET provider = $3, state = 'initiated', reason = NULL, secret = NULL, fence = fence + 1,
@@ -225,7 +228,7 @@ export async function ensureConnection(
   return begun
 }
 
-/** There is a grant, which may hold no more but can be renewed, or has failed in a way that may pass. */
+/** The connection has a grant. The grant may have expired or have failed, but a renewal may still succeed. */
 export const isUsable = ({ state, secret }: Pick<Connection, 'state' | 'secret'>): boolean =>
   secret !== null && (state === 'active' || state === 'failed')
 

@@ -47,7 +47,7 @@ test('an end user connects an account by a link, on whichever conductor, and cal
     [[400, 'invalid_request'], true],
   )
 
-  // Who connects next needs no client of their own.
+  // The second person uses the client that was registered for the first.
   await s.connect({ endUserId: 'bob' })
   assert.equal(s.issuer.registered.length, 1)
   assert.equal((await s.read('bob')).status, 200)
@@ -97,7 +97,7 @@ test('an answer that is not the one that was asked for connects nothing', async 
   ])
   assert.equal(s.issuer.asked.length, 0, 'none of these was exchanged')
   assert.match(String((await tried({ code: 'stolen' }))[2]), /answered 400 and invalid_grant/)
-  // Another attempt's state, one of nobody, and none.
+  // The state of another attempt, a made-up state, and none.
   const { body } = await s.begin({ endUserId: 'ann' })
   const back = new URL(s.issuer.agree(String(body['url'])), publicUrl)
   const state = back.searchParams.get('state')!

@@ -116,7 +116,7 @@ test('whoever was only slow neither brings an old account back nor ends a new on
   await s.age(ended)
   const slow = s.read('ann')
   while (refreshes(s.issuer.asked) === 0) await new Promise((resolve) => setImmediate(resolve))
-  // Its lease ends; meanwhile the owner has connected the account again.
+  // The lease of the slow renewal expires, and meanwhile the owner connects the account again.
   s.issuer.gate = Promise.resolve()
   await s.connect({ endUserId: 'ann' })
   assert.equal((await s.read('ann', other.call)).status, 200)
@@ -125,7 +125,7 @@ test('whoever was only slow neither brings an old account back nor ends a new on
   assert.equal((await slow).status, 200, 'it uses what is stored')
   assert.deepEqual((await s.rows('SELECT secret, fence FROM app_connections'))[0], kept)
 
-  // A failure of an old grant is none of the new one.
+  // A failure to renew the old grant must not affect the new grant.
   s.issuer.refusal = [400, 'invalid_grant']
   const later = Promise.withResolvers<void>()
   s.issuer.gate = later.promise
@@ -185,7 +185,7 @@ test('an account that ends is told of, and one that works again as well; what ma
   const [row] = await s.rows('SELECT secret FROM app_connections')
   assert.equal(row!['secret'], null)
   s.issuer.refusal = undefined
-  // Who is told stays the same when the account is connected again.
+  // The webhook stays the same when the account is connected again.
   assert.equal(await s.connect({ endUserId: 'ann' }), id)
   assert.deepEqual(await told(5), ['app.connection.active', id, 'ann', 'files', 'active', 'initiated'])
   const [delivery] = (await s.call('GET', '/api/webhooks/deliveries?limit=1')).body as unknown as Record<
@@ -210,7 +210,7 @@ test('a revoked account is used no more from then on, and is taken back at its s
   await revoke()
   assert.equal((await s.browse(s.issuer.agree(back))).status, 400, 'a link from before is no more')
 
-  // And one that is revoked while its owner comes back is not left at its server.
+  // A connection that is revoked while its owner comes back is also revoked at its server.
   const late = String((await s.begin({ endUserId: 'ann' })).body['url'])
   const gate = Promise.withResolvers<void>()
   s.issuer.gate = gate.promise
@@ -242,7 +242,7 @@ test('a revoked account is used no more from then on, and is taken back at its s
   await s.age(due)
   await s.renew()
   assert.equal(await kept(), undefined)
-  // What has ended is shown for a time.
+  // An ended connection stays visible for a time.
   await s.age(due)
   await s.renew()
   assert.equal(await kept(), undefined)

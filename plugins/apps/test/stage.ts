@@ -21,13 +21,13 @@ const masterKey = randomBytes(32).toString('base64')
 export const publicUrl = 'https://agents.test'
 
 interface StageOptions {
-  /** The database of another stage: its second conductor. */
+  /** The database of another stage, so that this stage is its second conductor. */
   readonly dsn?: string
   readonly variables?: Readonly<Record<string, string>>
   readonly settings?: Readonly<Record<string, object>>
 }
 
-/** The conductor as an operator runs it, where servers of this machine may be entered. */
+/** A conductor as an operator runs it. Servers of this machine may be entered. */
 export async function stage(t: TestContext, { dsn, variables = {}, settings = {} }: StageOptions = {}) {
   const needs = { database: Database, apps: Apps, connections: Connections, servers: McpServers }
   const { parts, operator, callerWith, withRole, ...rest } = await operatedConductor(t, {
@@ -51,9 +51,9 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
     servers,
     call: operator,
     callerWith,
-    /** Anybody, such as the browser of the owner of an account. */
+    /** Requests without a key, as the browser of an account's owner makes them. */
     browse: (path: string) => callerWith(undefined)('GET', path, undefined, { accept: 'text/html' }),
-    /** What the job does each minute. */
+    /** The job that runs each minute. */
     renew: () => doRenewals(database, connections, pino({ level: 'silent' }), AbortSignal.timeout(60_000)),
     member: () => withRole('member'),
     rows: async (text: string): Promise<TestBody[]> => (await database.batch<[TestBody[]]>('default', [{ text }]))[0],
@@ -61,7 +61,7 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
 }
 export type Stage = Awaited<ReturnType<typeof stage>>
 
-/** An MCP server that takes tokens of an authorization server, entered as `files`. */
+/** A stage with an MCP server, entered as `files`, that accepts tokens of an authorization server. */
 export async function stageWithOAuth(
   t: TestContext,
   oauth: object = { connection: 'user' },
@@ -94,7 +94,7 @@ export async function stageWithOAuth(
     server,
     resource,
     entry,
-    /** The tokens that the server was sent and took. */
+    /** The tokens that the MCP server has received and accepted. */
     sent,
     begin,
     /** Connects the account of a person, or of the tenant; resolves to the id of the connection. */

@@ -76,7 +76,7 @@ test('a private host has to be allowed by the operator, with its port and its te
   ])
     assert.match(await check({ host }), /^invalid_egress: .* is private, .*ownHosts/, host)
   assert.match(await check({ host: '10.0.0.7:8443' }, 'globex'), /is private/)
-  // A host by its name is no leave for the names below it.
+  // Permission for a host does not include the hosts below it.
   assert.match(await check({ host: '*.one.corp.test' }), /is not one of the hosts/)
   const { hosts } = await plugin.resolve('acme', [{ host: '10.0.0.7:8443' }, { host: 'api.github.com' }])
   assert.deepEqual(
@@ -134,7 +134,7 @@ test('secrets are named when the profile is written, and resolved for each attem
   assert.equal(await check(entry('github')), 'ok')
   assert.match(await check(entry('nobodys')), /^unknown_secret: nobodys: The host 'API.test' of egress/)
   assert.match(await check(entry('')), /^invalid_ref/)
-  // An entry that the operator does not allow any more is left out, and its secret is not read.
+  // An entry that the operator no longer allows is left out, and its secret is not resolved.
   const order = await plugin.resolve('acme', [entry('github'), { ...entry('other'), host: 'gone.test' }])
   assert.deepEqual(order, {
     hosts: [{ host: 'api.test', port: 443, own: false, headers: { authorization: 'Bearer secret://github' } }],

@@ -21,19 +21,19 @@ import type { CatalogMetrics } from '../metrics.ts'
 import { type ServedEntry, servedEntries, servedNames } from './served.store.ts'
 import { type CallOutcome, nothingOf, type Passed, type Upstreams } from './upstreams.ts'
 
-/** A page of tools: so many, or somewhat more than so many bytes. */
+/** The size of a page of tools. The last tool of a page may exceed the limit in bytes. */
 const toolsOfPage = 500
 const bytesOfPage = 1024 * 1024
-/** Entries that are read at once, and what they may take on disk together. */
+/** How many entries one query reads, and how many bytes their tools may take on disk together. */
 const entriesAtOnce = 25
 const bytesAtOnce = 512 * 1024
-/** How long a list waits for servers that have never been asked. The others are in it, and these are in the next one. */
+/** How long a list waits for servers that have never been asked. A late server is missing from this list and appears in the next one. */
 const patienceMs = 3_000
-/** So many calls of a tenant pass at once; further ones wait, each for this long at most. As on runners. */
+/** The burst of calls that a tenant may make at once. Further calls wait, each for `longestMs` at most. Runners use the same limits. */
 const pace = { atOnce: 20, longestMs: 30_000 } as const
-/** What reads definitions takes as long as so many calls. */
+/** A request that reads tool definitions counts as this many calls. */
 const turnsOfReading = 10
-/** So long a change of an entry may take to hold for calls. */
+/** How long calls may go on with the old version of an entry after it has changed. */
 const resolvedMs = 1_000
 
 export interface CatalogToolsOptions {
@@ -45,11 +45,11 @@ export interface CatalogToolsOptions {
   readonly limits: Pick<TenantLimits, 'of'> | undefined
   readonly metrics: CatalogMetrics
   readonly keepMs: number
-  /** The server does not take the token that it was sent. */
+  /** Called when the server has refused the token of an entry. */
   dropToken(tenantId: string, entry: string): Promise<void>
 }
 
-/** A tool as its server names it. */
+/** A tool by its entry and by the name that the server gives it. */
 interface Meant {
   readonly entry: string
   readonly tool: string
@@ -60,7 +60,7 @@ type Place = readonly [entry: string, index: number]
 
 const names = toolNames('')
 
-/** The tools of a tenant's catalog: those of its active entries that are accepted, allowed and permitted. */
+/** The tools of a tenant's catalog: those of active entries that the entry allows, an admin has accepted and the caller's key permits. */
 export class CatalogTools {
   readonly #options: CatalogToolsOptions
   readonly #turns = new Pace(pace)
@@ -70,7 +70,7 @@ export class CatalogTools {
     this.#options = options
   }
 
-  /** Those that a caller may use, as `<entry>__<tool>`; `only`: those of one entry, as its server names them. */
+  /** The tools that a caller may use, named `<entry>__<tool>`. With `only`, the tools of that entry under the server's own names. */
   of(caller: Caller, only?: string): ServedTools {
     return {
       list: (cursor) => this.#list(caller, only, cursor),
@@ -117,7 +117,7 @@ export class CatalogTools {
     return { tools }
   }
 
-  /** Servers that were never asked are asked now; those that were asked long ago are asked in the background. */
+  /** Reads the tools of some entries. Servers that were never asked are asked now; old lists are renewed in the background. */
   async #read(tenantId: string, batch: readonly string[], deadline: AbortSignal): Promise<readonly ServedEntry[]> {
     const { database, config, discoveries, keepMs } = this.#options
     const entries = await servedEntries(database, config, tenantId, batch, keepMs)
@@ -168,8 +168,8 @@ export class CatalogTools {
   }
 
   /**
-   * Resources and prompts of one server, in its own words. Nobody reviews them and no list of tools allows them, so they are for entries and
-   * keys that leave the server open.
+   * Passes requests for resources and prompts to one server. Nobody reviews resources and prompts, and no list of tools covers them. So they are open
+   * only when neither the entry nor the caller's key restricts the server.
    */
   async #pass(caller: Caller, entry: string, asked: Passed, again: boolean): Promise<object> {
     const { tenantId, mcp } = caller
@@ -188,7 +188,7 @@ export class CatalogTools {
     return this.#pass(caller, entry, asked, false)
   }
 
-  /** Where the server of an entry is and what it is sent, or why it cannot be asked. Calls of one second ask once. */
+  /** The address and headers of an entry's server, or the reason why the server cannot be asked. Calls within `resolvedMs` share one look-up. */
   #resolve(tenantId: string, entry: string): Promise<McpServer | string> {
     const key = keyOf(tenantId, entry)
     const known = this.#resolved.get(key)
@@ -202,14 +202,14 @@ export class CatalogTools {
       },
     )
     this.#resolved.set(key, resolving)
-    // It has secrets in it.
+    // The result holds secrets in plain text, so it is dropped soon.
     setTimeout(() => {
       if (this.#resolved.get(key) === resolving) this.#resolved.delete(key)
     }, resolvedMs).unref()
     return resolving
   }
 
-  /** The sentence for whoever is over the limit. */
+  /** Waits for the tenant's turn. Resolves to the sentence of the refusal when the tenant is over its limit. */
   async #turn(tenantId: string, turns: number, signal?: AbortSignal): Promise<string | undefined> {
     const most = (this.#options.limits?.of(tenantId) ?? defaultLimits).toolCallsPerMinute
     const waitMs = this.#turns.turnOf(tenantId, 60_000 / most, turns)
@@ -218,7 +218,7 @@ export class CatalogTools {
     return undefined
   }
 
-  /** What a name with a hash means. */
+  /** Finds the tool of a name that was shortened with a hash. The tool's own name is not in it, so definitions have to be read. */
   async #find({ tenantId, mcp }: Caller, name: string): Promise<Meant | undefined> {
     const { database, config, keepMs } = this.#options
     const all = await servedNames(database, config, tenantId)
@@ -231,7 +231,7 @@ export class CatalogTools {
         found.push(...fits.map((tool) => ({ entry, tool: tool.name })))
       }
     }
-    // Two with one name are somebody's work: neither is called.
+    // Two tools with one hashed name are a deliberate collision, so neither is called.
     return found.length === 1 ? found[0] : undefined
   }
 
@@ -242,7 +242,7 @@ export class CatalogTools {
     result: CallToolResult,
   ): CallToolResult {
     const { config, metrics } = this.#options
-    // Names that tenants give are no labels: there is no end of them.
+    // Tenants choose the names of their entries without limit, so these names must not become metric labels.
     const managed = entry !== undefined && config.find(tenantId, entry) ? entry : 'of_tenants'
     metrics.calls.inc({ entry: managed, outcome })
     return result
@@ -251,7 +251,7 @@ export class CatalogTools {
 
 const keyOf = (tenantId: string, entry: string): string => JSON.stringify([tenantId, entry])
 
-/** Takes the first names of a list away that are read together. */
+/** Removes from the list the names that the next query reads together, and returns them. */
 function takeBatch(left: { readonly name: string; readonly bytes: number }[]): readonly string[] {
   let bytes = 0
   let count = 0
@@ -283,7 +283,7 @@ function shownAs(tool: FoundTool, name: string) {
   return { shown: shown as ListToolsResult['tools'][number], size: Buffer.byteLength(text) }
 }
 
-/** The mark of arguments that a server wants in headers as well, for what stands before it. Here they are in the body alone. */
+/** A schema uses this keyword for arguments that the server also wants as HTTP headers. This endpoint sends arguments in the body only. */
 const inHeaders = 'x-mcp-header'
 
 function withoutHeaders<T>(schema: T): T {
@@ -300,7 +300,7 @@ function placeOf(cursor: string): Place {
     const [entry, index] = JSON.parse(Buffer.from(cursor, 'base64url').toString()) as [unknown, unknown]
     if (typeof entry === 'string' && Number.isInteger(index) && (index as number) >= 0) return [entry, index as number]
   } catch {
-    // Told below.
+    // The error below covers this case.
   }
   throw invalidParams('The cursor does not belong to this list; list from the beginning.')
 }

@@ -27,12 +27,12 @@ interface Parts {
   readonly upstreams: Upstreams
 }
 
-/** An answer of a server that is larger comes no faster than its tenant may fetch what is large. */
+/** A tenant's limit on large downloads applies to answers above this size, in bytes. */
 const smallBytes = 32 * 1024
-/** Clients may keep a list of tools for so long. */
+/** How long clients may cache a list of tools. */
 const listMs = 60_000
 
-/** The catalog as one MCP endpoint. What it needs of the library is loaded with the first request. */
+/** The catalog as one MCP endpoint. The MCP library is loaded at the first request. */
 export class CatalogEndpoint {
   readonly #options: EndpointOptions
   #parts: Promise<Parts> | undefined
@@ -41,18 +41,18 @@ export class CatalogEndpoint {
     this.#options = options
   }
 
-  /** `only`: the one entry that is asked for. */
+  /** `only` is the entry of an endpoint that serves a single entry. */
   async answer(request: FastifyRequest, reply: FastifyReply, caller: Caller, only?: string): Promise<FastifyReply> {
     const { endpoint, tools } = await this.load()
     return endpoint.answer(request, reply, tools.of(caller, only), `${caller.tenantId} ${caller.keyId}`)
   }
 
-  /** A call of a tool for somebody else than a client of the endpoint, in the sessions that all calls share. */
+  /** Calls a tool for another plugin. The call shares the MCP sessions of the endpoint. */
   async call(...call: Parameters<Upstreams['call']>): ReturnType<Upstreams['call']> {
     const { upstreams } = await this.load()
     return upstreams.call(...call)
   }
-  /** With the library of the protocol, once. */
+  /** Loads the MCP library, once. */
   load(): Promise<Parts> {
     return (this.#parts ??= this.#load())
   }
@@ -84,7 +84,7 @@ export class CatalogEndpoint {
   }
 }
 
-// The library checks messages, and answers invalid ones as its protocol demands.
+// The MCP library validates messages, because the protocol prescribes how invalid ones are answered.
 const Message = Type.Union([Type.Object({}, { additionalProperties: true }), Type.Array(Type.Unknown())], {
   description: 'A JSON-RPC message; a batch of them in the revision of 2025-03-26.',
 })
@@ -131,7 +131,7 @@ export function endpointRoutes(
       const caller = guard.callerOf(request)
       const name = knownName(request.params.name)
       if (!permitsServer(caller.mcp, name)) throw unknownEntry()
-      // A call is told by what it is resolved to, and needs no look of its own.
+      // A tool call resolves its entry itself, so only other requests need this check.
       const calls = (request.body as { method?: unknown } | null)?.method === 'tools/call'
       if (!calls && (await servers.unknown(caller.tenantId, [name])).length > 0) throw unknownEntry()
       return endpoint.answer(request, reply, caller, name)
@@ -141,7 +141,7 @@ export function endpointRoutes(
   refusals(app, '/mcp/catalog/:name', { params: NameParams })
 }
 
-/** No stream to open and no MCP session to end: the transport's specification asks for 405. */
+/** The endpoint has no stream to open and no MCP session to end. The transport's specification asks for 405 then. */
 function refusals(app: App, url: string, schema: { readonly params?: typeof NameParams }): void {
   for (const method of ['GET', 'DELETE'] as const) {
     app.route({

@@ -3,16 +3,16 @@ import type { ConfigEntries } from '../config-entries.ts'
 import type { FoundTool } from '../discoveries.store.ts'
 import { addressOf, type Entry, type EntryDocument, entryOf } from '../entry.ts'
 
-/** The name of an entry that is active, and about how many bytes the definitions of its tools have. */
+/** The name of an active entry, and the approximate size of its tool definitions in bytes. */
 export interface ServedName {
   readonly name: string
   readonly bytes: number
 }
 
-/** An entry with what its server was found to have. */
+/** An active entry with the tools that its server was found to have. */
 export interface ServedEntry {
   readonly entry: Entry
-  /** Undefined: it has never been asked. */
+  /** Undefined when the server has never been asked. */
   readonly tools: readonly FoundTool[] | undefined
   readonly accepted: Readonly<Record<string, string>>
   readonly old: boolean
@@ -30,7 +30,7 @@ interface Row {
 
 const byName = (a: ServedName, b: ServedName): number => (a.name < b.name ? -1 : 1)
 
-/** All active entries of a tenant in their order, those of the role file among them. */
+/** All active entries of a tenant in order of their names, including those of the role file. */
 export async function servedNames(
   database: Database,
   config: ConfigEntries,
@@ -38,7 +38,7 @@ export async function servedNames(
 ): Promise<readonly ServedName[]> {
   const list = {
     name: 'mcp_served_names',
-    // What a value takes on disk, which needs no look at it.
+    // `pg_column_size` gives the size on disk without reading the value.
     text: `SELECT n.name, coalesce(pg_column_size(d.tools), 0) AS bytes
            FROM (SELECT name FROM mcp_entries WHERE tenant_id = $1 AND active AND name <> ALL ($2::text[])
                  UNION ALL SELECT unnest($2::text[])) n
@@ -49,7 +49,7 @@ export async function servedNames(
   return rows.toSorted(byName)
 }
 
-/** These entries of a tenant, as far as they are active, in the order of their names. */
+/** Those of the named entries that are active, in the order of their names. */
 export async function servedEntries(
   database: Database,
   config: ConfigEntries,
@@ -73,7 +73,7 @@ export async function servedEntries(
       const own = row.entry ? entryOf(row.name, row.entry, row.active === true, 'user') : undefined
       const entry = config.find(tenantId, row.name) ?? own
       if (!entry?.active) return []
-      // What was found elsewhere says nothing about it.
+      // Tools that were found at a former address of the entry do not count.
       const known = row.address === addressOf(entry)
       const tools = (known && row.tools) || undefined
       return [{ entry, tools, accepted: (known && row.accepted) || {}, old: row.old || !known }]

@@ -25,19 +25,19 @@ import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import type { CatalogMetrics } from '../metrics.ts'
 
-/** Sessions with servers that one tenant, and all together, have in a process; calls that one tenant has under way. */
+/** Open sessions of one tenant and of all tenants; concurrent calls of one tenant and of all tenants, each in one process. */
 const ofTenant = 64
 const ofAll = 1_024
 const callsOfTenant = 64
 const callsOfAll = 512
-/** A session that nobody has used for so long is ended. */
+/** An unused session is closed after this time. */
 const idleMs = 5 * 60_000
 const sweepMs = 30_000
-/** How long a server may take to be connected, and to list its tools. */
+/** How long connecting a server, or listing its tools, may take. */
 const connectMs = 10_000
-/** The largest answer of a server: base64 of some pictures. */
+/** The largest answer of a server in bytes: room for a few pictures in base64. */
 const maxAnswerBytes = 4 * 1024 * 1024
-/** Definitions that were accepted are compared with those that the server has by now at least so often. */
+/** An accepted definition is compared with the server's present one at least this often. */
 const digestsForMs = 60_000
 
 export interface UpstreamsOptions {
@@ -53,26 +53,26 @@ interface Upstream {
   readonly session: Promise<McpSession>
   calls: number
   usedAt: number
-  /** No new call uses it, and the last one under way ends it. */
+  /** The session is closing: it takes no new call, and its last running call closes it. */
   over: boolean
-  /** By tool, as the server had them at that time. */
+  /** The digests of the server's tools by name, and when they were read. */
   digests?: { readonly at: number; readonly of: Promise<ReadonlyMap<string, string>> } | undefined
 }
 
-/** A request that is passed on as it is. */
+/** A request that is passed on unchanged. */
 export type Passed = [method: PassedMethod, params: object | undefined, signal: AbortSignal]
 
-/** What is asked of a session. */
+/** One request to a session. */
 interface Ask {
   readonly name: string
   readonly signal: AbortSignal
   isPermitted(upstream: Upstream, session: McpSession, signal: AbortSignal): Promise<boolean>
   send(session: McpSession, signal: AbortSignal): Promise<CallToolResult>
-  /** What the server refuses is for the client to hear in its words. */
+  /** When set, an error of the server reaches the client in the server's own words. */
   readonly plain?: boolean
 }
 
-/** How a call ended: `away` when the server could not be asked. */
+/** How a call ended. `away`: the server could not be reached. */
 export type CallOutcome = 'ok' | 'tool_error' | 'away' | 'unauthorized' | 'timeout' | 'cancelled' | 'refused' | 'busy'
 export interface Called {
   readonly outcome: CallOutcome
@@ -80,14 +80,14 @@ export interface Called {
 }
 
 /**
- * MCP sessions with the servers of tenants, shared by all calls of a tenant that send the same headers: an entry that changes, or a
- * token that is replaced, is another session. The longest unused one makes room.
+ * MCP sessions with the servers of tenants. Calls of a tenant that send the same headers share a session, so a changed entry or a new token opens
+ * another one. When there are too many sessions, the least recently used idle one is closed.
  */
 export class Upstreams {
   readonly #options: UpstreamsOptions
-  /** Those used last are at the end. */
+  /** In the order of their last use, the most recent one last. */
   readonly #open = new Map<string, Upstream>()
-  /** Calls of one second are of one object. */
+  /** Calls within one second share one `McpServer` object, so the key of each object is computed once. */
   readonly #keys = new WeakMap<McpServer, string>()
   readonly #calls = new AtOnce()
   #callsOfAll = 0
@@ -98,7 +98,7 @@ export class Upstreams {
     options.metrics.upstreams(() => this.#open.size)
   }
 
-  /** Never rejects but with a `protocolError` that the server answered. `tool`: as the server names it. */
+  /** Rejects only with a `protocolError` that the server answered. `tool` is the server's own name of the tool. */
   call(
     tenantId: string,
     server: McpServer,
@@ -113,7 +113,7 @@ export class Upstreams {
     })
   }
 
-  /** Resolves to what the server answers; rejects with a `protocolError`. 'unauthorized': it does not take the headers of the entry. */
+  /** Resolves to the server's answer, or 'unauthorized' when the server refuses the entry's headers; rejects with a `protocolError`. */
   async pass(
     tenantId: string,
     server: McpServer,
@@ -142,7 +142,7 @@ export class Upstreams {
     if (this.#calls.of(tenantId) >= callsOfTenant || this.#callsOfAll >= callsOfAll) return failed('busy', busy)
     const end = this.#calls.begin(tenantId)
     this.#callsOfAll++
-    // One controller and a timer: signals of signals cost a call more than looking up its entry.
+    // One controller and one timer, because combining abort signals costs a call more than looking up its entry.
     const abort = new AbortController()
     const { signal } = abort
     const late = setTimeout(() => abort.abort(new Error('late')), this.#options.callMs)
@@ -187,7 +187,7 @@ export class Upstreams {
       if (session === undefined || failure === 'expired' || failure === 'unreached' || failure === 'cut') {
         void this.#end(upstream)
       }
-      // The call was certainly not executed.
+      // The call was certainly not executed, so it may be repeated once.
       if (again && session && (failure === 'expired' || failure === 'unreached')) {
         return await this.#attempt(tenantId, server, call, false)
       }
@@ -200,7 +200,7 @@ export class Upstreams {
     }
   }
 
-  /** Undefined: all that the tenant may have are in use. */
+  /** The open session with this server, or a new one. Undefined when all sessions that the tenant may have are in use. */
   #take(tenantId: string, server: McpServer): Upstream | undefined {
     const { url, transport, headers, addresses = 'network' } = server
     let key = this.#keys.get(server)
@@ -252,7 +252,7 @@ export class Upstreams {
     this.#sweep = undefined
   }
 
-  /** No call uses it from now on; those under way go on. */
+  /** Takes the session out of use. Running calls finish first. */
   async #end(upstream: Upstream): Promise<void> {
     upstream.over = true
     if (this.#open.get(upstream.key) === upstream) this.#open.delete(upstream.key)
@@ -280,7 +280,7 @@ export class Upstreams {
   }
 }
 
-/** What a server that wants more of its client than we do says (`MissingRequiredClientCapability`): it is for the client to hear. */
+/** The code `MissingRequiredClientCapability`: the server needs a capability that we lack, so the client gets this error unchanged. */
 const missingCapability = -32_021
 
 function outcomeOf(
@@ -297,7 +297,7 @@ function outcomeOf(
   if (!connected) return failed('away', `The tool '${name}' cannot be called. ${whyUnavailable(error)}`)
   if (reason.kind === 'too_large') return failed('refused', tooMuch(name))
   if (failure === 'cut' || isTimeout(error)) return failed('away', broke(name))
-  // What it says is about the arguments of whoever calls.
+  // The server's message concerns the caller's arguments, so the caller is shown it.
   if (error instanceof ProtocolError)
     return failed('tool_error', `The tool '${name}' refused the call: ${textOf(error)}`)
   return failed('away', `The tool '${name}' could not be called. ${whyUnavailable(error)}`)
@@ -309,7 +309,7 @@ const inItsWords = ({ code, message, data }: ProtocolError): Error =>
 const capabilityOf = (method: PassedMethod): 'resources' | 'prompts' | 'completions' =>
   method.startsWith('resources/') ? 'resources' : method.startsWith('prompts/') ? 'prompts' : 'completions'
 
-/** The answer of a server that has none of it. Rejects with a `protocolError` where something is named. */
+/** The empty answer for a server without this capability. Rejects with a `protocolError` when the request names an item. */
 export function nothingOf(method: PassedMethod): object {
   switch (method) {
     case 'resources/list':
@@ -339,7 +339,7 @@ const broke = (name: string): string =>
 const tookTooLong = (name: string, ms: number): string => `'${name}' took longer than ${ms / 1000} s and was stopped.`
 const busy = 'Many tools are being called at the moment; try again shortly.'
 
-/** The session is for others as well: it goes on when one call is not waited for any more. */
+/** Stops waiting for one call. The session itself goes on, because other calls share it. */
 function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
   if (signal.aborted) return Promise.reject(signal.reason as Error)
   return new Promise((resolve, reject) => {

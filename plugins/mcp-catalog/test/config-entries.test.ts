@@ -85,7 +85,7 @@ test('a server is there for the tenants that it names, and unknown to any other;
     assert.deepEqual(await servers.names(tenant), names, tenant)
     const unknown = all.filter((name) => !(names as readonly string[]).includes(name))
     assert.deepEqual(await servers.unknown(tenant, all), unknown, tenant)
-    // A profile from before the list was changed gets no more.
+    // A profile that was written before the list changed gets no more servers than the new list allows.
     assert.deepEqual((await servers.resolve(tenant, all)).servers.map(({ name }) => name).toSorted(), names, tenant)
   }
   await assert.rejects(
@@ -132,7 +132,7 @@ test('secrets in headers are those of the tenant whose run it is, looked up for 
   assert.deepEqual((await servers.resolve('acme', ['github'])).servers, [
     { name: 'github', url, headers: { ...github, of: 'acme' }, addresses },
   ])
-  // A server that is not for the tenant needs nothing of it.
+  // A server that the tenant may not use requires no secrets of the tenant.
   assert.deepEqual(await servers.unknownSecrets('globex', ['github', 'ours', 'github']), ['github'])
   assert.deepEqual(asked, [
     ['acme', 'mcp-servers/github'],

@@ -5,7 +5,7 @@ import { startExternalServer, type TestBody } from '#testing'
 import { connected, namesOf, speaker, tokenOf } from './speaker.ts'
 import { catalog, stage } from './stage.ts'
 
-// Calls through the endpoint that fail, take long, or are taken back.
+// Calls through the endpoint that fail, take long or are cancelled.
 
 test('a server that is away, silent or unwilling costs its own tools, with a sentence', async (t) => {
   const at = await stage(t, { settings: { callTimeout: '3s' } })
@@ -63,7 +63,7 @@ test('progress reaches whoever asks for it, and a cancelled call is cancelled at
     [1, 2],
     [2, 2],
   ])
-  // The client takes back what it asked, and leaves the connection as it is.
+  // The client cancels its request and keeps the connection open.
   const cancel = new AbortController()
   const waiting = client.callTool({ name: 'files__wait' }, undefined, { signal: cancel.signal })
   waiting.catch(() => {})
@@ -71,7 +71,7 @@ test('progress reaches whoever asks for it, and a cancelled call is cancelled at
   cancel.abort()
   await assert.rejects(waiting)
   while (aborted < 1) await turn()
-  // The client leaves.
+  // The client closes the connection.
   const again = client.callTool({ name: 'files__wait' })
   again.catch(() => {})
   while (server.calls.filter((name) => name === 'wait').length < 2) await turn()
@@ -103,7 +103,7 @@ test('a call is cancelled at whichever conductor hears of it, and by nobody else
     assert.equal((await speaker(other, token).post(cancel, headers)).status, 202)
   }
   assert.equal(aborted, 0)
-  // A conductor that has just begun may not have heard of the other one yet: what it tells is lost then.
+  // A new conductor may not have heard of the other one yet. A cancellation that it sends is lost then.
   while (aborted < 1) assert.equal((await speaker(other, mine).post(cancel, session)).status, 202)
   const { result } = (await called).body as { result: TestBody }
   assert.equal(result['isError'], true)

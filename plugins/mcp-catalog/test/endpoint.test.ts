@@ -75,7 +75,7 @@ test('the tools of all active entries are one endpoint, in both revisions; calls
     result: { content: TestBody[] }
   }
   assert.equal(result.content[0]!['text'], 'found y')
-  // All of it was one session with the server, beside those that discovered it.
+  // All requests used one session with the server, apart from those of discoveries.
   assert.ok(web.opened.length <= 2, String(web.opened.length))
   assert.match(await at.metrics(), /mcp_catalog_calls_total\{entry="of_tenants",outcome="ok"\} 2/)
   assert.match(await at.metrics(), /mcp_catalog_sessions 1/)
@@ -110,7 +110,7 @@ test('an endpoint for one entry passes resources and prompts on, unless tools al
     assert.match(await answered(entry, 'resources/read', read, key), /-32602.*no such resource/, entry)
   }
   assert.match(await answered('reviewed', 'resources/read', read), /None of its tools has been accepted/)
-  // Of all servers together there are tools alone.
+  // The endpoint for all servers together serves only tools.
   assert.match(JSON.stringify(await speaker(at, token).ask('resources/list')), /-32601/)
 })
 

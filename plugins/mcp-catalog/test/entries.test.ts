@@ -169,7 +169,7 @@ test('each bad input is a 400 that says what is wrong', async (t) => {
   }
   const missing = await call('POST', catalog, { ...files, headers: { a: 'secret://nobody' } })
   assert.deepEqual(failureOf(missing), [400, 'unknown_secret: nobody'])
-  // What the operator allows may be private, and without TLS.
+  // A host that the operator allows may be private and without TLS.
   assert.equal((await call('POST', catalog, { ...files, url: 'http://127.0.0.1:1/mcp' })).status, 201)
 })
 

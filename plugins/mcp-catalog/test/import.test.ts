@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { catalog, failureOf, sentenceOf, stage } from './stage.ts'
 
-/** In the form of the official registry. */
+/** A server.json in the form of the official registry. */
 const weather = {
   $schema: 'https://static.modelcontextprotocol.io/schemas/2025-12-11/server.schema.json',
   name: 'io.github.example/weather',
@@ -47,7 +47,7 @@ test('a server.json becomes an entry: the remote that speaks streamable HTTP, or
     },
   )
   assert.deepEqual(failureOf(await call('POST', `${catalog}/import`, weather)), [409, 'conflict'])
-  // As the registry answers, with what is the tenant's own to say.
+  // The answer of a registry, with the fields that the tenant adds.
   const named = { name: 'old', server: { ...weather, remotes: [weather.remotes[0]] }, active: false, _meta: {} }
   const old = await call('POST', `${catalog}/import`, named)
   assert.deepEqual([old.body['name'], old.body['transport'], old.body['active']], ['old', 'sse', false])

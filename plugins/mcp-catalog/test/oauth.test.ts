@@ -17,7 +17,7 @@ async function startAuthorizationServer(t: TestContext) {
   const server = {
     url: '',
     asked,
-    /** What the answer says beside the token. */
+    /** The fields of the answer beside the token. */
     more: { token_type: 'Bearer', expires_in: 3_600 } as Record<string, unknown>,
     metadata: {} as Record<string, unknown>,
     status: 200,
@@ -100,7 +100,7 @@ test('a token is replaced before it ends, and once for all who find it due; an e
 
 test('whoever was only slow brings a token in vain: the lease has gone to another one', async (t) => {
   const s = await withOAuth(t)
-  // Before there is somebody who waits: on a busy machine it takes longer than they would.
+  // The second conductor starts before anybody waits: on a busy machine its start takes longer than a waiting caller would wait.
   const other = await stage(t, { dsn: s.dsn })
   const gate = Promise.withResolvers<void>()
   const began = Promise.withResolvers<void>()
@@ -138,7 +138,7 @@ test('an authorization server that gives none costs the run these tools, and is 
   s.issuer.status = 200
   await s.age(`failed_at = now() - interval '6 seconds'`)
   assert.equal(await s.sent(), 'Bearer token-2')
-  // Another client is another token.
+  // A changed client gets a token of its own.
   await s.call('PUT', `${catalog}/files`, { ...s.entry, oauth: { ...s.oauth, clientId: 'others' } })
   assert.equal(await s.sent(), 'Bearer token-3')
   await s.call('DELETE', '/api/secrets/client')
@@ -199,7 +199,7 @@ test('without a token endpoint in the entry the server says whom to ask, and tha
       },
     },
   ])
-  // Wherever a server leads, secrets go to public addresses and encrypted, or to hosts that the operator allows.
+  // Wherever a server points to, secrets are sent only to public addresses over TLS, or to hosts that the operator allows.
   const { port } = new URL(s.issuer.url)
   for (const [where, why] of [
     [`http://localhost:${port}/token`, /is not asked without TLS/],
@@ -210,7 +210,7 @@ test('without a token endpoint in the entry the server says whom to ask, and tha
     await s.age(`token = NULL, due_at = NULL, failed_at = NULL`)
     assert.match(String(await s.sent()), why)
   }
-  // A server is believed of itself alone, and so is whoever gives tokens: this client is the tenant's own.
+  // Metadata is believed only about its own server, and this client belongs to the tenant.
   const metadata = { issuer: s.issuer.url, token_endpoint: `${s.issuer.url}/token`, response_types_supported: ['code'] }
   const page = { ...metadata, authorization_endpoint: `${s.issuer.url}/authorize` }
   for (const [about, server, why] of [

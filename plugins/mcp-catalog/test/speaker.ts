@@ -65,7 +65,7 @@ export function speaker({ kernel }: Stage, token: string, path = '/mcp/catalog')
 }
 
 export const namesOf = (tools: readonly Tool[]): string[] => tools.map(({ name }) => name)
-/** A key as it is answered when it is made. */
+/** A new key, as the API answers it. */
 export const issue = async (call: TestCall, body: TestBody = {}): Promise<TestBody> => {
   const { status, body: key } = await call('POST', '/api/api-keys', { label: 'k', role: 'member', ...body })
   assert.equal(status, 201, JSON.stringify(key))

@@ -7,13 +7,13 @@ import { operatedConductor, type TestAnswer, type TestBody } from '#testing'
 const masterKey = randomBytes(32).toString('base64')
 
 interface StageOptions {
-  /** The database of another stage: its second conductor. */
+  /** The database of another stage, so that this stage is its second conductor. */
   readonly dsn?: string
   readonly variables?: Readonly<Record<string, string>>
   readonly settings?: object
 }
 
-/** The conductor as an operator runs it, where servers of this machine may be entered. */
+/** A conductor as an operator runs it. Servers of this machine may be entered. */
 export async function stage(t: TestContext, { dsn, variables = {}, settings = {} }: StageOptions = {}) {
   const { parts, operator, withRole, ...rest } = await operatedConductor(t, {
     needs: { database: Database, servers: McpServers },

@@ -31,7 +31,7 @@ test('a test says what the server is and has; its entry shows that, and how it i
   assert.deepEqual(entry.server, about)
   assert.deepEqual([entry.tools['count'], entry.health['latencyMs']], [2, latencyMs])
   assert.equal('lastFailure' in entry.health, false)
-  // The list is kept: nobody is asked again.
+  // The list is stored, so the server is not asked again.
   const opened = server.opened.length
   const page = await call('GET', `${catalog}/files/tools?limit=1&offset=1`)
   assert.deepEqual([itemsOf(page)[0]!['name'], page.headers['x-total-count']], ['write', '2'])
@@ -59,7 +59,7 @@ test('each way to fail has its name, and is what the entry shows', async (t) => 
     const { health } = (await call('GET', `${catalog}/files`)).body as { health: { lastFailure: TestBody } }
     assert.equal(health.lastFailure['code'], code)
   }
-  // Nobody is asked again at once for a list.
+  // After a failure the server is not asked again at once.
   assert.deepEqual(failureOf(await call('GET', `${catalog}/files/tools`)), [502, 'mcp_too_large'])
   assert.equal((await call('POST', `${catalog}/nobody/test`)).status, 404)
 })
@@ -77,7 +77,7 @@ test('nobody is sent on by a server: neither a request nor a secret goes where i
   await call('POST', '/api/secrets', { name: 'client', value: 'long enough' })
   const oauth = { grant: 'client_credentials', clientId: 'c', clientSecret: 'secret://client' }
   await call('POST', catalog, { name: 'granted', url: pointing, oauth: { ...oauth, tokenUrl: pointing } })
-  // Whom it asks itself it learns from nobody who redirects, either.
+  // An authorization server that must be discovered is not found through a redirect either.
   await call('POST', catalog, { name: 'asked', url: pointing, oauth })
   const { unavailable } = await servers.resolve('default', ['granted', 'asked'])
   assert.deepEqual(
@@ -162,7 +162,7 @@ test('with `review` runs have what an admin has accepted, until its definition c
   const replaced = { url: server.url, toolPolicy: 'review', allowedTools: ['write'] }
   await call('PUT', `${catalog}/files`, replaced)
   assert.deepEqual(await ofRun(), ['write'])
-  // Somewhere else nothing has been accepted.
+  // At another address nothing has been accepted.
   const other = await startExternalServer(t, { read: {} })
   await call('PUT', `${catalog}/files`, { url: other.url, toolPolicy: 'review' })
   assert.match((await ofRun())[0]!, /None of its tools/)

@@ -7,19 +7,21 @@ const opens = new Set([0x7b, 0x5b])
 const closes = new Set([0x7d, 0x5d])
 const [brace, comma, colon] = [0x7b, 0x2c, 0x3a]
 const blank = new Set([0x20, 0x09, 0x0a, 0x0d])
-/** No key or name of a model is longer; of a longer one only the beginning is kept. */
+/** No key and no model name is longer, in bytes. Only the beginning of a longer string is kept. */
 const maxKept = 1_024
-/** Further lists of models, by which some servers go instead. */
+/** Keys with further models in their value, which some servers use instead of `model`. */
 const otherLists = new Set(['models', 'fallbacks'])
-/** This key makes a server answer at once and work in the background, where the call cannot be measured, unless its value is off. */
+/**
+ * With this key a server answers at once and works in the background, where the call cannot be measured. Only the values `false` and `null` are
+ * allowed.
+ */
 const inBackground = 'background'
 const isOff = new Set([0x66, 0x6e])
 
 /**
- * Passes the body of a model call that names exactly this model at its top level. A body may be 32 MiB, so it is checked while it
- * passes, and its end is held back until all of it was checked: a refused call never reaches a model. Bodies that two JSON parsers
- * could read as two models are refused: a second name, an escaped key, a key in another case. So are calls in the
- * background. `onWhole` is called with the size of the body before the last of it goes.
+ * Passes on the body of a model call that names exactly this model at its top level; `onWhole` gets its size in bytes before the last chunk is sent.
+ * A body may have 32 MiB, so it is checked while it streams, and the last chunk waits for the end of the check: a refused call never reaches a model.
+ * Refused are background calls, and bodies in which two JSON parsers could find two models: a second name, an escaped key, a key in another case.
  */
 export async function* onlyModel(
   body: AsyncIterable<Buffer>,
@@ -40,15 +42,15 @@ export async function* onlyModel(
   if (held) yield held
 }
 
-/** Walks over the bytes of one JSON object. It checks no syntax: a server that reads the body does. */
+/** Scans the bytes of one JSON object. It does not check the syntax, because the model server does. */
 class ModelScan {
   readonly #model: string
   #depth = 0
   #found = false
-  /** At the top: what comes next is the value of this key. */
+  /** The present key at the top level. The next value belongs to it. */
   #key: string | undefined
   #afterColon = false
-  /** The string that is being read, of which the bytes are kept at the top alone. */
+  /** The present string. Its bytes are kept at the top level only. */
   #text: number[] | undefined
   #inString = false
   #escaped = false
@@ -89,7 +91,7 @@ class ModelScan {
       this.#key = undefined
     }
   }
-  /** A key of the top. */
+  /** Checks a key of the top level. */
   #named(key: string): void {
     const plain = key.toLowerCase()
     const doubtful =
@@ -98,14 +100,14 @@ class ModelScan {
     if (plain === inBackground && key !== plain) throw sandboxErrors.modelCallInBackground()
     this.#key = key
   }
-  /** The first byte of a value says whether it is `false` or `null`. */
+  /** The first byte of the value tells `false` and `null` from anything else. */
   #background(byte: number): void {
     if (!isOff.has(byte)) throw sandboxErrors.modelCallInBackground()
     this.#key = undefined
   }
   #between(byte: number): void {
     if (blank.has(byte)) return
-    // Only one object, and only in UTF-8.
+    // The body must be a single object in UTF-8.
     if (byte === 0 || this.#over || (this.#depth === 0 && byte !== brace)) throw refuse(this.#model)
     if (this.#afterColon && this.#key === inBackground) this.#background(byte)
     if (byte === quote) {
@@ -116,7 +118,7 @@ class ModelScan {
     if (this.#depth === 1) {
       if (byte === colon) return void (this.#afterColon = true)
       if (byte === comma) return void (this.#afterColon = false)
-      // The value of this key is no string.
+      // The value of `model` must be a string.
       if (this.#afterColon && this.#key === 'model') throw refuse(this.#model)
     }
     if (opens.has(byte)) this.#depth++
@@ -128,8 +130,8 @@ const refuse = (model: string): Error =>
   sandboxErrors.modelNotAllowed({ message: `The running run may call only the model ${model}.` })
 
 /**
- * The messages of one request to an MCP server, if they call only these tools. They are serialized again, because two parsers could
- * find two names in the worker's own bytes.
+ * The messages of a request to an MCP server, if they call only these tools. They are serialized again, because two JSON parsers could find two
+ * different tool names in the worker's own bytes.
  */
 export async function onlyTools(body: AsyncIterable<Buffer>, tools: NonNullable<McpServer['tools']>): Promise<Buffer> {
   const chunks: Buffer[] = []

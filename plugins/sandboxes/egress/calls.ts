@@ -7,20 +7,23 @@ import type { UsageOf } from './usage.ts'
 import { UsageReader } from './usage.ts'
 
 /**
- * How many model calls of a run may run at once. Each starts only while something is left of the budget, so a run can exceed its
- * budget by at most the cost of this many calls.
+ * The most concurrent model calls of a run. A call starts only while budget is left, so a run can exceed its budget by at most the cost of this many
+ * calls.
  */
 export const callsAtOnce = 4
 
-/** A request that a model server does not count has about so many bytes for each token, and no more tokens than models take. */
+/** An estimate for servers that report no input tokens: this many bytes per token, and at most as many tokens as a model accepts. */
 const bytesPerToken = 4
 const mostInputTokens = 1_000_000
-/** The least output for the time that a call took, if its server does not report it: thinking need not be in the answer. */
+/**
+ * An estimate of the output for servers that report none: at least this many tokens per second, because the thinking of a model need not be in the
+ * answer.
+ */
 const tokensPerSecond = 100
 
 /** Counts for the metrics of the runner. */
 export interface CallCounts {
-  /** A call is over, and what it used is known or estimated. */
+  /** Counts a finished call with its usage, which may be estimated. */
   measured(provider: string, usage: Omit<Usage, 'model'>): void
   refused(provider: string, why: 'budget' | 'at_once'): void
 }
@@ -31,17 +34,17 @@ export interface ModelCallsOptions {
   readonly budget?: RunBudget | undefined
   readonly counts: CallCounts
   onUsage(usage: UsageEvent): void
-  /** Milliseconds of a clock that only goes forward. */
+  /** A monotonic clock in ms. */
   readonly now?: () => number
 }
 
-/** The model calls of one run: allowed while it executes and something is left of its budget, and measured. */
+/** The model calls of one run. They are allowed while the run executes and budget is left, and each is measured. */
 export class ModelCalls implements MeasuredCalls {
   readonly #options: ModelCallsOptions
   readonly #provider: string
   readonly #underWay = new Set<ModelCall>()
   readonly #over = new AbortController()
-  /** In cents, of the calls that are over. */
+  /** The cost of the finished calls, in cents. */
   #spent = 0
 
   constructor(options: ModelCallsOptions) {
@@ -53,14 +56,14 @@ export class ModelCalls implements MeasuredCalls {
   get signal(): AbortSignal {
     return this.#over.signal
   }
-  /** The model of the run as this provider calls it. AppError 409 `no_run_under_way`, 403 `model_not_allowed`. */
+  /** The name of the run's model at this provider. AppError 409 `no_run_under_way`, 403 `model_not_allowed`. */
   modelAt(provider: string): string {
     if (this.signal.aborted) throw sandboxErrors.noRunUnderWay()
     const { model } = this.#options
     if (provider === this.#provider) return model.slice(provider.length + 1)
     throw sandboxErrors.modelNotAllowed({ message: `The running run may call only the model ${model}.` })
   }
-  /** A call begins; `usageOf` reads its answer. AppErrors: 403 `run_budget_spent`, 429 `too_many_model_calls`. */
+  /** Starts a call. `usageOf` finds the usage in its answer. AppErrors: 403 `run_budget_spent`, 429 `too_many_model_calls`. */
   begin(usageOf: UsageOf): ModelCall {
     const { budget, counts, now = () => performance.now() } = this.#options
     if (this.#underWay.size >= callsAtOnce) {
@@ -101,13 +104,13 @@ export class ModelCalls implements MeasuredCalls {
   }
 }
 
-/** One call on its way to a model server and back. */
+/** One model call. */
 export class ModelCall {
   readonly #usageOf: UsageOf
   readonly #now: () => number
   readonly #onOver: (call: ModelCall) => void
   readonly #began: number
-  /** The bytes of the request, once all of it goes to the server. */
+  /** The size of the request in bytes, set when the last of it goes to the server. */
   #asked: number | undefined
   #reader: UsageReader | undefined
 
@@ -118,7 +121,7 @@ export class ModelCall {
     this.#began = now()
   }
 
-  /** Its use so far. Undefined: it has not reached a model, or was refused there. */
+  /** The usage so far. Undefined when the request has not reached a model, or the server has refused it. */
   get usage(): Omit<Usage, 'model'> | undefined {
     if (this.#asked === undefined) return undefined
     const told = this.#reader?.told
@@ -133,16 +136,16 @@ export class ModelCall {
       estimated: true,
     }
   }
-  /** Called with the size of the request before the last of it is sent. */
+  /** Must be called with the size of the request, before its last chunk is sent. */
   asked(bytes: number): void {
     this.#asked = bytes
   }
-  /** The server has answered. A refused call is free. */
+  /** Called when the server answers. A refused call costs nothing. */
   answered(status: number, contentType: string): void {
     if (status >= 300) this.#asked = undefined
     else this.#reader = new UsageReader(this.#usageOf, contentType.startsWith('text/event-stream'))
   }
-  /** Passes the answer on. Its usage is counted before anybody reads it. */
+  /** Passes on the answer. Each chunk is counted before its reader gets it. */
   async *read(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
     for await (const chunk of body) {
       this.#reader?.read(chunk)
@@ -150,7 +153,7 @@ export class ModelCall {
     }
     this.over()
   }
-  /** Called when it is over, however it ended; again does nothing. */
+  /** Must be called when the call is over, however it ended. Further calls do nothing. */
   over(): void {
     this.#onOver(this)
   }

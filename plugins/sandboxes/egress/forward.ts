@@ -15,23 +15,23 @@ const maxRequestBytes = 32 * 1024 * 1024
 interface Destination {
   readonly dispatcher: Dispatcher
   readonly origin: string
-  /** With its query. */
+  /** The path with its query. */
   readonly path: string
   readonly headers: Readonly<Record<string, string>>
   readonly signal: AbortSignal
-  /** The one model that the body may name; its form is JSON then, and not compressed. */
+  /** The only model that the body may name. The body must then be uncompressed JSON. */
   readonly model?: string | undefined
   /** The only tools of an MCP server that the body may call. */
   readonly tools?: McpServer['tools'] | undefined
-  /** What measures it. */
+  /** Measures the call. */
   readonly call?: ModelCall | undefined
-  /** The error when it cannot be reached, or its answer is cut before it begins. */
+  /** The error when the server cannot be reached, or closes the connection before it answers. */
   readonly unreachable: (options: { readonly cause: unknown }) => AppError
-  /** The error when it refuses the runner's credentials. Its own answer about them is not shown to the worker. */
+  /** The error when the server refuses the runner's credentials. The server's own answer is hidden from the worker, because it may describe them. */
   readonly refused: () => AppError
 }
 
-/** Sends a worker's request on and its answer back, both as streams that wait for their readers. */
+/** Forwards a worker's request and the server's answer. Both are streams with back-pressure. */
 export async function forward(request: FastifyRequest, reply: FastifyReply, to: Destination): Promise<void> {
   const left = new AbortController()
   const signal = AbortSignal.any([to.signal, left.signal])
@@ -90,7 +90,7 @@ async function* bounded(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   }
 }
 
-/** Headers of an answer that reach the worker. Cookies and the name of the account are not the worker's. */
+/** The headers of an answer that reach the worker. Cookies and account names belong to the runner, so they are left out. */
 const answerHeaders = [
   'allow',
   'content-encoding',
@@ -100,7 +100,7 @@ const answerHeaders = [
   'retry-after-ms',
 ] as const
 
-/** The headers of these names that are set, once each. */
+/** Picks the headers of these names that are set, each once. */
 export function pick(
   headers: IncomingHttpHeaders | Readonly<Record<string, string | string[] | undefined>>,
   names: readonly string[],

@@ -18,13 +18,13 @@ interface HostRequest {
   readonly run: RunEgress
   readonly target: Target
   readonly admitted: Admitted
-  /** The program has no proxy support, so redirects are rewritten for it. */
+  /** True for a program without proxy support. Redirects are rewritten for it. */
   readonly below: boolean
   /** Called once with the status that the program gets. */
   answered(status: number): void
 }
 
-/** Sends a program's request to its host, with the headers of the profile, and the answer back without the values of secrets. */
+/** Forwards a program's request to its host with the profile's headers added. The values of secrets are masked in the answer. */
 export async function askHost(request: FastifyRequest, reply: FastifyReply, asked: HostRequest): Promise<void> {
   const { run, target, admitted } = asked
   const late = new AbortController()
@@ -44,7 +44,7 @@ export async function askHost(request: FastifyRequest, reply: FastifyReply, aske
       headers: {
         ...requestHeaders(request.headers, run.key),
         ...(body ? lengthOf(request) : {}),
-        // An answer that is compressed cannot be searched.
+        // Secrets cannot be found in a compressed answer, so the request asks for none.
         'accept-encoding': 'identity',
         ...admitted.headers,
       },
@@ -85,10 +85,10 @@ const namedBy = ({ connection }: { readonly connection?: string | string[] | und
       .split(/\s*,\s*/),
   )
 
-/** What the runner writes by itself. */
+/** Headers that the runner writes itself. */
 const ownHeaders: ReadonlySet<string> = new Set(['host', 'content-length', 'expect', 'accept-encoding'])
 
-/** The headers of a request that are passed on, without one that holds the key of the run: the runner replaces it. */
+/** The headers of a request to pass on. A header with the key of the run is left out, because the key is only for the runner. */
 function requestHeaders(headers: IncomingHttpHeaders, key: string): Record<string, string> {
   const named = namedBy(headers)
   const passed = Object.entries(headers).flatMap(([name, value]) => {
@@ -103,8 +103,8 @@ const holds = (text: string, key: string): boolean =>
   text.includes(key) || text.split(/[\s,]+/).some((word) => Buffer.from(word, 'base64').includes(key))
 
 /**
- * Cookies are credentials that were obtained with the secret; the last two would make a program speak TLS with the host itself,
- * which is not possible.
+ * Cookies are credentials that were obtained with the secret. The last two headers would make a program use TLS with the host directly, which is not
+ * possible.
  */
 const notAnswered: ReadonlySet<string> = new Set(['set-cookie', 'strict-transport-security', 'alt-svc'])
 
@@ -124,7 +124,7 @@ function answerHeaders(
     : { ...passed, location: locationFor(location, target, below && run.sessionId) }
 }
 
-/** The target of a redirect, as the program must request it; whether it is allowed is decided then. */
+/** The target of a redirect in the form in which the program must request it. That request is checked like any other. */
 function locationFor(location: string, target: Target, sessionId: string | false): string {
   const from = `https://${authorityOf(target)}${target.path}`
   const relative = !/^([a-z][a-z0-9+.-]*:|\/\/)/i.test(location)

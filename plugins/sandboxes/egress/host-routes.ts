@@ -13,7 +13,7 @@ import type { EgressRuns, RunEgress } from './run-egress.ts'
 import { authorityOf, type Target, targetBelow, targetOf } from './target.ts'
 
 export interface HostCounts {
-  /** `place` is `unlisted` for a host that no profile names; `status` that of the host, or of the refusal. */
+  /** Counts a request. `place` is `unlisted` for a host that no profile names; `status` is that of the host or of the refusal. */
   asked(place: 'own' | 'public' | 'unlisted', status: number): void
 }
 
@@ -29,7 +29,7 @@ const HostParams = Type.Object({
   '*': Type.String(),
 })
 const proxyPath = '/runner/egress'
-/** `/runner/worker/{id}/egress`. */
+/** The segments before the host in `/runner/worker/{id}/egress`. */
 const segmentsBefore = 4
 
 const refusals = [
@@ -50,8 +50,8 @@ const answers = {
 }
 
 /**
- * The hosts that the profile of a run allows for its sandbox: as a proxy, and below a path for programs without proxy support. In a scope
- * of their own: bodies are streams.
+ * Routes to the hosts that the profile of a run allows: as a proxy, and as paths for programs without proxy support. They need a scope of their own,
+ * because bodies are streams.
  */
 export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
   const handle = async (
@@ -68,7 +68,7 @@ export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
       if (request.headers.upgrade?.toLowerCase() === 'websocket') throw sandboxErrors.noWebSockets()
       const admitted = run.admit(target, request.method)
       place = admitted.place
-      // A request started for a caller that has left would never end.
+      // The caller has left already, so `close` will not come again and the request would never end.
       if (reply.raw.destroyed) throw sandboxErrors.callerLeft()
       reply.raw.once('close', run.begin())
       await askHost(request, reply, { run, target, admitted, below, answered: tell })
@@ -128,7 +128,7 @@ export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
   }
 }
 
-/** The key in a header: a token of any scheme, or a password. */
+/** The key in a header: the token of any scheme, or the password of Basic. */
 function keyIn(text: string | undefined): string | undefined {
   const [, scheme, rest] = /^(\w+) +(\S+)$/.exec(text ?? '') ?? []
   if (scheme?.toLowerCase() !== 'basic' || rest === undefined) return rest
@@ -136,7 +136,7 @@ function keyIn(text: string | undefined): string | undefined {
   return password || user
 }
 
-/** A tunnel would hide its traffic, and no header could be added. The reason is in the first line, which programs show. */
+/** Refuses CONNECT, because a tunnel would hide its traffic and no header could be added. The reason is in the status line, which programs show. */
 function refuseTunnels(app: App): void {
   app.server.on('connect', (_request: unknown, socket: Duplex) => {
     const error: AppError = sandboxErrors.noTunnels()

@@ -30,9 +30,9 @@ export interface ModelServer {
   /** The tenants whose workers may call it. */
   readonly tenants: TenantList
   readonly headers: Readonly<Record<string, string>>
-  /** The calls that workers may make: by method, the paths below the base. */
+  /** The calls that workers may make: method and path below the base URL. */
   readonly calls: RegExp
-  /** Those of them that only count tokens, and cost nothing. */
+  /** The calls that only count tokens and cost nothing. */
   readonly free: RegExp
   readonly usageOf: UsageOf
 }
@@ -73,7 +73,7 @@ export function modelServers({
   return found
 }
 
-/** The base with its /v1, as the model provider reads the same variable. */
+/** The base URL with /v1. The model provider reads the same variable in the same way. */
 function versioned(url: URL): URL {
   const path = url.pathname.replace(/\/+$/, '')
   return new URL(path.endsWith('/v1') ? path : `${path}/v1`, url)

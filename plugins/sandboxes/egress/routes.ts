@@ -18,7 +18,7 @@ const firstByteMs = 300_000
 const connectMs = 10_000
 
 export interface Egress {
-  /** In a scope of their own: their bodies are streams. */
+  /** Needs a scope of its own, because bodies are streams. */
   routes(app: App): Promise<void>
   close(): Promise<void>
 }
@@ -27,7 +27,7 @@ export interface Egress {
 export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, ModelServer>): Egress {
   const connecting = (permits?: (address: string) => boolean): Agent =>
     new Agent({
-      // As many connections as there are open streams; an abort must close the socket, or the model continues to generate.
+      // One connection per open stream. An aborted call must close its socket, because otherwise the model would continue to generate.
       connections: null,
       pipelining: 1,
       allowH2: false,
@@ -51,13 +51,13 @@ export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, Mode
   }
 }
 
-/** The worker's token. A vendor's process sends it as its API key, which is how it was given it. */
+/** Finds the worker's token. The process of a vendor was given the token as its API key, so it sends it in that header. */
 function credentialOf({ headers }: FastifyRequest): string | undefined {
   const key = headers['x-api-key']
   return headers.authorization ?? (typeof key === 'string' ? `Bearer ${key}` : undefined)
 }
 
-/** Headers that are passed on to a model server, without those of an organization or a project: the key decides these. */
+/** The headers that reach a model server. Those of an organization or project are left out, because the runner's key decides them. */
 const modelRequestHeaders = [
   'accept',
   'anthropic-beta',
@@ -72,10 +72,10 @@ const ModelParams = Type.Object({
   provider: Type.String({ maxLength: 64 }),
   '*': Type.String(),
 })
-/** `/runner/worker/{id}/models/{provider}`. */
+/** The segments of `/runner/worker/{id}/models/{provider}`. */
 const segmentsBefore = 5
 
-/** Model calls of workers: a sandbox has neither keys nor a network. */
+/** Routes for the model calls of workers, because a sandbox has neither keys nor a network. */
 function modelRoutes(
   app: App,
   auth: WorkerAuth,
@@ -122,7 +122,7 @@ function modelRoutes(
         const path = `${server.base.pathname.replace(/\/+$/, '')}/${name}${below.query}`
         const calls = method === 'POST' ? callsOf(worker) : undefined
         const model = calls?.modelAt(request.params.provider)
-        // A request started for a caller that has left would never end.
+        // The caller has left already, so `close` will not come again and the request would never end.
         if (reply.raw.destroyed) throw sandboxErrors.callerLeft()
         const call = server.free.test(`${method} ${name}`) ? undefined : calls?.begin(server.usageOf)
         if (call) reply.raw.once('close', () => call.over())
@@ -146,16 +146,16 @@ function modelRoutes(
   }
 }
 
-/** The usage in an answer is read while it passes, so it must not be compressed. */
+/** The runner reads the usage from the answer, so the answer must not be compressed. */
 const json = { 'content-type': 'application/json', 'accept-encoding': 'identity' }
 
-/** The model calls of the run that a worker has now. */
+/** The model calls of the worker's present run. AppError 409 `no_run_under_way`. */
 function callsOf({ calls }: RemoteWorker): ModelCalls {
   if (!calls) throw sandboxErrors.noRunUnderWay()
   return calls
 }
 
-/** Segments that every server reads alike: nothing encoded, no steps. */
+/** A path segment that every server reads alike: no encoded characters, no `.` or `..`. */
 const segment = /^(?!\.{1,2}$)[\w.~:@!$&'()*+,=-]+$/
 const query = /^(\?[\x21\x24-\x7e]*)?$/
 
@@ -164,7 +164,7 @@ const query = /^(\?[\x21\x24-\x7e]*)?$/
  * the path that it is appended to.
  */
 function pathBelow(target: string, skip: number): { readonly path: string; readonly query: string } | undefined {
-  // An absolute-form target names a host of its own.
+  // A target in absolute form names a host of its own.
   if (!target.startsWith('/')) return undefined
   const mark = target.indexOf('?')
   const [path, rest] = mark < 0 ? [target, ''] : [target.slice(0, mark), target.slice(mark)]
@@ -186,7 +186,7 @@ const mcpRequestHeaders = [
 
 const McpParams = Type.Object({ id: Type.String({ maxLength: 128 }), name: Type.String({ maxLength: 64 }) })
 
-/** The external MCP servers of the run under way, each with the headers that its entry has. */
+/** Routes to the external MCP servers of the present run. Each request gets the headers of the server's entry. */
 function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: McpServer) => Dispatcher): void {
   const schema = {
     tags,
@@ -232,11 +232,11 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: Mcp
   }
 }
 
-/** A literal address needs no look-up, so the guard of the look-up does not see it. */
+/** A literal address needs no DNS look-up, so the guard in the look-up would not check it. */
 const mayBeAsked = ({ url, addresses }: McpServer): boolean =>
   !addresses ||
   typeof outboundUrl(url, { permits: permittedAddresses[addresses], schemes: ['http', 'https'] }) !== 'string'
 
-/** Names in lower case, so that a configured header replaces the worker's and is not sent beside it. */
+/** Lower-case names, so that a configured header replaces the worker's instead of being sent beside it. */
 const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]))

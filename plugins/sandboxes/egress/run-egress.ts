@@ -21,26 +21,26 @@ export const requestsAtOnce = 16
 const connectMs = 10_000
 /** How long a request may take, its answer included. */
 const longestMs = 10 * 60_000
-/** How long a host may be silent, before its answer and in it. */
+/** How long a host may be silent before its answer or within it. */
 const silentMs = 300_000
 
-/** Where a request may go, and how. */
+/** The way on which a permitted request is sent. */
 export interface Admitted {
   readonly dispatcher: Dispatcher
   readonly origin: string
-  /** By name in lower case, with the values of secrets. */
+  /** The headers to add, with the values of secrets. Names are in lower case. */
   readonly headers: Readonly<Record<string, string>>
-  /** Masks the values that are sent to the host: it cannot repeat others. */
+  /** Masks the values that this host receives. A host cannot repeat other values. */
   readonly mask: Mask
-  /** The operator's own host, or one of the open internet. */
+  /** Whether the host is one of the operator's own or on the public internet. */
   readonly place: 'own' | 'public'
 }
 
 interface EgressSettings {
-  /** Authorities of hosts beside those of the system, as PEM. */
+  /** Certificate authorities beside those of the system, as PEM. */
   readonly ca?: () => string | undefined
   readonly resolve?: Resolve
-  /** Ten minutes by default. */
+  /** Replaces `longestMs` in tests; ten minutes by default. */
   readonly requestMs?: number
 }
 
@@ -72,7 +72,7 @@ export class RunEgress {
   get signal(): AbortSignal {
     return this.#over.signal
   }
-  /** For the worker, which has the runner at this address. */
+  /** The access for a worker that reaches the runner at this address. */
   accessAt(runnerUrl: string): EgressAccess {
     return {
       proxyUrl: new URL(runnerUrl).origin.replace('://', `://run:${this.key}@`),
@@ -80,12 +80,12 @@ export class RunEgress {
       key: this.key,
     }
   }
-  /** AppErrors: 403 `egress_not_allowed`, 403 `egress_address_not_allowed`. */
+  /** Permits a request, or throws an AppError: 403 `egress_not_allowed`, 403 `egress_address_not_allowed`. */
   admit(target: Target, method: string): Admitted {
     const entry = this.#entryFor(target, method)
     const { own } = entry
     const origin = `https://${authorityOf(target)}`
-    // Sockets do not look addresses up, so those that are written out are judged here.
+    // A literal address causes no look-up, so the connection would not check it; it is checked here.
     const permits = own ? isNetworkAddress : isPublicAddress
     if (typeof outboundUrl(origin, { permits, schemes: ['https'] }) === 'string') throw addressRefused(target)
     const values = this.#valuesFor(entry)
@@ -101,7 +101,7 @@ export class RunEgress {
       place: own ? 'own' : 'public',
     }
   }
-  /** Call the result when the request is over. AppError 429 `too_many_egress_requests`. */
+  /** Counts a request. The caller must call the returned function when the request is over. AppError 429 `too_many_egress_requests`. */
   begin(): () => void {
     if (this.#underWay >= requestsAtOnce) throw sandboxErrors.tooManyEgressRequests({ headers: { 'retry-after': '1' } })
     this.#underWay++
@@ -132,7 +132,7 @@ export class RunEgress {
           : `This sandbox may not send ${method} to ${host}: name it in methods of the host, in egress of the profile.`
     throw sandboxErrors.egressNotAllowed({ message })
   }
-  /** The values that the headers of a host refer to, by name. */
+  /** The values of the secrets that a host's headers refer to, by name. */
   #valuesFor({ headers = {} }: EgressHost): ReadonlyMap<string, string> {
     const { secrets } = this.#order
     const names = Object.values(headers).flatMap(secretsIn)
@@ -144,7 +144,7 @@ export class RunEgress {
       }),
     )
   }
-  /** The values that any entry of the host sends: one path of a host may show what another received. */
+  /** Masks the values that any entry of the same host sends, because one path of a host may show what another path received. */
   #maskFor({ host, port }: EgressHost): Mask {
     const place = `${host}:${port}`
     const entries = this.#order.hosts.filter((one) => one.host === host && one.port === port)
@@ -152,7 +152,7 @@ export class RunEgress {
     this.#masks.set(place, mask)
     return mask
   }
-  /** Connections of a run are not shared: some hosts authenticate a connection instead of a request. */
+  /** Runs do not share connections, because some hosts authenticate a connection instead of a request. */
   #agent(own: boolean): Agent {
     const { resolve = systemResolve } = this.#settings
     const ca = this.#settings.ca?.()

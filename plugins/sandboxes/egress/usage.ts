@@ -1,35 +1,35 @@
-/** The usage that a model server has reported so far. Cached tokens are part of the input. */
+/** The usage in tokens that a model server has reported so far. `input` includes cached tokens. */
 export interface Told {
   readonly input: number
   readonly output: number
   readonly cached: number
-  /** True when it is final. False: it covers the input, and the output is still to come. */
+  /** True when the usage is final. False when only the input is known yet. */
   readonly whole: boolean
 }
 
-/** Finds the usage in an answer, or in one event of a stream, in the form of one API. Undefined: there is none. */
+/** Finds the usage in an answer, or in one event of a stream, of one API. Undefined when there is none. */
 export type UsageOf = (json: Json) => Told | undefined
 export type Json = Readonly<Record<string, unknown>>
 
-/** The longest event, or whole answer, in which usage is looked for; the same for what is kept of one call. */
+/** The largest event or answer that is searched for usage, in bytes. No more is kept for one call. */
 const mostKept = 1024 * 1024
 const newline = 0x0a
-/** Of `data:`, with which an event begins. */
+/** The length of `data:`, with which an event begins. */
 const prefix = 5
 const key = Buffer.from('"usage"')
-/** Of an event, what is not the text of the model. */
+/** The size of an event without the model's text, in bytes. */
 const frameBytes = 256
 const bytesPerToken = 4
 
 /**
- * Reads the usage from an answer while it passes. Of a stream only the events are parsed that have an object `usage` somewhere:
- * quotes in texts are escaped, so no text of a model is mistaken for one. Longer parts than a mebibyte are neither kept nor read.
+ * Reads the usage from an answer while it streams; parts above one mebibyte are neither kept nor read. In an event stream, only events with an object
+ * `usage` are parsed. Quotes in texts are escaped, so the text of a model cannot look like such an object.
  */
 export class UsageReader {
   readonly #usageOf: UsageOf
   readonly #streams: boolean
   #told: Told | undefined
-  /** Of the event, or of the answer, that is not whole yet. */
+  /** The bytes of the incomplete event, or of the answer so far. */
   #kept: Buffer[] = []
   #keptBytes = 0
   #tokens = 0
@@ -44,7 +44,7 @@ export class UsageReader {
     if (!this.#streams && this.#keptBytes <= mostKept) this.#parse(Buffer.concat(this.#kept))
     return this.#told
   }
-  /** About how many tokens came, by their bytes. */
+  /** An estimate of the tokens received, from their bytes. */
   get tokens(): number {
     return this.#streams ? this.#tokens : Math.ceil(this.#keptBytes / bytesPerToken)
   }
@@ -69,10 +69,10 @@ export class UsageReader {
   #keep(part: Buffer): void {
     this.#keptBytes += part.length
     if (this.#keptBytes > mostKept) this.#kept = []
-    // A part of a chunk would hold all of it in memory.
+    // A slice of a chunk would keep the whole chunk in memory, so it is copied.
     else this.#kept.push(this.#streams ? Buffer.from(part) : part)
   }
-  /** The rest of a line that came in several chunks. */
+  /** Completes a line that came in several chunks. */
   #keptEnds(rest: Buffer): void {
     const length = this.#keptBytes + rest.length
     const line = length > mostKept ? undefined : Buffer.concat([...this.#kept, rest])
@@ -89,7 +89,7 @@ export class UsageReader {
   #parse(bytes: Buffer): void {
     const json = parsed(bytes)
     const told = json && this.#usageOf(json)
-    // A server that says zero did not count.
+    // A server that reports zero has not counted.
     if (!told || told.input + told.output === 0) return
     const { input = 0, output = 0, cached = 0, whole = false } = this.#told ?? {}
     this.#told = {
@@ -105,7 +105,7 @@ export class UsageReader {
 const isEvent = (chunk: Buffer, start: number): boolean =>
   chunk[start] === 0x64 && chunk[start + 1] === 0x61 && chunk[start + 4] === 0x3a
 
-/** Whether a key `usage`, the first of which is at `mark`, has an object before `end`. Most events of a stream say that it is null. */
+/** Whether a key `usage` has an object as its value before `end`. `mark` is the first such key. In most events of a stream the value is null. */
 function tellsUsage(line: Buffer, mark: number, end: number): boolean {
   for (let at = mark; at >= 0 && at < end; at = line.indexOf(key, at + key.length)) {
     const colonAt = skipBlank(line, at + key.length)
@@ -132,7 +132,7 @@ const objectOf = (value: unknown): Json | undefined =>
 const count = (value: unknown): number =>
   typeof value === 'number' && Number.isFinite(value) ? Math.max(0, Math.trunc(value)) : 0
 
-/** Chat completions, completions and embeddings; the Responses API, whose streams have it in the response that ends them. */
+/** Usage of chat completions, completions and embeddings, and of the Responses API, whose streams report it in the final response. */
 export const openaiUsage: UsageOf = ({ usage, response }) => {
   const said = objectOf(usage) ?? objectOf(objectOf(response)?.['usage'])
   if (!said) return undefined
@@ -145,7 +145,7 @@ export const openaiUsage: UsageOf = ({ usage, response }) => {
   }
 }
 
-/** Messages: a stream says the input when it begins, and the output when it ends. What was cached is beside the input there. */
+/** Usage of Messages. A stream reports the input at its beginning and the output at its end. This API counts cached tokens outside of the input. */
 export const anthropicUsage: UsageOf = ({ usage, message }) => {
   const begins = objectOf(message)
   const said = objectOf(begins ? begins['usage'] : usage)

@@ -52,7 +52,7 @@ export default definePlugin({
   },
 })
 
-/** Specification 4.9. */
+/** The largest body of a delivery, in bytes. Specification 4.9. */
 const bodyLimit = 64 * 1024
 
 const Params = Type.Object({ provider: Type.String({ description: 'Name of the sandbox provider, such as `e2b`.' }) })
@@ -86,7 +86,7 @@ async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promis
     },
   })
 
-  // Signatures are over the bytes.
+  // The signature covers the raw bytes, so the body must not be parsed first.
   takeBytes(app, bodyLimit)
   app.setErrorHandler((error: unknown) => {
     throw isUnread(error) ? sandboxEventErrors.unreadableEvent({ cause: error }) : error
@@ -142,7 +142,7 @@ function decode(
   }
 }
 
-// Fastify's codes for a body that it refuses: too large, of another length than announced, without a valid media type.
+// Fastify's codes for a refused body: too large, a wrong length, or no valid media type.
 const unread = ['FST_ERR_CTP_BODY_TOO_LARGE', 'FST_ERR_CTP_INVALID_CONTENT_LENGTH', 'FST_ERR_CTP_INVALID_MEDIA_TYPE']
 const isUnread = (error: unknown): boolean => unread.includes(String((error as { code?: unknown } | null)?.code))
 
@@ -178,7 +178,7 @@ function createEventMetrics(registry: Registry, activeFanOuts: () => number): Ev
   return { count: (outcome) => deliveries.inc({ outcome }), dropped: (states) => invalidated.inc(states) }
 }
 
-/** Specification 4.9. */
+/** The most concurrent fan outs. Specification 4.9. */
 const maxFanOuts = 32
 /** How long the runners may take. Best effort is enough: a cached state that is not dropped expires soon by itself. */
 const windowMs = 2_000
@@ -194,7 +194,7 @@ interface FanOutOptions {
 /** Tells every runner, in the background, that a sandbox changed. */
 interface FanOut {
   readonly active: number
-  /** False: too many are in progress, and this one is dropped. */
+  /** False when too many fan outs are running. The event is dropped then. */
   offer(provider: string, sandboxId: string): boolean
 }
 

@@ -4,15 +4,15 @@ import type { Admitted, Hub } from './hub.ts'
 import type { RemoteWorker } from './worker.ts'
 import { sandboxErrors } from '../errors.ts'
 
-/** Lets workers in to the routes of a scope, each to those of its own session. */
+/** Authenticates workers. Each worker may use only the routes of its own session. */
 export interface WorkerAuth {
-  /** `credential` finds the header value with the token. */
+  /** Protects all routes of a scope. `credential` finds the header value that holds the token. */
   protect(app: App, credential?: (request: FastifyRequest) => string | undefined): void
   /** The worker that calls, with the expiry of its token. */
   of(request: FastifyRequest): Admitted
 }
 
-/** `served`: this runner starts sandbox workers. If not, every callback of one is answered 503. */
+/** `served` is true when this runner starts sandbox workers. If not, each of their callbacks is answered with 503. */
 export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
   const admitted = new WeakMap<FastifyRequest, Admitted>()
   return {
@@ -31,7 +31,7 @@ export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
   }
 }
 
-/** Aborts when the caller has left, and with `others`. */
+/** Aborts when the caller leaves, or when one of `others` aborts. */
 export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal[]): AbortSignal {
   const gone = new AbortController()
   reply.raw.once('close', () => gone.abort(sandboxErrors.callerLeft()))
@@ -40,7 +40,7 @@ export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal
 
 /** Allows one exchange of a kind with each worker, because a body may have tens of MiB and a worker could open hundreds of connections. */
 interface Newest {
-  /** Closes the connection of the former one, unless that is over. */
+  /** Closes the connection of the previous exchange if it is still open. */
   begin(worker: RemoteWorker, reply: FastifyReply): void
 }
 
@@ -57,7 +57,7 @@ function createNewest(): Newest {
   }
 }
 
-/** One of each kind, for all listeners. */
+/** One limit for each kind of exchange, shared by all listeners. */
 export interface NewestOfAll {
   readonly answers: Newest
   readonly downloads: Newest

@@ -11,27 +11,27 @@ const generations = 2 ** 48 - 1
 
 export interface Admitted {
   readonly worker: RemoteWorker
-  /** When the token that it showed expires, in ms since the epoch. */
+  /** When the token of the request expires, in ms since the epoch. */
   readonly expiresAt: number
 }
 
 /** The polling workers of a runner. */
 export interface Hub extends WorkerHub {
   /**
-   * A new generation of the session's worker; a former channel of the session is closed. AppError as `WorkerTokens.mint`, or 503
-   * `worker_token_failed` when that fails otherwise or gives nothing.
+   * Creates a new generation of the session's worker and closes the former channel. AppError as `WorkerTokens.mint`, or 503 `worker_token_failed`
+   * when minting fails otherwise or gives no token.
    */
   open(tenantId: string, sessionId: string): Promise<WorkerChannel>
-  /** The worker that a callback comes from. AppError 401 unless it is the session's present worker. */
+  /** The worker that makes a callback. AppError 401 unless it is the present generation of the session's worker. */
   admit(authorization: string | undefined, sessionId: string): Promise<Admitted>
-  /** On stop. */
+  /** Closes all channels when the runner stops. */
   close(): void
 }
 
 /** `memory` counts the states of workers. */
 export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionMemory = new CountedMemory()): Hub {
   const workers = new Map<string, RemoteWorker>()
-  /** Called when a bound worker comes under its new name. */
+  /** For a worker that was bound to another session: called when it first uses its new session id. */
   const arrivals = new WeakMap<RemoteWorker, () => void>()
   const forget = (worker: RemoteWorker): void => {
     if (workers.get(worker.sessionId) === worker) workers.delete(worker.sessionId)
@@ -60,7 +60,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionM
     workers.set(sessionId, worker)
     return worker
   }
-  /** Until the worker has acknowledged the command it is known under both session ids, because a lost answer is sent again. */
+  /** The worker is known under both session ids until it acknowledges the command, because a lost answer to a poll is sent again. */
   const bind: RemoteWorkerOptions['bind'] = async (from, options) => {
     const worker = await make(from.tenantId, options)
     const { sessionId, mailbox } = options

@@ -5,34 +5,34 @@ import { sandboxErrors } from '../errors.ts'
 type Unnumbered<C> = C extends WorkerCommand ? Omit<C, 'id'> : never
 
 export interface Poll {
-  /** Every command up to this one has been taken. */
+  /** Acknowledges every command up to this id. */
   readonly after: number
   readonly waitMs: number
   readonly signal: AbortSignal
 }
 
 /**
- * The commands for one worker, in order. A command is in the answer of every poll until a poll acknowledges it: an answer that is
- * lost on its way is sent again.
+ * The queue of commands for one worker. Each answer to a poll holds all commands that no poll has acknowledged yet, so a lost answer is repeated.
+ * Commands are in order.
  */
 export interface Mailbox {
   push(command: Unnumbered<WorkerCommand>): number
-  /** Takes a command back: no further answer has it. True when an answer had it already. */
+  /** Removes a command, so that no further answer holds it. True when an answer has held it already. */
   withdraw(id: number): boolean
-  /** Empty: nothing came within the time, or nobody waits any more. A newer poll ends an older one. */
+  /** Resolves to the waiting commands; empty when none comes in time or the caller leaves. A newer poll ends an older one. */
   poll(poll: Poll): Promise<readonly WorkerCommand[]>
   /** Answers an open poll with nothing. */
   endPoll(): void
-  /** Called when the worker has taken everything up to this command. */
+  /** Removes every command up to this id, because the worker has received them. */
   acknowledge(id: number): void
-  /** Resolves when an answer with this command has left, and when `signal` aborts. */
+  /** Resolves when an answer with this command was sent, or when `signal` aborts. */
   taken(id: number, signal: AbortSignal): Promise<void>
   /** Called when an answer was sent. */
   left(commands: readonly WorkerCommand[]): void
   close(error: AppError): void
 }
 
-/** A poll that waits for a command. */
+/** An open poll. */
 interface HeldPoll {
   readonly answered: Promise<readonly WorkerCommand[]>
   answer(commands: readonly WorkerCommand[]): void
@@ -106,7 +106,7 @@ export function createMailbox(): Mailbox {
   }
 }
 
-/** Answered with nothing when the time is over or nobody waits any more. `onSettled` comes before whoever waits hears of it. */
+/** Holds a poll open. It is answered with no commands after `waitMs`, or when the caller leaves. `onSettled` runs before the caller gets the answer. */
 function hold(waitMs: number, signal: AbortSignal, onSettled: () => void): HeldPoll {
   const { promise: answered, resolve, reject } = Promise.withResolvers<readonly WorkerCommand[]>()
   const settle = (): void => {

@@ -2,17 +2,17 @@
 export interface Presence {
   readonly lastPollAt: number | undefined
   readonly present: boolean
-  /** Called when a poll opens; the returned function is called when it ends. */
+  /** Must be called when a poll opens. The returned function must be called when the poll ends. */
   polls(): () => void
   /** Called when anything else came from the worker. */
   seen(): void
   /** Resolves once a poll is open. */
   connected(signal: AbortSignal): Promise<void>
-  /** Calls back once it has been silent for too long. Returns how to stop watching. */
+  /** Calls back once the worker has been silent for too long. Returns a function that stops watching. */
   watch(onLost: () => void): () => void
 }
 
-/** A check that is this late was delayed by this process itself. */
+/** When a check is this late, this process itself was blocked. */
 const lateMs = 1_000
 
 /** `lostMs`: how long a worker may be silent between two polls. */
@@ -67,7 +67,7 @@ export function createPresence(lostMs: number): Presence {
       let timer: NodeJS.Timeout
       const look = (due: number): void => {
         const now = performance.now()
-        // This process was busy or stopped, and has not yet read what the worker sent meanwhile.
+        // This process was blocked and has not yet read what the worker sent, so the silence starts anew.
         if (now - due > lateMs) since = now
         const silent = Math.min(silentMs(), now - since)
         if (silent >= lostMs) onLost()

@@ -35,7 +35,7 @@ const PollQuery = Type.Object({
   wait: Type.Integer({ minimum: 0, maximum: pollMs, default: pollMs, description: 'Milliseconds.' }),
 })
 
-/** `closing` aborts when the listener closes: open polls are answered then, so that it need not wait for them. */
+/** Routes for polls. `closing` aborts when the listener closes: open polls are answered then, so that the listener need not wait for them. */
 export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll, closing: AbortSignal): void {
   app.get(
     '/runner/worker/:id/poll',
@@ -107,7 +107,7 @@ export function toolRoutes(app: App, auth: WorkerAuth): void {
   )
 }
 
-/** In a scope of their own: their body is a stream. */
+/** The route for the events of runs. It needs a scope of its own, because its body is a stream. */
 export const eventRoutes = (auth: WorkerAuth, limits: UploadLimits, closing: AbortSignal) => async (app: App) => {
   takeStreams(app)
   app.post(
@@ -163,7 +163,7 @@ const PutHeaders = Type.Object({
 })
 const DeleteHeaders = Type.Object({ [stateRevHeader]: Type.Integer({ ...rev, default: 0 }) })
 
-/** The runner's copy of a worker's state. Mount it in a scope of its own: a body is bytes here, whatever its content type says. */
+/** Routes for the runner's copy of a worker's state. They need a scope of their own, because here a body is bytes, whatever its content type. */
 export const stateRoutes =
   (auth: WorkerAuth, { uploads, downloads }: NewestOfAll) =>
   async (app: App) => {
@@ -230,7 +230,7 @@ function uploadRoute(app: App, auth: WorkerAuth, uploads: NewestOfAll['uploads']
       onRequest: async (request, reply) => {
         const { worker } = auth.of(request)
         uploads.begin(worker, reply)
-        // A body without a length may be as large as any.
+        // A body without a length counts as the largest one.
         const said = Number(request.headers['content-length'] ?? maxStateBytes)
         const bytes = Math.min(said, maxStateBytes)
         worker.expectState(bytes)

@@ -20,19 +20,19 @@ export class CountedMemory implements SessionMemory {
 export interface StateCopy {
   readonly bundle: StateBundle | undefined
   readonly rev: number
-  /** Why there is no copy of the newest state; an older copy would be mistaken for it. */
+  /** Why the runner has no copy of the newest state. An older copy is not kept, because it would be mistaken for the newest. */
   readonly refused: AppError | undefined
-  /** The runner sets a copy, which wins over whatever a sandbox has on its disk. */
+  /** Sets a copy of the runner. It wins over any copy on the disk of a sandbox. */
   set(bundle: StateBundle | undefined): void
-  /** The worker uploads a copy. An older one never takes the place of a newer one. */
+  /** Stores a copy that the worker uploaded. An older copy never replaces a newer one. */
   take(bundle: StateBundle | undefined, rev: number): void
-  /** There was no room for what the worker has. */
+  /** Drops the copy, because there was no room for the worker's newest state. */
   refuse(why: AppError): void
-  /** Calls back at the worker's next message about its state. Returns how to stop listening. */
+  /** Calls back at the worker's next message about its state. Returns a function that stops listening. */
   onTaken(listener: () => void): () => void
 }
 
-/** `rev` of the former worker's copy, where there is one. */
+/** `rev` is the revision of the former worker's copy, if there was one. */
 export function createStateCopy(rev = 0): StateCopy {
   let bundle: StateBundle | undefined
   let refused: AppError | undefined
@@ -48,7 +48,7 @@ export function createStateCopy(rev = 0): StateCopy {
       return refused
     },
     set(given) {
-      // Workers count on from the copy that they started with. A time in ms is larger than the count of any sandbox that outlived a runner.
+      // Workers count on from the revision that they started with. A time in ms is above the count of any sandbox that outlived its runner.
       rev = Math.max(rev + 1, Date.now())
       bundle = given
       refused = undefined
@@ -76,7 +76,7 @@ export function createStateCopy(rev = 0): StateCopy {
 /** How long a worker may take to pack its state and send it. */
 const exportMs = 30_000
 
-/** Asks a worker for its state. Resolves when it has answered, or will not answer. */
+/** Asks a worker to upload its state. Resolves when the worker has answered, or can no longer answer. */
 export function askForState(
   mailbox: Mailbox,
   presence: Presence,

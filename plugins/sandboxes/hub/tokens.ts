@@ -8,19 +8,19 @@ import { sandboxErrors } from '../errors.ts'
 export interface WorkerClaims {
   readonly tenantId: string
   readonly sessionId: string
-  /** A token of another generation than that of the session's worker is refused, which revokes it at once. */
+  /** Only the present generation of a session's worker is accepted, so a new generation revokes older tokens at once. */
   readonly generation: number
 }
 
 /** Worker tokens: JWT HS256, `typ: ao-worker+jwt`. Specification 5.4. */
 export interface WorkerTokens {
-  /** `expiresAt` in ms since the epoch. AppError 503 `worker_token_unavailable` that names the setting when no key is configured. */
+  /** `expiresAt` is in ms since the epoch. Without a configured key: AppError 503 `worker_token_unavailable`, whose sentence names the setting. */
   mint(claims: WorkerClaims): Promise<{ readonly token: string; readonly expiresAt: number }>
   /** AppError 401 whose code starts with `invalid or missing worker token` and says which case. Does not know generations. */
   verify(authorization: string | undefined): Promise<WorkerClaims & { readonly expiresAt: number }>
 }
 
-/** A polling worker gets a new token when half of its life is over. */
+/** A polling worker gets a new token after half of this time. */
 const lifetimeMs = 24 * 60 * 60 * 1_000
 const algorithm = 'HS256'
 const type = 'ao-worker+jwt'
@@ -98,11 +98,11 @@ export interface IssuedToken {
   readonly value: string
   /** The latest token; a new one when less than half of its life is left. */
   fresh(): Promise<string>
-  /** A new one when less than half of the life of one that expires then is left. */
+  /** A new token for a worker whose token expires at `expiresAt`, when less than half of its life is left. Otherwise undefined. */
   renewal(expiresAt: number): Promise<string | undefined>
 }
 
-/** AppError as `WorkerTokens.mint`, or 503 `worker_token_failed` when that fails otherwise or gives nothing. */
+/** Mints a worker's first token. AppError as `WorkerTokens.mint`, or 503 `worker_token_failed` when minting fails otherwise or gives no token. */
 export async function issueToken(tokens: WorkerTokens, claims: WorkerClaims): Promise<IssuedToken> {
   let latest = await mint(tokens, claims)
   const halfLifeMs = (latest.expiresAt - Date.now()) / 2

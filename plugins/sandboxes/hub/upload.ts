@@ -7,23 +7,23 @@ export interface UploadLimits {
   readonly maxMs: number
 }
 
-/** The incoming events of one run. They wait in the socket, not in memory, until they are read. */
+/** The incoming events of one run. Unread events wait in the socket, not in memory. */
 export interface Upload {
   /** Chunks of whole lines. One reader. */
   lines(): AsyncIterable<Buffer>
-  /** Ends it: `answer` goes to the worker, `thrown` to the reader. */
+  /** Ends the upload: the worker gets `answer`, the reader gets `thrown`. */
   end(answer: AppError, thrown?: Error): void
-  /** Resolves when everything was read, rejects with what the worker is to be answered. */
+  /** Resolves when everything was read. Rejects with the error for the worker. */
   readonly done: Promise<void>
 }
 
 /** How long a worker may continue to send after its upload was refused: it has to read the answer first. */
 const lingerMs = 5_000
 
-/** `onBytes` is called for every chunk that arrives. */
+/** Receives an upload. `onBytes` is called for each chunk. */
 export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits, onBytes: () => void): Upload {
   const over = Promise.withResolvers<void>()
-  // The handler of the route waits for it; until then a rejection must not count as unhandled.
+  // The handler of the route awaits this promise later. Until then a rejection must not count as unhandled.
   over.promise.catch(() => {})
   let state: 'open' | 'ended' | 'failed' = 'open'
   let failure: Error | undefined
@@ -84,7 +84,7 @@ export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits
   }
 }
 
-/** Reads and drops the rest for a while: closing at once would keep the worker from reading the answer. */
+/** Drops the rest of the body for a while. Closing the connection at once would keep the worker from reading the answer. */
 function discard(body: IncomingMessage): void {
   if (body.destroyed) return
   const late = setTimeout(() => body.destroy(), lingerMs)

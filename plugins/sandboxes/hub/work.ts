@@ -13,27 +13,27 @@ import type { IssuedToken } from './tokens.ts'
 import type { Upload } from './upload.ts'
 import { sandboxErrors } from '../errors.ts'
 
-/** What the worker of a run may reach. */
+/** What the worker may reach during a run. */
 export interface RunWay {
-  /** The runner as the worker sees it. */
+  /** The runner's address as the worker sees it. */
   readonly runnerUrl: string
-  /** Measures and permits its model calls. */
+  /** Permits and measures the model calls of the run. */
   readonly calls: ModelCalls
-  /** The hosts that its sandbox may reach; none by default. */
+  /** The hosts that the sandbox may reach; undefined for none. */
   readonly egress?: RunEgress | undefined
-  /** Its runtime may change files of the VirtualFS by itself. */
+  /** True when the runtime itself may change files of the VirtualFS. */
   readonly vfs?: boolean
 }
 
-/** The runs of one worker, one at a time. */
+/** The runs of one worker. Only one can run at a time. */
 interface WorkerRuns {
   run(envelope: RunEnvelope, signal: AbortSignal, way: RunWay): AsyncGenerator<Buffer>
   /** Gives a run the upload of its events. AppError 404 `unknown_run`. */
   take(runId: string, upload: Upload): void
   readonly busy: boolean
-  /** The model calls of the running run. */
+  /** The model calls of the present run. */
   readonly calls: ModelCalls | undefined
-  /** An external MCP server of the running run, as its envelope named it. */
+  /** An external MCP server of the present run, as the run's envelope names it. */
   mcpServer(name: string): McpServer | undefined
   /** Refuses all further runs. A running upload is answered with this error. */
   close(answer: AppError): void
@@ -43,7 +43,7 @@ interface UnderWay {
   readonly events: RunEvents
   readonly mcpServers: readonly McpServer[]
   readonly calls: ModelCalls
-  /** Takes the command back. True when the worker may have begun. */
+  /** Withdraws the command to run. True when the worker may have begun already. */
   withdraw(): boolean
 }
 
@@ -52,7 +52,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
   let closed = false
   return {
     async *run(envelope, signal, { runnerUrl, calls, egress, vfs }) {
-      // The last token of a worker that was paused for a day may have expired.
+      // A worker may have been paused for a day, so its last token may have expired.
       const credential = await token.fresh()
       if (closed) throw sandboxErrors.sidecarUnreachable()
       if (current) throw sandboxErrors.sessionBusy()
@@ -101,12 +101,12 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
   }
 }
 
-/** The events of one run, which come with an upload that the worker begins. */
+/** The events of one run. The worker uploads them on its own initiative. */
 interface RunEvents {
   readonly runId: string
   /** AppError 404 `unknown_run` when the run is over or has an upload. */
   take(upload: Upload): void
-  /** Ends the run: whoever reads gets `thrown`, the worker `answer`. */
+  /** Ends the run: the reader gets `thrown`, the worker gets `answer`. */
   end(thrown: Error, answer?: AppError): void
   read(): AsyncGenerator<Buffer>
 }
@@ -148,7 +148,7 @@ function awaitEvents(runId: string, resume: boolean): RunEvents {
   }
 }
 
-/** A worker cannot refuse a run with a status: its refusal is the only event of the run. */
+/** A worker cannot refuse a run with an HTTP status, so it sends the refusal as the only event of the run. */
 function refusalOf(chunk: Buffer, resume: boolean): AppError | undefined {
   const [line] = linesOf(chunk)
   if (!line || peekType(line) !== 'error') return undefined
@@ -159,7 +159,7 @@ function refusalOf(chunk: Buffer, resume: boolean): AppError | undefined {
 
 const notForwarded = 'Servers with SSE cannot be reached from a sandbox; use streamable HTTP.'
 
-/** The envelope as its worker gets it: every address is the runner's, as the worker sees it, and every credential its own token. */
+/** The envelope for the worker: each address is the runner's as the worker sees it, and each credential is the worker's own token. */
 function envelopeForWorker(envelope: RunEnvelope, runnerUrl: string, token: string): RunEnvelope {
   const { sessionMcpUrl, sessionMcpToken: _, mcpServers, mcpUnavailable = [], ...rest } = envelope
   const [forwarded, direct] = [false, true].map((is) =>
@@ -189,13 +189,13 @@ function envelopeForWorker(envelope: RunEnvelope, runnerUrl: string, token: stri
 const graceMs = 1_000
 
 export interface WorkerToolCalls {
-  /** `vfs`: the files of the sandbox are settled around the call, which takes time of its own. */
+  /** Calls a tool of the worker. With `vfs` the worker settles its files before and after the call, and the runner waits longer. */
   call(
     name: string,
     input: Readonly<Record<string, unknown>>,
     options: { readonly signal: AbortSignal; readonly timeoutMs: number; readonly vfs?: boolean },
   ): Promise<ToolResult>
-  /** False when nobody waits for it. */
+  /** False when no call waits for this result. */
   answer(callId: string, result: ToolResult): boolean
   close(): void
 }

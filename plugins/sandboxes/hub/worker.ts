@@ -20,45 +20,41 @@ const shutdownMs = 1_000
 export interface WorkerChannel {
   readonly sessionId: string
   readonly generation: number
-  /** For the worker's environment. */
+  /** The token for the worker's environment. */
   readonly token: string
-  /** The same or a newer one, for a worker that starts anew: at least half of its life is left. AppError as `WorkerTokens.mint`. */
+  /** A token for a worker that starts anew, with at least half of its life left. AppError as `WorkerTokens.mint`. */
   freshToken(): Promise<string>
-  /** When it polled last, in ms since the epoch; undefined before its first poll. */
+  /** The time of the last poll in ms since the epoch; undefined before the first one. */
   readonly lastPollAt: number | undefined
   /** Resolves once a poll of this generation is open; rejects when `signal` aborts or the channel closes. */
   connected(signal: AbortSignal): Promise<void>
-  /** Answers an open poll with nothing. A worker that polls again is alive; a dead one only left an open connection behind. */
+  /** Answers an open poll with no commands. A live worker then polls again; a dead one has only left an open connection behind. */
   endPoll(): void
   /**
-   * Sends a run and yields what the worker uploads, as `SidecarLink.run` does. Aborting `signal` sends `cancel`. Ends early when
-   * the worker stops polling. A worker without the conversation that the envelope resumes rejects it with 409
-   * `session_state_missing`. What the envelope says of MCP addresses and credentials is replaced by the worker's own: the runner as
-   * it sees it (`way.runnerUrl`), and its token; the runner forwards to external servers.
+   * Sends a run and yields the worker's events, as `SidecarLink.run` does; it sends `cancel` when `signal` aborts, and ends early when the worker
+   * stops polling. A worker without the conversation that the envelope resumes rejects with 409 `session_state_missing`. The runner forwards to
+   * external servers, so MCP addresses and credentials of the envelope are replaced by the runner's address (`way.runnerUrl`) and the worker's token.
    */
   run(envelope: RunEnvelope, signal: AbortSignal, way: RunWay): AsyncIterable<Buffer>
   /**
-   * Asks a worker that polls for its state and waits for the upload; the durable copy when it does not answer. Rejects with 429
-   * `limit_reached` when there was no room for its last one.
+   * Asks a polling worker to upload its state and waits for it. A worker that does not answer yields the last copy instead. Rejects with 429
+   * `limit_reached` when there was no room for the worker's last state.
    */
   exportState(): Promise<StateBundle | undefined>
-  /** The copy that the worker finds at its start, replaced by what it uploads. */
+  /** The copy of the state that the worker reads at its start. Each upload replaces it. */
   readonly state: StateBundle | undefined
   /** Why there is no copy of the worker's newest state. */
   readonly stateRefused: AppError | undefined
-  /** The worker reads linked attachments from this runner, according to its last poll. */
+  /** True when the worker's last poll said that it reads linked attachments from this runner. */
   readonly readsLinks: boolean
   setState(bundle: StateBundle | undefined): void
   /** `ok: false` when the worker takes no tools, does not answer in time or leaves. */
   callTool: WorkerToolCalls['call']
-  /**
-   * Gives a warm worker its session: the same worker continues under another id, generation and token. This channel is then
-   * finished.
-   */
+  /** Gives a warm worker its session: the same worker continues under another session id, generation and token. This channel is finished then. */
   bind(sessionId: string): Promise<WorkerChannel>
-  /** Tells the worker to end; resolves when it has taken the command or after a second. */
+  /** Tells the worker to end. Resolves when the worker has received the command, or after a second. */
   shutdown(): Promise<void>
-  /** Refuses its token and everything that it sends from now on; whatever waits for it ends. */
+  /** Refuses the worker's token and everything that it sends from now on. Pending work ends with an error. */
   close(): void
 }
 
@@ -72,7 +68,7 @@ interface PollRequest {
   readonly expiresAt: number
 }
 
-/** What a worker keeps when it gets another session. */
+/** The parts of a worker that stay when it gets another session. */
 export interface Continued {
   readonly sessionId: string
   readonly mailbox: Mailbox
@@ -84,11 +80,11 @@ export interface RemoteWorkerOptions extends Continued {
   readonly tenantId: string
   readonly generation: number
   readonly token: IssuedToken
-  /** How long it may be silent. */
+  /** How long the worker may be silent, in ms. */
   readonly lostMs: number
-  /** Where copies of its state are counted. */
+  /** Counts the bytes of the worker's states. */
   readonly memory: SessionMemory
-  /** The revision of the copy that its predecessor had. */
+  /** The revision of the predecessor's copy of the state. */
   readonly stateRev?: number
   bind(from: RemoteWorker, options: Continued): Promise<RemoteWorker>
   onClose(): void
@@ -109,7 +105,7 @@ export class RemoteWorker implements WorkerChannel {
   #incoming = 0
   #takesTools: boolean
   #readsLinks: boolean
-  /** True once it was given to another session. */
+  /** True once the worker was given to another session. */
   #spent = false
 
   constructor(options: RemoteWorkerOptions) {
@@ -143,15 +139,15 @@ export class RemoteWorker implements WorkerChannel {
   get stateRev(): number {
     return this.#state.rev
   }
-  /** True while it has a run. */
+  /** True during a run. */
   get busy(): boolean {
     return this.#runs.busy
   }
-  /** The model calls of the running run. */
+  /** The model calls of the present run. */
   get calls(): ModelCalls | undefined {
     return this.#runs.calls
   }
-  /** Aborts when its callbacks are to be refused; the reason is their answer. */
+  /** Aborts when callbacks must be refused. The reason is the error for them. */
   get closed(): AbortSignal {
     return this.#closing.signal
   }
@@ -222,7 +218,7 @@ export class RemoteWorker implements WorkerChannel {
     this.#options.onClose()
   }
 
-  /** Called when the worker continues under another session id: callbacks under this one are refused, and its commands move to the other. */
+  /** Called when the worker continues under another session id. Callbacks under this id are refused, and the commands belong to the other channel. */
   retire(): void {
     const answer: AppError = workerTokenErrors.superseded()
     this.#runs.close(answer)
@@ -230,7 +226,7 @@ export class RemoteWorker implements WorkerChannel {
     this.#closing.abort(answer)
   }
 
-  /** The worker has sent something. */
+  /** Must be called when the worker has sent something. */
   seen(): void {
     this.#presence.seen()
   }
@@ -248,7 +244,7 @@ export class RemoteWorker implements WorkerChannel {
     }
   }
 
-  /** An answer to a poll has left. */
+  /** Must be called when an answer to a poll was sent. */
   left({ commands }: PollAnswer): void {
     this.#options.mailbox.left(commands)
   }
@@ -259,15 +255,15 @@ export class RemoteWorker implements WorkerChannel {
   }
 
   /**
-   * A state of so many bytes is about to arrive. AppError 429 `limit_reached` when there is no room for it, not even in the place of
-   * the copy that is here. Otherwise `stateArrived` follows, whatever comes.
+   * Reserves room for a state of so many bytes. AppError 429 `limit_reached` when there is no room, even without the present copy. Otherwise the
+   * caller must call `stateArrived`, however the upload ends.
    */
   expectState(bytes: number): void {
     this.#incoming += bytes
     try {
       this.#countState()
     } catch (error) {
-      // The copy is about to be replaced, so it goes first.
+      // The upload will replace the present copy, so the copy is dropped to make room.
       this.#state.refuse(error as AppError)
       try {
         this.#countState()
@@ -282,7 +278,7 @@ export class RemoteWorker implements WorkerChannel {
     try {
       this.#countState()
     } catch {
-      // The session has left.
+      // The session is no longer on this runner, so nothing is counted.
     }
   }
   takeState(...copy: Parameters<StateCopy['take']>): void {
@@ -294,13 +290,13 @@ export class RemoteWorker implements WorkerChannel {
     memory.hold(this.tenantId, this.sessionId, this.#incoming + (this.#state.bundle?.bytes.byteLength ?? 0))
   }
 
-  /** False when nobody waits for it. */
+  /** False when no call waits for this result. */
   takeToolResult(callId: string, result: ToolResult): boolean {
     this.#presence.seen()
     return this.#toolCalls.answer(callId, result)
   }
 
-  /** An external MCP server of the running run. */
+  /** An external MCP server of the present run. */
   mcpServer(name: string): McpServer | undefined {
     return this.#runs.mcpServer(name)
   }

@@ -14,7 +14,7 @@ import { until } from './hub.ts'
 const value = 'the "value"+of/the secret'
 const bearer = { Authorization: 'Bearer secret://token' }
 
-/** A host that the operator has allowed, as it is on this machine. */
+/** A host of this machine, as the operator would allow it. */
 const own = (port: number, fields: Partial<EgressHost> = {}): EgressHost => ({
   host: 'localhost',
   port,
@@ -36,7 +36,7 @@ async function reaching(
     ...egress,
     host,
     key,
-    /** As a program with `http_proxy`. */
+    /** Sends a request as a program with `http_proxy` does. */
     get: (target: string, { headers, ...more }: Ask = {}) =>
       ask(egress.url, target, { headers: { host: 'elsewhere.test', ...proxied, ...headers }, ...more }),
   }
@@ -339,7 +339,7 @@ test('a request that takes too long is ended, before its answer and in it', { ti
     assert.rejects(get(`${at}/begun`), /aborted|socket hang up/),
   ])
   assert.deepEqual([silent.status, codeOf(silent)], [504, 'egress_too_late'])
-  // A sandbox has no more under way than before.
+  // The failed requests have freed their slots, so the full number of concurrent requests is possible again.
   await Promise.all(Array.from({ length: requestsAtOnce }, () => get(`${at}/silent`)))
 })
 

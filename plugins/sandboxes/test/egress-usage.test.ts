@@ -8,7 +8,7 @@ import { callsOf } from './hub.ts'
 const sse = (...events: readonly (object | string)[]): string =>
   events.map((event) => `data: ${typeof event === 'string' ? event : JSON.stringify(event)}\n\n`).join('')
 
-/** What is read of an answer that comes in parts of so many bytes. */
+/** The usage that is read from an answer which arrives in parts of `size` bytes. */
 function readerOf(usageOf: UsageOf, answer: string, streams: boolean, size = answer.length): UsageReader {
   const reader = new UsageReader(usageOf, streams)
   const bytes = Buffer.from(answer)
@@ -95,7 +95,7 @@ test('what is kept of an answer is bounded, and a longer one is estimated by its
 
 const price = { inputCentsPerMillion: 100, outputCentsPerMillion: 1_000 }
 
-/** The calls of a run whose clock stands still until it is moved. */
+/** The calls of a run whose clock moves only when the test moves it. */
 function measured(cents?: number) {
   const clock = { ms: 0 }
   const used: UsageEvent[] = []
@@ -120,7 +120,7 @@ test('a call whose usage the server does not tell is estimated by its bytes and 
   assert.deepEqual(used.pop(), { ...event, inputTokens: 100, outputTokens: 4 })
   await ask('x'.repeat(80), { bytes: 50_000_000 })
   assert.deepEqual(used.pop(), { ...event, inputTokens: 1_000_000, outputTokens: 20 })
-  // A caller that leaves before the answer leaves a model that has thought.
+  // The caller leaves before the answer, but the model has worked until then.
   const left = calls.begin(openaiUsage)
   left.asked(400)
   clock.ms += 30_000

@@ -16,7 +16,7 @@ interface Seen {
   readonly response: ServerResponse
 }
 
-/** What is behind the runner; answers `pong` unless `respond` does otherwise. */
+/** The server behind the runner. It answers `pong` unless `respond` does otherwise. */
 async function upstreamOf(t: TestContext, respond?: (seen: Seen) => void) {
   const seen: Seen[] = []
   const server = createServer(async (request, response) => {
@@ -171,7 +171,7 @@ test('a provider is there for the workers of the tenants that it names', async (
   assert.equal(((await reply.json()) as { error: string }).error, 'unknown_model_provider')
 })
 
-/** One request as these bytes, past everything that would tidy them. */
+/** Sends exactly these bytes, because a client would normalize the request. */
 async function raw(origin: string, text: string): Promise<string> {
   const { hostname, port } = new URL(origin)
   const socket = connect(Number(port), hostname)

@@ -64,7 +64,7 @@ test('files are settled for runtimes with tools of their own, in a sandbox that 
     commands('tool').map((command) => 'name' in command && command.name),
     [settleFilesTool],
   )
-  // Whatever else touches files is a tool of the worker.
+  // In this session only tools of the worker touch files.
   const general = newSession(sandboxed('general', { vfs: {} }))
   const toolsOnly = newSession(testProfile('p', { sandbox: { provider: 'box' }, vfs: {}, runtime: 'runtime_a' }))
   for (const session of [general, toolsOnly]) {

@@ -13,7 +13,7 @@ test('a worker is not given up because its runner was busy: what it sent meanwhi
       resolve()
     }),
   )
-  // The runner is in one long step; the look at the worker is overdue when it ends, and a poll waits in a socket.
+  // The runner is blocked for a while. At the end the check of the worker is overdue, and a poll waits unread in a socket.
   Atomics.wait(pause, 0, 0, 1_200)
   await new Promise((resolve) => setImmediate(resolve))
   assert.equal(lost, 0)

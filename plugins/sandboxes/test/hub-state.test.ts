@@ -32,11 +32,11 @@ test("a worker finds the runner's copy at its start, and the runner keeps what i
     })
   assert.equal((await put('second', rev + 1)).status, 204)
   assert.deepEqual(channel.state, { bytes: Buffer.from('second'), contentType: 'application/gzip' })
-  // After a lost answer the worker uploads the copy again; a copy that was overtaken changes nothing.
+  // After a lost answer the worker uploads the copy again. An older copy changes nothing.
   assert.equal((await put('second again', rev + 1)).status, 204)
   assert.equal((await put('older', rev)).status, 204)
   assert.equal(Buffer.from(channel.state!.bytes).toString(), 'second again')
-  // A worker that could not restore the state, and so has none, changes nothing either.
+  // A worker that could not restore the state has none. Its deletion changes nothing either.
   assert.equal((await fetch(url, { method: 'DELETE', headers: { authorization } })).status, 204)
   assert.ok(channel.state)
   const newest = { authorization, 'x-agent-orc-state-rev': String(rev + 2) }
@@ -197,7 +197,7 @@ test('a copy for which there is no room is refused by the name of the limit, and
   assert.equal((await put('fits', 5)).status, 204)
   assert.equal(channel.stateRefused, undefined)
   assert.equal(Buffer.from(channel.state!.bytes).toString(), 'fits')
-  // A worker that is asked for its state and refused is not waited for.
+  // The runner does not wait for a worker whose upload it has refused.
   worker({ state: () => bundle('much too long') })
   await channel.connected(connected())
   await assert.rejects(channel.exportState(), { code: 'limit_reached' })

@@ -1,4 +1,4 @@
-// In a process of its own: it watches how much memory its process takes.
+// This file runs in a process of its own, because it measures the memory of its process.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { type ClientRequest, createServer, request as httpRequest } from 'node:http'
@@ -88,7 +88,7 @@ test('an upload takes no memory for its size', async (t) => {
     clearInterval(watch)
     return highest
   }
-  // The first one shows what the process takes before it collects what it has read.
+  // The first upload shows how much memory the process takes before a garbage collection.
   const once = await upload()
   const again = Math.max(await upload(), await upload())
   t.diagnostic(`resident set: ${Math.round(once / mebi)} MiB, then ${Math.round(again / mebi)} MiB`)

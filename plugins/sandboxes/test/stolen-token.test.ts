@@ -55,7 +55,7 @@ async function thief(
     body: string | readonly string[],
     { provider = 'openai', headers = {}, signal }: { provider?: string; headers?: object; signal?: AbortSignal } = {},
   ): Promise<Response> => {
-    // Whole, or in parts that are sent one after the other.
+    // A string is sent whole, an array in parts one after the other.
     const sent = typeof body === 'string' ? body : ReadableStream.from(body.map((part) => Buffer.from(part)))
     const init = { method: 'POST', body: sent, duplex: 'half', ...(signal ? { signal } : {}) } as RequestInit
     const all = { authorization: `Bearer ${channel.token}`, ...headers }
@@ -107,7 +107,7 @@ test('a stolen token calls the model of the run under way, and no other one, how
   for (const body of refused) assert.equal(await post(body), 'model_not_allowed', String(body).slice(0, 80))
   assert.equal(await post('{"model":"cheap"}', 'anthropic'), 'model_not_allowed', 'another provider')
   assert.equal(await post('{"model":"cheap"}', 'nobody'), 'unknown_model_provider')
-  // Whatever it says of itself, the body is read as JSON that is not compressed.
+  // The body is read as uncompressed JSON, whatever its headers say.
   const form = { 'content-type': 'application/x-www-form-urlencoded', 'content-encoding': 'gzip' }
   assert.equal(await post('{"model":"cheap"}', 'openai', form), 200)
   assert.equal(bodies.length, allowed.length + 1, 'nothing that was refused has reached a model')
@@ -145,7 +145,7 @@ test('however many calls a stolen token makes at once, so many reach a model and
   asked.forEach(tells(50_000))
   const all = await Promise.all(outcomes)
   assert.equal(all.filter((one) => one === 200).length, callsAtOnce)
-  // Those that come when the first are over find the budget spent.
+  // Calls that arrive after the first ones have ended find the budget spent.
   for (const one of all)
     assert.ok(['200', 'too_many_model_calls', 'run_budget_spent'].includes(String(one)), String(one))
   assert.equal(await post(cheap), 'run_budget_spent')

@@ -12,7 +12,7 @@ export interface Box {
   readonly order: LaunchOrder
   state: SandboxState
   worker: ScriptedWorker | undefined
-  /** Orders that it was resumed with. */
+  /** The orders with which this sandbox was resumed. */
   readonly resumed: LaunchOrder[]
 }
 
@@ -26,14 +26,14 @@ export interface Substrate {
   gate: Promise<unknown> | undefined
   /** The error with which launches reject. */
   failure: Error | undefined
-  /** While true, no question is answered. */
+  /** While true, the provider does not answer state requests. */
   away: boolean
   /** While true, workers that are started never call back. */
   mute: boolean
-  /** How often it was asked how a sandbox is. */
+  /** How often the state of a sandbox was requested. */
   asked: number
   readonly calls: string[]
-  /** What the files of each sandbox take, by its id. Undefined: it cannot tell. */
+  /** The bytes of each sandbox's files, by its id. Undefined when the provider cannot count files. */
   files: Map<string, number> | undefined
   /** The worker and its sandbox are gone, as after kill -9. */
   crash(box: Box): void

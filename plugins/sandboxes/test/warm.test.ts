@@ -75,7 +75,7 @@ test('one that died while it waited is not given to anybody', async (t) => {
   await eventually('it is ready', async () => (await waiting()) === 1)
   const [dead] = substrate.boxes
   substrate.crash(dead!)
-  // Its connection is closed by the time that another request is answered.
+  // When another request is answered, the connection of the dead worker has been closed.
   await dead!.worker!.left
   const session = newSession(profile)
   const lines = await play(workers, session, 'hello')

@@ -90,7 +90,7 @@ test('what sleeps is counted once more, and then no more; what ended by itself u
 test('a provider that cannot tell says nothing, and bounds nothing', async (t) => {
   const { workers, substrate } = await stage(t, { config: { countFiles: '5ms' } })
   const session = { ...limited(), limits: { workspaceBytes: 0 } }
-  // A limit of nothing would be reached by it.
+  // A limit of zero bytes is reached even without files.
   await assert.rejects(play(workers, session, 'hello'), { code: 'limit_exceeded' })
   const other = limited()
   assert.equal(answerOf(await play(workers, other, 'hello')), 'ok')

@@ -55,7 +55,7 @@ test('K3: both master keys open while they are changed; wrapped anew, a value ne
   const anew = { ...sealed, ...both.rewrap(owner, sealed) }
   assert.deepEqual(createKeyring(fresh).open(owner, anew), value)
   assert.throws(() => before.open(owner, anew), unreadable)
-  // What has not been rolled out yet reads what is written with the new key, when it was given that as the other one first.
+  // During a rollout, an old process can read values under the new key if it was given the new key as its other one.
   assert.deepEqual(createKeyring(old, fresh).open(owner, both.seal(owner, value)), value)
   assert.deepEqual([createKeyring(old, old).previous, both.previous], [undefined, before.current])
 })

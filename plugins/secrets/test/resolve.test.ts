@@ -155,7 +155,7 @@ test('who has read a secret is counted in memory, and written for many reads at 
     list.map(({ lastReadAt }) => lastReadAt),
     [last, undefined],
   )
-  // The readers of a secret are bounded: those that read it last stay.
+  // The number of stored readers is bounded: the most recent ones stay.
   for (let i = 0; i < 120; i++) note('b', 1, `reader ${i}`)
   await reads.flush()
   assert.equal(((await owner('GET', '/api/secrets/b/reads')).body as unknown as TestBody[]).length, 100)
@@ -187,7 +187,7 @@ test('what is asked for again within seconds is no round trip; a write is heard 
   assert.deepEqual([asked, noted.length], [1, 2])
   await owner('PUT', '/api/secrets/a', { value: 'two' })
   cache.forget('default/a')
-  // Whoever verifies may not know the new value yet.
+  // The party that verifies signatures may not know the new value yet.
   assert.deepEqual(await read(), { name: 'a', version: 2, value: 'two', previous: 'one' })
   const long = { text: `UPDATE secrets SET updated_at = now() - interval '25 hours'` }
   await database.batch('default', [long])

@@ -21,7 +21,7 @@ test('a secret is created, listed without its value, replaced, restored and dele
   assert.equal((await resolve('secret://github')).body['value'], 'two')
   const restored = await owner('POST', '/api/secrets/github/versions/1/restore')
   assert.deepEqual([restored.status, restored.body['version']], [200, 3])
-  // No answer of a moment ago is given out.
+  // The cache must not answer with the former value.
   assert.equal((await resolve('secret://github')).body['value'], 'one')
 
   const versions = (await owner('GET', '/api/secrets/github/versions')).body as unknown as TestBody[]

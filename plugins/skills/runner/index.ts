@@ -12,7 +12,7 @@ import {
 import { PlatformTools } from '#contracts/tools'
 import { skillRead, skillResource } from './tools.ts'
 
-/** The runner's part of skills: the versions that its sessions keep, and the tools by which models read them. */
+/** The runner's part of skills: a cache of the versions that its sessions use, and the tools by which models read skills. */
 export default definePlugin({
   name: 'skill-cache',
   config: Settings({
@@ -37,7 +37,7 @@ export default definePlugin({
   },
 })
 
-/** A run that is about to begin asks again for what was brought a moment ago: until then it stays, whatever else comes. */
+/** A version that was used this recently is not evicted, because a run that is about to begin will ask for it again. */
 const restMs = 30_000
 
 interface Kept {
@@ -47,10 +47,10 @@ interface Kept {
   usedAt: number
 }
 
-/** Versions of skills by tenant and digest, least recently used first. Runs under way hold what they have by themselves. */
+/** A cache of skill versions by tenant and digest, least recently used first. A running run keeps its own reference to its versions. */
 export class SkillVersions implements SkillCache {
   readonly #maxBytes: number
-  /** Of one tenant: what a session of it can need, and no more than leaves room for others. */
+  /** The most bytes of one tenant: half of the cache, but never less than what one session can need. */
   readonly #maxOfTenant: number
   readonly #kept = new Map<string, Kept>()
   bytes = 0
@@ -81,7 +81,7 @@ export class SkillVersions implements SkillCache {
     this.#holdTo(tenantId)
     this.#makeRoom()
   }
-  /** Whatever a tenant brings in a moment, it is its own that goes for it. */
+  /** Evicts only versions of the same tenant, so that one tenant cannot displace the versions of others. */
   #holdTo(tenantId: string): void {
     const theirs = [...this.#kept].filter(([, kept]) => kept.tenantId === tenantId)
     let bytes = theirs.reduce((sum, [, kept]) => sum + kept.bytes, 0)

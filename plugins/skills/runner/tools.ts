@@ -4,13 +4,13 @@ import { isShown, skillMd } from '../package.ts'
 
 const name = { type: 'string', minLength: 1, maxLength: 64, description: 'Name of one of your skills.' }
 
-/** A sandbox may have to start first. */
+/** The call may have to start a sandbox first, which has its own limit. */
 const placeMs = 90_000
 const startMs = 65_000
-/** Files that an answer names to whoever asked for another one. */
+/** The most file names that an answer lists after a request for an unknown file. */
 const mostNamed = 50
 
-/** The second step: the whole of one skill's instructions. */
+/** The second step of progressive disclosure: the complete instructions of one skill. */
 export const skillRead: PlatformTool = {
   name: 'skill_read',
   description: 'Reads one of your skills: its instructions, and the names of the files that come with it.',
@@ -33,7 +33,7 @@ export const skillRead: PlatformTool = {
   },
 }
 
-/** The third step: one file of a skill. What is no text is put into the sandbox, where there is one. */
+/** The third step: one file of a skill. A file that is not text is put into the sandbox, if the session has one. */
 export const skillResource: PlatformTool = {
   name: 'skill_resource',
   description:
@@ -68,7 +68,7 @@ export const skillResource: PlatformTool = {
   },
 }
 
-/** Puts a file where the scripts of its skill find it as well. */
+/** Puts a file where the scripts of its skill find it. */
 async function place({ name: skill }: SkillContent, file: SkillFile, { sandbox }: ToolContext): Promise<ToolResult> {
   const { path, bytes, executable } = file
   if (!sandbox)
@@ -81,7 +81,7 @@ async function place({ name: skill }: SkillContent, file: SkillFile, { sandbox }
   return placed.ok ? { ok: true, content: `The file is in your sandbox: ${folder}/${path}` } : placed
 }
 
-/** A skill of the tenant that the session does not have is answered like one that does not exist. */
+/** A skill that exists in the tenant but not in this session gets the same answer as an unknown skill. */
 function skillNamed(wanted: string, { skills = [] }: ToolContext): SkillContent | ToolResult {
   const found = skills.find((skill) => skill.name === wanted)
   const names = skills.map((skill) => skill.name).join(', ')

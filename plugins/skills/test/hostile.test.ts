@@ -7,7 +7,7 @@ import { readFolder, readWritten } from '../package.ts'
 import { stagingMs } from '../store.ts'
 import { skillText, startSkills } from './server.ts'
 
-// What a tenant tries that means harm: to others, to the conductor's memory and time, or to the database's disk.
+// Attacks of a hostile tenant: on other tenants, on the conductor's memory and time, or on the database's disk.
 
 const lines = (count: number, line: (i: number) => string): string =>
   Array.from({ length: count }, (_, i) => line(i)).join('')
@@ -66,7 +66,7 @@ for (const stored of [true, false]) {
       const { found } = await skills.attached(tenant, { skills: ['using-*'], tools: ['shell', 'calculate'] })
       return found.map(({ name, allowedTools }) => [name, ...allowedTools])
     }
-    // By the tools that the platform's skill explains; and a profile is held to what the tenant's one demands.
+    // The tools are those of the platform's skill, but a profile must meet the requirements of the tenant's skill.
     assert.deepEqual(await ofTools('acme'), [
       ['using-calculate', 'calculate'],
       ['using-shell', 'http_fetch'],
@@ -189,7 +189,7 @@ test('of the uploads that a tenant begins at once two are read; others are told 
   const bodies = [new PassThrough(), new PassThrough()]
   const slow = bodies.map((payload) => app.inject({ method: 'POST', url: '/api/skills/import', headers, payload }))
   const pdf = { 'pdf/SKILL.md': skillText('pdf') }
-  // Until both have reached the handler.
+  // Waits until both uploads have reached the handler.
   let refused = await upload(pdf)
   while (refused.statusCode === 200) refused = await upload(pdf)
   assert.deepEqual([refused.statusCode, refused.json().error], [429, 'too_many_imports'])

@@ -12,7 +12,7 @@ const names = (response: { json(): unknown }): string[] =>
 for (const stored of [true, false]) {
   test(`${stored ? 'in PostgreSQL' : 'without a database'} a tenant has the skills of the tools that runners have, and more when more come`, async (t) => {
     const dsn = stored ? await freshDatabase(t) : undefined
-    // One runner has not been reached yet, one is of a release that does not name its tools.
+    // One runner has not answered yet; the other is of a release that does not announce its tools.
     const runners: (readonly string[] | undefined)[] = [undefined, undefined]
     const { call, skills, tell } = await startSkills(t, { dsn, runners })
     const attached = async (): Promise<string[]> => {
@@ -29,7 +29,7 @@ for (const stored of [true, false]) {
     assert.deepEqual(names(await call('GET', '/api/skills')), ['using-calculate'])
     assert.deepEqual(await attached(), ['using-calculate'])
     assert.equal((await call('GET', '/api/skills/using-shell')).statusCode, 404)
-    // Tools of several runners are those of the fleet.
+    // The tools of all runners count together.
     runners[1] = ['shell', 'list_files']
     tell()
     assert.deepEqual(names(await call('GET', '/api/skills')), ['using-calculate', 'using-files', 'using-shell'])

@@ -13,7 +13,7 @@ interface Listed {
 }
 const note = { name: 'notes', description: 'How to take notes.', body: '# Notes\n' }
 
-/** The same on both stores: what clients see does not tell them apart. */
+/** Runs a test with both stores, because clients must see no difference. */
 function onBoth(sentence: string, body: (t: TestContext, dsn: string | undefined) => Promise<void>): void {
   test(`in PostgreSQL ${sentence}`, async (t) => body(t, await freshDatabase(t)))
   test(`without a database ${sentence}`, (t) => body(t, undefined))

@@ -14,7 +14,7 @@ const openGuard: Guard = {
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant'] ?? 'acme'), role: 'owner', keyId: 'tak_test' }),
 }
 
-/** Those that the shipped skills explain. */
+/** The tools that the shipped skills explain. */
 export const shippedTools = [
   'calculate',
   'current_time',
@@ -31,11 +31,11 @@ export const shippedTools = [
 ]
 
 interface Options {
-  /** Of PostgreSQL; without it the skills are in memory. */
+  /** The database; undefined keeps the skills in memory. */
   readonly dsn?: string | undefined
   readonly dir?: string
   readonly limits?: Partial<Limits>
-  /** The tools of each runner; one of them with all that there are unless given. */
+  /** The tools of each runner. By default there is one runner with all tools. */
   readonly runners?: readonly (readonly string[] | undefined)[]
 }
 
@@ -81,7 +81,7 @@ export async function startSkills(t: TestContext, { dsn, dir, limits = {}, runne
     const payload = Buffer.from(await encoded.arrayBuffer())
     return app.inject({ method: 'POST', url: '/api/skills/import', headers: { tenant, 'content-type': type }, payload })
   }
-  /** Something has become known of a runner. */
+  /** Announces a change of the runners. */
   const tell = (): void => news.forEach((listener) => listener())
   tell()
   return { ...found[0]!, app, call, upload, tell }

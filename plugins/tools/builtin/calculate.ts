@@ -6,8 +6,8 @@ const maxExpression = 1_000
 /** The parser is recursive, so nesting is bounded. */
 const maxDepth = 50
 
-// Everything an expression may use costs constant time on numbers: it cannot define functions, ranges or loops. So an
-// expression of bounded length is bounded work, without a thread to kill.
+// Each allowed node takes constant time on numbers: an expression cannot define functions, ranges or loops. So an expression of bounded length is
+// bounded work, and needs no thread that can be killed.
 const nodes = new Set([
   'ConstantNode',
   'OperatorNode',
@@ -40,7 +40,7 @@ interface Calculator {
   format(value: number, precision: number): string
 }
 
-/** Arithmetic by the mathjs library, cut down to numbers. The library is loaded at the first call, or before any: it takes a while. */
+/** Arithmetic by the mathjs library, cut down to numbers. Loading the library takes a while, so it happens at the first call or in advance. */
 export function createCalculate(): PlatformTool {
   let loading: Promise<Calculator> | undefined
   const loaded = (): Promise<Calculator> => (loading ??= load())
@@ -90,7 +90,7 @@ function calculate(math: Calculator, expression: string): string {
   if (typeof value !== 'number' || Number.isNaN(value)) return refuse('The result is not a real number.')
   // A whole number that a double holds exactly keeps all its digits: 2^53 - 1 has sixteen.
   if (Number.isSafeInteger(value)) return String(value)
-  // Fifteen digits are what a double holds for sure otherwise: 0.1 + 0.2 is 0.3.
+  // For other numbers a double guarantees fifteen digits. Rounding to these shows 0.1 + 0.2 as 0.3.
   return math.format(value, 15)
 }
 
@@ -116,7 +116,7 @@ function check(node: MathNode, path: string, parent: MathNode | null): void {
     const called = parent?.type === 'FunctionNode' && path === 'fn'
     if (!(called ? functions : constants).has(name)) refuse(`'${name}' is not known here.`)
   }
-  // A function can only be called by its name: anything else that is called is an expression in disguise.
+  // A function may only be called by its name. Any other callee is an expression that could bypass the list of allowed nodes.
   if (node.type === 'FunctionNode' && (node as MathNode & { fn: MathNode }).fn.type !== 'SymbolNode') {
     refuse('Only arithmetic on numbers is possible here.')
   }

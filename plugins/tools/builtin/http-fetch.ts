@@ -19,14 +19,14 @@ const refuse = (message: string): never => {
 
 export interface HttpFetchOptions {
   readonly timeoutMs: number
-  /** Empty: any public host. `example.com` or `.example.com` (with its subdomains). */
+  /** `example.com`, or `.example.com` with its subdomains. Empty allows any public host. */
   readonly allowHosts: readonly string[]
   readonly resolve?: Resolve
-  /** Which addresses may be connected to; public ones unless a test says otherwise. */
+  /** The addresses that may be connected. Only tests allow others than public ones. */
   readonly permits?: (address: string) => boolean
 }
 
-/** `http_fetch`: reads public text from the web, and nothing else. Invariant N1: literals and look-ups are both checked. */
+/** `http_fetch` reads public text from the web, and nothing else. Invariant N1: addresses in URLs and results of look-ups are both checked. */
 export function createHttpFetch(options: HttpFetchOptions): { tool: PlatformTool; close(): Promise<void> } {
   const permits = options.permits ?? isPublicAddress
   const agent = new Agent({
@@ -34,7 +34,7 @@ export function createHttpFetch(options: HttpFetchOptions): { tool: PlatformTool
     headersTimeout: options.timeoutMs,
     bodyTimeout: options.timeoutMs,
     maxHeaderSize: 16 * 1024,
-    // One call, one connection: nothing of one tenant's call is left for another's.
+    // Each call has its own connection, so that no state of one tenant's call reaches another's.
     pipelining: 0,
   })
   const tool: PlatformTool = {
@@ -127,7 +127,7 @@ function decode(bytes: Buffer, type: string): string {
   }
 }
 
-/** A sentence for the model; the text of an unknown error may name what lies inside the network. */
+/** A sentence for the model. The text of an unknown error is not used, because it may name internal hosts. */
 function explain(error: unknown, signal: AbortSignal): string {
   const { cause } = error as { cause?: unknown }
   if (error instanceof ForbiddenAddressError || cause instanceof ForbiddenAddressError)

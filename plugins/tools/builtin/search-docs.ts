@@ -46,7 +46,7 @@ export function createSearchDocs(root = bundledDocs): PlatformTool {
   }
 }
 
-/** A word of a title counts as often as three in the text. The library is loaded at the first call. */
+/** A match in a title counts three times as much as one in the text. The library is loaded at the first call. */
 async function indexOf(sections: readonly Section[]): Promise<Search> {
   const { default: MiniSearch } = await import('minisearch')
   const index = new MiniSearch<Section & { readonly id: number }>({
@@ -55,7 +55,7 @@ async function indexOf(sections: readonly Section[]): Promise<Search> {
     processTerm: stem,
     searchOptions: { boost: { title: 3 } },
   })
-  // Some at a time: all of them would take a quarter of a second in which nobody else is answered.
+  // The index is built in chunks: building it at once would block the process for a quarter of a second.
   const documents = sections.map((section, id) => ({ ...section, id }))
   await index.addAllAsync(documents, { chunkSize: 10 })
   return (query, limit) =>
@@ -71,14 +71,14 @@ const stem = (word: string): string => word.toLowerCase().replace(/(?<=...)(?<!s
 
 const ofQuestions =
   'a an are by can cover describe do does explain for how i in is of on or page the to what where which who why'
-/** Words by which people ask, and which nothing is about: "Which page covers draining?" is about draining. */
+/** Question words, which no page is about: "Which page covers draining?" is about draining. */
 const asking = new Set(ofQuestions.split(' ').map(stem))
 const soughtIn = (query: string): string => {
   const sought = wordsOf(query).filter((word) => !asking.has(stem(word)))
   return sought.length > 0 ? sought.join(' ') : query
 }
 
-/** The part of the text around the first word that was asked for. */
+/** The part of the text around the first word of the query. */
 function excerptOf(text: string, query: string): string {
   if (text.length <= excerptLength) return text
   const wanted = new Set(wordsOf(query).map(stem))

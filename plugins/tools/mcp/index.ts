@@ -6,7 +6,7 @@ import { WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { proofsOf } from '#kit'
 import type { SessionEndpoint } from './server.ts'
 
-/** What is refused before JSON-RPC; what a call of a tool comes to is told in its terms: -32602 and -32603. */
+/** Errors before JSON-RPC starts. Failed tool calls use JSON-RPC errors instead: -32602 and -32603. */
 const sessionMcpErrors = errorTable('session-mcp', {
   unknownSession: { status: 404, about: 'The session is not on this runner, has failed or was shut down.' },
   methodNotAllowed: { status: 405, message: 'This endpoint offers no streams: send POST.' },
@@ -26,7 +26,7 @@ export default definePlugin({
       const { demanded } = proofsOf(app)
       mcpRoutes(app, sessions, 'session', admission(sessions, hub, demanded ? 'tokens' : 'trust'), ctx.loads)
     })
-    // A role without sandbox workers need not have it.
+    // Only a role with sandbox workers needs this listener.
     if (ctx.listeners.includes('workers')) {
       ctx.routes('workers', async (app) =>
         mcpRoutes(app, sessions, 'worker', admission(sessions, hub, 'sandboxes'), ctx.loads),
@@ -38,17 +38,16 @@ export default definePlugin({
 
 const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
 
-// The SDK checks messages, and answers invalid ones as its protocol demands.
+// The MCP SDK validates messages, because the protocol prescribes how invalid ones are answered.
 const Message = Type.Unknown({ description: 'A JSON-RPC message, or a batch of them.' })
 const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of them.' })
 
-/** The session that a request is for, when its caller may use it. Specification 5.4. */
+/** Resolves to the session of a request if the caller may use it. Specification 5.4. */
 type Admit = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
 
 /**
- * Who may use a session. A sandbox always shows the token of its worker. `trust`: nobody else shows anything. `tokens`: everybody
- * else shows the token of the run under way, and a stranger does not learn which sessions there are. `sandboxes`: sessions without
- * a sandbox do not exist.
+ * Who may use a session. A sandbox always shows the token of its worker. Other callers show nothing (`trust`), show the token of the present run so
+ * that a stranger cannot learn which sessions exist (`tokens`), or find no session without a sandbox (`sandboxes`).
  */
 const admission =
   (sessions: RunnerSessions, hub: WorkerHub | undefined, who: 'trust' | 'tokens' | 'sandboxes'): Admit =>

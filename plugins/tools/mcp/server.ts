@@ -19,7 +19,7 @@ export class SessionEndpoint {
   }
 }
 
-/** A longer id was not given by a model server; the call then counts as one without an id. */
+/** A longer id cannot come from a model server. Such a call counts as one without an id. */
 const maxCallId = 256
 
 /**
@@ -41,7 +41,7 @@ const toolsOf = (sessions: RunnerSessions, session: RunnerSession): ServedTools 
     const given = meta[callIdMeta]
     const callId = typeof given === 'string' && given.length <= maxCallId ? given : undefined
     const result = await sessions.invokeTool(session, name, input, signal, callId).catch((error: unknown) => {
-      // Outside the toolkit is the caller's mistake, not a tool's failure: the model must not mistake it for a result.
+      // An error outside the toolkit is the caller's mistake. As a JSON-RPC error, the model does not mistake it for a tool's result.
       throw isAppError(error)
         ? invalidParams(error.sentence ?? error.code)
         : internalError('The tool could not be called.')

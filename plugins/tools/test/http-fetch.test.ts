@@ -110,7 +110,7 @@ test('a name server that changes its mind between check and use gains nothing', 
     const reading = read(`http://rebind.test:${port}/`)
     if (i % 2 === 1) assert.equal((await reading).ok, true)
     else await assert.rejects(reading, { message: 'This address is not public.' })
-    // One look-up a call: the answer that was checked is the one that is connected to.
+    // Each call makes one look-up, so the checked address is the one that is connected.
     assert.equal(asked, i)
   }
   assert.equal(seen.length, 2)

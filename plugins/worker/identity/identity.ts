@@ -3,15 +3,15 @@ import { capability } from '#kernel'
 import type { ModelEgress, ModelFetch } from '#contracts/model'
 import { workerPaths } from '#contracts/wire/worker'
 
-/** Whose worker this process is at the moment. */
+/** The session and the credentials that this process works for at the moment. */
 export interface WorkerIdentity {
-  /** The runner as this process reaches it, without a slash at its end. */
+  /** The runner's address for this process, without a trailing slash. */
   readonly runnerUrl: string
   readonly sessionId: string
   readonly token: string
   /** Called when the runner sent a newer token. */
   renew(token: string): void
-  /** Called when a worker of a warm pool gets its session. */
+  /** Must be called when a warm worker gets its session. */
   bind(sessionId: string, token: string): void
 }
 export const WorkerIdentity = capability<WorkerIdentity>('worker.identity')
@@ -46,7 +46,7 @@ export function createIdentity(given: Given): WorkerIdentity {
 /** Sends model calls through the runner, with the present token. */
 export function createModelEgress(identity: WorkerIdentity, fetch: ModelFetch): ModelEgress {
   const root = (): string => identity.runnerUrl + workerPaths(identity.sessionId).models('')
-  // Model providers keep the address that they were set up with, even after a warm worker got another session id.
+  // Model providers keep the address that they were created with, but a warm worker gets another session id later.
   const first = root()
   const present = (url: string): string => (url.startsWith(first) ? root() + url.slice(first.length) : url)
   return {
@@ -62,14 +62,14 @@ export function createModelEgress(identity: WorkerIdentity, fetch: ModelFetch): 
 }
 
 /**
- * Blanks a variable in the environment that this process was started with. The kernel shows that to every process of the same
- * user, in /proc/PID/environ, and the agent's own commands are such: they should not find the token by looking around.
- * Resolves to false where the system has no such place, or does not let it be changed.
+ * Overwrites a variable in the environment that this process was started with. The kernel shows that environment in /proc/PID/environ to every
+ * process of the same user, such as the agent's commands, which must not find the token there. Resolves to false when the system has no such file, or
+ * does not allow the change.
  */
 export async function blankInEnvironment(name: string): Promise<boolean> {
   try {
     const [shown, stat] = await Promise.all([readFile('/proc/self/environ'), readFile('/proc/self/stat', 'utf8')])
-    // proc(5): env_start is field 50; the second one is a name in parentheses that may hold anything.
+    // proc(5): env_start is field 50. Field 2 is a name in parentheses that may hold any character, so counting starts after it.
     const start = Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[50 - 3])
     const at = `\0${shown.toString('latin1')}`.indexOf(`\0${name}=`)
     if (at < 0) return true

@@ -7,8 +7,8 @@ import { createModelConnections } from '#kit/models'
 import { blankInEnvironment, createIdentity, createModelEgress, WorkerIdentity } from './identity.ts'
 
 /**
- * Whose worker this process is, and its way to model servers: through the runner, with the token that it has now. It stands
- * apart from the worker because model providers need it, and the worker needs what is built on them.
+ * The worker's identity, and its way to model servers: through the runner, with the present token. It is a plugin of its own because model providers
+ * need it, and the worker depends on what is built on them.
  */
 export default definePlugin({
   name: 'worker-identity',

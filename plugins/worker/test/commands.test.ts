@@ -41,7 +41,7 @@ test('a command that comes again is executed once', { timeout }, async (t) => {
   const runner = await startScriptedRunner(t)
   const { identity, link } = await startWorker(t, { url: runner.url })
   const envelope = testEnvelope({ sessionId: identity.sessionId })
-  // The answer of an old poll lists commands that this worker has taken already.
+  // The answer to an old poll repeats commands that this worker has executed already.
   let again = 2
   runner.intercept((request, response) => {
     if (!request.url!.includes('/poll') || again-- <= 0) return false

@@ -5,23 +5,23 @@ import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
 import type { SidecarLink } from '#contracts/sidecar'
 
 export interface FakeLink extends SidecarLink {
-  /** What each session was told. */
+  /** The prompts that each session has received. */
   readonly sessions: Map<string, string[]>
   /** Run ids, in the order in which they began. */
   readonly begun: string[]
   /** Why the run under way was stopped. */
   readonly stopped: string[]
-  /** Lines that were pulled out of floods. */
+  /** The number of lines that were pulled out of floods. */
   readonly flooded: number
-  /** Ends what hangs by itself. */
+  /** Ends the runs that hang. */
   release(): void
 }
 
 export const floodLine = 'x'.repeat(64 * 1024)
 
 /**
- * What runs do by their prompt: `hang` until they are stopped, `flood N` says N lines of 64 KiB, `refuse` is not taken, and
- * anything else is remembered and answered with all that the session was told.
+ * A link whose runs act by their prompt: `hang` waits until the run is stopped, `flood N` yields N lines of 64 KiB, `refuse` is refused, and any
+ * other prompt is remembered and answered with all prompts of the session.
  */
 export function createFakeLink(runtimes: readonly string[] = ['general']): FakeLink {
   const sessions = new Map<string, string[]>()

@@ -11,13 +11,13 @@ export class MemoryRemote implements RemoteFiles {
   readonly readOnly = new Set<string>()
   readonly unavailable = new Map<string, string>()
   share: CopyShare = { files: 100, bytes: 1_000_000, fileBytes: 100_000 }
-  /** How many files of a mount a list has. */
+  /** The most files of a mount that a list holds. */
   listed = 100
-  /** Why nothing is answered. */
+  /** The error of every request while it is set. */
   away: Error | undefined
-  /** Writes of a path fail so. */
+  /** The reason for which writes of a path are refused, by path. */
   readonly refused = new Map<string, string>()
-  /** Paths of files that may be executed. */
+  /** The paths of executable files. */
   readonly executable = new Set<string>()
   readonly asked: string[] = []
 

@@ -157,7 +157,7 @@ test('a runner that reads slowly holds the run back, and gets all of it', { time
     await sleep(10)
     return still === 20 || last === lines
   }, 'the run is held back')
-  // What the two sockets hold is some megabytes; the whole run is 128.
+  // The two sockets buffer some megabytes, and the whole run has 128.
   assert.ok(link.flooded < 500, `${link.flooded} lines were made that nobody read`)
   let bytes = 0
   upload!.on('data', (chunk: Buffer) => (bytes += chunk.length))

@@ -20,7 +20,7 @@ interface WorkerProcess {
   readonly exit: Promise<number | NodeJS.Signals | null>
 }
 
-/** The worker role as a provider starts it: with an environment that holds nothing else. */
+/** The worker role as a provider starts it, with no other environment variables. */
 function startProcess(t: TestContext, env: Readonly<Record<string, string>>, role = 'sidecar'): WorkerProcess {
   const child = spawn(process.execPath, [file('cli/agent-orc.js'), 'start', '--config', file(`config/${role}.yaml`)], {
     env: { PATH: process.env['PATH'], LOG_LEVEL: 'warn', ...env },
@@ -74,7 +74,7 @@ for (const role of ['sidecar', 'worker']) {
   )
 }
 
-/** Of TCP sockets in state LISTEN that belong to a process. */
+/** The TCP sockets of a process in state LISTEN. */
 async function listeningPorts(pid: number): Promise<string[]> {
   const sockets = new Set<string>()
   for (const fd of await readdir(`/proc/${pid}/fd`)) {
@@ -138,7 +138,7 @@ test('a worker that was frozen goes on as if nothing had happened', { timeout },
   child.kill('SIGSTOP')
   await until(async () => (await readFile(`/proc/${child.pid}/stat`, 'utf8')).includes(') T '), 'it is frozen')
   const answered = answer(runner, sessionId, 'who are you?')
-  // Its connections die while it cannot notice.
+  // The connections die while the worker is stopped and cannot notice.
   await runner.stop()
   await runner.restart()
   child.kill('SIGCONT')
@@ -171,7 +171,7 @@ test('tools act in the workspace, and know nothing of the worker', { timeout }, 
   const names = ['HOME', 'LANG', 'PATH', 'PWD', 'SHLVL', 'TMPDIR', '_']
   assert.ok(ok)
   assert.equal(content, ['hello', workspace, ...names, '[Exit code 0.]'].join('\n'))
-  // It cannot find it in the worker's entry in /proc either.
+  // The command cannot find the token in the worker's /proc entry either.
   const looked = await call('shell', {
     command: `tr '\\0' '\\n' < /proc/${child.pid}/environ | grep -c -e CANARY -e token-1`,
   })

@@ -26,12 +26,12 @@ export interface StoredState {
 
 type Handler = (request: IncomingMessage, response: ServerResponse) => void | Promise<void>
 
-/** The runner's end of the wire, by hand: commands wait in a list, everything that a worker sends is kept. */
+/** The runner's end of the wire, controlled by the test: commands wait in a list, and everything that a worker sends is recorded. */
 export interface ScriptedRunner {
   readonly url: string
   readonly asked: readonly Asked[]
   readonly polls: readonly Asked[]
-  /** Adds a command for a session; it comes again until a poll says `after` it. */
+  /** Adds a command for a session. It is repeated until a poll acknowledges it with `after`. */
   order(sessionId: string, command: Order): number
   /** The next poll is answered with this token. */
   renew(token: string): void
@@ -45,7 +45,7 @@ export interface ScriptedRunner {
   /** Resolves once the condition holds; it is checked after every request. */
   until<T>(condition: () => T | undefined | false): Promise<T>
   stop(): Promise<void>
-  /** On the same port again, with everything that it knew. */
+  /** Restarts on the same port with the same data. */
   restart(): Promise<void>
 }
 

@@ -78,7 +78,7 @@ test('files come, changes and deletions go both ways, and what is the same is no
     ['a.txt', 'deep', 'empty', 'later.txt'],
     'only folders that it emptied went',
   )
-  // A folder where there was a file, and a file where there was a folder.
+  // A folder takes the place of a file, and a file takes the place of a folder.
   await rm(join(root, 'data/a.txt'))
   await write('data/a.txt/inside', 'x')
   assert.equal(await settle(), '')
@@ -108,7 +108,7 @@ test('what may be executed and empty folders go both ways', async (t) => {
   assert.equal(await settle(), '')
   assert.deepEqual(remote.asked, ['tree'])
 
-  // One that has a file is empty no more, on either side; one that goes takes what stood for it along.
+  // A folder with a file is no longer empty, on either side. A removed empty folder also removes its placeholder.
   await write('data/there/file', 'x')
   data.set('a/b/file', 'x')
   assert.equal(await settle(), '')
@@ -162,7 +162,7 @@ test('of a file that both have written nothing is lost, and a change goes before
   for (const [path, text] of Object.entries(expected)) assert.equal(await here(`data/${path}`), text)
   assert.equal((await files('data')).length, 7)
   assert.equal(await settle(), '')
-  // Somebody else writes while a tool does: the list from before is found to be old, and is asked for again.
+  // Another writer changes a file during a tool call, so the list is stale and is requested again.
   await write('data/same', 'mine, late')
   data.set('same', 'theirs, late')
   assert.match(await copy.settleIfTouched(signal), /yours is 'same\.conflict'/)
@@ -263,14 +263,14 @@ test('more than a sandbox may have is left where it is, and said', async (t) => 
   )
   assert.deepEqual(await files('data'), ['a', 'c'])
   assert.equal(await settle(), '', 'it is said once')
-  // A file that is there and not here is not overwritten by one of the same name, nor is one behind the end of the list.
+  // A file that only the VirtualFS has is not overwritten by a new file of the same name, not even behind the end of the list.
   await write('data/b', 'mine')
   await write('data/d', 'mine')
   const said = await settle()
   assert.match(said, /'vfs\/data\/b' was also changed on the VirtualFS/)
   assert.match(said, /'vfs\/data\/d': there is a file of this name that the sandbox does not have/)
   assert.deepEqual([data.get('b')?.length, data.get('d')], [21, 'd'])
-  // No further entries are looked at, however many there are; known files among the rest are not taken for deleted.
+  // The scan stops at its limit, and known files that it did not reach are not taken for deleted.
   for (let i = 0; i < 40; i++) await write(`data/0${i}`, 'x')
   assert.match(await copy.settleIfTouched(signal), /more entries than are looked at/)
   assert.ok(data.has('a') && data.has('c'))
@@ -282,7 +282,7 @@ test('folders that refuse, and something else in the place of a file, keep only 
   const data = remote.of('data')
   data.set('locked/a', '1').set('free', '1')
   await settle()
-  // As root every folder lets itself be written, so a file takes the place of a folder here.
+  // Root may write to every folder, so here a file takes the place of the folder.
   await rm(join(root, 'data/locked'), { recursive: true })
   await write('data/place', 'mine')
   data.set('locked/a', '2').set('place/below', 'theirs').set('free', '2')

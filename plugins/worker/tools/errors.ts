@@ -21,7 +21,7 @@ const reasons: Readonly<Record<string, string>> = {
   EDQUOT: 'cannot be written: the disk is full',
 }
 
-/** Puts an error of the file system into words about the path that was given; any other error is returned as it is. */
+/** Rewords an error of the file system for the path that was given. Any other error is returned unchanged. */
 export function explained(path: string, error: unknown): unknown {
   if (isAppError(error)) return error
   const reason = reasons[(error as NodeJS.ErrnoException)?.code ?? '']

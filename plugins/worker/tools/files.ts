@@ -5,10 +5,10 @@ import type { ToolResult } from '#contracts/tools'
 import { explained, refused } from './errors.ts'
 import { Path, type Workspace } from './workspace.ts'
 
-/** Most of a file that one call shows. */
+/** The most bytes of a file that one call returns. */
 export const maxReadBytes = 128 * 1024
 const defaultLines = 2_000
-/** A file with a NUL in its beginning is no text. */
+/** A file with a NUL byte in this many first bytes is not text. */
 const beginningBytes = 8 * 1024
 const blockBytes = 64 * 1024
 /** Most entries of one list. */
@@ -17,9 +17,9 @@ const defaultDepth = 2
 
 export const ReadInput = Type.Object({
   path: Path,
-  /** Lines to skip. */
+  /** The number of lines to skip. */
   offset: Type.Optional(Type.Integer({ minimum: 0 })),
-  /** Lines to show. */
+  /** The number of lines to return. */
   limit: Type.Optional(Type.Integer({ minimum: 1 })),
 })
 export const WriteInput = Type.Object({ path: Path, content: Type.String(), append: Type.Optional(Type.Boolean()) })
@@ -33,7 +33,7 @@ export async function readFile(
   { path, offset = 0, limit = defaultLines }: Static<typeof ReadInput>,
 ): Promise<ToolResult> {
   const real = await workspace.existing(path)
-  // O_NONBLOCK, because opening a pipe would wait for whoever writes to it.
+  // O_NONBLOCK is needed, because opening a pipe would wait for a writer.
   const handle = await open(real, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK).catch(
     (error: unknown) => {
       throw explained(path, error)
@@ -60,7 +60,7 @@ interface Slice {
   readonly end: 'file' | 'lines' | 'bytes'
 }
 
-/** The lines behind the first `skip`, as many as were asked for and fit. */
+/** Returns the lines after the first `skip`: at most `limit`, and no more than fit into one answer. */
 async function slice(handle: FileHandle, skip: number, limit: number): Promise<Slice> {
   const parts: Buffer[] = []
   let size = 0
@@ -113,7 +113,7 @@ export async function writeFile(
   return { ok: true, content: `${append ? 'Appended' : 'Wrote'} ${bytes.length} bytes to '${path}'.` }
 }
 
-/** Writes a file with the folders that it is in. Resolves with where it really is. */
+/** Writes a file, and creates its folders. Resolves to the real path of the file. */
 export async function put(
   workspace: Workspace,
   path: string,
@@ -124,7 +124,7 @@ export async function put(
   try {
     await mkdir(dirname(real), { recursive: true })
     const { O_WRONLY, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_APPEND } = constants
-    // Links were resolved before; one that was put here since is not followed.
+    // Links were resolved before. A link that was put here since then must not be followed.
     const handle = await open(real, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | (append ? O_APPEND : 0), mode)
     try {
       if (!(await handle.stat()).isFile()) throw refused(`'${path}' is no regular file.`)
@@ -139,7 +139,7 @@ export async function put(
   }
 }
 
-/** One entry a line, folders with a slash at their end; links are named and not followed. */
+/** Lists one entry per line. Folders end with a slash; links are listed but not followed. */
 export async function listFiles(
   workspace: Workspace,
   { path = '.', depth = defaultDepth }: Static<typeof ListInput>,
@@ -158,7 +158,7 @@ export async function listFiles(
       const name = shown + entry.name
       if (entry.isDirectory()) {
         lines.push(`${name}/`)
-        // A folder that cannot be read, or is gone meanwhile, is listed by its name alone.
+        // A folder that cannot be read, or was deleted in the meantime, is listed without its entries.
         if (left > 1) await walk(real, `${name}/`, left - 1).catch(() => {})
       } else if (entry.isSymbolicLink()) lines.push(`${name} -> ${await readlink(real).catch(() => '?')}`)
       else lines.push(entry.isFile() ? `${name} (${await sizeOf(real)} bytes)` : name)

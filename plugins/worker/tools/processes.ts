@@ -8,21 +8,21 @@ export interface Execution {
   readonly cwd: string
   readonly timeoutMs: number
   readonly signal: AbortSignal
-  /** Beside what every process gets. */
+  /** Variables in addition to those of every process. */
   readonly env?: Readonly<Record<string, string>> | undefined
 }
 
 export interface ProcessOutcome {
-  /** Undefined when it was killed. */
+  /** Undefined when the process was killed. */
   readonly code: number | undefined
-  /** Why it was killed, or by which signal. */
+  /** Why the process was killed, or by which signal. */
   readonly killed?: 'timeout' | 'cancelled' | NodeJS.Signals
   /** Stdout and stderr, in the order in which they were written. */
   readonly output: string
 }
 
 export interface Processes {
-  /** Runs a command; everything that it started ends with it. */
+  /** Runs a command. When it ends, all processes that it started are killed. */
   execute(execution: Execution): Promise<ProcessOutcome>
 }
 
@@ -35,7 +35,7 @@ export const tailBytes = 40 * 1024
 export function createProcesses(common: Readonly<Record<string, string>>): Processes {
   const begin = (args: readonly string[], cwd: string, env: Execution['env']): ChildProcess => {
     try {
-      // A process group of its own, so that all of it can be killed.
+      // A process group of its own, so that all its processes can be killed together.
       return spawn('/bin/sh', args, {
         cwd,
         env: { ...common, ...env },
@@ -53,7 +53,7 @@ export function createProcesses(common: Readonly<Record<string, string>>): Proce
   return {
     async execute({ command, cwd, timeoutMs, signal, env }) {
       if (signal.aborted) return { code: undefined, killed: 'cancelled', output: '' }
-      // One pipe for both keeps the order; a shell that replaces itself is the way to that.
+      // One pipe for stdout and stderr keeps their order. A shell that replaces itself by the command sets it up.
       const child = begin(['-c', 'exec "$@" 2>&1', 'sh', ...command], cwd, env)
       const output = createOutput()
       child.stdout!.on('data', (chunk: Buffer) => output.add(chunk))
@@ -82,7 +82,7 @@ async function ended(child: ChildProcess): Promise<[code: number | null, signal:
   const [code, signal] = (await once(child, 'exit').catch((cause: unknown) => {
     throw refused('The process could not be started.', cause)
   })) as [number | null, NodeJS.Signals | null]
-  // The rest of the group is killed at once: an empty group's number may soon be another's.
+  // The rest of the group is killed at once, because the number of an empty group may soon belong to another one.
   killGroup(child)
   const late = new AbortController()
   await Promise.race([closed, sleep(lastWordsMs, undefined, { signal: late.signal }).catch(() => {})])

@@ -19,44 +19,44 @@ export const ShellInput = Type.Object({
 
 const ScriptFile = Type.Object({
   path: Path,
-  /** Base64. */
+  /** The content in base64. */
   data: Type.String(),
   executable: Type.Optional(Type.Boolean()),
 })
 export const ScriptInput = Type.Object({
-  /** In `folder`. */
+  /** The path of the script inside `folder`. */
   path: Path,
   args: Type.Optional(Type.Array(Type.String())),
-  /** In the workspace, and the script's current folder; the workspace itself by default. */
+  /** A path in the workspace that is the script's working directory; the workspace itself by default. */
   folder: Type.Optional(Path),
-  /** Written to `folder` first. */
+  /** Files that are written to `folder` before the script runs. */
   files: Type.Optional(Type.Array(ScriptFile)),
   timeoutSeconds: seconds,
 })
 
 export const FilesInput = Type.Object({
-  /** In the workspace. */
+  /** A path in the workspace. */
   folder: Path,
   files: Type.Array(ScriptFile),
 })
 
-/** Tools that start processes need both. */
+/** What tools need to start processes. */
 export interface Machine {
   readonly workspace: Workspace
   readonly processes: Processes
 }
 
-/** The bounds of one call: who called stops waiting after `timeoutMs`. */
+/** The limits of one call. The caller stops waiting after `timeoutMs`. */
 export interface CallLimits {
   readonly signal: AbortSignal
   readonly timeoutMs: number
-  /** The way out of the sandbox that the run under way has. */
+  /** How processes reach hosts during the present run. */
   readonly egress?: EgressAccess | undefined
 }
 
-/** A process is stopped this long before its call is over: partial output in time is worth more than nothing. */
+/** A process is stopped this long before its call ends, because partial output in time is better than none. */
 const answerMs = 1_000
-/** The kernel reads no more of a first line either. */
+/** The kernel reads no more bytes of a first line either. */
 const shebangBytes = 256
 
 export async function shell(
@@ -70,10 +70,10 @@ export async function shell(
   return resultOf(await processes.execute(run), timeoutMs)
 }
 
-/** bash where it is: models write for it. */
+/** Prefers bash, because models write scripts for it. */
 const shellOf = (): string => ['/bin/bash', '/usr/bin/bash'].find((file) => existsSync(file)) ?? '/bin/sh'
 
-/** Writes files that the runner has, so that what an agent starts finds them. */
+/** Writes files that the runner provides, so that processes of the agent find them. */
 export async function placeFiles(
   { workspace }: Machine,
   { folder, files }: Static<typeof FilesInput>,
@@ -103,7 +103,7 @@ export async function runScript(
   return resultOf(await processes.execute({ command, cwd, timeoutMs, ...around(limits) }), timeoutMs)
 }
 
-/** Resolves a path inside the script's own folder, so that its files cannot replace the agent's. */
+/** Resolves a path inside the script's own folder. The script's files cannot replace files of the agent. */
 function within(folder: string, path: string): string {
   const joined = join(folder, path)
   if (relative(folder, joined).startsWith('..')) throw refused(`'${path}' is not inside the folder of the script.`)
@@ -113,7 +113,7 @@ function within(folder: string, path: string): string {
 async function interpreterOf(script: string, path: string): Promise<readonly string[]> {
   const line = await firstLine(script)
   const shebang = /^#!\s*(\S+)(?:\s+(.*\S))?\s*$/.exec(line)
-  // What follows the interpreter is one argument, as for the kernel.
+  // Everything after the interpreter is one argument, as the kernel does it.
   if (shebang) return shebang[2] === undefined ? [shebang[1]!] : [shebang[1]!, shebang[2]]
   const known: Readonly<Record<string, string>> = {
     '.sh': shellOf(),
@@ -138,12 +138,12 @@ async function firstLine(script: string): Promise<string> {
   }
 }
 
-/** What is in the sandbox itself is asked without a proxy; so is its runner. */
+/** Addresses inside the sandbox, and its runner, are requested without a proxy. */
 const noProxy = 'localhost,127.0.0.1,::1'
 
 /**
- * The environment by which programs find their way out. Some read only one spelling of a variable: curl no `HTTP_PROXY`, others no
- * `http_proxy`. What asks for https is told by the proxy to ask for http.
+ * Environment variables by which programs find the proxy. Both spellings are set: curl ignores `HTTP_PROXY`, others ignore `http_proxy`. A program
+ * that requests https is told by the proxy to request http.
  */
 const egressVariables = ({ proxyUrl, baseUrl, key }: EgressAccess): Record<string, string> => ({
   http_proxy: proxyUrl,

@@ -10,16 +10,16 @@ import { createWorkspace } from './workspace.ts'
 
 /** Tools that act on the machine of a worker, inside one folder. */
 export interface Tools {
-  /** The agent's folder, as it really is. */
+  /** The real path of the agent's folder. */
   readonly workspace: string
-  /** Never rejects for a tool's own failure. */
+  /** Never rejects when a tool fails: the result says so. */
   call(name: string, input: Readonly<Record<string, unknown>>, limits: CallLimits): Promise<ToolResult>
 }
 
 interface ToolsSettings {
   /** The agent's folder; created if it does not exist. */
   readonly workspace: string
-  /** `PATH`, `LANG` and `TMPDIR` of what the tools start. */
+  /** `PATH`, `LANG` and `TMPDIR` of the processes that tools start. */
   readonly path: string
   readonly lang: string
   readonly tmpDir: string
@@ -30,7 +30,7 @@ interface Tool {
   call(input: never, limits: CallLimits): Promise<ToolResult>
 }
 
-/** A tool with the form of its input: the runner has checked it, but what runs in a sandbox trusts nobody. */
+/** A tool with the schema of its input. The runner has checked the input already, but a worker in a sandbox checks again. */
 const tool = <S extends TSchema>(
   input: S,
   call: (input: Static<S>, limits: CallLimits) => Promise<ToolResult>,

@@ -3,17 +3,17 @@ import { dirname, join, relative, resolve, sep } from 'node:path'
 import { Type } from '@sinclair/typebox'
 import { explained, outside, refused } from './errors.ts'
 
-/** A path as tools are given it: relative to the workspace, or absolute and inside it. */
+/** A path in a tool's input: relative to the workspace, or absolute and inside it. */
 export const Path = Type.String({ minLength: 1, maxLength: 4_096 })
 
-/** The folder that file tools keep to. What they are given is a path in it; what they get is where it really is. */
+/** The folder that bounds the file tools. Its methods turn a tool's path into a real path. */
 export interface Workspace {
   readonly root: string
   /** Makes the folder again when a tool has removed it. */
   keep(): Promise<void>
-  /** The real path of something that is there. AppError with a sentence for a model when it is not, or is outside. */
+  /** The real path of an existing file or folder. Otherwise, and outside of the workspace, an AppError with a sentence for the model. */
   existing(path: string): Promise<string>
-  /** The real path of something that may be there or not, in folders that may be there or not. */
+  /** The real path of a file to write. Neither the file nor its folders need to exist. */
   writable(path: string): Promise<string>
 }
 
@@ -47,7 +47,7 @@ export async function createWorkspace(folder: string): Promise<Workspace> {
           if (!inside(real)) throw outside(path)
           return join(real, relative(ancestor, absolute))
         }
-        // An entry without a real path is a dangling link: writing to it would create its target.
+        // An entry without a real path is a dangling link. Writing to it would create the link's target.
         if (await lstat(ancestor).catch(() => undefined)) throw refused(`'${path}' leads through a link to nothing.`)
         if (ancestor === root) return absolute
       }

@@ -14,35 +14,38 @@ import type { Known } from './plan.ts'
 import type { RemoteFiles } from './remote.ts'
 import { scan, type Scan } from './scan.ts'
 
-/** Entries that are looked at, for each file that a mount may have: folders count, and so does what is too much. */
+/** The most entries to scan for each file that a mount may have. Folders and surplus files count as well. */
 const entriesPerFile = 4
-/** Of the time that whoever waits gives, so that the answer is still in time. */
+/** This much of the caller's time is left for the answer, so that it arrives in time. */
 const answerMs = 2_000
-/** Names beside the mounts that are looked at. */
+/** The most names to check in the folder that holds the mounts. */
 const mostBeside = 200
 
 export interface FilesCopyOptions {
-  /** Where the mounts are: made when it is not there. */
+  /** The folder of the mounts. It is created if it does not exist. */
   readonly root: string
   readonly remote: RemoteFiles
-  /** Keeps what is known over a restart of this process, for the session of the moment; undefined: nothing does. */
+  /**
+   * Returns the file that records the synchronized versions of the present session, so that they survive a restart. Undefined keeps them in memory
+   * only.
+   */
   readonly memory: (() => string) | undefined
   readonly log: FastifyBaseLogger
 }
 
 /**
- * The files of a session's mounts in its sandbox. They are copied by this process, which has no more rights than the agent's own
- * programs: what those put in its way leads nowhere where they could not go themselves.
+ * The files of a session's mounts in its sandbox. This process copies them, with the same rights as the agent's own programs. So a link that such a
+ * program plants leads nowhere the program could not go itself.
  */
 export class FilesCopy {
   readonly #options: FilesCopyOptions
   #known: KnownFiles
   readonly #oneAtATime = pLimit(1)
-  /** The mounts as they were listed last. */
+  /** The latest list of the mounts. */
   #tree: VfsTree | undefined
-  /** Nothing was written since from here, so the list still is what both sides have. */
+  /** True when nothing was uploaded or deleted since the list was read, so the list still describes both sides. */
   #isFresh = false
-  /** What was last said of files that are not here. */
+  /** The last note about files that are missing in the sandbox. */
   #told = ''
 
   constructor(options: FilesCopyOptions) {
@@ -50,7 +53,7 @@ export class FilesCopy {
     this.#known = new KnownFiles(options.memory?.())
   }
 
-  /** From now on this worker has another session. */
+  /** Must be called when this worker gets another session. */
   begin(): void {
     this.#known = new KnownFiles(this.#options.memory?.())
     this.#tree = undefined
@@ -58,11 +61,14 @@ export class FilesCopy {
     this.#told = ''
   }
 
-  /** Brings both sides to the same. Never rejects; returns what a model has to know, '' for nothing. */
+  /** Synchronizes both sides. Never rejects. Resolves to a note for the model, or '' when there is none. */
   settle(signal: AbortSignal): Promise<string> {
     return this.#oneAtATime(() => this.#settle(signal))
   }
-  /** The same if anything has changed here since: a list that is fresh is not asked for again, as each write says what it expects. */
+  /**
+   * Synchronizes only if something has changed in the sandbox. A fresh list is not requested again, because each write is a compare-and-set on the
+   * etag.
+   */
   async settleIfTouched(signal: AbortSignal): Promise<string> {
     return this.#oneAtATime(async () => {
       if (!(await this.#isTouched().catch(() => true))) return ''
@@ -92,7 +98,7 @@ export class FilesCopy {
     return notes.text
   }
 
-  /** Resolves to true when somebody else has written what was to be written from here. */
+  /** Resolves to true when a concurrent change in the VirtualFS has beaten an upload from here. */
   async #settleAll(notes: Notes, signal: AbortSignal, given?: VfsTree): Promise<boolean> {
     const { root, remote } = this.#options
     await this.#known.load()
@@ -133,7 +139,10 @@ export class FilesCopy {
     return isOvertaken
   }
 
-  /** A mount that is gone as a whole was not emptied by its user: a mount point cannot be removed. */
+  /**
+   * Scans a mount. A missing mount folder does not mean that the user deleted all files, because a real mount point cannot be removed: it is created
+   * again and refilled.
+   */
   async #look(mount: string): Promise<Scan | 'no folder'> {
     const { root } = this.#options
     const known = this.#known.of(mount)
@@ -146,7 +155,7 @@ export class FilesCopy {
     return found
   }
 
-  /** What a process left that was killed, or something else that was put in its place. */
+  /** Deletes the leftovers of a killed process, or anything else at this path. */
   async #clear(): Promise<void> {
     await rm(join(this.#options.root, '.incoming'), { recursive: true, force: true }).catch(() => {})
   }
@@ -171,7 +180,7 @@ export class FilesCopy {
       if (--left === 0) return
     }
   }
-  /** Once, and again when it is another sentence. */
+  /** Reports missing files once, and again only when the sentence changes. */
   #tellMissing(notes: Notes, mounts: readonly string[]): void {
     const said =
       mounts.length === 0
@@ -195,14 +204,14 @@ const Stored = Type.Object({
   ),
 })
 
-/** What both sides last had in common, by mount and path. */
+/** The versions that both sides last had in common, by mount and path. */
 class KnownFiles {
   readonly #file: string | undefined
   readonly #mounts = new Map<string, Map<string, Known>>()
   #loaded = false
   #saved = ''
 
-  /** A file that keeps it; undefined: it goes with this process, and files that are equal are then known again by their bytes. */
+  /** `file` stores the record. When it is undefined, the record ends with this process, and equal files are then recognized by their bytes. */
   constructor(file: string | undefined) {
     this.#file = file
   }

@@ -6,17 +6,17 @@ import { Readable } from 'node:stream'
 import { folderOf } from '#contracts/vfs'
 import { type LocalFile, localFile, stampOf } from './scan.ts'
 
-/** A file that was fetched, and is not in its place yet. */
+/** A downloaded file that is not yet in its place. */
 export interface Fetched {
   readonly file: string
   readonly etag: string
   readonly executable: boolean
 }
 
-/** The folder of a mount in the sandbox. A file is whole or as it was before; no link is written through where a file is meant. */
+/** The folder of a mount in the sandbox. Files are replaced atomically, and no link is followed where a file should be. */
 export class MountFolder {
   readonly folder: string
-  /** On the same disk, and no mount: those have no dot at their beginning. */
+  /** A folder for downloads. It is on the same disk, so files can be renamed; it is no mount, because names of mounts do not start with a dot. */
   readonly #incoming: string
 
   constructor(root: string, mount: string) {
@@ -27,7 +27,7 @@ export class MountFolder {
   find(path: string): Promise<LocalFile | undefined> {
     return localFile(join(this.folder, path))
   }
-  /** Writes what comes beside the mount. Rejects when it is more than `most`. */
+  /** Writes a download beside the mounts. Rejects when it has more than `most` bytes. */
   async fetch(
     body: AsyncIterable<Uint8Array>,
     most: number,
@@ -54,7 +54,7 @@ export class MountFolder {
   drop({ file }: Fetched): Promise<void> {
     return rm(file, { force: true })
   }
-  /** Undefined when the file that should be there has changed meanwhile: then it stays. */
+  /** Moves a download to its place. Undefined when the file there is not the expected one any more: then that file stays. */
   async place(
     fetched: Fetched,
     path: string,
@@ -74,7 +74,7 @@ export class MountFolder {
         await this.drop(fetched)
         return undefined
       }
-      // Whoever writes it without a sandbox may not know that it is one to execute, so those of the sandbox stay what they are.
+      // A writer outside of a sandbox may not know that a file is executable, so an executable file in the sandbox stays executable.
       const executable = fetched.executable ? 0o111 : there ? Number(there.mode) & 0o111 : 0
       if (readOnly || executable) await chmod(fetched.file, (readOnly ? 0o444 : 0o644) | executable)
       await rename(fetched.file, target).catch(async (error: NodeJS.ErrnoException) => {
@@ -88,7 +88,7 @@ export class MountFolder {
       throw error
     }
   }
-  /** The bytes of a file as it is now; undefined when it is another one than the one that was found. */
+  /** The content of a file. Undefined when the file has changed since it was found. */
   async read(path: string, { bytes, stamp }: LocalFile): Promise<Readable | undefined> {
     if (folderOf(path) !== undefined) return Readable.from([])
     const { O_RDONLY, O_NOFOLLOW, O_NONBLOCK } = constants
@@ -103,7 +103,7 @@ export class MountFolder {
       await handle.close()
       return Readable.from([])
     }
-    // No more than was found: it may grow meanwhile, and then it is looked at again.
+    // Reads no more than the scan found. A file that grows meanwhile is found again by the next scan.
     return handle.createReadStream({ start: 0, end: bytes - 1 })
   }
   async isSame(path: string, { file }: Fetched): Promise<boolean> {
@@ -123,7 +123,7 @@ export class MountFolder {
       if (!isGone) return
     }
   }
-  /** Gives a file another name, for which there is none. */
+  /** Renames a file. The new name must be free. */
   async move(path: string, to: string): Promise<LocalFile | undefined> {
     await rename(join(this.folder, path), join(this.folder, to))
     return this.find(to)

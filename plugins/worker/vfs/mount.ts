@@ -8,31 +8,31 @@ import { type Known, planOf, type RemoteEntry, type Step } from './plan.ts'
 import type { RemoteFiles } from './remote.ts'
 import type { LocalFile, Scan } from './scan.ts'
 
-/** Files that are on their way at the same time: fewer than the runner lets a worker have. */
+/** Concurrent transfers: fewer than the runner allows a worker. */
 const atOnce = 6
-/** Names that are tried for a file that is put aside. */
+/** The most names to try for a file that is put aside. */
 const mostNames = 20
 
 interface MountOptions {
   readonly root: string
   readonly mount: TreeMount
   readonly share: CopyShare
-  /** Changed by what is settled. */
+  /** The synchronized versions. Settling updates them. */
   readonly known: Map<string, Known>
   readonly remote: RemoteFiles
   readonly notes: Notes
 }
 
-/** In this order: a file may take the place of a folder that is empty by then, on either side. */
+/** The order of the steps: a file may take the place of a folder that an earlier step has emptied, on either side. */
 const order: readonly Step['kind'][] = ['forget', 'remove there', 'clash', 'upload', 'remove here', 'download']
 
-/** Settles one mount: executes what its plan says. */
+/** Synchronizes one mount by executing its plan. */
 export class MountSettling {
   readonly #options: MountOptions
   readonly #folder: MountFolder
-  /** Something there is another one than the list says. */
+  /** True when an upload or a deletion has changed the VirtualFS, so that the list is stale. */
   wrote = false
-  /** Somebody else has written what was to be written. */
+  /** True when a concurrent change in the VirtualFS has beaten an upload from here. */
   isOvertaken = false
 
   constructor(options: MountOptions) {
@@ -40,7 +40,7 @@ export class MountSettling {
     this.#folder = new MountFolder(options.root, options.mount.name)
   }
 
-  /** Resolves to true when files are there that the sandbox does not have. */
+  /** Resolves to true when the VirtualFS has files that the sandbox does not get. */
   async settle(looked: Scan, signal: AbortSignal): Promise<boolean> {
     const { mount, share, known, notes } = this.#options
     const { steps, refused, partial } = planOf({ mount, share, scan: await this.#complete(looked), known })
@@ -54,7 +54,7 @@ export class MountSettling {
     return partial
   }
 
-  /** A scan that was cut does not know which of the known files are gone. */
+  /** A scan that was cut off may have missed known files, so these are looked up one by one. */
   async #complete(looked: Scan): Promise<Scan> {
     if (!looked.cut) return looked
     const files = new Map(looked.files)
@@ -65,7 +65,7 @@ export class MountSettling {
     return { ...looked, files }
   }
 
-  /** What is refused of one file does not keep the others from being settled. */
+  /** A failure that concerns one file must not stop the other files. */
   async #do(step: Step, signal: AbortSignal): Promise<void> {
     try {
       await this.#execute(step, signal)
@@ -84,7 +84,7 @@ export class MountSettling {
       case 'forget':
         return void known.delete(step.path)
       case 'remove there':
-        // One that has changed comes back by the next list.
+        // If the file has changed in the VirtualFS, nothing is deleted and the next list brings the file back.
         this.wrote = true
         await remote.remove(mount.name, step.path, step.etag, signal)
         return void known.delete(step.path)
@@ -117,20 +117,20 @@ export class MountSettling {
   async #upload(path: string, here: LocalFile, expected: string | undefined, signal: AbortSignal): Promise<void> {
     const { remote, mount, known } = this.#options
     const body = await this.#folder.read(path, here)
-    // It is being written: the next time it is whole, perhaps.
+    // The file is being written now. The next pass may find it complete.
     if (!body) return
     const etag = await remote
       .write({ mount: mount.name, path, bytes: here.bytes, executable: here.executable, body, expected }, signal)
-      // It may not have been read to its end, and holds a file.
+      // The upload may have ended early, so the open file must be closed.
       .finally(() => body.destroy())
     this.wrote = true
     this.isOvertaken ||= etag === 'changed'
-    // The stamp is that of before: what was written meanwhile is a change.
+    // The stamp from before the upload is recorded. So a write during the upload counts as a new change.
     if (etag !== 'changed') known.set(path, { etag, stamp: here.stamp })
     else if (expected === undefined) this.#refuse(path, 'there is a file of this name that the sandbox does not have')
     else this.#refuse(path, 'it was changed on the VirtualFS meanwhile; it is synchronized with the next call')
   }
-  /** Nothing is lost: the VirtualFS keeps the name, and what the sandbox wrote gets another one, on both sides. */
+  /** Nothing is lost: the file of the VirtualFS keeps the name, and the sandbox's file gets another name on both sides. */
   async #clash({ path, here, there }: Extract<Step, { kind: 'clash' }>, signal: AbortSignal): Promise<void> {
     const { share, known, notes, mount } = this.#options
     const fetched = there.bytes <= share.fileBytes ? await this.#fetch(there, signal) : undefined
@@ -165,7 +165,7 @@ export class MountSettling {
   }
 }
 
-/** Waits for all of them, so that none goes on behind whoever called; then the first failure is thrown. */
+/** Waits for all steps, so that none runs on after the caller has gone on. Then throws the first failure. */
 async function allOf(all: readonly Promise<void>[]): Promise<void> {
   const ended = await Promise.allSettled(all)
   const failed = ended.find((one) => one.status === 'rejected')
@@ -179,14 +179,14 @@ const here: Readonly<Record<string, string>> = {
   EDQUOT: 'the disk of the sandbox is full',
 }
 
-/** Why this file was not settled, as part of a sentence; undefined when that is not a matter of this file. */
+/** Why this file could not be synchronized, as part of a sentence. Undefined when the error does not concern this file alone. */
 function reasonOf(error: unknown): string | undefined {
   if (isAppError(error) && error.code === 'file_refused') {
     const said = error.sentence ?? 'It was refused.'
     return `${said.slice(0, 1).toLowerCase()}${said.slice(1).replace(/\.$/, '')}`
   }
   const { code, syscall } = error as NodeJS.ErrnoException
-  // Of the file system: whatever goes wrong on the network has an error of its own.
+  // Only errors of the file system have a `syscall` here. Network failures are AppErrors.
   if (isAppError(error) || syscall === undefined || code === undefined) return undefined
   return here[code] ?? 'something else is in its place'
 }

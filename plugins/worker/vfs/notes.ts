@@ -1,18 +1,18 @@
-/** Names that are told of each reason. */
+/** The most names that a note lists for each reason. */
 const mostNames = 5
 const longestName = 200
 
-/** What is said to the model about files that could not be settled. */
+/** Notes for the model about files that could not be synchronized. */
 export class Notes {
   readonly #refused = new Map<string, string[]>()
   readonly #old = new Map<string, string[]>()
   readonly #sentences: string[] = []
 
-  /** A change that the virtual file system does not have, and why. It is still in the sandbox. */
+  /** A change that exists only in the sandbox, with the reason why the VirtualFS did not get it. */
   refuse(path: string, reason: string): void {
     add(this.#refused, reason, path)
   }
-  /** A file that the sandbox does not have as it is by now, and why. */
+  /** A file whose copy in the sandbox is outdated, with the reason. */
   old(path: string, reason: string): void {
     add(this.#old, reason, path)
   }
@@ -43,7 +43,7 @@ function namesOf(paths: readonly string[]): string {
   return paths.length > mostNames ? `${names} and ${paths.length - mostNames} more` : names
 }
 
-/** A name on one line, whatever is in it. */
+/** A file name as a single line, whatever characters it has. */
 export const nameOf = (path: string): string => {
   const shown = JSON.stringify(path).slice(1, -1)
   return `'${shown.length > longestName ? `${shown.slice(0, longestName)}…` : shown}'`

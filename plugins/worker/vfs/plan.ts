@@ -2,7 +2,7 @@ import type { CopyShare, TreeMount } from '#contracts/session-vfs'
 import { folderOf } from '#contracts/vfs'
 import { isBlocked, type LocalFile, type Scan } from './scan.ts'
 
-/** A file as the sandbox and the VirtualFS had it when both had the same. */
+/** The version of a file when both sides last had the same content. */
 export interface Known {
   readonly etag: string
   readonly stamp: string
@@ -10,7 +10,7 @@ export interface Known {
 
 export type RemoteEntry = TreeMount['files'][number]
 
-/** What has to be done so that both have the same again. */
+/** One step of the synchronization. After all steps both sides are the same. */
 export type Step =
   | {
       readonly kind: 'download'
@@ -18,19 +18,19 @@ export type Step =
       readonly there: RemoteEntry
       readonly here?: LocalFile | undefined
     }
-  /** `etag`: over the file as it is known; undefined: where there is none. */
+  /** `etag` is the version that the upload may replace; undefined means that the file must not exist yet. */
   | { readonly kind: 'upload'; readonly path: string; readonly here: LocalFile; readonly etag: string | undefined }
   | { readonly kind: 'remove there'; readonly path: string; readonly etag: string }
   | { readonly kind: 'remove here'; readonly path: string; readonly here: LocalFile }
   | { readonly kind: 'forget'; readonly path: string }
-  /** Both have changed it. */
+  /** Both sides have changed the file. */
   | { readonly kind: 'clash'; readonly path: string; readonly here: LocalFile; readonly there: RemoteEntry }
 
 export interface Plan {
   readonly steps: readonly Step[]
-  /** Changes that cannot be kept, each with the reason. */
+  /** Changes that cannot be kept, each with its reason. */
   readonly refused: readonly (readonly [path: string, reason: string])[]
-  /** The VirtualFS has files that the sandbox does not get. */
+  /** True when the VirtualFS has files that the sandbox does not get. */
   readonly partial: boolean
 }
 
@@ -38,13 +38,13 @@ export interface Settled {
   readonly mount: TreeMount
   readonly share: CopyShare
   readonly scan: Scan
-  /** By path below the mount. */
+  /** The synchronized versions by path below the mount. */
   readonly known: ReadonlyMap<string, Known>
 }
 
 /**
- * Compares both sides with what they last had in common. If only one side has changed a file, that change wins. Where both have, the
- * VirtualFS keeps the name; and a change goes before a deletion, on either side.
+ * Compares both sides with the version that they last had in common. A change on one side wins; when both sides have changed a file, the VirtualFS
+ * keeps the name. A change wins over a deletion.
  */
 export function planOf(settled: Settled): Plan {
   const { mount, share, scan, known } = settled
@@ -74,11 +74,11 @@ export function planOf(settled: Settled): Plan {
   return { steps, refused, partial: !mount.complete || wanted.size < mount.files.length }
 }
 
-/** Takes out what stands for empty folders that have files by now. */
+/** Removes the entries of empty folders that have files by now. */
 function withoutFull(there: Map<string, RemoteEntry>, files: readonly RemoteEntry[]): void {
   const folders = new Set<string>()
   for (const { path } of files) {
-    // The folder that such a file is in counts for those above alone.
+    // The entry of an empty folder counts only for the folders above it.
     const from = folderOf(path) === undefined ? path : folderOf(path)!
     for (let end = from.lastIndexOf('/'); end > 0; end = from.lastIndexOf('/', end - 1)) folders.add(from.slice(0, end))
   }
@@ -90,9 +90,9 @@ interface Sides {
   readonly base: Known | undefined
   readonly here: LocalFile | undefined
   readonly there: RemoteEntry | undefined
-  /** It fits into the sandbox. */
+  /** True when the file fits into the sandbox. */
   readonly isWanted: boolean
-  /** That it is not in the list means that it is not there. */
+  /** True when a missing entry means that the file does not exist. False for a path behind the end of a list that was cut. */
   readonly isListed: boolean
 }
 
@@ -110,7 +110,7 @@ function unchangedHere(
   return there && isWanted ? { kind: 'download', path, there } : { kind: 'forget', path }
 }
 
-/** Returns the reason when the change cannot be kept. */
+/** The step for a file that the sandbox has changed, or the reason why the change cannot be kept. */
 function changedHere(
   { path, base, here, there, isListed }: Sides & { readonly here: LocalFile },
   { mount, share }: Settled,
@@ -126,11 +126,11 @@ function changedHere(
 }
 
 interface Room {
-  /** False when there is none for so much more. */
+  /** Reserves room. False when there is not enough. */
   take(files: number, bytes: number): boolean
 }
 
-/** The share of the mount without what is there already and has not changed. */
+/** The share of the mount minus the known files. A changed file still counts as a file, but its bytes are counted anew. */
 function roomIn({ share, scan, known }: Settled): Room {
   let { files, bytes } = share
   for (const [path, base] of known) {

@@ -9,23 +9,26 @@ import { workerErrors } from '../errors.ts'
 import type { WorkerIdentity } from '../identity/identity.ts'
 import type { Connection } from '../connection.ts'
 
-/** 2,000 paths of up to 1 KiB, with what is said of each. */
+/** Room for a list of 2,000 paths of up to 1 KiB, with their properties. */
 const maxTreeBytes = 8 * 1024 * 1024
 const maxSmallBytes = 64 * 1024
-/** What matters of the file that was written. */
+/** The part of the answer that the worker needs. */
 const Written = Type.Object({ etag: Type.String() })
 
-/** What a write or a deletion expects of the file that is there: this etag, or with undefined that there is none. */
+/** The precondition of a write or a deletion: the file has this etag, or (undefined) does not exist. */
 type Expected = string | undefined
 
-/** The session's files of the VirtualFS, which the runner has. AppErrors: `file_refused` for what will be refused again, and those of `RunnerClient`. */
+/**
+ * The session's files of the VirtualFS, which the runner serves. AppErrors: `file_refused` when a retry would fail again, and those of
+ * `RunnerClient`.
+ */
 export interface RemoteFiles {
   tree(signal: AbortSignal): Promise<VfsTree>
-  /** Undefined when there is no such file any more. */
+  /** Undefined when the file no longer exists. */
   read(mount: string, path: string, signal: AbortSignal): Promise<RemoteFile | undefined>
-  /** 'changed': it is not as expected, so nothing was written. */
+  /** Resolves to the new etag, or to 'changed' when the precondition failed and nothing was written. */
   write(file: Upload, signal: AbortSignal): Promise<string | 'changed'>
-  /** False: it is not as expected. */
+  /** False when the file has another etag, so it was not removed. */
   remove(mount: string, path: string, etag: string, signal: AbortSignal): Promise<boolean>
 }
 
@@ -104,14 +107,14 @@ async function jsonOf<S extends TSchema>(reply: Reply, schema: S, most: number):
   return value
 }
 
-/** 4xx says why this file is not taken; everything else is a matter of the moment. */
+/** A 4xx answer says why this file is refused. Any other failure may pass, and so may 401, 408 and 429. */
 async function refusalOf(reply: Reply): Promise<Error> {
   const text = (await readBody(reply.body, maxSmallBytes))?.toString('utf8') ?? ''
   let said: { readonly error?: unknown; readonly message?: unknown } = {}
   try {
     said = (JSON.parse(text) ?? {}) as typeof said
   } catch {
-    // A proxy in between may answer in words of its own.
+    // A proxy in between may answer with text that is no JSON.
   }
   const message = String(said.message ?? said.error ?? `status ${reply.status}`)
   const isFinal = reply.status >= 400 && reply.status <= 499 && ![401, 408, 429].includes(reply.status)

@@ -3,21 +3,21 @@ import { lstat, opendir } from 'node:fs/promises'
 import { join } from 'node:path'
 import { emptyFolder, folderOf, isVfsPath } from '#contracts/vfs'
 
-/** A file as it is on disk, or an empty folder by the name of the file that stands for it. */
+/** A file on disk, or an empty folder, which is represented by a placeholder file. */
 export interface LocalFile {
   readonly bytes: number
-  /** Another one after every change: a program can set the time of a file, but not when it did so. */
+  /** Differs after every change: a program can set the modification time of a file, but not the change time. */
   readonly stamp: string
   readonly executable: boolean
 }
 
-/** What is in the folder of a mount. */
+/** The content of a mount's folder. */
 export interface Scan {
   /** By path below the mount. */
   readonly files: ReadonlyMap<string, LocalFile>
-  /** What is no file that could be kept, by path, with the reason. Nothing below it is looked at. */
+  /** Entries that cannot be kept, by path, with the reason. Nothing below such an entry is scanned. */
   readonly odd: ReadonlyMap<string, string>
-  /** There is more than was looked at. */
+  /** True when the folder has more entries than were scanned. */
   readonly cut: boolean
 }
 
@@ -28,10 +28,10 @@ const fileOf = (info: BigIntStats): LocalFile => ({
   stamp: stampOf(info),
   executable: (info.mode & 0o100n) !== 0n,
 })
-/** Nothing of an empty folder can change but that it is one. */
+/** All empty folders are alike, so they share one stamp. */
 const anEmptyFolder: LocalFile = { bytes: 0, stamp: 'folder', executable: false }
 
-/** The file or empty folder at a path; undefined when there is none, or something else. */
+/** The file or empty folder at a path. Undefined when there is none, or something else. */
 export async function localFile(path: string): Promise<LocalFile | undefined> {
   const folder = folderOf(path)
   if (folder !== undefined) return (await isEmpty(folder)) ? anEmptyFolder : undefined
@@ -47,7 +47,7 @@ async function isEmpty(folder: string): Promise<boolean> {
   return first === null
 }
 
-/** Looks at `most` entries. Undefined when the folder is not there; 'no folder' when something else is. */
+/** Scans up to `most` entries. Undefined when the folder does not exist; 'no folder' when something else is there. */
 export async function scan(folder: string, most: number): Promise<Scan | 'no folder' | undefined> {
   const top = await lstat(folder).catch(() => undefined)
   if (!top) return undefined
@@ -63,13 +63,13 @@ export async function scan(folder: string, most: number): Promise<Scan | 'no fol
       continue
     }
     let isEmptyFolder = at !== '' && isVfsPath(`${at}/${emptyFolder}`)
-    // Not all at once: a folder may have any number of them.
+    // The entries are streamed, because a folder may have any number of them.
     for await (const { name } of entries) {
       isEmptyFolder = false
       if (left-- <= 0) return { files, odd, cut: true }
       const path = at === '' ? name : `${at}/${name}`
       const info = await lstat(join(folder, path), { bigint: true }).catch(() => undefined)
-      // Gone meanwhile; or its name is no UTF-8, and was put into other words.
+      // The entry was deleted in the meantime, or its name is not UTF-8 and was decoded with replacement characters.
       if (!info) {
         if (name.includes('\ufffd')) odd.set(path, 'the name is no UTF-8')
       } else if (!isVfsPath(path)) odd.set(path, 'the virtual file system takes no such name')
@@ -83,7 +83,7 @@ export async function scan(folder: string, most: number): Promise<Scan | 'no fol
   return { files, odd, cut: false }
 }
 
-/** True for an odd entry and for everything below one. */
+/** True for an entry that cannot be kept, and for everything below it. */
 export function isBlocked({ odd }: Scan, path: string): boolean {
   if (odd.size === 0) return false
   for (let end = path.length; end > 0; end = path.lastIndexOf('/', end - 1))
