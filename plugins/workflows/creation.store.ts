@@ -84,6 +84,10 @@ export interface Creation {
   readonly most: number | undefined
 }
 
+/** The nodes of a definition that depend on no others. */
+export const firstOf = (nodes: readonly WorkflowNode[], edges = edgesOf(nodes)): readonly WorkflowNode[] =>
+  nodes.filter((node) => !edges.get(node.id)?.size)
+
 interface CreationOptions {
   readonly limits: ReturnType<TenantLimits['of']> | undefined
   /** The process that executes the first nodes. Undefined: whichever process is woken. */
@@ -109,7 +113,7 @@ export function creationOf(
   const status: RunStatus = wanted.start ? 'running' : 'pending'
   const keyed = mayBeKeyed(nodes)
   const edges = edgesOf(nodes)
-  const first = wanted.start ? nodes.filter((node) => !edges.get(node.id)?.size) : []
+  const first = wanted.start ? firstOf(nodes, edges) : []
   // Concurrency keys and budgets are divided among nodes at a claim, so the creating process begins no node of a run that has either.
   const begins = claim && !keyed && settings.maxCostCents === undefined
   const begun = begins ? first.toSorted((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []

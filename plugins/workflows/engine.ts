@@ -128,8 +128,8 @@ export class Engine {
   }
 
   /** Reserves room for the first nodes of a new run. The caller must begin that many nodes or give the rest back. */
-  take(tenantId: string): FirstClaim {
-    const most = this.#deps.stopping.aborted ? 0 : this.#room.take(tenantId, abreast)
+  take(tenantId: string, wanted: number): FirstClaim {
+    const most = this.#deps.stopping.aborted ? 0 : this.#room.take(tenantId, Math.min(wanted, abreast))
     return { owner: this.#owner, most }
   }
   give(tenantId: string, count: number): void {

@@ -6,7 +6,7 @@ import { isId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { OutputSchemas } from '#kit/schemas'
 import type { FirstClaim } from './claims.store.ts'
-import { type Begun, creationOf, lockOf, type NewRun, openOf } from './creation.store.ts'
+import { type Begun, creationOf, firstOf, lockOf, type NewRun, openOf } from './creation.store.ts'
 import {
   definitionOf,
   type DefinitionRow,
@@ -38,7 +38,7 @@ export interface StoreDeps {
 /** Executes the first nodes of the runs that this store creates. */
 export interface Beginner {
   /** Reserves room for nodes of a tenant. The caller must begin that many nodes or give the rest back. */
-  take(tenantId: string): FirstClaim
+  take(tenantId: string, wanted: number): FirstClaim
   begin(tenantId: string, begun: Begun, nowMs: number): void
   give(tenantId: string, count: number): void
 }
@@ -124,7 +124,7 @@ export class WorkflowRunStore {
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
     const beginner = wanted.start ? this.#beginner : undefined
-    const claim = beginner?.take(tenantId)
+    const claim = beginner?.take(tenantId, firstOf(found.definition.nodes).length)
     let unused = claim?.most ?? 0
     try {
       const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId), claim, isRecent })
