@@ -1,10 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import fp from 'fastify-plugin'
-import { type App, type AppError, definePlugin, isAppError, isStream, isUpload, maybe, Settings } from '#kernel'
+import { type App, type AppError, definePlugin, isAppError, isStream, maybe, Settings } from '#kernel'
 import { Database, presentDatabase, type Statement } from '#contracts/database'
-import { Kv } from '#contracts/kv'
+import { type Hit, Kv } from '#contracts/kv'
 import {
   type CountUse,
   type GuardedRequests,
@@ -17,9 +16,12 @@ import {
   type Limits,
   overLimit,
   type OwnLimits,
+  type RequestLimit,
   TenantLimits,
 } from '#contracts/limits'
-import { AtOnce, Pace, rateLimit } from '#kit'
+import { AtOnce, Pace } from '#kit'
+import { Counts, Spent } from './minute.ts'
+import { bytesOfTurn, countedAs, limitRequests, ownOf, paceFactor } from './requests.ts'
 import { KeptStoredBytes } from './stored.ts'
 
 const limit = (name: (typeof limitNames)[number]) =>
@@ -91,6 +93,7 @@ export class KeptLimits implements TenantLimits {
   readonly #held = new AtOnce()
   /** Requests by tenant and limit, and refused ones. */
   readonly #minute = new Counts(60_000)
+  readonly #spent = new Spent()
   readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
   readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
   #seen = '-infinity'
@@ -149,7 +152,7 @@ export class KeptLimits implements TenantLimits {
     app.addHook('onError', async (request, _reply, error) => {
       if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
     })
-    if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
+    if (this.#kv) limitRequests(app, { limits: this, kv: this.#kv, guarded })
   }
   /** Counts a stream of this process until it is ended, or returns the error of a tenant that has as many as it may. */
   openStream(tenantId: string): (() => void) | AppError {
@@ -170,7 +173,7 @@ export class KeptLimits implements TenantLimits {
   async turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
     for (;;) {
       const max = this.of(tenantId)[kind]
-      const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, 60_000 / (max * paceFactor), weight)
+      const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind), weight)
       if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, longestTurnMs / 1_000)
       if (waitMs !== 0) await sleep(waitMs ?? longestTurnMs / 2, undefined, { ref: false })
       if (waitMs !== undefined) return
@@ -198,9 +201,28 @@ export class KeptLimits implements TenantLimits {
     const everyMs = (60_000 * bytesOfTurn) / this.of(tenantId).transferBytesPerMinute
     return this.#transfers.turnOf(tenantId, everyMs, bytes / bytesOfTurn)
   }
-  /** True for the first `most` requests of a minute: those that this process counts for itself. */
-  isOwn(key: string, most: number): boolean {
-    return this.#minute.count(key) <= most
+  /** Counts a request: the first of a minute in this process, further ones where all processes count. */
+  async hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit> {
+    const own = ownOf(max)
+    if (this.#minute.count(key) <= own) return { allowed: true, count: 0, retryAfterMs: 0 }
+    const spentMs = this.#spent.leftOf(key, max)
+    if (spentMs > 0) return { allowed: false, count: max, retryAfterMs: spentMs }
+    const rest = await kv.hit(key, max - own, seconds)
+    if (!rest.allowed) this.#spent.found(key, max, rest.retryAfterMs)
+    return { ...rest, count: own + rest.count }
+  }
+  /** Whether `hit` would refuse a request, without asking anybody. */
+  isUsedUp(tenantId: string, kind: LimitName): boolean {
+    const max = this.of(tenantId)[kind]
+    const key = countedAs(tenantId, kind)
+    return this.#spent.leftOf(key, max) > 0 && this.#minute.of(key) >= ownOf(max)
+  }
+  isSpent(tenantId: string, kind: RequestLimit): boolean {
+    return this.isUsedUp(tenantId, kind) || this.#pace.isFull(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind))
+  }
+  /** Milliseconds between two turns. */
+  #everyMs(tenantId: string, kind: LimitName): number {
+    return 60_000 / (this.of(tenantId)[kind] * paceFactor)
   }
   uses(limit: LimitName, count: CountUse): void {
     this.#uses.set(limit, count)
@@ -244,86 +266,10 @@ export class KeptLimits implements TenantLimits {
   }
 }
 
-/** How often each thing happened in the stretch of time that is under way. */
-class Counts {
-  readonly #ms: number
-  readonly #counts = new Map<string, number>()
-  #stretch = 0
-
-  constructor(ms: number) {
-    this.#ms = ms
-  }
-  /** Counts one more, and returns how many there were. */
-  count(key: string): number {
-    const stretch = Math.floor(Date.now() / this.#ms)
-    if (stretch !== this.#stretch) {
-      this.#stretch = stretch
-      this.#counts.clear()
-    }
-    const count = (this.#counts.get(key) ?? 0) + 1
-    this.#counts.set(key, count)
-    return count
-  }
-}
-
-/** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
-const paceFactor = 6
 /** So many pass at once after a pause. */
 const atOnce = 10
-/** A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
-const bytesOfTurn = 32 * 1_024
-const mostTurns = 4 * paceFactor
-/** Undefined: it does not say. */
-const bytesOf = ({ headers }: FastifyRequest): number | undefined =>
-  headers['transfer-encoding'] === undefined ? Number(headers['content-length'] ?? 0) : undefined
-const turnsOf = (bytes: number | undefined): number =>
-  bytes === undefined ? mostTurns : Math.min(mostTurns, 1 + Math.floor(bytes / bytesOfTurn))
 /** So much of the bytes of a minute passes at once after a pause; the rest is spread over the minute. */
 const bytesAtOnce = 1024 * 1024
 /** A large body waits longer than a request does: to be sent again would cost more than to wait. */
 const longestTransferMs = 10_000
 const longestTurnMs = 1_000
-
-/** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
-const ownPart = 0.1
-
-interface RequestLimitsOptions {
-  readonly limits: KeptLimits
-  readonly kv: Pick<Kv, 'hit'>
-  readonly guarded: GuardedRequests
-}
-
-/** Keeps the limits on the requests of a scope. With a second process a tenant has at most a tenth more requests. */
-const requestLimits = fp(
-  async (app, { limits, kv, guarded }: RequestLimitsOptions) => {
-    const { tenantOf, writes, alone } = guarded
-    const kindOf = ({ method }: FastifyRequest): LimitName =>
-      method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
-    const check = await rateLimit(app, {
-      name: 'tenant',
-      keyOf: (request) => `ao:tenant:${tenantOf(request)}:${kindOf(request)}`,
-      max: (request) => limits.of(tenantOf(request))[kindOf(request)],
-      async hit(key, max, windowSeconds) {
-        if (alone) return alone(key, max, windowSeconds)
-        const own = Math.floor(max * ownPart)
-        if (limits.isOwn(key, own)) return { allowed: true, count: 0, retryAfterMs: 0 }
-        const rest = await kv.hit(key, max - own, windowSeconds)
-        return { ...rest, count: own + rest.count }
-      },
-      refused({ headers }, request) {
-        const kind = kindOf(request)
-        return overLimit(kind, limits.of(tenantOf(request))[kind], Number(headers?.['retry-after']))
-      },
-    })
-    app.addHook('onRequest', async (request, reply) => {
-      const tenantId = tenantOf(request)
-      const bytes = bytesOf(request)
-      // An upload takes its turns while it flows. A body that does not say its length counts as the largest of JSON.
-      if ((bytes === undefined || bytes > bytesOfTurn) && !isUpload(request.routeOptions.config))
-        await limits.turnOfBody(tenantId, bytes ?? app.initialConfig.bodyLimit!)
-      await limits.turn(tenantId, kindOf(request), turnsOf(bytes))
-      await check(request, reply)
-    })
-  },
-  { name: 'agent-orc-tenant-requests' },
-)
