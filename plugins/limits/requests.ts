@@ -1,10 +1,9 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import fp from 'fastify-plugin'
 import { type App, isUpload } from '#kernel'
-import type { Kv } from '#contracts/kv'
-import { type GuardedRequests, overLimit, requestLimitOf } from '#contracts/limits'
+import type { Hit, Kv } from '#contracts/kv'
+import { type GuardedRequests, type LimitName, overLimit, requestLimitOf, type TenantLimits } from '#contracts/limits'
 import { rateLimit } from '#kit'
-import type { KeptLimits } from './index.ts'
 
 /** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
 export const paceFactor = 6
@@ -23,8 +22,15 @@ export const ownOf = (max: number): number => Math.floor(max * ownPart)
 /** By what a limit of a tenant is counted. */
 export const countedAs = (tenantId: string, kind: string): string => `ao:tenant:${tenantId}:${kind}`
 
+/** What a process knows of the requests of each tenant. */
+interface Requests extends Pick<TenantLimits, 'of' | 'turn'> {
+  turnOfBody(tenantId: string, bytes: number): Promise<void>
+  hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit>
+  isUsedUp(tenantId: string, kind: LimitName): boolean
+}
+
 interface RequestLimitsOptions {
-  readonly limits: KeptLimits
+  readonly limits: Requests
   readonly kv: Pick<Kv, 'hit'>
   readonly guarded: GuardedRequests
 }

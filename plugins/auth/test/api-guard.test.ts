@@ -83,7 +83,11 @@ async function conductor(
     requires: { checks: ReadinessChecks },
     setup: async ({ deps }) => ((checks = deps.checks), {}),
   })
-  const kernel = await kernelOf(t, [guard, probe, routes(), fake(Tokens, tokens), fake(Database, database), ...more], listen)
+  const kernel = await kernelOf(
+    t,
+    [guard, probe, routes(), fake(Tokens, tokens), fake(Database, database), ...more],
+    listen,
+  )
   const get = (url: string, authorization?: string, headers: Record<string, string> = {}) =>
     kernel.listeners['conductor']!.inject({ url, headers: { ...headers, ...(authorization ? { authorization } : {}) } })
   return { kernel, get, calls, checks }

@@ -18,7 +18,10 @@ function scope(t: TestContext, own: Partial<Limits>) {
   t.after(() => app.close())
   kept.guard(app as unknown as App, { tenantOf: ({ headers }) => String(headers['tenant']), writes: 'writesPerMinute' })
   app.setErrorHandler(({ status, detail, headers }: AppError, _request, reply) =>
-    reply.code(status).headers(headers ?? {}).send(detail),
+    reply
+      .code(status)
+      .headers(headers ?? {})
+      .send(detail),
   )
   app.get('/', async () => 'read')
   app.post('/', async () => 'written')
