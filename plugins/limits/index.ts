@@ -53,8 +53,8 @@ const lookEveryMs = 5_000
 /** How much longer each refused request of a minute waits for its answer, and how long at most. */
 const holdMs = 5
 const longestHoldMs = 1_000
-/** Of one tenant; further ones are answered at once. */
-const mostHeld = 200
+/** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
+const mostHeld = limitKinds.openAnswers.default
 
 interface Row {
   readonly id: string

@@ -58,6 +58,15 @@ test('a limit without turns is spent from the beginning, and one whose turns are
   assert.equal(kept.isSpent('globex', 'readsPerMinute'), false)
 })
 
+test('hundreds that are refused at once are all held up: none of them asks anew right away', async () => {
+  const kept = new KeptLimits({ ...defaultLimits }, undefined, undefined, { warn() {} })
+  let answered = 0
+  // The first ones wait for milliseconds; these are about the rest, each of which waits for a second.
+  for (let n = 0; n < 600; n++) void kept.holdUp('acme').then(() => void (answered += n < 200 ? 0 : 1))
+  await new Promise(setImmediate)
+  assert.equal(answered, 0)
+})
+
 test('what is used up is so until its time, and for the same limit', () => {
   let now = 0
   const spent = new Spent(() => now)
