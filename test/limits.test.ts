@@ -65,6 +65,17 @@ test('requests of a minute are counted by what they do, and a refused one says w
   assert.equal((await call(operator, 'GET', '/api/profiles')).statusCode, 200, 'and other tenants have theirs')
 })
 
+test('what a limit of requests refuses is not put on record: the records of a tenant are bounded like its writes', async (t) => {
+  const { call, key } = await limited(t, { writesPerMinute: 2 })
+  for (const name of ['a', 'b', 'c', 'd']) await call(key, 'POST', '/api/profiles', { name })
+  const entries = (await call(key, 'GET', '/api/audit')).json() as { action: string; status: number }[]
+  const made = entries.filter(({ action }) => action === 'profiles.create')
+  assert.deepEqual(
+    made.map(({ status }) => status),
+    [201, 201],
+  )
+})
+
 test('profiles are bounded in number and size', async (t) => {
   const { call, key } = await limited(t, { profiles: 2, profileBytes: 2_000 })
   const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => call(key, 'POST', '/api/profiles', { name })))

@@ -275,12 +275,16 @@ export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: num
 /** Limits of a tenant that differ from the role file. */
 export type OwnLimits = Partial<Limits>
 
+/** What a request counts for, by its method; `writes`: what those do that do more than read. */
+export const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>
+  method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
+
 /** The requests of a guarded scope. */
 export interface GuardedRequests {
   /** The tenant of a request; called after the guard. */
   tenantOf(request: FastifyRequest): string
   /** What requests count for that do more than read; those that read count for `readsPerMinute`. */
-  readonly writes: LimitName
+  readonly writes: RequestLimit
   /** How this process counts them for itself; absent: all processes count together. */
   readonly alone?: Kv['hit']
 }
@@ -311,6 +315,8 @@ export interface TenantLimits {
    * requests, only where there are no turns at all.
    */
   turn(tenantId: string, kind: RequestLimit, weight: number, options?: { readonly patient?: boolean }): Promise<void>
+  /** Whether a request of a kind would be refused just now, as far as this process knows: to ask costs nothing, and counts nothing. */
+  isSpent(tenantId: string, kind: RequestLimit): boolean
   /** The bytes of a file as they come, no faster than the tenant may send and fetch. */
   paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
   /** Keeps `storedBytes`. */

@@ -160,16 +160,22 @@ export class Pace {
 
   /** How long to wait for one's turn, in milliseconds; undefined: too long, and the turn was not taken. Turns are `everyMs` apart. */
   turnOf(key: string, everyMs: number, turns = 1): number | undefined {
-    const { atOnce, longestMs } = this.#options
     // There are no turns at all.
     if (everyMs === Infinity) return undefined
     const now = performance.now()
     if (now > this.#cleanAt) this.#clean(now)
-    const next = Math.max(now, this.#next.get(key) ?? 0)
-    const waitMs = Math.max(0, next - now - atOnce * everyMs)
-    if (waitMs > longestMs) return undefined
-    this.#next.set(key, next + turns * everyMs)
+    const waitMs = this.#waitOf(key, everyMs, now)
+    if (waitMs > this.#options.longestMs) return undefined
+    this.#next.set(key, Math.max(now, this.#next.get(key) ?? 0) + turns * everyMs)
     return waitMs
+  }
+  /** Whether there is no turn to be had just now. It takes none. */
+  isFull(key: string, everyMs: number): boolean {
+    return everyMs === Infinity || this.#waitOf(key, everyMs, performance.now()) > this.#options.longestMs
+  }
+
+  #waitOf(key: string, everyMs: number, now: number): number {
+    return Math.max(0, (this.#next.get(key) ?? 0) - now - this.#options.atOnce * everyMs)
   }
 
   #clean(now: number): void {

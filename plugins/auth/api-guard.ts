@@ -2,18 +2,19 @@ import type { FastifyRequest, RouteOptions } from 'fastify'
 import { accessOf, type App, forbidden, isAppError } from '#kernel'
 import { type Held, heldStreams } from '#kit'
 import { type AuditedWrite, type AuditEntry, type AuditTrail, declaredAction } from '#contracts/audit'
-import type { TenantLimits } from '#contracts/limits'
+import { requestLimitOf, type RequestLimit, type TenantLimits } from '#contracts/limits'
 import { type Caller, type Guard, operator, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
-import type { Authenticate } from './authenticate.ts'
+import type { Authenticate, TenantLately } from './authenticate.ts'
 
 interface GuardOptions {
   readonly authenticate: Authenticate
+  readonly tenantLately: TenantLately
   /** The tenant whose admins operate the installation; undefined: there are no operators. */
   readonly adminTenant: string | undefined
   /** Returns the audit trail. It is called when a scope is mounted, because only then every plugin is set up. */
   readonly trail: () => AuditTrail | undefined
   /** Undefined in a role without limits: requests of tenants are not counted. */
-  readonly limits: Pick<TenantLimits, 'guard'> | undefined
+  readonly limits: Pick<TenantLimits, 'guard' | 'isSpent'> | undefined
 }
 
 export interface ApiGuard extends Guard {
@@ -23,9 +24,14 @@ export interface ApiGuard extends Guard {
   record(request: FastifyRequest, targets: readonly string[]): Promise<void>
 }
 
+/** What requests of the API count for that do more than read. */
+const writes: RequestLimit = 'writesPerMinute'
+
 /** Authenticates every request of a scope before its body is read, and requires the role that its route declares. */
-export function createApiGuard({ authenticate, adminTenant, trail, limits }: GuardOptions): ApiGuard {
+export function createApiGuard({ authenticate, tenantLately, adminTenant, trail, limits }: GuardOptions): ApiGuard {
   const callers = new WeakMap<FastifyRequest, Caller>()
+  /** Tenants of requests that their limits will refuse: their keys are not looked up. */
+  const spent = new WeakMap<FastifyRequest, string>()
   const scopes: App[] = []
 
   /** The caller if it is an operator. Undefined for all other callers, so that they cannot tell that operators' routes exist. */
@@ -38,6 +44,13 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
       if (isAppError(error) && error.status < 500) return undefined
       throw error
     }
+  }
+  /** The tenant of a request that would be refused whoever it is: whoever goes on at a limit costs no round trip each time. */
+  const spentTenantOf = (request: FastifyRequest): string | undefined => {
+    if (!limits) return undefined
+    const tenantId = tenantLately(request)
+    const isSpent = tenantId !== undefined && limits.isSpent(tenantId, requestLimitOf(request.method, writes))
+    return isSpent ? tenantId : undefined
   }
   return {
     protect(app: App) {
@@ -54,21 +67,26 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
       app.addHook('onRequest', async (request, reply) => {
         const { config } = request.routeOptions
         const forOperators = accessOf(config) === operator
+        const spentTenant = forOperators ? undefined : spentTenantOf(request)
+        if (spentTenant !== undefined) return void spent.set(request, spentTenant)
         const caller = forOperators ? await operatorOf(request) : await authenticate(request)
         if (!caller) {
           // The client gets the same answer as for a path that no route serves.
           reply.callNotFound()
           return reply
         }
-        // The entry is written before the role is checked: a forbidden attempt is worth recording, too.
-        await audit?.begin(request, caller)
-        const needed = neededRole(config)
-        if (needed === undefined || !roleAtLeast(caller.role, needed)) throw forbidden()
         callers.set(request, caller)
       })
-      limits?.guard(app, {
-        tenantOf: (request) => callers.get(request)!.tenantId,
-        writes: 'writesPerMinute',
+      limits?.guard(app, { tenantOf: (request) => callers.get(request)?.tenantId ?? spent.get(request)!, writes })
+      // Behind the limits, which bound how many entries a tenant can cause.
+      app.addHook('onRequest', async (request) => {
+        // The limit had room again in the meantime.
+        const caller = callers.get(request) ?? (await authenticate(request))
+        callers.set(request, caller)
+        // The entry is written before the role is checked: a forbidden attempt is worth recording, too.
+        await audit?.begin(request, caller)
+        const needed = neededRole(request.routeOptions.config)
+        if (needed === undefined || !roleAtLeast(caller.role, needed)) throw forbidden()
       })
     },
     callerOf(request) {

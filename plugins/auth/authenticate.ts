@@ -9,6 +9,15 @@ import type { Bootstrap } from './bootstrap.ts'
 /** Finds the caller of a request by its Authorization header, or throws `unauthorized`. */
 export type Authenticate = (request: Pick<FastifyRequest, 'ip' | 'headers'>) => Promise<Caller>
 
+/**
+ * The tenant whose key a request brings, if that key worked lately from where it comes. It says whose limits the request meets before
+ * its key is looked up, and lets nobody in.
+ */
+export type TenantLately = (request: Pick<FastifyRequest, 'ip' | 'headers'>) => string | undefined
+
+/** Keys that worked lately, each from one address. */
+const mostLately = 10_000
+
 /** A live key. `here`: it may be used from the caller's address. */
 interface FoundKey extends Caller {
   readonly here: boolean
@@ -28,11 +37,26 @@ interface AuthenticateOptions {
   readonly wrongKeys: WrongKeys
 }
 
-export function createAuthenticate(options: AuthenticateOptions): Authenticate {
+export function createAuthenticate(options: AuthenticateOptions): {
+  readonly authenticate: Authenticate
+  readonly tenantLately: TenantLately
+} {
   const { tokens, keys, bootstrap, clientOf, wrongKeys } = options
   const isBootstrap = bootstrap && secretEqual(bootstrap.key)
-  return async (request) => {
-    const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
+  const hashOf = (token: string): Buffer | undefined =>
+    keys && tokens.wellFormed(token) ? tokens.hash('ao:tenant-key:v1', token) : undefined
+  const lately = new Map<string, string>()
+  const worked = (name: string, tenantId: string): void => {
+    if (lately.size >= mostLately && !lately.has(name)) lately.delete(lately.keys().next().value!)
+    lately.set(name, tenantId)
+  }
+  const tenantLately: TenantLately = (request) => {
+    const token = tokenOf(request)
+    const hash = token === undefined || lately.size === 0 ? undefined : hashOf(token)
+    return hash && lately.get(placed(hash.toString('base64'), clientOf(request)))
+  }
+  const authenticate: Authenticate = async (request) => {
+    const token = tokenOf(request)
     // A request without a key does not count as a wrong key.
     if (token === undefined) throw refused()
     const address = clientOf(request)
@@ -43,20 +67,27 @@ export function createAuthenticate(options: AuthenticateOptions): Authenticate {
       else wrongKeys.failed(address, 'bootstrap')
       return caller ?? Promise.reject(refused())
     }
-    const hash = keys && tokens.wellFormed(token) ? tokens.hash('ao:tenant-key:v1', token) : undefined
+    const hash = hashOf(token)
     const name = hash?.toString('base64')
     await wrongKeys.check(address, () => name !== undefined && wrongKeys.isGood(name))
     const found = hash && (await keys!.find(hash, address))
     if (!found) {
       wrongKeys.failed(address, name)
+      if (name !== undefined) lately.delete(placed(name, address))
       throw refused()
     }
     const { here, ...caller } = found
     wrongKeys.worked(name!)
     if (!here) throw elsewhere(address)
+    worked(placed(name!, address), caller.tenantId)
     return caller
   }
+  return { authenticate, tenantLately }
 }
+
+const tokenOf = ({ headers }: Pick<FastifyRequest, 'headers'>): string | undefined =>
+  bearerForm.exec(headers.authorization ?? '')?.[1]
+const placed = (key: string, address: string): string => `${key} ${address}`
 
 const refused = () =>
   unauthorized({

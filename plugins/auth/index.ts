@@ -77,7 +77,7 @@ export default definePlugin({
     const { bootstrapKey: key, bootstrapTenant: tenantId } = config
     const always = config.bootstrap === 'always'
     const bootstrap = key === undefined ? undefined : new Bootstrap({ key, tenantId, always, database: stored, log })
-    const authenticate = createAuthenticate({
+    const { authenticate, tenantLately } = createAuthenticate({
       tokens,
       keys,
       bootstrap,
@@ -87,6 +87,7 @@ export default definePlugin({
     let trail: AuditTrail | undefined
     const api = createApiGuard({
       authenticate,
+      tenantLately,
       adminTenant,
       trail: () => trail,
       limits,

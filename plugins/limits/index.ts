@@ -1,10 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import fp from 'fastify-plugin'
-import { type App, type AppError, definePlugin, isAppError, isStream, isUpload, maybe, Settings } from '#kernel'
+import { type App, type AppError, definePlugin, isAppError, isStream, maybe, Settings } from '#kernel'
 import { Database, presentDatabase, type Statement } from '#contracts/database'
-import { Kv } from '#contracts/kv'
+import { type Hit, Kv } from '#contracts/kv'
 import {
   type CountUse,
   type GuardedRequests,
@@ -17,9 +16,12 @@ import {
   type Limits,
   overLimit,
   type OwnLimits,
+  type RequestLimit,
   TenantLimits,
 } from '#contracts/limits'
-import { AtOnce, Pace, rateLimit } from '#kit'
+import { AtOnce, Pace } from '#kit'
+import { Counts, Spent } from './minute.ts'
+import { bytesOfTurn, countedAs, limitRequests, ownOf, paceFactor } from './requests.ts'
 import { KeptStoredBytes } from './stored.ts'
 
 const limit = (name: (typeof limitNames)[number]) =>
@@ -51,8 +53,8 @@ const lookEveryMs = 5_000
 /** Each refused request within a minute waits this much longer for its answer than the one before, up to the second value. */
 const holdMs = 5
 const longestHoldMs = 1_000
-/** The most refused requests of one tenant that wait at the same time. Further ones are answered at once. */
-const mostHeld = 200
+/** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
+const mostHeld = limitKinds.openAnswers.default
 
 interface Row {
   readonly id: string
@@ -91,6 +93,7 @@ export class KeptLimits implements TenantLimits {
   readonly #held = new AtOnce()
   /** Requests of this minute by tenant and limit, and refused requests by tenant. */
   readonly #minute = new Counts(60_000)
+  readonly #spent = new Spent()
   readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
   readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
   #seen = '-infinity'
@@ -149,7 +152,7 @@ export class KeptLimits implements TenantLimits {
     app.addHook('onError', async (request, _reply, error) => {
       if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
     })
-    if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
+    if (this.#kv) limitRequests(app, { limits: this, kv: this.#kv, guarded })
   }
   /** Counts a stream in this process until the returned function is called. Returns the error when the tenant has as many streams as it may. */
   openStream(tenantId: string): (() => void) | AppError {
@@ -170,7 +173,7 @@ export class KeptLimits implements TenantLimits {
   async turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
     for (;;) {
       const max = this.of(tenantId)[kind]
-      const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, 60_000 / (max * paceFactor), weight)
+      const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind), weight)
       if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, longestTurnMs / 1_000)
       if (waitMs !== 0) await sleep(waitMs ?? longestTurnMs / 2, undefined, { ref: false })
       if (waitMs !== undefined) return
@@ -198,9 +201,28 @@ export class KeptLimits implements TenantLimits {
     const everyMs = (60_000 * bytesOfTurn) / this.of(tenantId).transferBytesPerMinute
     return this.#transfers.turnOf(tenantId, everyMs, bytes / bytesOfTurn)
   }
-  /** True for the first `most` requests of a minute, which this process counts without asking the shared store. */
-  isOwn(key: string, most: number): boolean {
-    return this.#minute.count(key) <= most
+  /** Counts a request: the first of a minute in this process, further ones where all processes count. */
+  async hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit> {
+    const own = ownOf(max)
+    if (this.#minute.count(key) <= own) return { allowed: true, count: 0, retryAfterMs: 0 }
+    const spentMs = this.#spent.leftOf(key, max)
+    if (spentMs > 0) return { allowed: false, count: max, retryAfterMs: spentMs }
+    const rest = await kv.hit(key, max - own, seconds)
+    if (!rest.allowed) this.#spent.found(key, max, rest.retryAfterMs)
+    return { ...rest, count: own + rest.count }
+  }
+  /** Whether `hit` would refuse a request, without asking anybody. */
+  isUsedUp(tenantId: string, kind: LimitName): boolean {
+    const max = this.of(tenantId)[kind]
+    const key = countedAs(tenantId, kind)
+    return this.#spent.leftOf(key, max) > 0 && this.#minute.of(key) >= ownOf(max)
+  }
+  isSpent(tenantId: string, kind: RequestLimit): boolean {
+    return this.isUsedUp(tenantId, kind) || this.#pace.isFull(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind))
+  }
+  /** Milliseconds between two turns. */
+  #everyMs(tenantId: string, kind: LimitName): number {
+    return 60_000 / (this.of(tenantId)[kind] * paceFactor)
   }
   uses(limit: LimitName, count: CountUse): void {
     this.#uses.set(limit, count)
@@ -244,86 +266,10 @@ export class KeptLimits implements TenantLimits {
   }
 }
 
-/** Counts events by key in fixed windows of time. A new window begins at zero. */
-class Counts {
-  readonly #ms: number
-  readonly #counts = new Map<string, number>()
-  #stretch = 0
-
-  constructor(ms: number) {
-    this.#ms = ms
-  }
-  /** Counts one more event, and returns the count in this window. */
-  count(key: string): number {
-    const stretch = Math.floor(Date.now() / this.#ms)
-    if (stretch !== this.#stretch) {
-      this.#stretch = stretch
-      this.#counts.clear()
-    }
-    const count = (this.#counts.get(key) ?? 0) + 1
-    this.#counts.set(key, count)
-    return count
-  }
-}
-
-/** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
-const paceFactor = 6
-/** How many requests pass at once after a pause. */
+/** So many pass at once after a pause. */
 const atOnce = 10
-/** A body takes one more turn for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
-const bytesOfTurn = 32 * 1_024
-const mostTurns = 4 * paceFactor
-/** The length of a request's body in bytes. Undefined: the request does not say it. */
-const bytesOf = ({ headers }: FastifyRequest): number | undefined =>
-  headers['transfer-encoding'] === undefined ? Number(headers['content-length'] ?? 0) : undefined
-const turnsOf = (bytes: number | undefined): number =>
-  bytes === undefined ? mostTurns : Math.min(mostTurns, 1 + Math.floor(bytes / bytesOfTurn))
-/** How many bytes pass at once after a pause. The rest of a minute's bytes is spread over the minute. */
+/** So much of the bytes of a minute passes at once after a pause; the rest is spread over the minute. */
 const bytesAtOnce = 1024 * 1024
 /** The longest wait of a large body in ms. It is longer than that of a request, because sending a body again costs more than waiting. */
 const longestTransferMs = 10_000
 const longestTurnMs = 1_000
-
-/** The part of each limit that every process counts for itself, so that most tenants never need the shared count. Only the rest is counted together. */
-const ownPart = 0.1
-
-interface RequestLimitsOptions {
-  readonly limits: KeptLimits
-  readonly kv: Pick<Kv, 'hit'>
-  readonly guarded: GuardedRequests
-}
-
-/** Enforces the limits on requests within a scope of routes. With a second process a tenant has at most a tenth more requests. */
-const requestLimits = fp(
-  async (app, { limits, kv, guarded }: RequestLimitsOptions) => {
-    const { tenantOf, writes, alone } = guarded
-    const kindOf = ({ method }: FastifyRequest): LimitName =>
-      method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
-    const check = await rateLimit(app, {
-      name: 'tenant',
-      keyOf: (request) => `ao:tenant:${tenantOf(request)}:${kindOf(request)}`,
-      max: (request) => limits.of(tenantOf(request))[kindOf(request)],
-      async hit(key, max, windowSeconds) {
-        if (alone) return alone(key, max, windowSeconds)
-        const own = Math.floor(max * ownPart)
-        if (limits.isOwn(key, own)) return { allowed: true, count: 0, retryAfterMs: 0 }
-        const rest = await kv.hit(key, max - own, windowSeconds)
-        return { ...rest, count: own + rest.count }
-      },
-      refused({ headers }, request) {
-        const kind = kindOf(request)
-        return overLimit(kind, limits.of(tenantOf(request))[kind], Number(headers?.['retry-after']))
-      },
-    })
-    app.addHook('onRequest', async (request, reply) => {
-      const tenantId = tenantOf(request)
-      const bytes = bytesOf(request)
-      // An upload takes its turns while it flows. A body without a length counts as the largest JSON body.
-      if ((bytes === undefined || bytes > bytesOfTurn) && !isUpload(request.routeOptions.config))
-        await limits.turnOfBody(tenantId, bytes ?? app.initialConfig.bodyLimit!)
-      await limits.turn(tenantId, kindOf(request), turnsOf(bytes))
-      await check(request, reply)
-    })
-  },
-  { name: 'agent-orc-tenant-requests' },
-)

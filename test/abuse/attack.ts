@@ -16,7 +16,12 @@ export interface Hostile {
 }
 
 /** The limits that attacks run into. */
-export type Plan = Readonly<Record<'delegatedRuns' | 'delegationDepth' | 'delegatedAtOnce', number>>
+export type Plan = Readonly<
+  Record<
+    'delegatedRuns' | 'delegationDepth' | 'delegatedAtOnce' | 'readsPerMinute' | 'writesPerMinute' | 'chatsPerMinute',
+    number
+  >
+>
 
 /** Counts what became of requests, by status. */
 export type Told = (status: number | string) => void
@@ -37,6 +42,8 @@ export interface Attack {
   run(hostile: Hostile, told: Told, stop: AbortSignal): Promise<void>
   /** What it is answered when it does what it is for; that it succeeds, or is at a limit, unless given. */
   readonly meant?: RegExp
+  /** It is for what a tenant may do at most: thin is it where little is done, however much its limits refuse. */
+  readonly atLimits?: true
   /** What it got, beside how the victim fared. */
   judge?(hostile: Hostile): Promise<readonly Verdict[]>
 }
@@ -44,23 +51,33 @@ export interface Attack {
 /** A limit of the tenant has stopped it, with 409 or 429; or it succeeds. */
 const usuallyMeant = /^(2\d\d|409|429|opened)$/
 
-/** How much of an attack was one: it is thin where most of its requests missed what they were to hurt. */
+/** What became of an attack, in how long a time. */
+export interface Outcome {
+  readonly answers: Readonly<Record<string, number>>
+  readonly seconds: number
+  readonly limits: Plan
+}
+
+/**
+ * How much of an attack was one: it is thin where most of its requests missed what they were to hurt. Most answers to one that is at
+ * its limits are refusals, which say nothing of that: there at least half of the requests that the limits allow must have been done.
+ */
 export function thinness(
-  { meant = usuallyMeant }: Attack,
-  answers: Readonly<Record<string, number>>,
+  { meant = usuallyMeant, atLimits }: Pick<Attack, 'meant' | 'atLimits'>,
+  { answers, seconds, limits }: Outcome,
 ): { readonly succeeded: number; readonly verdict: Verdict } {
-  const share = (status: RegExp): number => {
-    const count = (fits: (status: string) => boolean): number =>
-      Object.entries(answers).reduce((sum, [one, times]) => sum + (fits(one) ? times : 0), 0)
-    return (
-      count((one) => status.test(one)) /
-      Math.max(
-        1,
-        count(() => true),
-      )
-    )
-  }
-  const hit = share(meant)
-  const text = `it is no thin attack: ${Math.round(100 * hit)} % of its answers are what it meant`
-  return { succeeded: share(/^2\d\d$/), verdict: { text, ok: hit >= 0.5 } }
+  const count = (status: RegExp): number =>
+    Object.entries(answers).reduce((sum, [one, times]) => sum + (status.test(one) ? times : 0), 0)
+  const all = Math.max(1, count(/^/))
+  const done = count(/^2\d\d$/)
+  const hit = count(meant) / all
+  const what = `it is no thin attack: ${Math.round(100 * hit)} % of its answers are what it meant`
+  const { readsPerMinute, writesPerMinute, chatsPerMinute } = limits
+  const allowed = (readsPerMinute + writesPerMinute + chatsPerMinute) / 60
+  const rate = done / Math.max(1, seconds)
+  const work = atLimits
+    ? `, and ${rate.toFixed(1)} requests a second were done, of ${allowed} that its limits allow in the long run`
+    : ''
+  const ok = hit >= 0.5 && (!atLimits || rate >= allowed / 2)
+  return { succeeded: done / all, verdict: { text: what + work, ok } }
 }

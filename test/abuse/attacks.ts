@@ -166,6 +166,7 @@ const single: readonly Attack[] = [
 const together: Attack = {
   name: 'all of these at once, by one tenant',
   meant: /^(2\d\d|400|409|429|opened)$/,
+  atLimits: true,
   warmMs: 10_000,
   async prepare(hostile, told) {
     for (const attack of single) await attack.prepare?.(hostile, told)

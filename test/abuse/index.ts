@@ -2,6 +2,7 @@
 // fares alone and during each attack, and fails when it is hurt or loses anything.
 import { execFile } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
+import { setPriority } from 'node:os'
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -10,18 +11,16 @@ import { parse, stringify } from 'yaml'
 import { publishAgent } from '../bench/agents.ts'
 import { type Cluster, command, dataDirectory, roleFile, startCluster } from '../bench/cluster.ts'
 import { runCommand, say, withProcesses } from '../bench/command.ts'
-import type { JobResult } from '../bench/job.ts'
 import { createLoad, type RunJob } from '../bench/load-client.ts'
-import { type Processes, usageOf } from '../bench/processes.ts'
+import { queuedMs, type Processes, usageOf } from '../bench/processes.ts'
 import { chatOf, environment } from '../bench/service.ts'
-import { quantile } from '../bench/statistics.ts'
-import { draw, shown } from '../bench/table.ts'
 import { startModel } from '../bench/targets.ts'
 import type { Order, Word } from './attacker.ts'
 import { longestStep, slowness } from '../steps.ts'
-import { type Hostile, thinness, type Verdict } from './attack.ts'
+import { type Hostile, thinness } from './attack.ts'
 import { attacks } from './attacks.ts'
 import { LoopFigures } from './loop-figures.ts'
+import { type Measured, report, type Seen } from './report.ts'
 
 interface Options {
   /** How long the victim chats, alone and during each attack. */
@@ -36,11 +35,6 @@ const usage = `npm run abuse -- [--seconds N] [--only TEXT]
 
 /** Chats of the victim in a second, each streamed. */
 const perSecond = 20
-/** p99 during an attack over p99 alone. */
-const bar = 2
-/** No process may be deaf to everybody for longer. */
-const mostDeafMs = 500
-
 /** How long an attack goes on before the victim is measured, unless it says so itself. */
 const usualWarmMs = 2_000
 
@@ -77,26 +71,8 @@ interface Fleet {
   measure(seconds: number): Promise<Measured>
 }
 
-/** Chats of the victim, and the time of processors that all processes of the fleet took meanwhile, in a second. */
-type Measured = JobResult & { readonly cpuMs: number }
-
-/** What the victim saw, and what kept the processes busy meanwhile. */
-interface Seen {
-  readonly name: string
-  /** Just before the attack and just after it, because machines change from one minute to the next. */
-  readonly alone: readonly [Measured, Measured]
-  readonly result: Measured
-  readonly deafMs: number
-  /** The longest step of any process was at least so long, and what it may have been on this machine. */
-  readonly stepMs: number
-  readonly stepBy: string
-  readonly mostStepMs: number
-  readonly verdicts: readonly Verdict[]
-  readonly lost: number
-  readonly answers: Readonly<Record<string, number>>
-  /** Part of them that succeeded. */
-  readonly succeeded: number
-}
+/** So much less than the fleet and its victim does an attacker get of processors that are short; see `endure`. */
+const niceness = 10
 
 const operatorTenant = 'default'
 
@@ -152,8 +128,10 @@ async function start(processes: Processes): Promise<Fleet> {
     },
     async measure(seconds) {
       const before = cpu()
+      const queuedBefore = roots.map(queuedMs)
       const result = await run({ ...chat, clients: 64, perSecond, durationMs: seconds * 1_000, expect: {} })
-      return { ...result, cpuMs: (cpu() - before) / seconds }
+      const queued = roots.map((pid, i) => (queuedMs(pid) - queuedBefore[i]!) / seconds)
+      return { ...result, cpuMs: (cpu() - before) / seconds, queuedMs: Math.max(...queued) }
     },
   }
 }
@@ -226,6 +204,10 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
   const before = await fleet.measure(seconds)
   const hostile = await fleet.hostile()
   const attacker = processes.fork(new URL('attacker.ts', import.meta.url).pathname)
+  // A real one has a machine of its own: what it costs to send and to read is not the fleet's, which goes first where this machine has
+  // too little for both. That the attack is none the thinner for it is judged below.
+  setPriority(attacker.pid!, niceness)
+  const attackerCpu = (): number => usageOf([attacker.pid!])?.nodeCpuMs ?? 0
   const heard = (): Promise<Word> =>
     new Promise((resolve, reject) => {
       attacker.once('message', resolve)
@@ -234,26 +216,31 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
   const ready = heard()
   attacker.send({ attack: name, hostile } satisfies Order)
   await ready
+  const began = performance.now()
   // What it costs this machine to start an attacker is no part of its attack.
   await sleep(attack.warmMs ?? usualWarmMs)
   await loops.worst()
   const slow: number[] = []
   const calibration = setInterval(() => slow.push(slowness()), 1_000)
+  const attackerBefore = attackerCpu()
   const result = await fleet.measure(seconds)
+  const attackerMs = (attackerCpu() - attackerBefore) / seconds
   clearInterval(calibration)
   const figures = await loops.worst()
   const done = heard()
+  const attacked = (performance.now() - began) / 1_000
   attacker.send('stop')
   const last = await Promise.race([done, sleep(20_000, { answers: { 'no end': 1 } })])
   await processes.stopOne(attacker)
   const answers = 'answers' in last ? last.answers : {}
-  const { succeeded, verdict } = thinness(attack, answers)
+  const { succeeded, verdict } = thinness(attack, { answers, seconds: attacked, limits: hostile.limits })
   const verdicts = [verdict, ...((await attack.judge?.(hostile)) ?? [])]
   const lost = await losses(fleet)
   return {
     name,
     alone: [before, await fleet.measure(seconds)],
     result,
+    attackerMs,
     ...figures,
     mostStepMs: longestStep(slow),
     verdicts,
@@ -261,56 +248,6 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
     answers,
     succeeded,
   }
-}
-
-function report(seen: readonly Seen[]): boolean {
-  const p99 = (...results: readonly JobResult[]): number =>
-    quantile(
-      results.flatMap(({ totalMs }) => totalMs),
-      0.99,
-    )
-  const rows = seen.map(({ name, alone, result, deafMs, stepMs, stepBy, lost, answers, succeeded }) => [
-    name,
-    alone.map((one) => shown(p99(one), 1)).join(', '),
-    shown(p99(result), 1),
-    `${shown(p99(result) / p99(...alone), 2)}x`,
-    [...alone, result].map(({ cpuMs }) => shown(cpuMs, 0)).join(', '),
-    shown(deafMs, 0),
-    `${shown(stepMs, 0)} ${stepBy}`,
-    String(result.errors),
-    String(lost),
-    `${shown(100 * succeeded, 0)} %`,
-    Object.entries(answers)
-      .map(([status, count]) => `${status}: ${count}`)
-      .join(', '),
-  ])
-  const head = [
-    'attack',
-    'p99 before, after',
-    'p99 then',
-    'ratio',
-    'CPU ms a second: before, after, then',
-    'deaf ms, at most',
-    'step ms, at least',
-    'failed chats',
-    'lost runs',
-    'succeeded',
-    'its answers',
-  ]
-  process.stdout.write(`\n${draw([head, ...rows])}\n\nA hostile tenant may have ${JSON.stringify(plan)}.\n\n`)
-  let met = true
-  const judge = (text: string, ok: boolean): void => {
-    met &&= ok
-    process.stdout.write(`${ok ? 'met    ' : 'NOT MET'} ${text}\n`)
-  }
-  for (const { name, alone, result, deafMs, stepMs, mostStepMs, verdicts, lost } of seen) {
-    judge(`${name}: p99 at most ${bar} times that alone`, p99(result) <= bar * p99(...alone))
-    judge(`${name}: nothing failed or lost`, [...alone, result].every(({ errors }) => errors === 0) && lost === 0)
-    judge(`${name}: no process deaf for ${mostDeafMs} ms`, deafMs <= mostDeafMs)
-    judge(`${name}: no step of ${mostStepMs.toFixed(0)} ms of the processor`, stepMs < mostStepMs)
-    for (const { text, ok } of verdicts) judge(`${name}: ${text}`, ok)
-  }
-  return met
 }
 
 await runCommand(usage, readOptions, ({ seconds, only }) =>
@@ -325,6 +262,6 @@ await runCommand(usage, readOptions, ({ seconds, only }) =>
       say(name)
       seen.push(await endure({ fleet, loops, processes }, name, seconds))
     }
-    if (!report(seen)) process.exitCode = 1
+    if (!report(seen, plan)) process.exitCode = 1
   }),
 )

@@ -137,6 +137,18 @@ export function usageOf(roots: readonly number[], postgresRoots: readonly number
   return total
 }
 
+/**
+ * How long the first thread of a process was ready to go on and had no processor, since it began; 0 where nobody says. It tells a
+ * machine that has too little for all who share it from a process that is slow by itself.
+ */
+export function queuedMs(pid: number): number {
+  try {
+    return Number(readFileSync(`/proc/${pid}/schedstat`, 'utf8').split(' ')[1]) / 1_000_000
+  } catch {
+    return 0
+  }
+}
+
 /** Pids of the tree below a process, without it; empty where there is no /proc. */
 export function processesBelow(root: number): Set<number> {
   const tree = treeOf([root], readProc() ?? new Map())

@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
 import { connect } from 'node:net'
 import { test, type TestContext } from 'node:test'
-import { access, AppError, definePlugin, type Entry, type Plugin, unavailable } from '#kernel'
+import { access, type App, AppError, definePlugin, type Entry, type Plugin, unavailable } from '#kernel'
 import { ApiGuard, roles, type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type ReadinessCheck, ReadinessChecks } from '#contracts/health'
+import { type GuardedRequests, overLimit, TenantLimits } from '#contracts/limits'
 import { Signers } from '#contracts/signing'
 import { fake, testKernel } from '#testing'
 import auth from '../index.ts'
@@ -67,7 +68,13 @@ const keys = { ao_dev_m: 'member', ao_dev_a: 'admin', ao_dev_o: 'owner' } as con
 
 const first = 'bootstrap-of-the-test-0123456789'
 
-async function conductor(t: TestContext, config: Record<string, unknown> = {}, listen = false, owned = false) {
+async function conductor(
+  t: TestContext,
+  config: Record<string, unknown> = {},
+  listen = false,
+  owned = false,
+  more: readonly Plugin[] = [],
+) {
   const { calls, database } = fakeDatabase(keys, owned)
   const guard: Entry = { name: 'auth', plugin: auth, config }
   let checks: ReadonlyMap<string, ReadinessCheck> = new Map()
@@ -76,7 +83,11 @@ async function conductor(t: TestContext, config: Record<string, unknown> = {}, l
     requires: { checks: ReadinessChecks },
     setup: async ({ deps }) => ((checks = deps.checks), {}),
   })
-  const kernel = await kernelOf(t, [guard, probe, routes(), fake(Tokens, tokens), fake(Database, database)], listen)
+  const kernel = await kernelOf(
+    t,
+    [guard, probe, routes(), fake(Tokens, tokens), fake(Database, database), ...more],
+    listen,
+  )
   const get = (url: string, authorization?: string, headers: Record<string, string> = {}) =>
     kernel.listeners['conductor']!.inject({ url, headers: { ...headers, ...(authorization ? { authorization } : {}) } })
   return { kernel, get, calls, checks }
@@ -156,6 +167,36 @@ test('every request looks its key up, in one round trip, by the hash under row s
   await get('/member', 'Bearer ao_dev_m')
   assert.equal(calls.length, 2)
   assert.deepEqual(calls[0]!.settings, { 'app.auth_hash': hashOf('ao:tenant-key:v1 ao_dev_m').toString('hex') })
+})
+
+test('a tenant at its limit is refused before its key is looked up, and nobody gets in by that', async (t) => {
+  const state = { spent: false, refuses: false }
+  const asked: unknown[] = []
+  const limits = {
+    isSpent: (...of: unknown[]) => (asked.push(of), state.spent),
+    guard: (app: App, { tenantOf }: GuardedRequests) =>
+      app.addHook('onRequest', async (request) => {
+        if (state.refuses && tenantOf(request) === 'acme') throw overLimit('readsPerMinute', 1)
+      }),
+  }
+  const { get, calls } = await conductor(t, {}, false, false, [fake(TenantLimits, limits as unknown as TenantLimits)])
+  const status = async (token: string, url = '/member') => (await get(url, `Bearer ${token}`)).statusCode
+  Object.assign(state, { spent: true, refuses: true })
+  assert.equal(await status('ao_dev_m'), 429)
+  assert.equal(calls.length, 1, 'nobody knows yet whose key it is')
+  state.spent = false
+  state.refuses = false
+  assert.equal(await status('ao_dev_m'), 200)
+  Object.assign(state, { spent: true, refuses: true })
+  assert.equal(await status('ao_dev_m'), 429)
+  assert.equal(calls.length, 2, 'no further look-up')
+  assert.deepEqual(asked.at(-1), ['acme', 'readsPerMinute'])
+  assert.equal(await status('ao_dev_x'), 401)
+  assert.equal(await status('ao_dev_m', '/open'), 200)
+  // The limit has room again between one look and the next: the key is looked up then.
+  state.refuses = false
+  assert.deepEqual([await status('ao_dev_m'), await status('ao_dev_m', '/admin')], [200, 403])
+  assert.equal(calls.length, 5)
 })
 
 test('X-Tenant-ID is ignored, in any spelling', async (t) => {

@@ -247,6 +247,7 @@ export function limitsOf(own: Partial<Limits>): TenantLimits {
     },
     guard: nothing,
     turn: async () => {},
+    isSpent: () => false,
     paced: (_, body) => body,
     uses: nothing,
     usedBy: async () => ({}),

@@ -1,0 +1,79 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import fastify from 'fastify'
+import type { App, AppError } from '#kernel'
+import { Kv } from '#contracts/kv'
+import { defaultLimits, type Limits } from '#contracts/limits'
+import { HitWindows } from '#kit'
+import { KeptLimits } from '../index.ts'
+import { Spent } from '../minute.ts'
+
+/** A scope whose requests are counted in a store that counts how often it is asked. */
+function scope(t: TestContext, own: Partial<Limits>) {
+  const asked: string[] = []
+  const windows = new HitWindows()
+  const kv: Pick<Kv, 'hit'> = { hit: (key, ...of) => (asked.push(key), windows.hit(key, ...of)) }
+  const kept = new KeptLimits({ ...defaultLimits, ...own }, undefined, kv, { warn: () => assert.fail() })
+  const app = fastify()
+  t.after(() => app.close())
+  kept.guard(app as unknown as App, { tenantOf: ({ headers }) => String(headers['tenant']), writes: 'writesPerMinute' })
+  app.setErrorHandler(({ status, detail, headers }: AppError, _request, reply) =>
+    reply
+      .code(status)
+      .headers(headers ?? {})
+      .send(detail),
+  )
+  app.get('/', async () => 'read')
+  app.post('/', async () => 'written')
+  const send = (tenant: string, method: 'GET' | 'POST' = 'GET') => app.inject({ url: '/', method, headers: { tenant } })
+  return { kept, asked, send }
+}
+
+test('once a limit of a minute is used up, what is refused asks nobody, and says the same', async (t) => {
+  const { kept, asked, send } = scope(t, { readsPerMinute: 3 })
+  for (let n = 0; n < 3; n++) assert.equal((await send('acme')).statusCode, 200)
+  assert.equal(kept.isSpent('acme', 'readsPerMinute'), false, 'nobody was refused yet')
+  const first = await send('acme')
+  const before = asked.length
+  const next = await send('acme')
+  assert.equal(asked.length, before)
+  for (const { statusCode, headers, json } of [first, next]) {
+    assert.deepEqual([statusCode, json().limit], [429, 'readsPerMinute'])
+    assert.equal(headers['ratelimit'], `"tenant";r=0;t=${headers['retry-after']}`)
+    assert.ok(Number(headers['retry-after']) > 0)
+  }
+  assert.equal(kept.isSpent('acme', 'readsPerMinute'), true)
+  assert.equal(kept.isSpent('acme', 'writesPerMinute'), false)
+  assert.equal((await send('acme', 'POST')).statusCode, 200, 'another limit')
+  assert.equal((await send('globex')).statusCode, 200, 'another tenant')
+})
+
+test('a limit without turns is spent from the beginning, and one whose turns are all taken until some are free', async () => {
+  const none = new KeptLimits({ ...defaultLimits, readsPerMinute: 0 }, undefined, undefined, { warn() {} })
+  assert.equal(none.isSpent('acme', 'readsPerMinute'), true)
+  const kept = new KeptLimits({ ...defaultLimits, readsPerMinute: 60 }, undefined, undefined, { warn() {} })
+  // Six turns a second, of which ten pass at once and as many wait as come within a second.
+  await kept.turn('acme', 'readsPerMinute', 60)
+  assert.equal(kept.isSpent('acme', 'readsPerMinute'), true)
+  assert.equal(kept.isSpent('globex', 'readsPerMinute'), false)
+})
+
+test('hundreds that are refused at once are all held up: none of them asks anew right away', async () => {
+  const kept = new KeptLimits({ ...defaultLimits }, undefined, undefined, { warn() {} })
+  let answered = 0
+  // The first ones wait for milliseconds; these are about the rest, each of which waits for a second.
+  for (let n = 0; n < 600; n++) void kept.holdUp('acme').then(() => void (answered += n < 200 ? 0 : 1))
+  await new Promise(setImmediate)
+  assert.equal(answered, 0)
+})
+
+test('what is used up is so until its time, and for the same limit', () => {
+  let now = 0
+  const spent = new Spent(() => now)
+  spent.found('a', 10, 5_000)
+  assert.deepEqual([spent.leftOf('a', 10), spent.leftOf('a', 11), spent.leftOf('b', 10)], [5_000, 0, 0])
+  now = 4_999
+  assert.equal(spent.leftOf('a', 10), 1)
+  now = 5_000
+  assert.equal(spent.leftOf('a', 10), 0)
+})
