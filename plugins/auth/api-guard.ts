@@ -24,13 +24,13 @@ export interface ApiGuard extends Guard {
   record(request: FastifyRequest, targets: readonly string[]): Promise<void>
 }
 
-/** What requests of the API count for that do more than read. */
+/** The limit for which requests count that do more than read. */
 const writes: RequestLimit = 'writesPerMinute'
 
 /** Authenticates every request of a scope before its body is read, and requires the role that its route declares. */
 export function createApiGuard({ authenticate, tenantLately, adminTenant, trail, limits }: GuardOptions): ApiGuard {
   const callers = new WeakMap<FastifyRequest, Caller>()
-  /** Tenants of requests that their limits will refuse: their keys are not looked up. */
+  /** The tenants of requests that their limits will refuse. The keys of these requests are not looked up. */
   const spent = new WeakMap<FastifyRequest, string>()
   const scopes: App[] = []
 
@@ -45,12 +45,12 @@ export function createApiGuard({ authenticate, tenantLately, adminTenant, trail,
       throw error
     }
   }
-  /** The tenant of a request that would be refused whoever it is: whoever goes on at a limit costs no round trip each time. */
+  /** The tenant of a request that its limit refuses in any case. A client that goes on at its limit then costs no round trips. */
   const spentTenantOf = (request: FastifyRequest): string | undefined => {
-    if (!limits) return undefined
-    const tenantId = tenantLately(request)
-    const isSpent = tenantId !== undefined && limits.isSpent(tenantId, requestLimitOf(request.method, writes))
-    return isSpent ? tenantId : undefined
+    const tenantId = limits && tenantLately(request)
+    return tenantId !== undefined && limits?.isSpent(tenantId, requestLimitOf(request.method, writes))
+      ? tenantId
+      : undefined
   }
   return {
     protect(app: App) {
