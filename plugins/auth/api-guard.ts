@@ -24,6 +24,22 @@ export interface ApiGuard extends Guard {
   record(request: FastifyRequest, targets: readonly string[]): Promise<void>
 }
 
+/** The caller if it is an operator. Undefined for all other callers, so that they cannot tell that operators' routes exist. */
+async function operatorBy(
+  authenticate: Authenticate,
+  adminTenant: string | undefined,
+  request: FastifyRequest,
+): Promise<Caller | undefined> {
+  if (adminTenant === undefined) return undefined
+  try {
+    const caller = await authenticate(request)
+    return caller.tenantId === adminTenant ? caller : undefined
+  } catch (error) {
+    if (isAppError(error) && error.status < 500) return undefined
+    throw error
+  }
+}
+
 /** The limit for which requests count that do more than read. */
 const writes: RequestLimit = 'writesPerMinute'
 
@@ -34,17 +50,6 @@ export function createApiGuard({ authenticate, tenantLately, adminTenant, trail,
   const spent = new WeakMap<FastifyRequest, string>()
   const scopes: App[] = []
 
-  /** The caller if it is an operator. Undefined for all other callers, so that they cannot tell that operators' routes exist. */
-  const operatorOf = async (request: FastifyRequest): Promise<Caller | undefined> => {
-    if (adminTenant === undefined) return undefined
-    try {
-      const caller = await authenticate(request)
-      return caller.tenantId === adminTenant ? caller : undefined
-    } catch (error) {
-      if (isAppError(error) && error.status < 500) return undefined
-      throw error
-    }
-  }
   /** The tenant of a request that its limit refuses in any case. A client that goes on at its limit then costs no round trips. */
   const spentTenantOf = (request: FastifyRequest): string | undefined => {
     const tenantId = limits && tenantLately(request)
@@ -69,7 +74,7 @@ export function createApiGuard({ authenticate, tenantLately, adminTenant, trail,
         const forOperators = accessOf(config) === operator
         const spentTenant = forOperators ? undefined : spentTenantOf(request)
         if (spentTenant !== undefined) return void spent.set(request, spentTenant)
-        const caller = forOperators ? await operatorOf(request) : await authenticate(request)
+        const caller = forOperators ? await operatorBy(authenticate, adminTenant, request) : await authenticate(request)
         if (!caller) {
           // The client gets the same answer as for a path that no route serves.
           reply.callNotFound()
