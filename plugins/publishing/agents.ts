@@ -16,7 +16,7 @@ interface PublishingOptions {
   readonly profiles: Pick<Profiles, 'find'>
   /** Undefined: this installation has no webhooks. */
   readonly webhooks: Webhooks | undefined
-  /** Undefined: publishing costs nothing. */
+  /** Undefined: publishing is free of charge. */
   readonly billing?: Billing | undefined
   readonly limits?: Pick<TenantLimits, 'stored'> | undefined
   /** Undefined: answers carry no `publicUrl`. */
@@ -65,7 +65,7 @@ export function createPublishingService(options: PublishingOptions) {
         expose_tool_events: body.exposeToolEvents ?? false,
         webhook_url: body.webhookUrl ?? null,
       })
-      // What was published before is kept, for its conversations.
+      // The rows of earlier publications are kept for their conversations.
       limits?.stored.add(tenantId, JSON.stringify(row).length)
       return toAgent(tenantId, row)
     },
@@ -102,7 +102,7 @@ const slugOf = (profile: string): string =>
 
 const shape = /^[a-z][a-z0-9+.-]*:\/\/[^/?#@\\\s]+$/i
 
-/** A browser sends exactly `scheme://host[:port]`, so anything else in the list could never match, or match too much. */
+/** Refuses any entry that is not exactly `scheme://host[:port]`. Browsers send this form, so another entry could never match, or match too much. */
 function checkOrigins(origins: readonly string[]): void {
   for (const [i, origin] of origins.entries()) {
     const exact = shape.test(origin) ? serialized(origin) : undefined
@@ -111,7 +111,7 @@ function checkOrigins(origins: readonly string[]): void {
   }
 }
 
-/** The origin as browsers serialise it: lower case, no default port. Undefined when it has no host. */
+/** The origin as browsers serialize it: lower case, no default port. Undefined when it has no host. */
 function serialized(origin: string): string | undefined {
   if (!URL.canParse(origin)) return undefined
   const { protocol, host } = new URL(origin)
@@ -160,7 +160,7 @@ async function insertAgent(database: Database, tenantId: string, agent: NewAgent
     // The profile was deleted since it was read.
     if (sqlState(error) === '23503') throw unknownProfile()
     if (sqlState(error) !== '23505') throw error
-    // A profile that is published already violates the index of slugs first; it must not be told to choose another slug.
+    // A profile that is already published violates the index of slugs first. Its owner must not be told to choose another slug.
     throw violatedConstraint(error) === 'published_agents_active_slug' &&
       !(await findAgent(database, tenantId, agent.profile_name))
       ? slugTaken(agent.slug)
@@ -191,7 +191,7 @@ function listAgents<T>(
     where: 'tenant_id = $1 AND unpublished_at IS NULL',
     values: [tenantId],
     order: { profile_name: 'text' },
-    // Of some 30 KB at most: an agent has up to a hundred origins.
+    // Agents per portion of a list. Each has at most some 30 KB, because an agent has up to a hundred origins.
     atOnce: 64,
   }
   return readList({ database, tenantId }, list, page, toAgent)
@@ -203,11 +203,11 @@ interface AgentChange {
   readonly syncMaxDurationSeconds?: number
   readonly exposeToolEvents?: boolean
   readonly enabled?: boolean
-  /** Null takes it away. */
+  /** Null removes the URL. */
   readonly webhookUrl?: string | null
 }
 
-/** Fields left out keep their value. Undefined when the profile is not published. */
+/** Fields that are left out keep their value. Undefined when the profile is not published. */
 async function updateAgent(
   database: Database,
   tenantId: string,
@@ -239,7 +239,7 @@ async function updateAgent(
   return rows[0]
 }
 
-/** Keeps the row as history and frees slug and profile. False when the profile is not published. */
+/** Keeps the row as history, and frees slug and profile. False when the profile is not published. */
 async function unpublishAgent(database: Database, tenantId: string, profile: string): Promise<boolean> {
   const update = {
     text: `UPDATE published_agents SET unpublished_at = now() WHERE tenant_id = $1 AND active_profile = $2 RETURNING id`,
