@@ -30,13 +30,13 @@ export const runtimeAErrors = errorTable('runtime_a', {
   },
 })
 
-/** Failures of the model server and the process, with their own sentences. */
+/** Failures of the model server and of the process, each with a sentence of ours. */
 export const answerCut = () =>
   runtimeAErrors.modelError({ message: 'The connection to the model server broke.', retryable: true })
 export const processSilent = () =>
   runtimeAErrors.runtimeError({ message: "The runtime's process did not start in time.", retryable: true })
 
-/** The error of a failed result, without the vendor's own text: it quotes the model server, which may quote keys. */
+/** The error of a failed result, without the vendor's text: that text quotes the model server, which may quote keys. */
 export function failureOf({ subtype, api_error_status: status, api_error: kind }: Result, maxSteps: number): Error {
   if (subtype === 'error_max_turns') {
     return runtimeAErrors.maxSteps({
@@ -55,7 +55,7 @@ export function failureOf({ subtype, api_error_status: status, api_error: kind }
 
 const mayPass = (status: number): boolean => status === 408 || status === 409 || status === 429 || status >= 500
 
-/** The terminal event of a failed run. An unknown kind of failure is thrown to the host. */
+/** The terminal event of a failed run. An unknown kind of error is rethrown to the host. */
 export function errorEvent(error: unknown): Extract<RuntimeEvent, { type: 'error' }> {
   if (!isAppError(error)) throw error
   const retryable = error.retryable ? { retryable: true } : {}
