@@ -8,7 +8,7 @@ import * as vfs from '../vfs.ts'
 import { vfsErrors } from '../vfs.ts'
 import type { Wire } from './route.ts'
 
-// The requests of runners and conductors to a VirtualFS server. Specification 4.18, 5.3: each is signed with the key family `vfs`.
+// The requests of runners and conductors to a VirtualFS server. Specification 4.18, 5.3: each request is signed with the key family `vfs`.
 
 const of = (group: string) => ({ access: vfsService, tags: [group] as readonly string[] })
 const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status: 200, json } }) as const
@@ -115,7 +115,7 @@ export const vfsWire = {
     headers: view,
     errors: [invalidRequest, ...seen],
   },
-  /** As `list` without a path, for whoever leaves the last slash out. */
+  /** Like `list` without a path, for clients that leave out the last slash. */
   listMount: {
     ...of('files'),
     ...inGet(vfs.VfsList),
