@@ -24,7 +24,7 @@ const held = prepared(
    FROM run_shares s, jsonb_each_text(s.held) o JOIN instances i ON i.id = o.key AND NOT i.dead AND i.lease_until > now()
    WHERE s.tenant_id = :tenant`,
 )
-// Each process keeps one row per hour of the day, so there are few rows however much is written.
+// Each process keeps one row per hour, so at most 24 per day: few rows, however much is written.
 const addLogBytes = prepared(
   'run-log-bytes',
   `WITH added AS (
