@@ -9,21 +9,21 @@ import type { SidecarLink } from '#contracts/sidecar'
 import { collectRun, type EnvelopeFields, terminalOf, testEnvelope, textOf } from './runs.ts'
 import { bareSidecar, sidecarAt, type SignRequest, stamping } from './sidecar-link.ts'
 
-/** Prompts that make the runtime under test do what the suite tests. What a script leaves out is not tested. */
+/** Prompts that make the runtime under test do what the suite tests. A part that a script leaves out is not tested. */
 export interface RuntimeScript {
   /** A prompt whose answer contains `word`. */
   say(word: string): string
-  /** A prompt whose answer takes until it is stopped, after at least one text delta. */
+  /** A prompt whose answer continues until it is stopped, after at least one text delta. */
   readonly hang?: string
   /** A prompt that makes the runtime call a tool. */
   readonly tool?: string
-  /** The runtime declares `replays`: a repeated attempt of `tool` goes on behind what is finished. */
+  /** The runtime declares `replays`: a repeated attempt of `tool` continues after the finished part. */
   readonly replays?: boolean
-  /** A prompt to remember `word` by, and one whose answer then contains it. Tests state and separation of sessions. */
+  /** A prompt that asks to remember `word`, and a prompt whose answer then contains it. Tests the state and the separation of sessions. */
   readonly memory?: { tell(word: string): string; readonly ask: string }
-  /** Headers that prove who calls, for a base URL where that is demanded. */
+  /** The headers that authenticate the caller, for a base URL that requires them. */
   readonly sign?: SignRequest
-  /** Laid over every envelope, e.g. the profile's model or the address of a tool server. */
+  /** Fields that override those of every envelope, e.g. the profile's model or the address of a tool server. */
   readonly envelope?: EnvelopeFields
 }
 
@@ -35,12 +35,12 @@ interface Link extends Omit<SidecarLink, 'run'> {
   run(...of: Parameters<Runtime['run']>): AsyncIterable<Buffer>
 }
 
-/** No test waits this long: a runtime that takes longer has failed. */
+/** Milliseconds. A runtime that takes longer has failed. */
 const timeout = 20_000
 
 /**
- * The contract of a runtime as tests. `make` is called for each test: with a new adapter or process each time the suite
- * also shows that state moves between hosts. A base URL tests a sidecar written in any language.
+ * The contract of a runtime as tests. `make` is called for each test: if it makes a new adapter or process each time, the suite also shows that
+ * state moves between hosts. A base URL tests a sidecar in any language.
  */
 export function testRuntime(name: string, make: MakeRuntime, script: RuntimeScript): void {
   const suite = new RuntimeSuite(name, make, script)
@@ -180,7 +180,7 @@ function testReplay(suite: RuntimeSuite, tool: string): void {
     const first = suite.envelope(tool)
     const events = await collectRun(await suite.open(t), first)
     const replay = finishedPart(events)
-    // On another host, which knows only the replay.
+    // Repeat on another host, which knows only the replay.
     const again = { ...first, attempt: 2, replay, firstSeq: events.length + 1 }
     const link = await suite.open(t)
     const rest = await collectRun(link, again)
@@ -267,7 +267,7 @@ function testWire(suite: RuntimeSuite): void {
   )
 }
 
-/** The part of these events that a conductor sends to another attempt: texts joined, up to the last tool result. */
+/** The part of these events that a conductor sends to another attempt: joined texts, up to the last tool result. */
 function finishedPart(events: readonly RunEvent[]): Replay {
   const out: Replay = []
   for (const event of events.slice(0, events.findLastIndex(({ type }) => type === 'tool_result') + 1)) {
