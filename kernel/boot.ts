@@ -16,7 +16,7 @@ export interface Running {
 }
 
 export interface BootOptions {
-  /** False: set up and mount everything, but open no port (tests use `inject`). */
+  /** False: set up and mount everything, open no port (tests use `inject`). */
   readonly listen?: boolean
   readonly log?: FastifyBaseLogger
   /** Called when a step begins: each entry's name before its setup, then `routes`, `preload`, `start`, `listen`. For progress and timing. */
@@ -27,7 +27,7 @@ export interface BootOptions {
   readonly onEnd?: () => void
 }
 
-/** Sets up plugins in order, mounts routes, starts loops, and listens last. After a failure it stops everything that has started. */
+/** Sets up in order, then mounts routes, then starts loops, and listens last. After a failure it stops everything that has started. */
 export async function boot(role: Role, options: BootOptions = {}): Promise<Running> {
   const kernel = new Kernel(role, plan(role), options)
   try {
@@ -157,7 +157,7 @@ class Kernel {
     }
   }
 
-  /** A plugin stops when the innermost listener has closed, in its turn among the Fastify plugins registered there. */
+  /** A plugin stops when the innermost listener has closed, in its turn among the Fastify plugins that are registered there. */
   #stopsOfPlugin(): PluginContext['onStop'] {
     const stops: (() => Promise<void>)[] = []
     const stop = async (): Promise<void> => {

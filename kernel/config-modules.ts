@@ -18,8 +18,8 @@ const PluginShape = Type.Object({
 })
 
 /**
- * Finds and imports the plugin that a role file names. `use` is `plugins/x`, `runtimes/x` or `providers/x` of this repository, a path (absolute, or
- * relative to the role file), or a package. Throws an Error whose message is a sentence.
+ * Finds and imports the plugin that a role file names. `use` is `plugins/x`, `runtimes/x` or `providers/x` of this
+ * repository, a path (absolute, or relative to the role file), or a package. Throws an Error whose message is a sentence.
  */
 export async function loadPlugin(use: string, roleFile: string): Promise<Plugin> {
   const url = urlOf(use, roleFile)

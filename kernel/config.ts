@@ -127,8 +127,8 @@ const form = /^([A-Za-z_][A-Za-z0-9_]*(?:\|[A-Za-z_][A-Za-z0-9_]*)*)(?::-(.*))?$
 const dropped = Symbol('dropped')
 
 /**
- * Reads YAML and fills in `${A|B:-default}`: the first of A and B that is set and not empty, else the default. A key whose whole value comes out
- * empty is dropped, as if it were not in the file. `$${` is a literal `${`.
+ * Reads YAML and fills in `${A|B:-default}`: the first of A and B that is set and not empty, else the default. A key whose
+ * whole value comes out empty is dropped, as if it were not in the file. `$${` is a literal `${`.
  */
 function readRoleDocument(text: string, file: string, env: Environment): RoleDocument {
   const lines = new LineCounter()

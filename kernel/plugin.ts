@@ -8,7 +8,7 @@ import type { Origin } from './problems.ts'
 
 type Mode = 'one' | 'maybe' | 'many'
 
-/** A typed name for something that plugins share. It carries no code, so depending on it couples no plugins. */
+/** A typed name for something plugins share. It carries no code, so depending on it couples no plugins. */
 export interface Capability<T, M extends Mode = 'one'> {
   readonly id: string
   readonly mode: M
@@ -63,8 +63,8 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   /** Names of the listeners that this role declares and has switched on. */
   readonly listeners: readonly string[]
   /**
-   * The listener that closes last, for a Fastify plugin that holds a connection: registered there in setup, it ends after everything that was set
-   * up later has stopped. Undefined in a role without listeners.
+   * The listener that closes last, for a Fastify plugin that holds a connection: registered there in setup, it ends after all
+   * that was set up later has stopped. Undefined in a role without listeners.
    */
   readonly innermost: App | undefined
   /** Base URL of a listener, e.g. `http://127.0.0.1:8080`. Throws before the kernel listens: call it lazily. */
@@ -76,8 +76,8 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   /** Runs after every plugin is set up and mounted, before the listeners accept connections. */
   onStart(fn: () => Promise<void>): void
   /**
-   * Runs on stop before a named listener closes, while it still answers, so that others can finish or fetch what they need. The function limits its
-   * own time. It never runs for a listener that is switched off.
+   * Runs on stop before a named listener closes, while it still answers, so that others can finish or fetch what they need.
+   * The function bounds its own time. It never runs for a listener that is switched off.
    */
   beforeClose(listener: string, fn: () => Promise<void>): void
   /** Runs on stop, in reverse order of registration, after the listeners closed. Register it right after acquiring. */
@@ -106,7 +106,7 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
 
 export type Plugin = PluginSpec<TObject, Refs, Refs>
 
-/** One use of a plugin. `name` is the key in the role file, so one plugin can be used twice (e.g. for two signing families). */
+/** One use of a plugin. `name` is the key in the role file, so one plugin can be used twice (two signing families). */
 export interface Entry {
   readonly name: string
   readonly plugin: Plugin
@@ -131,8 +131,8 @@ const noConfig = Type.Object({}, { additionalProperties: false })
 type NoConfig = typeof noConfig
 
 /**
- * Declares a plugin: what it needs, what it provides, and how it is wired. A forgotten or misshapen capability is a compile error, because
- * `provides` and the object that `setup` returns share their keys.
+ * Declares a plugin: what it needs, what it gives, and how it is wired. A forgotten or misshapen capability is a
+ * compile error, because `provides` and the object that `setup` returns share their keys.
  */
 export function definePlugin<
   C extends TObject = NoConfig,

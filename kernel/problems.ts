@@ -31,7 +31,7 @@ const dotted = (pointer: string): string =>
 
 export const shownAt = (origin: Origin | undefined): string => (origin ? ` (${origin.at})` : '')
 
-/** The end of a sentence about a setting: which variables change it, and where it stands. */
+/** The end of a sentence about a setting: which variables change it, and where it is. */
 export const remedy = (origin: Origin | undefined): string =>
   (origin?.variables.length ? `; set ${origin.variables.join(' or ')}` : '') + shownAt(origin)
 

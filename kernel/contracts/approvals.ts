@@ -152,7 +152,7 @@ export interface Approvals {
   decided(tenantId: string, runId: string): Promise<Record<string, CallDecision>>
   /** Call it in the transaction that parks a run, because people may have decided everything at that moment. */
   left(tx: TenantTx, runId: string): Promise<void>
-  /** Registers `resume`, which is called when all approvals of a run are decided, and called again after it throws. Call it in setup. */
+  /** Registers `resume`, which is called when all approvals of a run are decided, and again when it throws. Call it in setup. */
   onDecided(resume: (tenantId: string, runId: string) => Promise<void>): void
   /** Registers `decide`, which passes a decision on a node to its workflow, and throws when the decision comes too late. Call it in setup. */
   onNodes(decide: (caller: Caller, approval: NodeApproval, decision: NodeDecision) => Promise<void>): void

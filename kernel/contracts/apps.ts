@@ -157,7 +157,7 @@ export interface AppAccounts {
 }
 export const AppAccounts = capability<AppAccounts>('conductor.app-accounts')
 
-/** A tool of an app, as a run sees it. */
+/** A tool of an app, as a run has it. */
 export const AppTool = Type.Object({
   name: Type.String({ description: 'As the model calls it: it begins with the name of its toolkit.' }),
   description: Type.String(),
@@ -183,7 +183,7 @@ export interface Apps {
     readonly tools: readonly AppTool[]
     readonly unavailable: readonly { readonly toolkit: string; readonly message: string }[]
   }>
-  /** Never rejects: a failure becomes a sentence for the model. */
+  /** Never rejects: a failure is a sentence for the model. */
   call(tenantId: string, call: AppCall['app'], endUserId: string | undefined, signal: AbortSignal): Promise<ToolResult>
 }
 export const Apps = capability<Apps>('conductor.apps')

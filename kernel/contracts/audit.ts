@@ -25,7 +25,7 @@ export interface AuditedWrite {
 }
 
 export interface AuditOutcome {
-  /** The status of the HTTP answer, or the status that a command would have got. */
+  /** The status of the HTTP answer, or the one that a command would have got. */
   readonly status: number
   /** The id of the thing that was created. */
   readonly target?: string
@@ -45,7 +45,7 @@ export interface AuditEntry {
   readonly id: string
 }
 
-/** The audit log itself, for writes without a request. */
+/** The log itself, for writes without a request. */
 export const AuditLog = capability<AuditTrail>('conductor.audit-log')
 
 /** Provided by the guard of the public listener, so that every protected route is audited without code of its own. */
@@ -59,8 +59,8 @@ export interface AuditedWrites {
 export const AuditedWrites = capability<AuditedWrites>('conductor.audited-writes')
 
 /**
- * `access`, with a name for the action where method and path would make a poor one. A route that members may call is audited only when it has such
- * a name.
+ * `access`, with a name for the action where method and path make a poor one. A route that members may call is audited only
+ * when it has such a name.
  */
 export const auditedAccess = (who: string, action: string): ReturnType<typeof access> => ({
   config: { ...access(who).config, action } as ReturnType<typeof access>['config'],

@@ -37,8 +37,8 @@ export const permitsTool = (mcp: McpPermissions | undefined, server: string, too
   permitsServer(mcp, server) && (!mcp?.tools || !Object.hasOwn(mcp.tools, server) || mcp.tools[server]!.includes(tool))
 
 /**
- * Protects a Fastify scope: every route in it needs `access(role)` or `access(operator)`, and every request is authenticated before its handler
- * runs. Guards work per plugin scope, never by URL text.
+ * Protects a Fastify scope: every route in it needs `access(role)` or `access(operator)`, and every request is authenticated before its
+ * handler. Guards work per plugin scope, never by URL text.
  */
 export interface Guard {
   protect(app: App): void
@@ -56,15 +56,14 @@ export const vfsService = 'vfs-service'
 export const VfsGuard = capability<Guard>('conductor.vfs-guard')
 
 /**
- * Matches an Authorization header with one token in the form of RFC 9110, without quotes, commas or control characters. A listener joins headers
- * that are sent twice with a comma, so two tokens are refused.
+ * Matches the token of an Authorization header in the form of RFC 9110, without quotes, commas or control characters. A listener joins headers that are sent twice with a comma, so that two tokens are refused.
  */
 export const bearerForm = /^Bearer +([A-Za-z0-9._~+/-]+=*)$/i
 
 /** Mints and checks `ao_<env>_<43 base62><6 base62 CRC32>` tokens; hashes them with the pepper. */
 export interface Tokens {
   mint(): string
-  /** False for text that cannot be a token of this server, which saves a look-up. */
+  /** False for text that cannot be a token of this server, which saves the look-up. */
   wellFormed(token: string): boolean
   /** HMAC-SHA256(pepper, `<domain>\0<token>`). */
   hash(domain: TokenDomain, token: string): Buffer

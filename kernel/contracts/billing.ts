@@ -85,7 +85,7 @@ export interface Billing {
   readonly absent?: true
   /** Microcents that are held when a run starts, if its credit and limits allow it. */
   readonly holdMicrocents: number
-  /** Microcents of credit that must remain for a run to start, and to continue after a model call. */
+  /** The credit that must remain for a run to start, and to continue after a model call. */
   readonly reserveMicrocents: number
   /** True: a model without a price is refused at the start, and after a call of it. */
   readonly refusesUnpriced: boolean
@@ -100,7 +100,7 @@ export interface Billing {
    * is no credit left.
    */
   extend(tenantId: string, runId: string, spent: number): Promise<number | AppError>
-  /** The budgets of a tenant that are used by 80 % or more, fullest first, at most 100. */
+  /** The budgets of a tenant that are used by 80 % or more, the fullest first, at most 100. */
   alerts(tenantId: string): Promise<readonly BudgetAlert[]>
 }
 export const Billing = capability<Billing>('conductor.billing')
@@ -150,7 +150,7 @@ interface PartOfPayment {
 
 /** Takes payments. */
 export interface BillingProvider {
-  /** Creates a payment page. Rejects with 502 `provider_failed` when the provider fails. */
+  /** Makes a payment page. Rejects with 502 `provider_failed` when the provider fails. */
   checkout(of: Checkout): Promise<{ readonly url: string; readonly customer?: string }>
   /** The provider's page on which a customer sees its payments. Absent: there is none. */
   portal?(customer: string, returnUrl: string): Promise<string>
@@ -173,7 +173,7 @@ interface Provider<C extends TObject> {
   create(ctx: PluginContext<StaticDecode<C>, Record<never, never>>): Promise<BillingProvider | undefined>
 }
 
-/** A plugin that takes payments, registered in the slot under its name. */
+/** A plugin that takes payments, in the slot under its name. */
 export const defineBillingProvider = <C extends TObject>({ name, config, create }: Provider<C>): Plugin =>
   definePlugin({
     name: `billing-${name}`,

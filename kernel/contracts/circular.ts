@@ -1,4 +1,4 @@
-/** Legitimate values are less deep. Deeper parts are cut, because writing them as JSON would overflow the stack. */
+/** Legitimate values are less deep. Deeper parts are cut, because writing them would overflow the stack. */
 const maxDepth = 64
 
 /**

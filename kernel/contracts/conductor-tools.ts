@@ -17,7 +17,7 @@ export interface ConductorCaller {
   readonly signal: AbortSignal
 }
 
-/** The conductor's part of a platform tool, for data that only conductors have. An exception becomes `{ok: false}` with a plain sentence. */
+/** The conductor's part of a platform tool, for data that only conductors have. A throw becomes `{ok: false}` with a plain sentence. */
 export interface ConductorTool {
   execute(input: Readonly<Record<string, unknown>>, caller: ConductorCaller): Promise<DelegationAnswer>
 }

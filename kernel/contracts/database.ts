@@ -52,8 +52,8 @@ export interface UnitOptions {
  */
 export interface Database {
   /**
-   * The role has no database: every call rejects with 503 `database_required`. Such a role keeps runs and profiles in memory, and its other routes
-   * use `needsDatabase`.
+   * The role has no database: every call rejects with 503 `database_required`. Such a role keeps runs and profiles in memory, and
+   * other routes use `needsDatabase`.
    */
   readonly absent?: true
   /** The same database for another kind of work than `requests`, e.g. `database.as('reads').batch(…)` for a list. */
@@ -81,7 +81,7 @@ export interface Database {
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
   /** A few separate connections, for a library with tables in its own schema. No tenant is set on them, so row security hides every tenanted row. */
   connections(size: number): Connections
-  /** Proves that this process is alive, from a thread with its own connection. Nothing is started before the first pulse. */
+  /** Proves that this process lives, from a thread with its own connection. Nothing is started before the first pulse. */
   heartbeat(options: HeartbeatOptions): Heartbeat
 }
 

@@ -2,7 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 
 /** A tool call that waits until a conductor has run another profile for the call. */
 export const Delegation = Type.Object({
-  /** Names the call. The id stays the same when the call is executed again because its run was retried. */
+  /** Names the call. It stays the same when the call is executed again because its run was retried. */
   id: Type.String(),
   /** The run whose tool delegates. */
   parentRunId: Type.String(),
@@ -62,7 +62,7 @@ export type ApprovalCall = Static<typeof ApprovalCall>
 export const WaitingCall = Type.Union([Delegation, AppCall, ConductorCall, ApprovalCall])
 export type WaitingCall = Static<typeof WaitingCall>
 
-/** How a delegation ended. `status` and `costCents` are those of the child run, if one was started. */
+/** How a delegation ended. `status` and `costCents` are those of the child run, when one was started. */
 export const DelegationAnswer = Type.Object({
   ok: Type.Boolean(),
   content: Type.String(),

@@ -10,7 +10,7 @@ export const egressErrors = errorTable('egress', {
   },
 })
 
-/** Excludes TRACE, whose answer repeats the request with its secrets, and CONNECT, which hides the traffic. */
+/** Without TRACE, whose answer repeats the request with its secrets, and CONNECT, which hides the traffic. */
 export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'] as const
 
 /** Shorter values are never sent: they occur in too much other text to be recognized in a host's answers. */

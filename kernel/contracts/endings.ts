@@ -65,5 +65,5 @@ const byCode: Readonly<Record<string, EndingKind>> = endings
 /** True when another attempt may succeed. An error that a runtime itself reported is an answer, and is final. */
 export const isLost = (code: string): boolean => byCode[code]?.lost === true
 
-/** The sentence for the person who chats. Other error texts may name providers, addresses or sessions, so they are not shown. */
+/** The sentence for the person who chats. Other error texts may name providers, addresses or sessions, and are not shown. */
 export const publicMessageOf = (code: string): string => byCode[code]?.publicMessage ?? 'The agent could not answer.'

@@ -45,7 +45,7 @@ export type ErrorKind = {
   | {
       /** The default sentence for people. A throw may replace it. */
       readonly message: string
-      /** The sentence for the documentation, if it should say more than the message. */
+      /** The sentence of the documentation, if it should say more than the message. */
       readonly about?: string
     }
   | { readonly about: string; readonly message?: never }
@@ -65,7 +65,7 @@ export interface ErrorRow {
   readonly retryable: boolean | 'later' | 'as-said'
 }
 
-/** An error with its row: everything that schemas and documents need. */
+/** An error with its row: all that schemas and documents need. */
 export interface Listed {
   readonly row: ErrorRow
 }
@@ -85,8 +85,8 @@ export interface ErrorFactory<K = ErrorKind> extends Listed {
 export type ErrorTable = Readonly<Record<string, Listed>>
 
 /**
- * The errors of a subsystem, each declared once: `errorTable('runs', { queueFull: { status: 429, message: 'As many …' } })`. Throws, OpenAPI and
- * docs/errors.md read the same rows. The plugin that answers the errors registers the table as its `errors`. ADR 41.
+ * The errors of a subsystem, each once: `errorTable('runs', { queueFull: { status: 429, message: 'As many …' } })`. Throws,
+ * OpenAPI and docs/errors.md read the same rows; the plugin that answers them registers the table as its `errors`. ADR 41.
  */
 export function errorTable<const T extends Readonly<Record<string, ErrorKind>>>(
   subsystem: string,

@@ -8,7 +8,7 @@ export interface Jobs {
    * The signal aborts when the process stops or has lost the job. Call it in setup.
    */
   every(name: string, cron: string, work: (signal: AbortSignal) => Promise<void>): void
-  /** Runs the job soon, in addition to its schedule. Further requests are ignored while the job waits or runs. */
+  /** Runs the job soon, in addition to its schedule. Further requests are ignored while it waits or runs. */
   ask(name: string): Promise<void>
   /**
    * A queue of wake-ups, for plugins that keep their work in their own tables. Every process that has called this takes wake-ups, several at once.

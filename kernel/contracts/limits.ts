@@ -300,7 +300,7 @@ export interface TenantLimits {
   readonly defaults: Limits
   of(tenantId: string): Limits
   ownOf(tenantId: string): OwnLimits
-  /** Replaces limits of a tenant; null restores the role file's limit. False: there is no such tenant, or no database. */
+  /** Replaces limits of a tenant; null restores the role file's. False: there is no such tenant, or no database. */
   change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
   /**
    * Resolves when it is the turn of work that costs as much as `weight` requests of a kind, in addition to its own request. Rejects with 429

@@ -5,7 +5,7 @@ import { capability } from '../plugin.ts'
 export const McpServer = Type.Object({
   /** The name that the profile uses; it is part of the names of the server's tools. */
   name: Type.String({ pattern: '^[A-Za-z0-9_-]{1,64}$' }),
-  /** The URL of its endpoint, which uses streamable HTTP unless `transport` says otherwise. */
+  /** The URL of its endpoint, which speaks streamable HTTP unless `transport` says otherwise. */
   url: Type.String(),
   transport: Type.Optional(Type.Literal('sse')),
   /** Headers to send. They may hold credentials, so they never appear in a log or an event. */

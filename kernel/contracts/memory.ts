@@ -1,7 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 
-/** The most memories that are inserted into a first message. */
+/** The most memories that are put into a first message. */
 const mostInjected = 20
 
 /** The field `memory` of a profile. Absent: no memories are inserted or extracted, and the tools have the scope `user`. */

@@ -12,7 +12,7 @@ export interface ModelProvider {
   model(modelId: string): LanguageModelV4
 }
 
-/** Deltas of one text that arrived together. They mean as many `text-delta` parts, without an object for each. No delta is empty. */
+/** Deltas of one text that arrived together. They mean as many `text-delta` parts, without an object for each. None is empty. */
 export interface TextDeltas {
   readonly type: 'text-deltas'
   readonly id: string

@@ -137,7 +137,7 @@ export interface StoreUse {
  * the old object or the new one. Rejects with `objectErrors`. Tests: `testObjectBackend` of kernel/testing.
  */
 export interface ObjectBackend {
-  /** Resolves to the new object, and to the bytes of the object that it replaced. Rejects with 412 when the condition does not hold. */
+  /** Resolves to the new object, and the bytes of the one that it replaced. Rejects with 412 when the condition does not hold. */
   put(tenantId: string, key: string, object: NewObject): Promise<{ info: ObjectInfo; replaced: number | undefined }>
   open(tenantId: string, key: string): Promise<OpenObject | undefined>
   list(tenantId: string, query: ObjectQuery): Promise<ObjectPage>
@@ -157,7 +157,7 @@ type Backend<C extends TObject> = Pick<PluginSpec<C, Record<never, never>, Recor
   create(ctx: PluginContext<StaticDecode<C>, Record<never, never>>): Promise<ObjectBackend | undefined>
 }
 
-/** A plugin that provides a backend, in the slot under its name. */
+/** A plugin that is a backend, in the slot under its name. */
 export const defineObjectBackend = <C extends TObject>({ name, config, create }: Backend<C>): Plugin =>
   definePlugin({
     name: `storage-${name}`,

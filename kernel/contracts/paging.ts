@@ -52,8 +52,8 @@ export const pageOf = ({ limit, offset = 0, cursor }: Page): Page =>
   limit === undefined ? {} : cursor === undefined ? { limit, offset } : { limit, offset: 0, cursor }
 
 /**
- * The headers of a list: `X-Total-Count`, with `X-Total-Count-Exact: false` when there are more, and for a page `X-Next-Cursor` and the `Link` to
- * its neighbours, which keeps every other query parameter.
+ * The headers of a list: `X-Total-Count`, with `X-Total-Count-Exact: false` when there are more than that, and for a page
+ * `X-Next-Cursor` and the `Link` to its neighbours, which keeps every other query parameter.
  */
 export function pageHeaders(
   url: string,

@@ -21,8 +21,8 @@ export const ModelPrice = Type.Object(
 export type ModelPrice = Static<typeof ModelPrice>
 
 /**
- * The cost of a call in cents, exact to a millionth. Undefined: no tokens were counted. Tokens times cents per million are millionths of a cent;
- * cached tokens are part of the input tokens.
+ * The cost in cents of a call at a price, exact to a millionth. Undefined: no tokens were counted. Tokens times cents per
+ * million are millionths of a cent; cached tokens are part of the input tokens.
  */
 export function costOf(
   price: ModelPrice,

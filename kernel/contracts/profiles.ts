@@ -184,8 +184,8 @@ export const Profile = Type.Object({
   metadata: Type.Record(Type.String(), Type.Unknown()),
   pool: Type.Optional(Type.String()),
   /**
-   * The runners and runtimes that the pool allows; an absent list allows all. Only snapshots have this field, because a session stays in the pool
-   * in which it was created, even when it moves to another runner.
+   * The runners and runtimes that the pool allows; an absent list allows all. Only snapshots have it: a session stays in the
+   * pool in which it was created, also when it moves to another runner.
    */
   placement: Type.Optional(
     Type.Object({

@@ -11,7 +11,7 @@ export const RunEnvelope = Type.Object(
     runId: Type.String(),
     sessionId: Type.String(),
     tenantId: Type.String(),
-    /** The session's profile snapshot, taken when the session was created. */
+    /** The session's snapshot, taken when the session was created. */
     profile: Profile,
     prompt: Type.String(),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),

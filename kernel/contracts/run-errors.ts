@@ -2,7 +2,7 @@ import { errorTable } from './errors.ts'
 
 const idRule = '1-128 letters, digits, underscores and hyphens.'
 
-/** Why a run cannot start or was not found. A gateway gives the same answers for a conversation. */
+/** Why a run cannot start or was not found. A gateway answers the same for a conversation. */
 export const runErrors = errorTable('runs', {
   invalidRunId: { code: 'invalid run id', status: 400, message: `A run id is ${idRule}` },
   invalidSessionId: { code: 'invalid session id', status: 400, message: `A session id is ${idRule}` },

@@ -30,7 +30,7 @@ export const ProgressEvent = open({
   supersedes: Type.Optional(Type.Integer()),
   /** In stage `mcp_server_unavailable`: the server whose tools the run lacks. */
   server: Type.Optional(Type.String()),
-  /** In stage `context_trimmed`: how many turns were left out of the prompt, and how many tool results were cut. */
+  /** In stage `context_trimmed`: how many turns were left out of the prompt, and how many results were cut. */
   droppedTurns: Type.Optional(Type.Integer()),
   cutResults: Type.Optional(Type.Integer()),
   /** In stage `unsaid_tool_calls`: how many tool calls the runner saw and the worker did not report. */
@@ -44,7 +44,7 @@ export const ProgressEvent = open({
       name: Type.String(),
     }),
   ),
-  /** In stage `delegation`: the run of another profile that a tool of this run started, and how that run ended. */
+  /** In stage `delegation`: the run of another profile that a tool of this run has started, and how it ended. */
   delegation: Type.Optional(
     Type.Object({
       id: Type.String(),
@@ -141,7 +141,7 @@ export const isTexts = (item: RuntimeEvent | Texts): item is Texts => Array.isAr
 export const eventsOf = (batch: EventBatch): RuntimeEvent[] =>
   batch.flatMap((item) => (isTexts(item) ? item.map((text) => ({ type: 'assistant', text, delta: true })) : [item]))
 
-/** The stamp of an event that is sent and stored: `type, runId, sessionId, seq, at`, followed by the payload. `seq` counts from 1 within a run. */
+/** The stamp of an event that is sent and stored: `type, runId, sessionId, seq, at`, then the payload. `seq` counts from 1 within a run. */
 export interface EventStamp {
   readonly runId: string
   readonly sessionId: string
@@ -253,8 +253,8 @@ export function parseLine(line: Buffer): Record<string, unknown> | undefined {
 }
 
 /**
- * Reads an event of a sidecar that does not stamp its lines, and fills in the fields that the specification allows it to leave out. Undefined when
- * the line is no event. `answer` returns the text of the run so far, for a `result` without text.
+ * Reads an event of a sidecar that does not stamp its lines, and fills in the fields that the specification lets it leave out.
+ * Undefined when the line is no event. `answer` gives the text of the run so far, for a `result` without text.
  */
 export function readUnstamped(line: Record<string, unknown>, answer: () => string): RuntimeEvent | undefined {
   const { runId: _run, sessionId: _session, seq: _seq, at: _at, ...event } = line
@@ -266,7 +266,7 @@ export function readUnstamped(line: Record<string, unknown>, answer: () => strin
 
 const unexplained = sidecarErrors.sidecarError.row
 
-/** The fields that such a sidecar may leave out, because the specification requires only `type`. */
+/** The fields that such a sidecar may leave out, because the specification only demands `type`. */
 const defaults: ReadonlyMap<string, Record<string, unknown>> = new Map([
   ['progress', { stage: 'sidecar' }],
   ['assistant', { delta: true }],

@@ -57,7 +57,7 @@ export type StartOutcome =
   | { readonly kind: 'busy' }
   /** The id drawn for a new session is in use, so draw another one. */
   | { readonly kind: 'session_taken' }
-  /** For a continued chat, `sessionId` is the session in which its conversation was. */
+  /** For a continued chat `sessionId` is the session in which its conversation was. */
   | { readonly kind: 'no_session'; readonly sessionId?: string }
   | { readonly kind: 'other_profile'; readonly profile: string; readonly sessionId?: string }
   /** The agent has no conversation with that id. */
@@ -112,7 +112,7 @@ export const sessionShutDown: EndReason = {
   message: 'The session was shut down before the run began.',
 }
 
-/** A run whose owner died, or handed it over. */
+/** A run whose owner died, or has handed it over. */
 export interface Orphan {
   readonly claim: Claim
   readonly task: Task
@@ -131,7 +131,7 @@ export interface Adopter {
   readonly onCrash: OnCrash
   /** How many orphans this process takes now, so that a burst is spread over several sweeps and over all conductors. */
   room(): number
-  /** Called inside the transaction that takes the run from its owner. If it returns a reason, the run ends as `interrupted`. */
+  /** Called inside the transaction that takes the run from its owner. When it returns a reason, the run ends as `interrupted`. */
   wants(orphan: Orphan): true | EndReason
   /** Called when the run belongs to this process. */
   adopt(orphan: Orphan): void
@@ -184,7 +184,7 @@ export interface FinishRun {
   readonly runner?: string
   /** Whether the prompt's attachments are kept, because the conversation is restored from them. */
   readonly keepInput?: boolean
-  /** Events that are not stored yet, including the terminal one. They are stored in the same transaction, before anyone sees the ending. */
+  /** Events that are not stored yet, the terminal one included. They are stored in the same transaction, before anyone sees the ending. */
   readonly tail: LogChunk | undefined
 }
 
@@ -236,7 +236,7 @@ export interface RunStore {
   countHeld(tenantId: string): Promise<number>
   /** Appends consecutive events. False: the claim was lost, so stop writing. */
   append(claim: Claim, chunk: LogChunk): Promise<boolean>
-  /** Appends the events that begin another attempt of the run, and counts the attempt. False: the claim was lost. */
+  /** Appends the events that begin another attempt of the run, and counts it. False: the claim was lost. */
   retry(claim: Claim, attempt: number, chunk: LogChunk): Promise<boolean>
   /** Compare-and-set to a terminal status, which releases the claim. False: the run was already ended, and nothing was written. */
   finish(end: FinishRun): Promise<boolean>
@@ -254,7 +254,7 @@ export interface RunStore {
    * in every process until one of them has claimed the next run.
    */
   onWaiting(listener: (tenantId: string, sessionId: string) => void): void
-  /** Asks the process that executes the run to end it. The request may get lost, so a caller that must be sure waits, then steals the run. */
+  /** Asks the process that executes the run to end it. The request may get lost: a caller that must be sure waits, then steals the run. */
   requestEnd(tenantId: string, runId: string, reason: EndReason): Promise<void>
   onEndRequested(listener: (tenantId: string, runId: string, reason: EndReason) => void): void
   findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>

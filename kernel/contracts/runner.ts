@@ -111,7 +111,7 @@ export interface BroadcastPool {
   readonly [more: string]: unknown
 }
 
-/** What a runner does, and what it sees of its sidecars. Counts are for its process, across tenants; null means not measured. Specification 4.22. */
+/** What a runner does and what it sees of its sidecars. Counts are for its process, across tenants; null means not measured. Specification 4.22. */
 export const RunnerTopology = Type.Object({
   process: Type.Object({
     allocBytes: Type.Integer({ description: 'Live JavaScript heap.' }),
@@ -174,7 +174,7 @@ export interface RunnerSession {
  * then be made again, also on another runner.
  */
 export interface RunnerLink {
-  /** The first 8 hex characters of SHA-256 of the runner's base URL. In process it is known once the kernel listens. */
+  /** First 8 hex of SHA-256 of the runner's base URL. In process it is known once the kernel listens. */
   readonly hash: string
   info(signal?: AbortSignal): Promise<RunnerInfo>
   /**
@@ -182,7 +182,7 @@ export interface RunnerLink {
    * `page.after` when something in between is missing, more when another conductor has sent newer pages.
    */
   takeBroadcast(tenantId: string, page: BroadcastPage): Promise<number>
-  /** Returns the tenants for which the runner has an older revision than these. */
+  /** Returns the tenants of which the runner has an older revision than these. */
   behind(revisions: BroadcastRevisions): Promise<string[]>
   getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
   /** Shuts down the session and its MCP endpoint. Idempotent. */
@@ -217,8 +217,8 @@ export interface RunnerLink {
   /** Sends a skill version, for sessions that keep it. */
   putSkill(tenantId: string, skill: SkillContent): Promise<void>
   /**
-   * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or `error` was interrupted.
-   * Aborting `signal` aborts the sidecar's turn, unless its reason leaves the run to another reader: see `leaving`.
+   * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
+   * `error` was cut. Aborting `signal` aborts the sidecar's turn, unless its reason leaves it to another reader: see `leaving`.
    */
   execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterable<Buffer>
   /**
@@ -258,7 +258,7 @@ export interface Placement {
   readonly runtime: string
   /** Runner hashes and runtimes that the pool allows; an absent list allows all. */
   readonly pool?: { readonly runners?: readonly string[]; readonly runtimes?: readonly string[] }
-  /** The substrate of its sandbox by name, or true for the runner's default. Absent: it has no sandbox. */
+  /** The substrate of its sandbox by name, or true for the runner's default. Absent when it has no sandbox. */
   readonly substrate?: string | true
   /** Hashes of runners that have already failed to take the session. */
   readonly without?: ReadonlySet<string>
@@ -284,7 +284,7 @@ export interface FleetMember extends Omit<RunnerInfo, 'state' | 'instance' | 'ac
 
 /** The runners this conductor knows. */
 export interface Fleet {
-  /** The runner for a new session: live, supports the runtime, in the pool, and least loaded. Throws AppError 503 `no_runner` when there is none. */
+  /** The runner for a new session: live, supports the runtime, in the pool, least loaded. AppError 503 `no_runner` when none. */
   place(order: Placement): RunnerLink
   /**
    * The runner for the next run of a session: the one that has the session, draining or not. If that runner is unreachable, removed, or about to
@@ -292,7 +292,7 @@ export interface Fleet {
    * AppError 503 `no_runner` when there is none.
    */
   home(order: Homecoming): RunnerLink
-  /** The runner that has a session: `runner`, or by default the one in the session's id. Undefined: this conductor does not know it. */
+  /** The runner that has a session: `runner`, or by default the one in its id. Undefined: this conductor does not know it. */
   owner(sessionId: string, runner?: string): RunnerLink | undefined
   /** Every runner, including those that cannot be reached. */
   all(): readonly RunnerLink[]

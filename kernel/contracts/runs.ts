@@ -22,7 +22,7 @@ export const webhookUrl = Type.String({
   description: 'A public https address. Signed messages are posted to it as Standard Webhooks describes.',
 })
 
-/** The address that is notified when a run has ended. */
+/** The address that is told when a run has ended. */
 export const WebhookTarget = Type.Object({ url: webhookUrl }, { additionalProperties: false })
 export type WebhookTarget = Static<typeof WebhookTarget>
 
@@ -83,7 +83,7 @@ export type Task = Omit<SubTask, 'attachments'> &
     readonly chat?: ChatOf
   }
 
-/** A sequence number after every event: a reader that follows from here gets the ending and nothing else. */
+/** A sequence number after every event: a reader that follows from here is told the ending and nothing else. */
 export const endingOnly = 2 ** 30
 
 /** The `202` of `POST /api/runs`. */

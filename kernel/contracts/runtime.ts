@@ -10,8 +10,8 @@ import type { EventBatch, RuntimeEvent } from './run-event.ts'
 export interface StateBundle {
   readonly bytes: Uint8Array
   /**
-   * `application/json` for `general`, `application/gzip` for the vendor runtimes. `general` also accepts `turnsContentType`, which no runtime
-   * makes: the stored runs of the conversation.
+   * `application/json` for `general`, `application/gzip` for the vendor runtimes. `general` also takes `turnsContentType`, which no
+   * runtime makes: the stored runs of the conversation.
    */
   readonly contentType: string
   readonly runtimeSessionId?: string
@@ -29,11 +29,11 @@ export interface Runtime {
    * tools by its id (`callIdMeta`).
    */
   readonly replays?: boolean
-  /** A sentence that says why no run can be executed here, e.g. because a package must be installed. The host then does not offer the runtime. */
+  /** A sentence that says why no run can be executed here, e.g. because a package has to be installed. The host then does not offer the runtime. */
   readonly missing?: string | undefined
-  /** Yields events until the run is over. It must stop, and close its model connection, soon after `signal` aborts. */
+  /** Yields events until the run is over. Must stop, and close its model connection, soon after `signal` aborts. */
   run(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<RuntimeEvent>
-  /** Yields the events of `run` in batches of those that arrived together. A host prefers this to `run`. */
+  /** Yields the events of `run` in batches of those that arrived together. A host prefers it to `run`. */
   batches?(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<EventBatch>
   /** The session's state, or undefined when there is none. */
   exportState?(sessionId: string): Promise<StateBundle | undefined>

@@ -32,7 +32,7 @@ export const secretErrors = errorTable('secrets', {
 
 export const secretNamePattern = '^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$'
 const nameForm = new RegExp(secretNamePattern)
-/** False for text that cannot name a secret, which saves a look-up. */
+/** False for text that cannot name a secret, which saves the look-up. */
 export const isSecretName = (text: string): boolean => nameForm.test(text)
 
 const scheme = 'secret://'

@@ -1,6 +1,6 @@
 import { errorTable } from './errors.ts'
 
-/** Errors that the host of runtimes answers to runners. A run that has already begun gets them as its `error` event. */
+/** Errors that the host of runtimes answers to runners. A run that has begun gets them as its `error` event. */
 export const sidecarErrors = errorTable('run-host', {
   unknownRuntime: { status: 400, about: 'This sidecar does not serve the runtime.' },
   unknownModel: {

@@ -20,10 +20,10 @@ export interface SidecarHealth {
 export interface SidecarLink {
   health(signal?: AbortSignal): Promise<SidecarHealth>
   /**
-   * Executes a run. Yields chunks of whole stamped NDJSON lines; the last line is a `result` or `error`. Aborting `signal` ends the sidecar's turn
-   * and its model connection. `accepted` is called once the sidecar has taken the run, perhaps long before its first line. Rejects with a retryable
-   * AppError when the sidecar cannot be reached, and with `sidecar_draining` when it is about to stop and has nothing of the session that is not
-   * stored.
+   * Executes a run. Yields chunks of whole stamped NDJSON lines; the last line is a `result` or `error`. Aborting
+   * `signal` ends the sidecar's turn and its model connection. `accepted` is called once the sidecar has taken the run, perhaps
+   * long before its first line. Rejects with a retryable AppError when it cannot be reached, and with `sidecar_draining` when
+   * it is about to stop and has nothing of the session that is not stored.
    */
   run(envelope: RunEnvelope, signal: AbortSignal, accepted?: () => void): AsyncIterable<Buffer>
   exportState(runtime: string, sessionId: string): Promise<StateBundle | undefined>

@@ -62,16 +62,16 @@ export interface Skills {
 }
 export const Skills = capability<Skills>('conductor.skills')
 
-/** The contents of skills on a runner, sent by conductors. */
+/** The contents of skills in a runner, sent by conductors. */
 export interface SkillCache {
   /** Returns the versions in the requested order. Undefined for a version that is not here. */
   take(tenantId: string, pinned: readonly PinnedSkill[]): readonly (SkillContent | undefined)[]
-  /** Stores a version. AppError 400 `skill_corrupt` when it does not match its digest. */
+  /** Keeps a version. AppError 400 `skill_corrupt` when it does not match its digest. */
   put(tenantId: string, skill: SkillContent): void
 }
 export const SkillCache = capability<SkillCache>('runner.skill-cache')
 
-/** The tools with which a model reads the skills of its session. Every session with skills has them, whatever its profile lists. */
+/** The tools by which a model reads the skills of its session. Every session with skills has them, whatever its profile lists. */
 export const skillTools = ['skill_read', 'skill_resource'] as const
 /** The tool that runs a script of a skill. Sessions with a sandbox have it. */
 export const skillScriptTool = 'run_skill_script'

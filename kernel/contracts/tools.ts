@@ -23,7 +23,7 @@ export interface ToolContext {
   readonly idempotencyKey?: string
   /** The tenant's limits, as the conductor of the run sent them. Absent if it sent none. */
   readonly limits?: ToolLimits
-  /** The skills of the session, in the versions that the session keeps. Absent when it has none. */
+  /** The skills of the session, in the versions that it keeps. Absent when it has none. */
   readonly skills?: readonly SkillContent[]
   /** Writes a `progress` event into the log of the run, for its readers. Absent outside a run. */
   readonly report?: (event: Static<typeof ProgressEvent>) => void

@@ -91,7 +91,7 @@ export const VfsMount = Type.Object({
 })
 export type VfsMount = Static<typeof VfsMount>
 
-/** A mount of a tenant. Its `s3` credentials must be `secret://name`. */
+/** A mount of a tenant. `s3` credentials must be `secret://name`. */
 export const VfsMountInput = Type.Object(
   {
     kind: Type.Union([Type.Literal('objects'), Type.Literal('s3')]),
@@ -259,7 +259,7 @@ export interface VfsFile {
 }
 
 export interface VfsWrite {
-  /** Bytes, or a stream that is sent as it is read. */
+  /** Bytes, or a stream of them that is sent as it is read. */
   readonly body: Uint8Array | AsyncIterable<Uint8Array>
   readonly contentType?: string
   /** An etag, or '*': write only over an existing file. */
@@ -273,8 +273,8 @@ interface Asked {
 }
 
 /**
- * The VirtualFS server as its clients see it. All methods reject with AppErrors: those of `vfsErrors`, `objectErrors`, `limit_exceeded`, 413, and
- * `vfs upstream unavailable` (502) when the server cannot be reached. Made by `createVfsClient` of plugins/vfs/client.ts.
+ * The VirtualFS server as its clients see it. All reject with AppErrors: those of `vfsErrors`, `objectErrors`, `limit_exceeded`, 413, and
+ * `vfs upstream unavailable` (502) when it cannot be reached. Made by `createVfsClient` of plugins/vfs/client.ts.
  */
 export interface VfsClient {
   /** Opens a session. If it is already open, renews its lease and keeps its files. */

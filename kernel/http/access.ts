@@ -13,7 +13,7 @@ interface RouteConfig extends RouteOptions {
   readonly ownOrigins?: unknown
 }
 
-/** Declares who may call a route, e.g. `app.get('/x', { ...access('member'), schema }, handler)`. A route without it fails the boot. */
+/** Says who may call a route, e.g. `app.get('/x', { ...access('member'), schema }, handler)`. A route without it fails the boot. */
 export const access = (who: string, options: RouteOptions = {}): { config: FastifyContextConfig } => ({
   config: { access: who, ...options } as FastifyContextConfig,
 })

@@ -2,7 +2,7 @@ import { type TSchema, Type } from '@sinclair/typebox'
 import { shownCode, told } from '../contracts/error-docs.ts'
 import type { Listed } from '../contracts/errors.ts'
 
-// Response schemas for answers that are not JSON documents, and for failures. The OpenAPI document shows them.
+// Response schemas for answers that are no JSON documents, and for failures. The OpenAPI document shows them.
 
 /** 204 without a body. */
 export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'Done.' })

@@ -12,7 +12,7 @@ import { httpErrors, invalidRequest, notFound } from '../contracts/http-errors.t
 
 // Not imported: an import reads all exports of the module, and so loads Node's fetch, which costs 40 ms of every start.
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
-// Fastify's own failures by code, each with our code and a sentence that tells the caller what to do.
+// Fastify's own failures by their codes, each with our code and a sentence that tells the caller what to do.
 const known: Readonly<Record<string, () => AppError>> = {
   FST_ERR_CTP_BODY_TOO_LARGE: () => httpErrors.bodyTooLarge(),
   FST_ERR_CTP_INVALID_MEDIA_TYPE: () => httpErrors.unsupportedMediaType(),
@@ -84,19 +84,19 @@ export function handleError(error: unknown, request: FastifyRequest, reply: Fast
   send(request, reply, app)
 }
 
-/** Answers a path that no route serves, in the same form. */
+/** Answers a path that no route serves, in the same shape. */
 function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
   void reply.code(404)
   send(request, reply, notFound({ message: `No route answers ${request.method} ${request.url.split('?')[0]}.` }))
 }
 
-// Refusals of the HTTP parser, which happen before there is a request.
+// Refusals of the HTTP parser, before there is a request.
 const refused: Readonly<Record<string, () => AppError>> = {
   HPE_HEADER_OVERFLOW: () => httpErrors.headersTooLarge(),
   ERR_HTTP_REQUEST_TIMEOUT: () => httpErrors.requestTimeout(),
 }
 
-/** Answers on the raw socket when the bytes never became a request, in the same form as every other error. */
+/** Answers on the raw socket when the bytes never became a request, in the same shape as every other error. */
 export function handleClientError(error: Error & { code?: string }, socket: Socket): void {
   // A reset peer cannot be answered, nor can a response that has already begun.
   if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
@@ -133,7 +133,7 @@ interface Issue {
   readonly message: string
 }
 
-/** An answer repeats at most this many characters of a name that the sender chose. */
+/** An answer repeats at most so many characters of a name that the sender chose. */
 const longestName = 100
 
 /** Says what is wrong with a request and where, in words for its sender. Ajv's own messages describe the schema instead. */

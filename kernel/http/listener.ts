@@ -44,7 +44,7 @@ export interface Listener {
   leave(): void
 }
 
-/** Builds a listener with everything that all plugins share. It closes in the order of this list. */
+/** Builds one listener with everything that all plugins share. It closes in the order of this list. */
 export async function createListener(
   name: string,
   config: ListenerConfig,

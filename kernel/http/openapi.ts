@@ -93,7 +93,7 @@ export const openapiDocument = fp(
 export const serveDocument = (on: App, path: string, of: App): unknown =>
   on.get(path, { ...access('public'), schema: { hide: true } }, async () => of.swagger())
 
-/** The OpenAPI document of one listener. Errors are described once, here; a route describes only what is special about it. */
+/** The OpenAPI document of one listener. Errors are described once, here; a route says only what is special about it. */
 const openapi = (name: string, errors: readonly ErrorTable[]) =>
   ({
     openapi: {

@@ -41,7 +41,7 @@ export function sayStanding(request: FastifyRequest, reply: FastifyReply): void 
   if (overTls(request)) void reply.header('strict-transport-security', strictTransport)
 }
 
-/** Names each request, and refuses some before any plugin sees them. A single hook does it all, because every request pays for each hook. */
+/** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
 export const requestArrival = fp(
   async (app, { leaving, guard }: { leaving: AbortSignal; guard: WebGuard }) => {
     const streams = streamsOf(app)
@@ -119,7 +119,7 @@ function createDeadlines(limitMs: number) {
   }
 }
 
-/** Request bodies are JSON within limits, and are validated against their schemas without conversion. */
+/** Request bodies are JSON within limits, and are checked against their schemas without conversion. */
 export const jsonBodies = fp(
   async (app, { validators }: { readonly validators: Validators }) => {
     app.setValidatorCompiler(validators)

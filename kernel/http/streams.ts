@@ -6,7 +6,7 @@ import fp from 'fastify-plugin'
 /** Bytes of one or more whole frames (SSE) or lines (NDJSON). */
 export type Chunk = string | Uint8Array
 
-/** Why a stream's signal aborted: its client disconnected, this server is stopping, or its client's key is no longer valid. */
+/** Why a stream's signal aborted: its client left, this server is stopping, or its client's key is no longer one. */
 export type StreamEnd = 'client_gone' | 'shutdown' | 'revoked'
 
 /** Milliseconds. A reader that stays unwritable for longer is dropped, because it must not hold memory for ever. */
@@ -22,7 +22,7 @@ export interface OpenStream {
   /** Absent for an exchange on a link. */
   readonly request?: FastifyRequest
   readonly abort: AbortController
-  /** `destroy` cuts the stream; `write` is used only for heartbeats. */
+  /** `destroy` cuts the stream; `write` is only called for heartbeats. */
   readonly raw: { destroy(): unknown; write(chunk: Chunk): unknown }
   readonly heartbeat: string | undefined
   readonly heartbeatMs: number
@@ -153,7 +153,7 @@ export interface StreamOptions {
   readonly contentType: string
   readonly status?: number
   readonly headers?: Readonly<Record<string, string>>
-  /** Written when nothing else was written for `heartbeatMs` (15 s by default). */
+  /** Written when nothing else was for `heartbeatMs` (15 s by default). */
   readonly heartbeat?: string
   readonly heartbeatMs?: number
   /** The controller of the source's signal, for an owner that needed the signal before the stream began. */
@@ -161,9 +161,9 @@ export interface StreamOptions {
 }
 
 /**
- * Answers with a stream. `source` gets a signal that aborts when the client disconnects or the server stops (its reason is a `StreamEnd`); on
- * shutdown the source may still yield its terminal bytes. Back-pressure: the source is not pulled while the socket is full. Headers that are
- * already set on the reply (CORS, request id) are kept. Nothing else may touch `reply.raw`.
+ * Answers with a stream. `source` gets a signal that aborts when the client leaves or the server stops (its reason is a
+ * `StreamEnd`); on shutdown it may still yield its terminal bytes. Back-pressure: the source is not pulled while the
+ * socket is full. Headers already set on the reply (CORS, request id) are kept. Nobody else touches `reply.raw`.
  */
 export function stream(
   request: FastifyRequest,
@@ -183,7 +183,7 @@ export function stream(
   }
   const status = options.status ?? 200
   if (request.method === 'HEAD') {
-    // HEAD has no body, so the source is not read to its end.
+    // HEAD has no body, so the source is not followed to its end.
     raw.writeHead(status, headers).end()
     return Promise.resolve()
   }

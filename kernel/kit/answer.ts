@@ -6,7 +6,7 @@ export type ReplyHeaders = Readonly<Record<string, string | string[] | undefined
 export interface Reply {
   readonly status: number
   readonly headers: ReplyHeaders
-  /** The body, for one reader. Reading it to its end keeps the connection for the next request; stopping early ends the exchange. */
+  /** The body, for one reader. Reading it to its end keeps the connection for the next request; leaving early ends the exchange. */
   readonly body: AsyncIterableIterator<Buffer>
   /** Declares that only the end of the answer is still missing, so that a reader may stop without cutting the exchange. */
   expectEnd(): void

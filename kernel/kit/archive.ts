@@ -23,16 +23,16 @@ interface ArchiveLimits {
 }
 
 export const archiveLimits: ArchiveLimits = {
-  // A runner accepts no more of one session (specification 4.22).
+  // A runner takes no more of one session (specification 4.22).
   packedBytes: 64 * 1024 * 1024,
   unpackedBytes: 256 * 1024 * 1024,
   entries: 10_000,
 }
 
-/** A file of a folder, or only its first bytes when the rest may be half written. */
+/** A file of a folder, or its first bytes when the rest may be half written. */
 type PackedFile = string | { readonly name: string; readonly bytes: number }
 
-/** Packs files of a folder as a gzip tar. The same files give the same bytes. Rejects when one of them is not a regular file. */
+/** Files of a folder as a gzip tar. The same files give the same bytes. Rejects when one of them is not a regular file. */
 export async function pack(
   folder: string,
   files: readonly PackedFile[],
@@ -167,7 +167,7 @@ async function extractInto(
   if (names.size === 0 || gunzip.bytesWritten !== archive.length) throw archiveErrors.invalidState()
 }
 
-/** A regular file as `pack` writes it. A size that is no valid count would make tar-stream wait for ever. */
+/** A regular file as `pack` writes it. A size that is not a count would make tar-stream wait for ever. */
 const isOrdinary = ({ type, size, linkname, pax }: Header): boolean =>
   type === 'file' &&
   Number.isSafeInteger(size) &&

@@ -25,10 +25,7 @@ export interface AnyCall {
   readonly query: unknown
   readonly headers: Readonly<Record<string, string | string[] | undefined>>
   readonly body: unknown
-  /**
-   * Aborts when the caller disconnects (`client_gone`; on a link the reason of its signal: `leaving`, a `FailingStop`, else `cancelled`) or the
-   * server stops (`shutdown`).
-   */
+  /** Aborts when the caller is gone (`client_gone`; on a link the reason of its signal: `leaving`, a `FailingStop`, else `cancelled`) or the server stops (`shutdown`). */
   readonly signal: AbortSignal
   /** True when the caller accepts lines. */
   readonly wantsLines: boolean
@@ -44,7 +41,7 @@ export interface LinkHostOptions {
   readonly log: FastifyBaseLogger
   readonly streams: StreamRegistry
   readonly compile: FastifySchemaCompiler<unknown>
-  /** Parses JSON within the limits of a body. Throws an AppError. */
+  /** Parses JSON within the bounds of a body. Throws an AppError. */
   readonly parse: (json: Buffer) => unknown
   readonly logRequests: boolean
   /** The limit of routes that name none. */
@@ -53,7 +50,7 @@ export interface LinkHostOptions {
   readonly prove: (request: IncomingMessage) => Promise<unknown>
 }
 
-/** Decides who may open a link to a listener, and who the caller of an exchange is. */
+/** Decides who may have a link to a listener, and who the caller of an exchange is. */
 export interface Admission {
   /** Rejects with an AppError. */
   admit(request: IncomingMessage): Promise<void>

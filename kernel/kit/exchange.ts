@@ -45,7 +45,7 @@ export function exchange(
       if (answer.over) started.abort(new Error('aborted'))
     },
     onResponseStart(_controller, status, headers) {
-      // An informational answer (1xx) comes before the real one.
+      // An informational answer comes before the real one.
       if (status >= 200) answer.begin(status, headers)
     },
     onResponseData(responding, chunk) {
@@ -70,7 +70,7 @@ export interface JsonRequest {
 }
 
 export interface JsonAnswer extends Pick<Reply, 'status' | 'headers'> {
-  /** Undefined when the answer has no body, one that is not JSON, or one that is too long. */
+  /** Undefined when the answer has no body, none that is JSON, or one that is too long. */
   readonly body: unknown
 }
 

@@ -14,7 +14,7 @@ export interface LineQueue extends AsyncIterable<Buffer> {
   close(error?: unknown): void
 }
 
-/** `onLeave` is called when the reader stops before the end. */
+/** `onLeave` is called when the reader leaves before the end. */
 export function createLineQueue(onLeave?: () => void): LineQueue {
   let parts: string[] = []
   let size = 0
@@ -131,8 +131,8 @@ export class OversizedLineError extends Error {
 const maxParts = 1_024
 
 /**
- * Cuts a byte stream into chunks that end at a newline, copying only lines that span two reads. A last line without its newline is torn: it is
- * dropped, and the reader sees a stream that ended early.
+ * Cuts a byte stream into chunks that end at a newline, copying only what straddles two reads. A last line without its
+ * newline is torn: it is dropped, and the reader sees a stream that ended early.
  */
 export async function* wholeLines(
   source: AsyncIterable<Uint8Array>,

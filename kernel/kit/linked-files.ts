@@ -8,7 +8,7 @@ import { isAppError } from '../contracts/errors.ts'
 import { maxLineBytes } from './lines.ts'
 import { createModelConnections } from './models.ts'
 
-/** Where a run's linked contents are: next to the tools of its session, with the same token. */
+/** Where a run's linked contents are: beside the tools of its session, with the same token. */
 type LinkedPlace = Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken'>
 
 /** Reads linked contents from a run's runner, on separate connections. */

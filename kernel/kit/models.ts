@@ -1,4 +1,4 @@
-// For model providers and for code that calls models: connections, the cheapest call, and the plugin around a provider.
+// For model providers and for the code that calls models: connections, the cheapest call, and the plugin around a provider.
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { setImmediate as turn } from 'node:timers/promises'
 import type { Static, TObject } from '@sinclair/typebox'
@@ -125,8 +125,8 @@ const firstByteMs = 300_000
 type Permits = (address: string) => boolean
 
 /**
- * Keep-alive connections to model servers, as many as there are open streams: a limited pool would silently queue a stream behind others. Built on
- * undici's `dispatch`, which costs half of `fetch` for a short streamed answer.
+ * Keep-alive connections to model servers, as many as there are open streams: a pool with a limit would queue a stream
+ * silently behind others. Built on undici's `dispatch`, which costs half of `fetch` for a short streamed answer.
  */
 export function createModelConnections({ permits }: { permits?: Permits } = {}): ModelConnections {
   const agent = new Agent({
@@ -142,7 +142,7 @@ export function createModelConnections({ permits }: { permits?: Permits } = {}):
     post: (url, request) => exchange(agent, url, 'POST', request),
     async fetch(input, { method = 'GET', headers, body, signal } = {}) {
       const text = input instanceof Request ? input.url : String(input)
-      // A literal address is never looked up, so the guard of the look-up does not see it.
+      // A literal is never looked up, so the guard of the look-up does not see it.
       const url = permits ? outboundUrl(text, { permits, schemes: ['http', 'https'] }) : new URL(text)
       if (typeof url === 'string') throw new ForbiddenAddressError()
       const given = typeof body === 'string' ? [body] : []
@@ -245,7 +245,7 @@ class Answer implements ModelAnswer, Dispatcher.DispatchHandler {
   }
 
   onResponseStart(_: Dispatcher.DispatchController, status: number, headers: Record<string, unknown>): void {
-    // An informational answer (1xx) comes before the real one.
+    // An informational answer comes before the real one.
     if (status < 200) return
     this.status = status
     this.headers = headers as Record<string, string>

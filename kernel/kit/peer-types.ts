@@ -61,7 +61,7 @@ export interface PeersOptions {
   readonly lookup?: LookupFunction
   /** Milliseconds of silence after which a stream counts as lost; 0 for never. A link detects losses by itself. */
   readonly silentMs?: number
-  /** Milliseconds for a complete answer, or for the head of a stream. */
+  /** Milliseconds for a whole answer, or for the head of a stream. */
   readonly timeoutMs: number
   /** For peers whose addresses begin with https. It is closed together with the peers. */
   readonly tls?: LiveTls | undefined
@@ -75,11 +75,11 @@ export interface Peers {
   close(): Promise<void>
 }
 
-/** One server of a wire, called by the rows of its table. */
+/** One server of a wire, asked by the rows of its table. */
 export interface Peer {
   /**
-   * Rejects with the peer's own error, with its code, status, sentence and detail (`retryable` only if the peer says so), or with one of the wire's
-   * faults; with the signal's reason when that is an error.
+   * Rejects with the peer's own error under its own code, status, sentence and detail (`retryable` only where the peer says
+   * so), or with one of the wire's faults; with the signal's reason when that is an error.
    */
   ask<R extends Route>(route: R, ask: Ask<R>): Promise<AnsweredTo<R>>
   /** True once exchanges use a link. */
@@ -117,7 +117,7 @@ export interface LinesAnswer {
   readonly headers: ReplyHeaders
   /** Chunks of whole lines. */
   readonly lines: AsyncIterableIterator<Buffer>
-  /** Declares that the last line was read, so that the reader may leave without cutting the exchange. */
+  /** Says that the last line was read, so that the reader may leave without cutting the exchange. */
   expectEnd(): void
   /** True once the peer has ended the answer properly. */
   readonly complete: boolean

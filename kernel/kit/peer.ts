@@ -98,7 +98,7 @@ class Connections {
 
 type Check = (schema: TSchema, value: unknown) => Promise<boolean>
 
-/** Checks answers. Unknown fields are dropped where the schema is closed, because a newer peer may send more. */
+/** Checks answers. Unknown fields are dropped where the schema is closed, since a newer peer may send more. */
 function createCheck(): Check {
   const known = new WeakMap<object, (value: unknown) => boolean>()
   const compile = import('ajv').then(({ Ajv }) => {

@@ -97,7 +97,7 @@ const hasBody = ({ headers }: IncomingMessage): boolean =>
 /** Passes the body on as it arrives, and fails at its end when the digest differs: nothing is handled before the body is complete. */
 async function* checked(body: Readable, expected: readonly string[]): AsyncGenerator<Buffer> {
   const hash = createHash('sha256')
-  // On a failure the stream stays open, because its socket must still carry the answer.
+  // On a failure the stream stays open, since its socket must still carry the answer.
   for await (const chunk of body.iterator({ destroyOnReturn: false })) {
     hash.update(chunk as Buffer)
     yield chunk as Buffer

@@ -27,7 +27,7 @@ export interface OutputSchema {
 export type OutputSchemas = (tenantId: string, schema: Readonly<Record<string, unknown>>) => Promise<OutputSchema>
 
 interface SchemaBounds {
-  /** How many questions of a tenant may wait; 16 by default. */
+  /** So many questions of a tenant may wait; 16 by default. */
   readonly mostWaiting?: number
   /**
    * The most characters of a value that is checked; a mebi by default. A single allocation that is too large for a thread ends the whole process,

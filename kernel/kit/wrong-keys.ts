@@ -55,8 +55,8 @@ export class WrongKeys {
   }
 
   /**
-   * Rejects with 429 when the address has tried too many wrong keys, unless `known` says that this key is valid. Mostly returns undefined. Further
-   * requests are answered with growing delays, up to a second, because refusing thousands per second would affect all clients.
+   * Rejects with 429 when the address has tried too many wrong keys, unless `known` says that this key is no attempt. Mostly returns
+   * undefined. Further requests are answered with growing delays, up to a second: refusing thousands a second would affect all clients.
    */
   check(address: string, known: () => boolean): Promise<never> | undefined {
     // Shortcut: nearly always no address has failed.

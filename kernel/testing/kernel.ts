@@ -26,8 +26,8 @@ interface TestKernelOptions extends BootOptions {
 const standard = ['conductor', 'internal', 'gateway', 'runner', 'workers', 'sidecar']
 
 /**
- * Boots the real kernel with the given plugins (or entries, to give one a config) and stops it after the test. Opens no port unless `listen` is
- * true: call routes with `kernel.listeners.conductor.inject(...)`.
+ * Boots the real kernel with the given plugins (or entries, to give one a config) and stops it after the test. Opens no
+ * port unless `listen` is true: call routes with `kernel.listeners.conductor.inject(...)`.
  */
 export async function testKernel(
   t: Pick<TestContext, 'after'>,
@@ -171,7 +171,7 @@ export interface TestConductor {
   caller(tenantId: string, role: TenantRole): Promise<TestCaller>
 }
 
-/** The conductor as an operator runs it, with `plugins` added and their tables in a database of its own. */
+/** The conductor as an operator runs it, with `plugins` in it and their tables in a database of its own. */
 export async function testConductor(
   t: Pick<TestContext, 'after'>,
   plugins: readonly (Plugin | Entry)[] = [],

@@ -39,8 +39,9 @@ export interface ModelServerOptions {
 }
 
 /**
- * A stand-in for a model server on a free port of 127.0.0.1: OpenAI chat completions, Responses and model list, Anthropic messages. Stopped after
- * the test when `t` is given.
+ * A stand-in for a model server on a free port of 127.0.0.1: OpenAI chat completions, Responses and model list, Anthropic
+ * messages.
+ * Stopped after the test when `t` is given.
  */
 export async function startModelServer(
   t?: Pick<TestContext, 'after'>,
@@ -79,7 +80,7 @@ export async function startModelServer(
     return known
   }
   const server = createServer(async (request, response) => {
-    // Some clients name a beta version of the API in the query.
+    // Some clients name a beta of the API in the query.
     const [path = ''] = request.url!.split('?')
     const wire = wires[path]
     if (path === '/v1/models') return json(response, 200, { object: 'list', data: [{ id: 'stand-in' }] })

@@ -12,7 +12,7 @@ import { openerOf, streamPartsOf } from '#kit/models'
 import type { ModelReply, ModelRequestBody } from './model-reply.ts'
 import { type ModelServer, startModelServer } from './model-server.ts'
 
-/** Prompts that make the provider under test do what the suite tests. A part that a script leaves out is not tested. */
+/** Prompts that make the provider under test do what the suite tests. What a script leaves out is not tested. */
 export interface ModelScript {
   /** The model to ask, without the provider's name. */
   readonly model: string
@@ -20,7 +20,7 @@ export interface ModelScript {
   say(word: string): string
   /** A prompt on which the model calls the tool it is offered, `look`, which takes `{at: string}`. */
   readonly tool?: string
-  /** A prompt whose answer continues until it is stopped, after at least one text delta. */
+  /** A prompt whose answer takes until it is stopped, after at least one text delta. */
   readonly hang?: string
   /** Resolves once the model server saw the connection of `hang` close. */
   readonly closed?: () => Promise<unknown>

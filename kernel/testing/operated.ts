@@ -35,7 +35,7 @@ interface OperatedOptions<R extends Refs> {
   readonly settings?: Readonly<Record<string, object>>
 }
 
-/** The conductor as an operator runs it, on a database of its own. Its operator is an admin of `default`, who creates tenants and keys. */
+/** The conductor as an operator runs it, on a database of its own. Its operator is an admin of `default`, who makes tenants and keys. */
 export async function operatedConductor<const R extends Refs>(
   t: TestContext,
   { needs, dsn, variables = {}, settings = {} }: OperatedOptions<R>,

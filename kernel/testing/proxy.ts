@@ -9,18 +9,15 @@ export type Verdict = 'pass' | 'cut' | 'cut_answer'
 export interface Proxy {
   /** The server's URL, through the proxy. */
   readonly url: string
-  /** Resets all connections, and each new connection as soon as it is made. */
+  /** Resets all connections, and each new one as soon as it is made. */
   cut(): void
   /** Swallows every byte: nothing is refused, nothing is answered. Swallowed bytes stay lost, so `heal` resets the connections. */
   hang(): void
-  /** Delays every byte by this many milliseconds, in both directions. */
+  /** Delays every byte by so many milliseconds, in both directions. */
   delay(ms: number): void
   /** Ends the fault. */
   heal(): void
-  /**
-   * Inspects what clients send, in the pieces that arrive on each connection: `cut` drops the piece with its connection, `cut_answer` lets it
-   * through and drops the connection once the server answers.
-   */
+  /** Looks at what clients send, in the pieces that arrive on each connection: `cut` drops it with its connection, `cut_answer` lets it through and drops the connection once the server answers. */
   inspect(look: ((bytes: Buffer, connection: object) => Verdict) | undefined): void
   stop(): Promise<void>
 }

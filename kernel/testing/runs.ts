@@ -40,7 +40,7 @@ export function testEnvelope(fields: EnvelopeFields = {}): RunEnvelope {
     firstSeq: 1,
     timeoutMs: 30_000,
     ...fields,
-    // A session with an endpoint gets a tool, because a runtime does not connect for an empty toolkit.
+    // A session with an endpoint gets a tool: a runtime does not connect for an empty toolkit.
     profile: testProfile('test', {
       id: 'test',
       ...(fields.sessionMcpUrl === undefined ? {} : { tools: ['tool'] }),
@@ -49,7 +49,7 @@ export function testEnvelope(fields: EnvelopeFields = {}): RunEnvelope {
   }
 }
 
-/** Every event of a run. Fails when one is not a stamped event of the contract, or when the stamps have a gap. */
+/** Every event of a run. Fails when one is not a stamped event of the contract, or the stamps have a gap. */
 export async function collectRun(
   link: Pick<SidecarLink, 'run'>,
   envelope: RunEnvelope,

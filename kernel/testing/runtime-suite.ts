@@ -9,11 +9,11 @@ import type { SidecarLink } from '#contracts/sidecar'
 import { collectRun, type EnvelopeFields, terminalOf, testEnvelope, textOf } from './runs.ts'
 import { bareSidecar, sidecarAt, type SignRequest, stamping } from './sidecar-link.ts'
 
-/** Prompts that make the runtime under test do what the suite tests. A part that a script leaves out is not tested. */
+/** Prompts that make the runtime under test do what the suite tests. What a script leaves out is not tested. */
 export interface RuntimeScript {
   /** A prompt whose answer contains `word`. */
   say(word: string): string
-  /** A prompt whose answer continues until it is stopped, after at least one text delta. */
+  /** A prompt whose answer takes until it is stopped, after at least one text delta. */
   readonly hang?: string
   /** A prompt that makes the runtime call a tool. */
   readonly tool?: string
@@ -39,8 +39,8 @@ interface Link extends Omit<SidecarLink, 'run'> {
 const timeout = 20_000
 
 /**
- * The contract of a runtime as tests. `make` is called for each test: if it makes a new adapter or process each time, the suite also shows that
- * state moves between hosts. A base URL tests a sidecar in any language.
+ * The contract of a runtime as tests. `make` is called for each test: with a new adapter or process each time the suite
+ * also shows that state moves between hosts. A base URL tests a sidecar written in any language.
  */
 export function testRuntime(name: string, make: MakeRuntime, script: RuntimeScript): void {
   const suite = new RuntimeSuite(name, make, script)
@@ -267,7 +267,7 @@ function testWire(suite: RuntimeSuite): void {
   )
 }
 
-/** The part of these events that a conductor sends to another attempt: joined texts, up to the last tool result. */
+/** The part of these events that a conductor sends to another attempt: texts joined, up to the last tool result. */
 function finishedPart(events: readonly RunEvent[]): Replay {
   const out: Replay = []
   for (const event of events.slice(0, events.findLastIndex(({ type }) => type === 'tool_result') + 1)) {

@@ -58,7 +58,7 @@ export interface Started {
   readonly session: SuiteSession
 }
 
-/** A provider, with the suite's runner that its workers poll. */
+/** A provider, and the suite's runner that its workers poll. */
 export interface Launches {
   readonly provider: SandboxProvider
   order(fields?: Partial<LaunchOrder>): LaunchOrder
@@ -71,7 +71,7 @@ export interface Launches {
   end(): Promise<void>
 }
 
-/** Launches sandboxes of a provider. They end after the test, unless `end: 'fake'` says that a fake service ends them. */
+/** Launches of a provider. They end after the test, unless `end: 'fake'` says that a fake service ends them. */
 export async function openLaunches(
   t: Pick<TestContext, 'after'>,
   provider: SandboxProvider,

@@ -167,7 +167,7 @@ function testPause(check: Check, cannot: Cannot): void {
       await provider.pause(sandboxId)
       await suite.becomes(sandboxId, 'paused')
       await provider.pause(sandboxId)
-      // Time is measured in polls of a running sandbox: requests that were under way arrive within its first polls.
+      // Time is measured in polls of a running sandbox: requests that were under way arrive within its first ones.
       await other.session.polled(undefined, 5)
       const before = session.polls.length
       await other.session.polled(undefined, 40)

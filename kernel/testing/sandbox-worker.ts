@@ -1,5 +1,5 @@
-// The worker of the sandbox suite: it polls like a worker and answers tool commands. It imports nothing of this repository, so that any substrate
-// with Node can run this one file.
+// The worker of the sandbox suite: it polls as a worker does and answers tool commands. It imports nothing of this
+// repository, so that any substrate with Node can run this one file.
 import { execFile, spawn } from 'node:child_process'
 import { readFile, writeFile } from 'node:fs/promises'
 import { request } from 'node:http'

@@ -186,7 +186,7 @@ export interface ToolServer {
 
 export type StandInTool = (input: Record<string, unknown>) => Promise<{ text: string; isError?: boolean }>
 
-/** A real MCP server as a runner mounts it for a session: stateless, with a new server and transport per request. */
+/** A real MCP server as a runner mounts it for a session: stateless, a new server and transport for each request. */
 export async function startToolServer(
   t: { after(fn: () => Promise<void>): void },
   tools: Record<string, StandInTool>,

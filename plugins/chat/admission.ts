@@ -25,7 +25,7 @@ export interface Agent {
   readonly revision: string
 }
 
-/** Who chats: found by the key, within the tenant and the agent that the URL names. */
+/** Who chats: found by the key, within the tenant and agent that the URL names. */
 export interface ChatCaller {
   readonly tenantId: string
   readonly keyId: string
@@ -274,7 +274,7 @@ export class ChatAdmission {
     }
   }
 
-  /** True when the agent in the URL exists and lists `origin`. */
+  /** True when the agent of the URL exists and lists `origin`. */
   async #admits(request: FastifyRequest, origin: string): Promise<boolean> {
     const { tenant, agent } = namesOf(request)
     if (!name.test(tenant) || !name.test(agent)) return false
@@ -325,7 +325,7 @@ export class ChatAdmission {
   }
 }
 
-/** The limit of each key, as a hook for the routes of a guarded scope. */
+/** The limit of each key, as a hook for routes of a guarded scope. */
 export const createKeyLimit = (app: App, hit: Kv['hit']) =>
   rateLimit(app, {
     name: 'key',

@@ -37,10 +37,10 @@ interface ChatParts {
   limit(request: FastifyRequest, reply: FastifyReply): Promise<void>
 }
 
-/** The conductor accepts signed bodies of 1 MiB, and the message travels there with our ids beside it. */
+/** The conductor takes signed bodies of 1 MiB, and the message travels there with our ids beside it. */
 const bodyLimit = 1_000_000
 
-/** Chat, answered whole or as a stream. A client that disconnects never ends its run. */
+/** Chat, answered whole or as a stream. A client that leaves never ends its run. */
 export function chatRoutes(app: App, parts: ChatParts): void {
   const { waits, heartbeatMs, limit } = parts
   const route = { onRequest: limit, bodyLimit }
@@ -199,10 +199,7 @@ class Chat {
     }
   }
 
-  /**
-   * Called when the synchronous call stops waiting for the end. If the run was not started yet, its ids are stored, so that the client can ask for
-   * it later.
-   */
+  /** The call stops waiting for the end. If the run was not started yet, its ids are stored, so that the client can ask for it later. */
   async leave(why: GaveUp): Promise<void> {
     this.#deserted = true
     if (this.#state !== 'new') this.left.abort('client_gone')

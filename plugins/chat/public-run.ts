@@ -220,7 +220,7 @@ function outcomeOf(event: Readonly<Record<string, unknown>>, seq: number): Outco
     : { status: 'ok', message: text(event['text']), seq }
 }
 
-/** The single terminal frame of a public run. Specification 4.21.1. */
+/** The one terminal frame of a public run. Specification 4.21.1. */
 function terminalFrame(ids: RunIds, { status, message, seq }: Outcome): string {
   const id = seq > 0 ? seq : undefined
   if (status === 'ok') return sseFrame('done', JSON.stringify({ ...bodyIds(ids), message }), id)

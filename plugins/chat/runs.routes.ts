@@ -98,7 +98,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
     },
     async (request, reply) => {
       const run = await stored(callerOf(request), request.params.publicRunId)
-      // A finished run keeps its status, and a run that the conductor does not know is not under way.
+      // A finished run keeps its status, and one that the conductor does not know is not under way.
       if (!run.outcome) await dispatch.cancel(run.tenantId, run.runId).catch(unlessUnknown)
       return reply.code(204).send()
     },

@@ -49,7 +49,7 @@ function createTenantSweep(database: Database, task: TenantTask, now = (): numbe
   const turns = new Sweep(everyMs, sweepDue, (err) => onSwept(false, [err]))
   return {
     touched,
-    /** Sweeps the tenants that are due, one after the other. Never rejects; a tenant whose sweep failed is swept again. */
+    /** Sweeps the tenants that are due, one after the other. Never rejects; a tenant that failed is swept again. */
     turn: () => turns.now(),
     start: () => turns.start(),
     stop(): Promise<void> {

@@ -7,7 +7,7 @@ export type GaveUp = 'timeout' | 'stopping' | 'gone' | 'revoked'
 /** Whose key waits. */
 type Waiter = Pick<Held, 'tenantId' | 'keyId'>
 
-/** The waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
+/** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
 export class SyncWaits {
   readonly #giveUps = new Map<(why: GaveUp) => void, Waiter>()
   #drained = false

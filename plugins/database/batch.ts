@@ -48,9 +48,9 @@ type Done = (error?: Error) => void
 const noColumns: Columns = { names: [], parsers: [], blank: {} }
 
 /**
- * Several statements in one network write, ended by one Sync: PostgreSQL runs them as one implicit transaction and skips the rest after the first
- * error. Compared with `BEGIN … COMMIT` in pg's pipeline mode this saves two statements, all but one ReadyForQuery, and from the second use on the
- * description of the rows.
+ * Several statements in one network write, ended by one Sync: PostgreSQL runs them as one implicit transaction and skips
+ * the rest after the first error. Against `BEGIN … COMMIT` through pg's pipeline mode this saves two statements, all but
+ * one ReadyForQuery, and from the second use on the description of the rows.
  */
 export class Batch {
   /** pg calls back by this name, and wraps the function with its read timeout. */

@@ -1,4 +1,5 @@
-// The thread of `Database.heartbeat`, which only renews one row. It imports nothing else of ours, because each module costs memory and start time.
+// The thread of `Database.heartbeat`: it only renews one row. It imports nothing else of ours, because each module costs memory
+// and start time.
 import { writeSync } from 'node:fs'
 import { type MessagePort, parentPort, workerData } from 'node:worker_threads'
 import pg from 'pg'

@@ -25,7 +25,7 @@ export class NotificationListener {
 
   readonly listen: Database['listen'] = async (channel, listener) => {
     const channels = this.#channels
-    // Each call wraps its listener in a new function, because the same listener may be registered twice.
+    // Each call wraps its listener in a new function, because the same listener may be given twice.
     const own = (payload: string): void => listener(payload)
     const listeners = channels.get(channel) ?? new Set()
     channels.set(channel, listeners.add(own))

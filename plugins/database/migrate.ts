@@ -106,7 +106,7 @@ const describe = (error: unknown, m: Migration): unknown =>
         cause: error,
       })
 
-/** Those of `wanted` that are not applied to the database yet. */
+/** Those of `wanted` that were not applied to the database yet. */
 export async function missingMigrations(client: pg.Client, wanted: readonly Migration[]): Promise<Migration[]> {
   const { rows: found } = await client.query<{ ledger: string | null; plugins: string | null }>(
     `SELECT to_regclass('schema_migrations') AS ledger, to_regclass('plugin_migrations') AS plugins`,
@@ -154,7 +154,7 @@ async function censusOf(client: pg.Client): Promise<Census> {
   }
 }
 
-/** What a migration of `plugin` did outside its namespace or against row security, as sentences. */
+/** What a migration of `plugin` did outside its names or against row security, as sentences. */
 function trespasses(plugin: string, before: Census, after: Census): string[] {
   const own = plugin.replaceAll('-', '_')
   const isOwn = ({ schema, relation }: Relation): boolean =>

@@ -51,7 +51,7 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
     application_name: 'agent-orc',
     keepAlive: true,
     max: size,
-    // Idle connections stay open: opening one costs more than keeping it, and pg would set a timer at every release.
+    // Idle connections stay: opening one costs more than keeping it, and pg would set a timer at every release.
     idleTimeoutMillis: 0,
     // Fixes the form of times, whatever the server's default is.
     options: '-c TimeZone=UTC -c DateStyle=ISO',
@@ -208,7 +208,7 @@ class Share {
   }
 }
 
-/** Divides connections among kinds of work, and those of each kind among tenants. Work without a tenant counts as one more tenant. */
+/** Divides connections among kinds of work, and those of each kind among tenants. Work without a tenant counts as one more. */
 export class Shares {
   readonly #shares: Readonly<Record<Work, Share>>
 

@@ -1,8 +1,8 @@
 import type { SystemTx } from '#contracts/database'
 
 /**
- * Tables without row security, which every transaction sees: the tenants and the processes, the tenants with a queue or with an app account to
- * renew, the applied migrations, and nonces and limits from before a tenant is known.
+ * Tables that every transaction sees: the tenants and the processes, the tenants with a queue or with an app account to renew, the
+ * applied migrations, and nonces and limits from before a tenant is known.
  */
 const untenanted = [
   'tenants',
@@ -42,7 +42,7 @@ interface Table {
 /** The schema of pg-boss is exempt, because its tables hold no tenant data: jobs say what to do, never with which data. */
 const exempt = `n.nspname <> 'pgboss'`
 
-/** SQL condition: the namespace `n` is not one of PostgreSQL's own, such as those of temporary tables. */
+/** SQL: the namespace `n` is not one of PostgreSQL's own, such as those of temporary tables. */
 export const ownNamespace = `n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'`
 
 const tables = `

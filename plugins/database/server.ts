@@ -34,7 +34,7 @@ export function dsnOf({ host, port, user, password, database }: AddressParts): s
 
 /** A sentence that says why a DSN names no server at all. It never quotes the DSN, which may hold a password. */
 export function dsnProblem(dsn: string): string | undefined {
-  // pg would take any other text for the name of a local database, and try to connect to it for ever.
+  // pg takes any other text for the name of a local database, and would try to connect to it for ever.
   if (dsn.startsWith('/')) return undefined
   if (!/^(postgres|postgresql|socket):/.test(dsn)) return 'POSTGRES_DSN must begin with postgres:// or postgresql://'
   try {
@@ -53,9 +53,9 @@ const connectMs = 5_000
 const answerMs = 10_000
 
 /**
- * One attempt to make the database usable: the server answers, row security holds for the role, and the schema is that of this release with the
- * plugins of the role. Resolves to the migrations it applied. Throws `NotYet` for a temporary failure, and any other error for one that an operator
- * must correct.
+ * One attempt to make the database usable: the server answers, row security holds for the role, and the schema is that of
+ * this release with the plugins of the role. Resolves to the migrations it applied. Throws `NotYet` for a temporary failure, and any other error for one
+ * that an operator has to correct.
  */
 export async function prepare(dsn: string, migrates: boolean, ofPlugins: readonly Migration[]): Promise<string[]> {
   const wanted = [...(await readMigrations()), ...ofPlugins]

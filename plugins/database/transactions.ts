@@ -96,7 +96,7 @@ function transactionsOf(work: Work, pool: ConnectionPool, shares: Shares): OfWor
 
 type Statements = Pick<TenantTx, 'query' | 'queries' | 'atEnd'>
 
-/** A transaction whose statements depend on each other. BEGIN travels with the first statement, so it costs no round trip. */
+/** A transaction whose statements depend on each other. Its opening travels with the first statement, so it costs no round trip. */
 function interactive<T>(
   pool: ConnectionPool,
   opening: readonly Statement[],

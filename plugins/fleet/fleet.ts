@@ -10,8 +10,8 @@ import { keysDiffer } from './remote-runner.ts'
 type Listener = (link: RunnerLink) => void
 
 /**
- * The runners of this conductor process, in the order in which they were added. Places sessions on the least busy runner that can execute them, and
- * finds the runner of a session again.
+ * The runners of this conductor process, in the order in which they were added. Places sessions on the least busy one that can
+ * execute them, and finds the runner of a session again.
  */
 export class RunnerFleet implements Fleet {
   readonly options: FleetOptions

@@ -45,7 +45,7 @@ export class Member {
   #timer: NodeJS.Timeout | undefined
 
   constructor(link: RunnerLink, url: string, fleet: MemberFleet) {
-    // After a refused run the runner is probed at once, because other runs are about to be sent there.
+    // After a refused run the runner is probed at once: other runs are about to be sent there.
     this.link = counted(link, () => void this.probe())
     this.url = url
     this.#fleet = fleet
@@ -70,7 +70,7 @@ export class Member {
     const known = this.#known
     if (!known) return this.url === '' ? true : undefined
     if (known.capabilities.includes(runtime)) return true
-    // An empty list means all runtimes, unless the runner says that it does not know. Specification 2.12.
+    // An empty list means all of them, unless the runner says that it does not know. Specification 2.12.
     if (known.capabilities.length > 0) return false
     return known.capabilitiesKnown === false ? undefined : true
   }

@@ -65,7 +65,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     async info(signal) {
       const said = await peer.ask(runnerWire.info, { signal })
       hash = said.hash
-      // A runner of an older release leaves these fields out. Specification 9.
+      // A runner of an older release leaves these out. Specification 9.
       return {
         ...said,
         instance: said.instance ?? '',

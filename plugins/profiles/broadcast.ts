@@ -41,7 +41,7 @@ interface Delivery {
 export class BroadcastSender {
   readonly #options: BroadcastOptions
   readonly #deliveries = new Map<RunnerLink, Map<string, Delivery>>()
-  /** Runners that could not be told. Each is logged once, not every half minute while it cannot be reached. */
+  /** Runners that could not be told. Each is logged once, and not every half minute while it cannot be reached. */
   readonly #failing = new Set<RunnerLink>()
   #retryMs = firstRetryMs
   #wake = new AbortController()

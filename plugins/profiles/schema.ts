@@ -56,7 +56,7 @@ const runtimes = Type.Array(Type.String({ pattern: '^[a-z][a-z0-9_-]{0,31}$' }),
   description: 'Runtimes of the profiles that may name the pool; any by default.',
 })
 
-/** What a client writes. A pool never changes; profiles move from one pool to another instead. */
+/** What a client writes. A pool never changes: profiles move from one to another instead. */
 export const PoolInput = Type.Object(
   {
     name: Type.String({ pattern: profileName.pattern!, description: 'Unique in the tenant; profiles name it.' }),

@@ -19,7 +19,7 @@ import {
 /** The profiles of all tenants: in PostgreSQL, or in memory where there is no database. */
 export interface ProfileStore {
   find(tenantId: string, name: string): Promise<Profile | undefined>
-  /** A profile with its pool, and the revision of the tenant's profiles and pools at that instant. */
+  /** A profile with its pool, and the revision of the tenant's profiles and pools at that moment. */
   findPlaced(tenantId: string, name: string): Promise<PlacedProfile | undefined>
   /** Sorted by name. `q`: a part of the name, case-insensitive. */
   list(tenantId: string, q: string | undefined, page: Page): Promise<Listing<Profile>>

@@ -111,7 +111,7 @@ function checkOrigins(origins: readonly string[]): void {
   }
 }
 
-/** The origin as browsers serialize it: lower case, no default port. Undefined when it has no host. */
+/** The origin as browsers serialise it: lower case, no default port. Undefined when it has no host. */
 function serialized(origin: string): string | undefined {
   if (!URL.canParse(origin)) return undefined
   const { protocol, host } = new URL(origin)
@@ -207,7 +207,7 @@ interface AgentChange {
   readonly webhookUrl?: string | null
 }
 
-/** Fields that are left out keep their value. Undefined when the profile is not published. */
+/** Fields left out keep their value. Undefined when the profile is not published. */
 async function updateAgent(
   database: Database,
   tenantId: string,
@@ -239,7 +239,7 @@ async function updateAgent(
   return rows[0]
 }
 
-/** Keeps the row as history, and frees slug and profile. False when the profile is not published. */
+/** Keeps the row as history and frees slug and profile. False when the profile is not published. */
 async function unpublishAgent(database: Database, tenantId: string, profile: string): Promise<boolean> {
   const update = {
     text: `UPDATE published_agents SET unpublished_at = now() WHERE tenant_id = $1 AND active_profile = $2 RETURNING id`,

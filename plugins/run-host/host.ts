@@ -113,8 +113,8 @@ export class RunHost {
   }
 
   /**
-   * Accepts a run, or throws an AppError before anything is streamed. The returned function starts the run. It yields chunks of whole NDJSON lines
-   * that end with exactly one `result` or `error`.
+   * Accepts a run, or throws an AppError before anything is streamed. The returned function starts it and yields chunks
+   * of whole NDJSON lines that end with exactly one `result` or `error`.
    */
   accept(envelope: RunEnvelope): (signal: AbortSignal) => AsyncIterable<Buffer> {
     const { sessionId } = envelope
@@ -181,7 +181,7 @@ export class RunHost {
     await runtime.forget?.(sessionId)
   }
 
-  /** Resolves when no run is under way and every conversation that only this process has was fetched, or after `ms`. */
+  /** Resolves when no run is under way and every conversation that only this process has was fetched since, or after `ms`. */
   async drain(ms: number): Promise<void> {
     this.#draining = true
     const until = Date.now() + ms

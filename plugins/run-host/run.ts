@@ -65,7 +65,7 @@ export class HostedRun {
   #state: 'running' | 'stopping' | 'ended' = 'running'
   #why: Ending | undefined
   #encoder: EventEncoder
-  /** The usage of a run counts once, however often an adapter that is being stopped reports it. */
+  /** The usage of a run is counted once, however often an adapter that is being stopped reports it. */
   #counted = false
   #deadline: NodeJS.Timeout | undefined
   #grace: NodeJS.Timeout | undefined
@@ -273,6 +273,6 @@ function unstamped(event: RuntimeEvent): RuntimeEvent {
   return rest as RuntimeEvent
 }
 
-/** Later hops refuse a stream with such a line. A UTF-16 unit takes at most three bytes. */
+/** Later hops refuse a stream with such a line. A UTF-16 unit is at most three bytes. */
 const tooLarge = (line: string): boolean =>
   line.length * 3 > maxLineBytes && Buffer.byteLength(line, 'utf8') > maxLineBytes

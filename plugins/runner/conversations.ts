@@ -88,7 +88,7 @@ export class Conversations {
       throw error
     }
   }
-  /** Brings the conversation to its executor. Without a bundle the newest conversation is empty, so an old one here is forgotten. */
+  /** Gives the conversation to its executor. Without a bundle the newest conversation is empty, and an old one here is forgotten. */
   async #bring(session: LiveSession, bundle: StateBundle | undefined, told: Promise<void> | undefined): Promise<void> {
     const { runtime } = session.profile
     try {

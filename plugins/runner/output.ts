@@ -7,7 +7,7 @@ const highWater = 256 * 1024
 const pieceBytes = 8 * 1024
 const pieceParts = 32
 
-/** Lines that were read, in order. */
+/** Lines that were read, in their order. */
 interface Piece {
   readonly firstSeq: number
   parts: Buffer[]
@@ -20,7 +20,7 @@ interface Unread {
   readonly next: number
 }
 
-/** The writer of an output, which is informed about its reader. */
+/** The writer of an output, which is told about its reader. */
 export interface OutputOwner {
   /** `reason` is that of the reader's signal, or `client_gone` when the reader stopped reading. */
   readerGone(reason: unknown): void
@@ -95,7 +95,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     if (this.#state === 'withheld') this.#state = 'open'
     this.#reader?.serve()
   }
-  /** Ends the output. With a failure its readers get the failure, as if nothing had been written. */
+  /** Ends the output. With a failure its readers get that, as if nothing had been written. */
   close(failure?: unknown): void {
     this.#state = 'closed'
     this.#failure = failure

@@ -73,7 +73,7 @@ export class Relay {
   get terminal(): Terminal | undefined {
     return this.#terminal
   }
-  /** The vendor's conversation handle, if the sidecar has reported one. */
+  /** The vendor's conversation handle, when the sidecar has reported one. */
   get handle(): string | undefined {
     return this.#handle
   }

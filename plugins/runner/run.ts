@@ -161,7 +161,7 @@ export class Run implements OutputOwner {
     if (!this.ended) this.#readerDue = setTimeout(() => this.end('cancelled'), keepMs)
   }
 
-  /** Makes the run's sandbox ready, and resolves to the sidecar's first lines. */
+  /** Makes the run's sandbox ready, and resolves with the sidecar's first lines. */
   async #begin(order: ExecuteRun): Promise<IteratorResult<Buffer> | undefined> {
     const takenAt = Date.now()
     if (order.attachments) await requireLinks(this.#host.objects, this.session.tenantId, order.attachments)
@@ -284,7 +284,7 @@ export class Run implements OutputOwner {
   #fail(error: unknown): void {
     this.#prepared?.calls?.end().forEach(this.#used)
     if (isAppError(error)) {
-      // No reader has seen anything of the run yet, so it can be refused and retried.
+      // No reader has seen anything of the run yet, so it can be refused and tried again.
       if (this.output.withheld && (lacksState(error) || this.#canMove(error))) return this.#refuse(error)
       const { code, sentence, retryable } = error
       return this.#close(this.#relay.fail(code, sentence ?? endings.sidecar_lost.message, retryable))
@@ -294,7 +294,7 @@ export class Run implements OutputOwner {
     this.end('sidecar_lost')
   }
 
-  /** Whether another runner can take the run: what its sidecar would need is stored, and no sandbox here holds its files. */
+  /** Another runner can take the run: what its sidecar would need is stored, and no sandbox here holds its files. */
   #canMove(error: AppError): boolean {
     const { conversation, profile } = this.session
     return isAway(error) && !hasSandbox(profile) && (!conversation || restoredFromLog(profile.runtime))

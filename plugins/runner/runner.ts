@@ -40,7 +40,7 @@ interface RunnerParts {
   readonly callTool: RunnerSessions['invokeTool']
 }
 
-/** One runner. A conductor in this process uses it directly as its link; the routes serve it to all others. */
+/** One runner. A conductor in this process has it as its link; the routes serve it to all others. */
 export interface Runner extends RunnerLink, RunnerParts {
   /** When a conductor on the network last asked for this runner's state. A stopping runner only waits for conductors that ask. */
   askedAt: number
@@ -94,7 +94,7 @@ export function createRunner(parts: RunnerParts): Runner {
       const profile = broadcast.profile(tenantId, name)
       if (!profile) throw runnerErrors.unknownProfile()
       let id = newSessionId(runner.hash)
-      // Ids with 32 random bits collide now and then in a full table.
+      // 32 random bits collide now and then in a full table.
       while (table.any(id)) id = newSessionId(runner.hash)
       return table.create(tenantId, id, profile)
     },

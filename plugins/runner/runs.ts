@@ -23,7 +23,7 @@ export interface RunsOptions extends Omit<RunContext, 'keepBytes' | 'over' | 'mc
   mcpBase(): string
 }
 
-/** The runs of this runner: at most one under way per session, and the output of ended runs for as long as another reader may come. */
+/** The runs of this runner: at most one under way in a session, and the output of ended ones for as long as another reader may come. */
 export class Runs {
   readonly ledgers = new Ledgers()
   readonly #host: RunContext
@@ -102,7 +102,7 @@ export class Runs {
     this.#host.table.occupy(session, order.runId)
     this.#runs.add(run)
     const key = tenantKey(tenantId, session.id)
-    // A conductor that starts another run of the session has read the end of the previous one.
+    // A conductor that starts another run of the session has read the end of the former one.
     this.#drop(key)
     this.#outputs.set(key, run.output)
     return run

@@ -14,7 +14,7 @@ export const isUnsaved = ({ profile, status, changes, exported }: LiveSession): 
 /** Milliseconds after which a conductor has stored an exported conversation. Until then the copy here counts as the only one. */
 const storedMs = 1_000
 
-/** True when another runner can take the session: its last export is complete, and stored by now. */
+/** True when another runner can take the session: its last export is whole, and stored by now. */
 export const canMove = (session: LiveSession, now: number): boolean =>
   session.status !== 'running' && !isUnsaved(session) && now - session.exportedAt > storedMs
 

@@ -33,7 +33,7 @@ export function skillsAbsent({ skills, pinnedSkills = [] }: Profile): RuntimeEve
   return { type: 'progress', stage: 'skills_absent', message }
 }
 
-/** The profile as a runtime gets it. The index of the skills is part of the instructions, so that every runtime shows it to its model. */
+/** The profile as a runtime gets it: the index of the skills is a part of the instructions, so that every runtime shows it to its model. */
 export function withSkills(profile: Profile, skills: readonly SkillContent[]): Profile {
   const { instructions } = profile
   const index = indexOf(skills, hasSandbox(profile))

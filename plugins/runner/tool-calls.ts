@@ -128,11 +128,11 @@ export class Ledgers {
     this.#limit = limit
   }
 
-  /** The ledger of the run under way, or of the session's last run. */
+  /** The ledger of the run under way, or of the session's last one. */
   of({ tenantId, id }: SessionKey): Ledger | undefined {
     return this.#ledgers.get(tenantKey(tenantId, id))
   }
-  /** Opens the next attempt of a run. Undefined when a later attempt was seen: the order comes from a conductor that has lost its claim. */
+  /** Opens the next attempt of a run. Undefined when a later attempt was seen: this order comes from a conductor that has lost its claim. */
   open({ tenantId, id }: SessionKey, { runId, attempt = 1, replay = [] }: Attempt): Ledger | undefined {
     const key = tenantKey(tenantId, id)
     const former = this.#ledgers.get(key)
@@ -214,7 +214,7 @@ export class Ledger {
       known.id = id
       const result = await known.result
       if (result) return result
-      // The earlier call was stopped without a result, so this one is executed.
+      // The former call was stopped without a result, so this one is executed.
       this.#entries.splice(this.#entries.indexOf(known), 1)
     }
     const executing = execute()

@@ -156,7 +156,7 @@ export class Delegations {
     if (this.#over.signal.aborted) return
     await link
       .answerDelegation(tenantId, sessionId, delegation.id, answer)
-      // If the runner is gone, this run ends too, or is retried and delegates again.
+      // If the runner is gone, this run ends too, or is tried again and delegates again.
       .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
   }
   #answerOf(waiting: WaitingCall): Promise<DelegationAnswer> {

@@ -58,7 +58,7 @@ export class Funds {
     this.#asked = 0
     return this.#spent / microcentsPerCent
   }
-  /** Called when the run may have spent more. Resolves once more is held, if that is needed. */
+  /** Called when the run may have spent more. Resolves once more is held, where that is needed. */
   look(): Promise<void> | undefined {
     const { billing } = this.#deps
     const { unpriced, modelCalls, toolCalls } = this.#run.usage
@@ -71,7 +71,7 @@ export class Funds {
     return this.#extend(spent)
   }
 
-  /** Called when the run is over, before it is charged. A model call that was cut off is paid for as well, however the run was stopped. */
+  /** Called when the run is over, before it is charged: a call that was cut off is paid for as well, however the run was stopped. */
   over(ending: Ending, { session, task }: Pick<RunOrder, 'session' | 'task'>, usage: RunUsage): void {
     if (ending.status === 'ok') return
     usage.cutOff(session.profile, task.prompt, ending.status === 'cancelled' || stops.includes(ending.code))

@@ -57,7 +57,7 @@ export class RunLinks {
     })
   }
 
-  /** The attachments with their full contents, for a runner that cannot read links. Rejects with `attachment_gone`. */
+  /** The same attachments with their contents, for a runner that cannot read links. Rejects with `attachment_gone`. */
   async inline({ tenantId, runId }: RunKey, attachments: readonly Attachment[]): Promise<Attachment[]> {
     const whole: Attachment[] = []
     for (const { link, ...rest } of attachments) {

@@ -20,7 +20,7 @@ export interface Cursor {
   wake(): void
 }
 
-/** What a log holds for a cursor: events, nothing yet, nothing ever again, or events that only the store has. */
+/** What a log has for a cursor: events, nothing yet, nothing ever again, or events that only the store has. */
 export type Found = LogChunk | 'later' | 'over' | 'stored'
 
 /**
@@ -126,7 +126,7 @@ export class RunLog {
 
 export const unknownRun = () => runErrors.notFound({ message: 'No such run.' })
 
-/** How often the log of another process's run is polled, and how often when that process also wakes its readers. */
+/** How often the log of another process's run is looked at, and how often when that process wakes its readers. */
 const pollMs = 250
 const wokenPollMs = 2_000
 

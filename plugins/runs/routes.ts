@@ -223,7 +223,7 @@ export async function startOnce(
   }
 }
 
-/** The log as bytes. An iterator written by hand, because a generator costs each chunk three turns of the microtask queue. */
+/** The log as bytes. Written by hand, because a generator costs each chunk three turns of the microtask queue. */
 function linesOfChunks(chunks: AsyncIterable<LogChunk>): AsyncIterable<Buffer> {
   return {
     [Symbol.asyncIterator]() {

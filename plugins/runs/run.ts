@@ -253,7 +253,7 @@ export class Run {
   async #readOn(handedOver: boolean): Promise<Ending> {
     if (this.#stream.waits) this.#children().look(this.#stream.waits)
     const ending = await this.#consume(this.#stream.attach(this.log.lastSeq), this.log.lastSeq + 1)
-    // No runner has the run: it was never started, or it was lost with its runner.
+    // No runner has the run: it was never started, or was lost with its runner.
     if (this.#state !== 'dispatching') return ending
     if (handedOver && this.log.lastSeq <= 1) return this.#execute({ ...this.#first(), firstSeq: this.log.lastSeq + 1 })
     return endingOf('interrupted')

@@ -74,7 +74,7 @@ export class RunnerStream {
   runner: RunnerLink | undefined
   /** True while the conversation is being brought to a runner. */
   restoring = false
-  /** The caller was told that the run is accepted, so it cannot be taken back any more. */
+  /** The caller was told that the run is accepted: it cannot be taken back any more. */
   announced: boolean
 
   constructor(
@@ -148,7 +148,7 @@ export class RunnerStream {
         }
         if (this.runner === link) return
       } catch (error) {
-        // Another runner may have the run if this one cannot be reached or never had it.
+        // Another runner may have the run when this one cannot be reached or never had it.
         if (this.runner === link || this.#signal.aborted || !isAppError(error)) throw error
       }
     }

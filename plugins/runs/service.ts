@@ -183,7 +183,7 @@ export class RunService implements Executor {
     const { claim, session } = order
     const { tenantId, sessionId, runId } = claim
     const key = tenantKey(tenantId, runId)
-    // A conversation that is restored from the log needs no saved state.
+    // A conversation that is restored from its log needs no saved state.
     const saver = restoredFromLog(session.profile.runtime) ? undefined : this.#saver
     const waiting = saver?.busy(tenantId, sessionId)
     // Whoever starts a run already has a slot for it.
@@ -197,7 +197,7 @@ export class RunService implements Executor {
     this.#deps.kv.publish([`${sessionChannels}${tenantId}:${sessionId}`], '')
     this.#wheel ??= setInterval(() => this.#turn(), deadlineTickMs).unref()
     void run.done.then((how) => {
-      // This process may have taken the run again, under another claim.
+      // This process may have taken the run back, under another claim.
       if (this.#active.get(key) === run) this.#active.delete(key)
       this.limits.give(tenantId)
       this.limits.giveAttachments(tenantId, attachments)

@@ -61,7 +61,7 @@ export class StateSaver {
     this.#waiting.delete(key)
     return link
   }
-  /** Saves at once the conversations that only this runner has, because the runner is about to stop. Never rejects. */
+  /** Saves at once the conversations that only this runner has, because it is about to stop. Never rejects. */
   async evacuate(link: RunnerLink): Promise<void> {
     const unsaved = await link.unsaved().catch((err: unknown) => {
       this.#log.warn({ err, runner: link.hash }, 'a stopping runner did not report its unsaved sessions')

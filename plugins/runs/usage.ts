@@ -110,7 +110,7 @@ export class RunUsage {
   isPastSandbox(seq: number): boolean {
     return this.#sandboxIsKnown || seq > this.#acceptedAt + 1
   }
-  /** Reads the next line of the run. False: a line of this type must be a JSON object, and it is not. */
+  /** Reads the next line of the run. False: a line of this type must be a JSON object, and is not. */
   read(type: EventType | undefined, line: Buffer, seq: number): boolean {
     if (!this.#sandboxIsKnown) this.#readSandbox(type, line, seq)
     if (type === 'tool_call') this.toolCalls++

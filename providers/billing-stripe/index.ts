@@ -165,7 +165,7 @@ function eventOf(event: Stripe.Event): BillingEvent | undefined {
 type DisputeEvent = Extract<Stripe.Event, { data: { object: Stripe.Dispute } }>
 const isDispute = (event: Stripe.Event): event is DisputeEvent => event.type.startsWith('charge.dispute.')
 
-/** The event of a dispute about this charge. An inquiry has not moved money yet. */
+/** The event of a dispute of this charge. An inquiry has not moved money yet. */
 function disputeOf({ type, data }: DisputeEvent, { metadata, amount: of }: Stripe.Charge): BillingEvent | undefined {
   const { id, amount: cents, status } = data.object
   const ids = idsOf(metadata)

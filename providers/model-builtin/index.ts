@@ -13,7 +13,7 @@ const builtinErrors = errorTable('model-builtin', {
   unknownModel: { status: 400, message: `The provider 'builtin' has only the model demo.` },
 })
 
-/** `builtin/demo` answers by rules, so that a fresh installation works without any key. Its answers say that they come from rules. */
+/** `builtin/demo`: answers by rules, so that a fresh installation works without any key. Its answers say that they come from rules. */
 export default defineModelProvider({
   name: 'builtin',
   errors: builtinErrors,

@@ -87,7 +87,7 @@ const asksDocs =
 
 const has = (tools: Tools, name: string): boolean => tools.some((tool) => tool.name === name)
 
-/** The tool's own schema names the argument, so a tool may rename it without breaking the demo. */
+/** The tool's own schema names its argument, so a tool may rename it without breaking the demo. */
 function argument(tools: Tools, name: string, value: string): Record<string, string> {
   const tool = tools.find((candidate) => candidate.name === name)
   const schema = tool?.type === 'function' ? tool.inputSchema : undefined
@@ -153,7 +153,7 @@ const nameOf = ({ filename, mediaType, data }: LanguageModelV4FilePart): string 
   return `${filename ?? 'a file'} (${mediaType}, ${bytes} bytes)`
 }
 
-/** Only this many characters of a message are matched, because some of the patterns are not linear. */
+/** Only so many characters of a message are matched, because some of the patterns are not linear. */
 const maxLooked = 2_000
 
 const userTexts = (prompt: LanguageModelV4Prompt): string[] =>

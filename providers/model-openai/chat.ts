@@ -121,7 +121,7 @@ interface Call {
   readonly post: ModelPost
 }
 
-/** Resolves to an answer that is a stream. Rejects with an APICallError, or with the AbortError of the signal. */
+/** Resolves with an answer that is a stream. Rejects with an APICallError, or with the AbortError of the signal. */
 async function send(
   { url, headers, post }: Call,
   body: readonly string[],
@@ -186,7 +186,7 @@ const passing: ReadonlySet<unknown> = new Set([
   'UND_ERR_BODY_TIMEOUT',
 ])
 
-/** `status` is given when the answer had already begun. */
+/** `status` is given when the answer had begun. */
 function broken(cause: unknown, url: string, message: string, status?: number): unknown {
   if (cause instanceof Error && cause.name === 'AbortError') return cause
   const { code, cause: inner } = (cause ?? {}) as { code?: unknown; cause?: { code?: unknown } }

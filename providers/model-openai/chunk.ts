@@ -5,7 +5,7 @@ import { type Static, Type } from '@sinclair/typebox'
 const maybe = <T extends Parameters<typeof Type.Optional>[0]>(schema: T) =>
   Type.Optional(Type.Union([schema, Type.Null()]))
 
-/** A piece of a tool call in a chunk. Servers leave out fields that they do not know yet, and some leave out the index. */
+/** A piece of a tool call in a chunk. Servers leave out fields that they do not know yet; some leave out the index. */
 const ToolCallDelta = Type.Object({
   index: maybe(Type.Number()),
   id: maybe(Type.String()),
@@ -26,7 +26,7 @@ export const ChatChunk = Type.Object({
     Type.Object({
       delta: maybe(
         Type.Object({
-          // A text or a list of parts: some servers send their thoughts as parts between texts.
+          // A text, or a list of parts: some servers send their thoughts as parts between texts.
           content: maybe(Type.Union([Type.String(), Type.Array(Type.Object({ type: Type.String() }))])),
           // Some servers send a value other than text here when nothing was refused.
           refusal: Type.Optional(Type.Unknown()),

@@ -55,7 +55,7 @@ function isSigned({ headers, body }: SandboxDelivery, secret: string): boolean {
   return timingSafeEqual(digest(given), digest(expected))
 }
 
-/** Undefined: the delivery is readable, but not about a sandbox of E2B. Specification 4.9: such a delivery is ignored. */
+/** Undefined: readable, but not about a sandbox of E2B. Specification 4.9: such a delivery is ignored. */
 function parse(body: Buffer): Static<typeof Delivery> | undefined {
   try {
     const value: unknown = JSON.parse(body.toString('utf8'))

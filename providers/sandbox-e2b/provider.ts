@@ -86,7 +86,7 @@ export class E2bProvider implements SandboxProvider {
       throw error
     }
     const sandbox = this.#awake.get(sandboxId)
-    // The agent inside does not answer, although the machine runs.
+    // The agent inside does not answer, but the machine runs.
     if (!sandbox || (await workers.isRunning(sandbox, signal).catch(() => true))) return 'running'
     // The sandbox may have been paused or restarted in the meantime.
     if (this.#awake.get(sandboxId) !== sandbox) return this.status(sandboxId, signal)
@@ -266,10 +266,7 @@ function hostOf(runnerUrl: string): string {
 const hasLimits = ({ resources: { memoryMb, cpus, diskMb } }: LaunchOrder): boolean =>
   memoryMb !== undefined || cpus !== undefined || diskMb !== undefined
 
-/**
- * A template fixes the resources of its sandboxes. A template with more resources than the profile allows is refused, because they cannot be
- * reduced.
- */
+/** A template fixes the resources of its sandboxes. A template with more than the profile allows is refused, because it cannot be reduced. */
 function checkLimits({ resources }: LaunchOrder, { cpuCount, memoryMB, diskSizeMB }: SandboxDetail): void {
   const over = (what: string, has: number, most: number | undefined): void => {
     if (most === undefined || has <= most) return

@@ -185,7 +185,7 @@ function resourcesOf({ memoryMb, cpus, diskMb, pids }: SandboxResources): object
   return { requests: amounts, limits: amounts }
 }
 
-/** The worker's environment, including its token. The secret is deleted with the sandbox, and a pod reads it at each start. */
+/** The worker's environment, including its token. It is deleted with the sandbox, and a pod reads it at each start. */
 export function secretManifest({ name, env, runnerUrl }: LaunchOrder, { metadata }: SandboxObject): object {
   const variables = {
     [workerVariables.workspace]: workspace,

@@ -141,7 +141,7 @@ type Counts = Map<string, number> | 'denied' | 'slow'
 async function count(folders: readonly string[]): Promise<Counts> {
   const blocks = await du(['-skx'], folders)
   if (typeof blocks === 'string') return blocks
-  // Only GNU's `du` can count files.
+  // Only GNU's can count files.
   const files = await du(['-sx', '--inodes'], folders)
   const filesIn = (folder: string): number => (typeof files === 'object' ? (files.get(folder) ?? 0) : 0)
   return new Map([...blocks].map(([folder, kib]) => [folder, Math.max(kib * 1024, filesIn(folder) * leastBytes)]))

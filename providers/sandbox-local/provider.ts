@@ -19,7 +19,7 @@ export interface LocalSandbox {
 export type StartSandbox = (order: LaunchOrder, places: SessionPlaces, signal: AbortSignal) => Promise<LocalSandbox>
 
 export interface SessionPlaces {
-  /** The same key for every sandbox of a session that this process starts. */
+  /** The same for every sandbox of a session that this process starts. */
   readonly key: string
   folders(uid?: number): Promise<Folders>
 }
@@ -55,7 +55,7 @@ export function createProvider(home: Home, start: StartSandbox): SandboxProvider
     if (!entry) return
     await inTurn(entry.key, async () => {
       await entry.sandbox.end()
-      // A newer sandbox of the session owns the files now.
+      // A newer sandbox of the session has the files now.
       if (entries.get(sandboxId) !== entry) return
       entries.delete(sandboxId)
       await home.remove(entry.key)

@@ -34,10 +34,10 @@ export class S3Backend implements ObjectBackend {
   readonly #temporary: string
   /** Becomes false once the server has answered that it does not support conditional writes. */
   #knowsConditions = true
-  /** If the server does not support conditions, they hold only among the requests of this process. */
+  /** If the server does not support conditions, they hold among the requests of this process. */
   readonly #turns = new Turns()
 
-  /** `temporary` is a folder in which uploads wait until they are complete, because only then their length and SHA-256 can be signed. */
+  /** `temporary` is a folder in which uploads wait until they are whole: only then their length and SHA-256 can be signed. */
   constructor(client: S3Client, rootOf: (tenantId: string) => string, temporary: string) {
     this.#client = client
     this.#rootOf = rootOf

@@ -14,7 +14,7 @@ export interface S3Settings {
   readonly sessionToken?: string | undefined
   /** Milliseconds for each of: connecting, the headers of an answer, and the next part of its body. */
   readonly timeoutMs: number
-  /** `network` by default: the operator's own servers, also over plain http. */
+  /** `network` by default: addresses of the operator's own servers, also over plain http. */
   readonly reach?: 'public' | 'network'
 }
 

@@ -11,7 +11,7 @@ export interface PendingCall {
   readonly part: ToolCall
   /** The tool that is executed. For `call_tool` it is the tool that the call names. */
   readonly name: string
-  /** The arguments for the `tool_call` event: the model's own text when they are no JSON object. */
+  /** The arguments in the `tool_call` event: the model's own text when they are no JSON object. */
   readonly shown: unknown
   readonly input: Readonly<Record<string, unknown>> | undefined
 }
@@ -83,7 +83,7 @@ interface Replayed {
   readonly open: readonly PendingCall[]
 }
 
-/** Fills the turn from the run's log. A step is text, then calls, then their results. */
+/** Fills the turn from its log. A step is text, then calls, then their results. */
 export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
   let steps = 0
   let asked: PendingCall[] = []

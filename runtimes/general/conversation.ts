@@ -56,8 +56,8 @@ const defaults: HistoryLimits = {
 type Author = TurnOrigin & { readonly tenantId?: string }
 
 /**
- * The conversations of this process. They are bounded: the oldest turns of a session are dropped first, then the least recently used sessions of
- * the tenant that holds the most. A dropped session is restored for its next run.
+ * The conversations of this process. Bounded: the oldest turns of a session are dropped first, then the least recently used sessions
+ * of the tenant that holds the most. A dropped session is restored for its next run.
  */
 export interface History {
   has(sessionId: string): boolean
@@ -218,7 +218,7 @@ const harder = 0.5
 
 export interface Fitted {
   readonly messages: readonly Message[]
-  /** The event for readers, set when something is left out for the first time. */
+  /** The event for readers, when something is left out for the first time. */
   readonly event?: RuntimeEvent
 }
 

@@ -103,7 +103,7 @@ function reason(data: unknown): string {
   return word === undefined ? '' : ` (${String(word)})`
 }
 
-/** The terminal event of a failed run. An unknown kind of error is a bug, and is rethrown to the host. */
+/** The terminal event of a failed run. An unknown kind of failure is a bug, and is thrown to the host. */
 export function errorEvent(
   error: unknown,
   log: (details: Readonly<Record<string, unknown>>) => void,

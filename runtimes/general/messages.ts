@@ -23,7 +23,7 @@ interface LinkedPart extends Pick<FilePart, 'type' | 'mediaType' | 'filename'> {
   readonly data: { readonly type: 'link'; readonly link: ObjectLink }
 }
 
-/** The messages that this runtime makes and keeps: a subset of the provider specification, so that bundles can be validated. */
+/** The messages this runtime makes and keeps: a subset of the provider specification, so that bundles can be checked. */
 export type Message =
   | { readonly role: 'user'; readonly content: (TextPart | FilePart | LinkedPart)[] }
   | { readonly role: 'assistant'; readonly content: (TextPart | ReasoningPart | ToolCall)[] }
@@ -48,7 +48,7 @@ const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | F
 const isLinked = (part: { readonly type: string; readonly data?: unknown }): part is LinkedPart =>
   part.type === 'file' && (part as FilePart | LinkedPart).data.type === 'link'
 
-/** True when some contents of the messages must still be read. */
+/** True when some content of the messages must still be read. */
 export const haveLinks = (messages: readonly Message[]): boolean =>
   messages.some(({ role, content }) => role === 'user' && content.some(isLinked))
 
@@ -199,7 +199,7 @@ export class OpenTurn {
     this.#refused = undefined
   }
 
-  /** The messages of the whole run, once the run is over. Undefined when the model wrote nothing. */
+  /** The messages of the whole run, once it is over. Undefined when the model wrote nothing. */
   end(): readonly Message[] | undefined {
     this.dropRefused()
     this.endStep([])
@@ -208,8 +208,8 @@ export class OpenTurn {
 }
 
 /**
- * Makes a turn acceptable to every model server: each tool call gets exactly one result (an error when none was kept), and results without a call
- * are dropped. Specification 4.23.5.
+ * Makes a turn acceptable to every model server: each tool call is followed by exactly one result (an error when none
+ * was kept), and results without a call are dropped. Specification 4.23.5.
  */
 export function repaired(messages: readonly Message[]): Message[] {
   const out: Message[] = []
@@ -234,7 +234,7 @@ export function repaired(messages: readonly Message[]): Message[] {
   return out
 }
 
-/** Removes reasoning. Unsigned reasoning is useless for later model calls; signed reasoning is useful only for the model that wrote it. */
+/** Leaves out reasoning. Unsigned reasoning is useless for later model calls; signed reasoning is useful only for the model that wrote it. */
 export function withoutReasoning(messages: readonly Message[], keep: 'signed' | 'none'): readonly Message[] {
   const goes = (part: { type: string; providerOptions?: unknown }): boolean =>
     part.type === 'reasoning' && (keep === 'none' || part.providerOptions === undefined)

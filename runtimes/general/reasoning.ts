@@ -47,7 +47,7 @@ export function createReasoning(turn: Pick<OpenTurn, 'addReasoning'>, shows: boo
       const thought = partOf(part.id)
       if (part.providerMetadata) thought.providerOptions = merged(thought.providerOptions, part.providerMetadata)
       if (part.type === 'reasoning-end') {
-        // The next step numbers its parts from the start again.
+        // The next step counts its parts from the start again.
         open.delete(part.id)
         return flush()
       }

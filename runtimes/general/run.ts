@@ -226,14 +226,14 @@ class Run {
     this.#pending.push(gap === '' ? deltas : deltas.with(0, gap + deltas[0]!))
   }
 
-  /** Ends a step. The run then ends, executes the calls, or asks the model again. */
+  /** Ends a step. The run then ends, executes the calls, or asks the model once more. */
   #endStep(): void {
     const finish = this.#finish
     if (finish === undefined || finish.finishReason.unified === 'error') {
       throw new ModelFailure('The model server ended its answer early.', { retryable: true })
     }
     const { model, limits } = this.#envelope.profile
-    // Reported at once, so that the usage of finished model calls is known if the run dies later.
+    // Reported at once, so that the usage of finished model calls is known when the run dies later.
     this.#pending.push({ type: 'usage', ...usageOf(finish.usage), model })
     if (this.#calls.length === 0) {
       if (this.#form) this.#state = 'judging'
@@ -267,7 +267,7 @@ class Run {
     this.#pending.push({ type: 'progress', stage: 'output_invalid', supersedes: 1, message })
   }
 
-  /** Shows the calls of the step, executes them and returns their results to the model. */
+  /** Shows the calls of the step, executes them and gives their results to the model. */
   async *#callTools(): Events {
     this.#turn.endStep(this.#calls.map(({ part }) => part))
     for (const { part, name, shown } of this.#calls) {
@@ -300,12 +300,12 @@ class Run {
 
   #fail(error: unknown): void {
     const { runId } = this.#envelope
-    // The host writes the last event of an aborted run, because the host knows the reason.
+    // The host writes the last event of an aborted run, because it knows the reason.
     if (this.#signal.aborted) return
     this.#pending.push(errorEvent(error, (details) => this.#deps.log.warn({ runId, ...details }, 'run failed')))
   }
 
-  /** Keeps the messages of this run for the next run of the session. */
+  /** Keeps the messages of this run for the next one of the session. */
   #keep(): void {
     const { tenantId, sessionId, runId, profile } = this.#envelope
     const messages = this.#turn.end()

@@ -34,7 +34,7 @@ interface Session {
   readonly id: string
   /** How many bytes of the conversation's file belong to finished turns. */
   readonly bytes: number
-  /** The last run, and the size of the file before that run. The vendor only appends. */
+  /** The last run, and the size of the file before it. The vendor only appends. */
   readonly last?: { readonly runId: string; readonly bytes: number }
 }
 

@@ -36,7 +36,7 @@ export const answerCut = () =>
 export const processSilent = () =>
   runtimeAErrors.runtimeError({ message: "The runtime's process did not start in time.", retryable: true })
 
-/** The error of a failed result, without the vendor's text: that text quotes the model server, which may quote keys. */
+/** The error of a failed result, without the vendor's own text: it quotes the model server, which may quote keys. */
 export function failureOf({ subtype, api_error_status: status, api_error: kind }: Result, maxSteps: number): Error {
   if (subtype === 'error_max_turns') {
     return runtimeAErrors.maxSteps({

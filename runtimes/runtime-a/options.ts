@@ -21,7 +21,7 @@ const defaultMaxSteps = 16
 export const maxStepsOf = ({ profile }: Pick<RunEnvelope, 'profile'>): number =>
   profile.limits.maxSteps ?? defaultMaxSteps
 
-/** Options that confine the vendor's agent to this run: no tools of its own, no files of this machine, and no person to ask. */
+/** Options that confine the vendor's agent to this run: it has no tools of its own, no files of this machine, and no person to ask. */
 const confined = {
   tools: [],
   settingSources: [],
@@ -52,7 +52,7 @@ export function optionsOf(envelope: RunEnvelope, place: Place): Options {
 
 /** The search path for programs. The vendor's own program is started by its full path. */
 const path = '/usr/local/bin:/usr/bin:/bin'
-/** How often a failing model call is retried, as in the other runtimes, and how long its server may take. */
+/** How often a failing model call is repeated, as in the other runtimes, and how long its server may take. */
 const maxRetries = 2
 const firstByteMs = 300_000
 const mcpConnectMs = 5_000

@@ -38,7 +38,7 @@ export async function* runTurn(
     if (!signal.aborted)
       deps.log.warn({ runId, sessionId, code: terminal.code, reason: terminal.message }, 'run failed')
   }
-  // The host writes the last event of an aborted run, because the host knows the reason.
+  // The host writes the last event of an aborted run, because it knows the reason.
   if (terminal && !signal.aborted) yield terminal
 }
 
@@ -72,7 +72,7 @@ const startMs = 60_000
 /** Milliseconds that a process may continue after its last message. It saves the conversation, which takes some 100 ms. */
 const lingerMs = 2_000
 
-/** Has the vendor answer one prompt. The process is gone when the generator ends, however it ends. */
+/** Has the vendor answer one prompt. The process is gone when it ends, however it ends. */
 export async function* converse(
   ask: (prompt: AsyncIterable<UserMessage>) => Query,
   content: readonly PromptBlock[],

@@ -1,13 +1,13 @@
 import type { Readable, Writable } from 'node:stream'
 
-// The types of @anthropic-ai/claude-agent-sdk 0.3 that this adapter uses. The package is not a dependency, so its own types are not available.
+// The types of @anthropic-ai/claude-agent-sdk 0.3 that this adapter uses. The package is no dependency, so its own are not available.
 
 export interface VendorSdk {
   query(args: { readonly prompt: AsyncIterable<UserMessage>; readonly options: Options }): Query
 }
 
 export interface Query extends AsyncIterable<Message> {
-  /** Ends the turn and has its messages so far saved. Rejects when the process is gone. */
+  /** Ends the turn and has its messages so far written down. Rejects when the process is gone. */
   interrupt(): Promise<unknown>
 }
 

@@ -85,7 +85,7 @@ export function toolServers(
   }
 }
 
-/** The vendor's program reads tool definitions itself, so a changed definition could not be withheld from its model. */
+/** The vendor's program reads definitions itself, so a changed one could not be withheld from its model. */
 const holdsBack = ({ tools = [] }: McpServer): boolean => tools.some(({ digest }) => digest !== undefined)
 const cannotHoldBack = 'This runtime cannot withhold tools that need a review; use the runtime general.'
 const unusable = (name: string): string =>

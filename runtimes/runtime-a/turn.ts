@@ -52,7 +52,7 @@ export class Turn {
     return this.#result
   }
 
-  /** Processes one message. Throws an AppError when the run has failed. */
+  /** Takes one message. Throws an AppError when the run has failed. */
   async *take(message: Message): AsyncGenerator<RuntimeEvent> {
     // Messages of a subagent have a parent. Without host tools there are no subagents.
     if ('parent_tool_use_id' in message && message.parent_tool_use_id !== null) return

@@ -34,7 +34,7 @@ export function codexProgram(from = new URL('vendor/package.json', import.meta.u
   }
 }
 
-/** Finds the program itself. The package's entry point is a Node script around it, which would cost a second process of 40 MB per run. */
+/** Finds the program itself. The package's entry point is a Node script around it, which would be a second process of 40 MB for each run. */
 function find(from: URL): string {
   // Resolving from here also finds a package that was installed next to agent-orc.
   const manifest = resolve(from, `${name}/package.json`)

@@ -46,7 +46,7 @@ const words: Readonly<Record<string, { readonly message: string; readonly retrya
   cyberPolicy: { message: 'The model server refused the request by its policy.', retryable: false },
 }
 
-/** The error of a failed turn, with a sentence of ours, because the vendor's may quote keys, prompts and addresses. */
+/** The error of a failed turn, with a sentence of ours: the vendor's may quote keys, prompts and addresses. */
 export function turnFailure({ message, codexErrorInfo: info }: TurnError): AppError {
   const word = typeof info === 'string' ? info : Object.keys(info ?? {})[0]
   const known = word === undefined ? undefined : words[word]
@@ -74,7 +74,7 @@ export function turnFailure({ message, codexErrorInfo: info }: TurnError): AppEr
   return runtimeBErrors.modelError({ message: `The model server refused the request${reason(message)}.` })
 }
 
-/** The code in an error body, e.g. ` (invalid_request_error)`. A plain word says what to fix and cannot carry a key. */
+/** The code in an error body, e.g. ` (invalid_request_error)`: a plain word says what to fix and cannot carry a key. */
 function reason(body: string): string {
   try {
     const { error } = JSON.parse(body) as { error?: { code?: unknown; type?: unknown } }

@@ -24,7 +24,7 @@ const conversations = 'sessions'
 
 interface Entry {
   readonly folder: string
-  /** The file of the conversation, inside the folder of conversations. */
+  /** The file of the conversation, in the folder of conversations. */
   rollout?: string | undefined
   size: number
   busy: boolean
@@ -32,10 +32,10 @@ interface Entry {
   run?: { readonly id: string; readonly before: number }
 }
 
-/** The conversations of this process, as files. Bounded: the least recently used ones are removed first, and conductors have copies. */
+/** The conversations of this process, as files. Bounded: the least recently used ones go first, and conductors have copies. */
 export class Homes {
   readonly #limits: HomeLimits
-  /** Created for the first session, because many roles have this runtime and never use it. */
+  /** Made for the first session, because many roles have this runtime and never use it. */
   #root: Promise<string> | undefined
   /** A Map keeps insertion order: re-inserting on use puts the least recently used session first. */
   readonly #entries = new Map<string, Entry>()
@@ -147,7 +147,7 @@ export class Homes {
   async #evict(): Promise<void> {
     const { sessions, totalBytes } = this.#limits
     for (const [sessionId, entry] of this.#entries) {
-      // The newest conversation always stays, because no conductor has had time to fetch it.
+      // The newest always stays, because no conductor has had the time to fetch it.
       if (this.#entries.size <= 1 || (this.#entries.size <= sessions && this.#totalBytes <= totalBytes)) break
       if (!entry.busy) await this.forget(sessionId)
     }

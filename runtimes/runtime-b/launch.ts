@@ -9,7 +9,7 @@ import { runtimeBErrors } from './errors.ts'
 /** The only provider whose API Codex supports. */
 const provider = 'openai'
 const officialUrl = 'https://api.openai.com/v1'
-/** Retries of a model call before its first byte: three attempts in all, as in `general`. */
+/** Attempts of a model call before its first byte: three in all, as in `general`. */
 const requestRetries = 2
 /** Seconds that an MCP server may take to connect. Without the session's own server the run ends; without another server it continues. */
 export const mcpStartSeconds = 5
@@ -25,7 +25,7 @@ export interface RunLaunch extends Omit<Launch, 'command'> {
   readonly config: Readonly<Record<string, unknown>>
   /** The name of the session's own MCP server. */
   readonly sessionServer: string
-  /** The names of the external MCP servers that Codex connects to, and of those that are left out. */
+  /** Names of the external MCP servers that Codex connects to, and of those that are left out. */
   readonly external: readonly string[]
   readonly unavailable: readonly UnavailableMcpServer[]
   /** The file that describes the model to Codex. */

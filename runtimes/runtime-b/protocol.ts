@@ -54,7 +54,7 @@ export interface McpServerReported {
 
 export interface TurnError {
   readonly message: string
-  /** The kind of error as a word, or as a word with details. */
+  /** The kind of error as a word, or as a word with its details. */
   readonly codexErrorInfo: string | Readonly<Record<string, { readonly httpStatusCode?: number | null }>> | null
 }
 export interface TurnCompleted {

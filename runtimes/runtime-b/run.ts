@@ -81,7 +81,7 @@ export async function* runTurn(
     const output = form ? { output: await form.read(turn.lastMessage) } : {}
     terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...output }
   } catch (error) {
-    // The host writes the last event of an aborted run, because the host knows the reason.
+    // The host writes the last event of an aborted run, because it knows the reason.
     if (!signal.aborted) terminal = errorEvent(error, runId, server, deps)
   } finally {
     signal.removeEventListener('abort', onAbort)
@@ -92,7 +92,7 @@ export async function* runTurn(
   if (terminal) yield terminal
 }
 
-/** The terminal event of a failed run. An unknown kind of error is a bug, and is rethrown to the host. */
+/** The terminal event of a failed run. An unknown kind of failure is a bug, and is thrown to the host. */
 function errorEvent(
   error: unknown,
   runId: string,

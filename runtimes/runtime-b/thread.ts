@@ -68,7 +68,7 @@ export async function* eventsOf(turn: Turn, listen: Listen): AsyncGenerator<Runt
   while (!turn.completed) yield* turn.take(await listen(() => turn.waitsForTool))
 }
 
-/** Resolves to the next notification of the process. Throws when the process ends, or is silent for too long. */
+/** Resolves to the next notification of the process. Throws when it ends, or is silent for too long. */
 type Listen = (waitsForTool?: () => boolean) => Promise<Notification>
 
 export function createListener(server: AppServer, { silenceMs, answerMs }: Patience): Listen {
@@ -100,7 +100,7 @@ export function createListener(server: AppServer, { silenceMs, answerMs }: Patie
 
 /** How long each step may take, in milliseconds. */
 export interface Patience {
-  /** For the program's first answer: 0.1 s, and more when 300 MB come from a cold disk. */
+  /** The program's first answer: 0.1 s, and more when 300 MB come from a cold disk. */
   readonly startMs: number
   /** For answers that the process gives without the model. */
   readonly answerMs: number

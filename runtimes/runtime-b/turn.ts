@@ -67,7 +67,7 @@ export class Turn {
     this.#id = turnId
   }
 
-  /** Accepts any notification, from the opening of the conversation on. */
+  /** Takes any notification, from the opening of the conversation on. */
   take({ method, params }: Notification): Iterable<RuntimeEvent> {
     if (method === 'turn/completed') {
       const { turn } = params as TurnCompleted

@@ -30,7 +30,7 @@ export interface LinesReply {
   readonly status: 200 | 202
   readonly lines: TSchema
   readonly description: string
-  /** Sent instead of lines, unless the caller's `Accept` asks for lines. */
+  /** Sent instead unless the caller's `Accept` asks for lines. */
   readonly json?: TSchema
 }
 
@@ -51,7 +51,7 @@ export interface Route {
   readonly body?: TSchema
   /** The body is bytes of one of these types instead of JSON. */
   readonly bytes?: Forms
-  /** The body is bytes of any type and length, which the handler reads as they arrive. Never over a link. */
+  /** The body is bytes of any type and length, which the handler reads as they come. Never over a link. */
   readonly streams?: true
   /** In bytes; 1 MiB by default. */
   readonly bodyLimit?: number

@@ -14,7 +14,7 @@ export const tenantHeader = 'x-tenant-id'
 
 /** The runner's state-bundle size cap. Specification 7. */
 export const maxStateBytes = 64 * 1024 * 1024
-/** Base64 of the largest bundle, plus room for the rest of the body. */
+/** Base64 of the largest bundle, and room for the rest of the body. */
 export const maxHydrateBytes = Math.ceil(maxStateBytes / 3) * 4 + 1024 * 1024
 /** A page is about 1 MiB, but has at least one profile, which can be up to twice as large as its conductor's largest body. */
 export const maxPageBytes = 8 * 1024 * 1024

@@ -8,7 +8,7 @@ import * as vfs from '../vfs.ts'
 import { vfsErrors } from '../vfs.ts'
 import type { Wire } from './route.ts'
 
-// The requests of runners and conductors to a VirtualFS server. Specification 4.18, 5.3: each request is signed with the key family `vfs`.
+// The requests of runners and conductors to a VirtualFS server. Specification 4.18, 5.3: each is signed with the key family `vfs`.
 
 const of = (group: string) => ({ access: vfsService, tags: [group] as readonly string[] })
 const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status: 200, json } }) as const

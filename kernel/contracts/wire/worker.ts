@@ -43,8 +43,8 @@ export const WorkerCommand = Type.Union([
 export type WorkerCommand = Static<typeof WorkerCommand>
 
 /**
- * 200 of `GET /runner/worker/{sessionId}/poll?after&tools&wait`. 204: nothing within `wait` milliseconds. 409: a newer poll of this worker took its
- * place. A `bind` is the last command of its answer.
+ * 200 of `GET /runner/worker/{sessionId}/poll?after&tools&wait`; 204: nothing within `wait` milliseconds; 409: a newer poll of this
+ * worker took its place. A `bind` is the last of its answer.
  */
 export const PollAnswer = Type.Object({
   commands: Type.Array(WorkerCommand),
@@ -71,7 +71,7 @@ export const workerPaths = (sessionId: string) => {
      */
     state: `${base}/state`,
     tool: (callId: string) => `${base}/tools/${encodeURIComponent(callId)}`,
-    /** Acts as the API root of a model provider (the `…/v1` of `openai` and `anthropic`). The keys stay in the runner. */
+    /** Acts as the API root of a model provider (the `…/v1` of `openai` and `anthropic`); keys stay in the runner. */
     models: (provider: string) => `${base}/models/${encodeURIComponent(provider)}`,
     /** Acts as the endpoint of an external MCP server of the profile. */
     mcpServer: (name: string) => `${base}/mcp-servers/${encodeURIComponent(name)}`,

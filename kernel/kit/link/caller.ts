@@ -70,7 +70,7 @@ export class LinkCaller implements Frames {
   takes(bodyBytes: number): boolean {
     return this.open && !this.#connection.full && this.#streams.size < maxStreams && bodyBytes <= maxOpenBytes
   }
-  /** True while the link is open and its peer accepts new exchanges. A link that its peer is leaving closes after its last exchange. */
+  /** True while the link is open and its peer begins new exchanges. A link that its peer is leaving closes after its last exchange. */
   get open(): boolean {
     return !this.#leaving && !this.gone
   }
@@ -125,7 +125,7 @@ export class LinkCaller implements Frames {
   frame(kind: number, id: number, payload: Buffer): void {
     if (kind === kinds.leave) return this.#leave(payload)
     const open = this.#streams.get(id)
-    // The frame was on its way when this end left.
+    // The frame was on its way while this end left.
     if (!open) {
       if (id === 0 || id > this.#last) throw new LinkError('a frame is of no exchange')
       return

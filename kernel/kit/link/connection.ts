@@ -21,7 +21,7 @@ export const kinds = {
   end: 4,
   /** One byte with the reason, one of `resets`. */
   reset: 5,
-  /** Caller: how many more bytes of `data` may be sent (4). */
+  /** Caller: how many bytes of `data` more may be sent (4). */
   credit: 6,
   ping: 7,
   pong: 8,
@@ -50,7 +50,7 @@ export const resetOf = (reason: unknown): number =>
 export const reasonOf = (reset: number | undefined): string =>
   ([leaving, ...failingStops] as const).find((reason) => resets[reason] === reset) ?? 'cancelled'
 
-/** Bytes of `data` that a caller accepts for an exchange before it has read any. */
+/** Bytes of `data` that a caller takes for an exchange before it has read any. */
 export const initialCredit = 256 * 1024
 export const maxDataBytes = 64 * 1024
 /** The most bytes of a body with its request line. Larger requests use HTTP, where they delay nothing else. */

@@ -13,7 +13,7 @@ import { LinkRoutes, newRequestId, ServedLink } from './served.ts'
 
 /** The links of one listener. */
 export interface LinkHost {
-  /** True when callers are told that they may open a link. */
+  /** True when callers are told that they may have a link. */
   readonly offered: boolean
   /** Accepts links from now on. */
   accept(admission: Admission, times?: LinkTimes): void

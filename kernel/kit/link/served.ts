@@ -112,8 +112,8 @@ export class ServedLink implements Frames {
 }
 
 /**
- * One request and its answer, on the answering side. Its lines are a stream as over HTTP: it ends properly when the server stops, and is cut when
- * its reader stays away for too long.
+ * One request and its answer, on the answering side. Its lines are a stream as over HTTP: it ends in order when the server
+ * stops, and is cut when its reader stays away for too long.
  */
 class Exchange implements OpenStream {
   readonly heartbeat = undefined

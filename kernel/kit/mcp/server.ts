@@ -279,7 +279,7 @@ const notFound = (body: unknown): Response =>
     { status: 404 },
   )
 
-/** The library passes this to the function that creates the server of a request. */
+/** The library passes this to the function that makes the server of a request. */
 const authInfoOf = (tools: ServedTools) => ({ token: '', clientId: '', scopes: [], extra: { tools } })
 
 /** Requests of one batch cannot cancel each other, because the transport would wait for ever for the answer of a cancelled request. */

@@ -85,7 +85,7 @@ async function open(
 ): Promise<McpSession> {
   // Our own endpoint and the older transport begin with `initialize`. Other servers are asked which revision they speak.
   const mode = address.own || address.transport === 'sse' ? ('legacy' as const) : ('auto' as const)
-  // A validator that does nothing: output schemas are not checked, and creating the usual one costs a millisecond per run.
+  // A validator that does nothing: output schemas are not checked, and making the usual one costs a millisecond per run.
   const client = new Client(
     { name: 'agent-orc', version: '1' },
     { jsonSchemaValidator: { getValidator: () => accept }, versionNegotiation: { mode } },

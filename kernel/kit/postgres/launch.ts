@@ -46,7 +46,7 @@ export async function hydrateSymlinks(native: string): Promise<void> {
     try {
       await symlink(basename(source), link)
     } catch (cause) {
-      // The link exists already, or another process has just created it.
+      // The link exists already, or another process has just made it.
       await lstat(link).catch(() => {
         throw new Error(`The embedded PostgreSQL needs a link that could not be made: ${link}`, { cause })
       })
@@ -54,7 +54,7 @@ export async function hydrateSymlinks(native: string): Promise<void> {
   }
 }
 
-/** The customary uid and gid of `nobody`, because PostgreSQL refuses to run as root. */
+/** The customary uid and gid of `nobody`, for PostgreSQL refuses to run as root. */
 const nobody = 65534
 
 /** How a PostgreSQL binary is run on this machine. */
@@ -124,7 +124,7 @@ export async function chooseLaunch(machine: Machine = here()): Promise<Launch> {
   return { prefix: ending, ...(machine.root ? { uid: nobody } : {}), watchdog: !signal }
 }
 
-/** Starts a binary in its own session, so that Ctrl-C in a terminal reaches only the caller, which stops PostgreSQL last. */
+/** Starts a binary in its own session, so that Ctrl-C in a terminal reaches the caller alone, which stops PostgreSQL last. */
 export function launch(how: Launch, binary: string, args: readonly string[]): ChildProcess {
   const [command, ...before] = [...how.prefix, binary]
   return spawn(command!, [...before, ...args], {

@@ -200,7 +200,7 @@ async function isServerOf(pid: number, dataDir: string): Promise<boolean> {
   return command.replaceAll('\0', ' ').includes(` -D ${dataDir} -k `)
 }
 
-/** The directory of the socket: next to the data, or a short temporary one when its path would be too long for the kernel. */
+/** The directory of the socket: beside the data, or a short temporary one when its path would be too long for the kernel. */
 async function socketDirectory(dataDir: string, how: Launch): Promise<{ path: string; temporary: boolean }> {
   const beside = `${dataDir}.socket`
   const temporary = Buffer.byteLength(join(beside, socketFile)) > longestSocketPath

@@ -143,7 +143,7 @@ export async function readStart(path: string): Promise<string | undefined> {
   }
 }
 
-/** True when the last line is a complete finish line. Reads only the end of the file, because at a start most files are finished. */
+/** True when the last line is a whole finish line. It only reads the end of the file, because at a start most files are finished. */
 export async function isFinished(path: string): Promise<boolean> {
   const handle = await open(path, 'r')
   try {

@@ -89,7 +89,7 @@ export class JournalFolder {
   async *unfinished(): AsyncGenerator<RunKey> {
     for await (const { run, found } of this.#look(isFinished)) if (!found) yield run
   }
-  /** All runs, in the order in which they began. Files without a complete header are put aside. */
+  /** All runs, in the order in which they began. Files without a whole header are put aside. */
   async inOrder(): Promise<RunKey[]> {
     const runs: { readonly run: RunKey; readonly found: string }[] = []
     for await (const { run, found } of this.#look(readStart)) {

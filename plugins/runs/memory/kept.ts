@@ -144,7 +144,7 @@ async function endOf(file: JournalFile): Promise<JournalFinish> {
   return endingOf({ status: 'interrupted', error: interrupted })
 }
 
-/** The answer and the vendor's conversation handle, from the events that carry them. */
+/** The answer and the vendor's handle, from the events that carry them. */
 function said(log: LogChunk | undefined): { result?: string; runtimeSessionId?: string } {
   const found: { result?: string; runtimeSessionId?: string } = {}
   for (const line of log ? linesOf(log.lines) : []) {

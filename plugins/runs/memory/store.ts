@@ -278,7 +278,7 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     const run = this.#rows.run(tenantId, runId)
     return run?.summary.status === 'running' && run.epoch === epoch ? run : undefined
   }
-  /** The session of a new run, or the reason why the run cannot have it. */
+  /** The session of a new run, or why the run cannot have it. */
   #placeOf({ tenantId, runId, task }: StartRun, session: SessionRow | undefined) {
     const taken = this.#rows.run(tenantId, runId)
     if (taken) return { kind: 'exists', run: taken.summary } as const

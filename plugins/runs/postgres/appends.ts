@@ -3,8 +3,8 @@ import type { LogChunk } from '#contracts/run-event'
 import type { Claim, RunStore } from '#contracts/run-store'
 import { claimed, prepared } from './rows.ts'
 
-// The share lock makes an append and the end of its run wait for each other, so nothing lands after the terminal event. A conflict is our own retry
-// after a lost answer: only the holder of the epoch writes this log.
+// The share lock makes an append and the end of its run wait for each other, so nothing lands behind the terminal event.
+// A conflict is our own retry after a lost answer: only the holder of the epoch writes this log.
 const one = prepared(
   'run-append',
   `WITH owned AS (SELECT 1 FROM runs WHERE ${claimed} FOR SHARE), added AS (

@@ -52,8 +52,8 @@ export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 't
   }
 }
 
-// Its row counts as ended in the same statement, so a run is charged as often as it ends: once.
-/** Of a run that ends, without those in which it waited for people and held no sandbox awake. */
+// A run is charged exactly once, because its row becomes ended in the same statement.
+/** The billed seconds of a run that ends, without the time in which it waited for people and kept no sandbox awake. */
 export const secondsOfRun =
   'round(least(extract(epoch FROM finished_at - started_at) - coalesce(waited_ms, 0) / 1000.0, :runSeconds::int))'
 /** SQL after the columns that the end of a run returns. */

@@ -60,7 +60,7 @@ export function createLostClaims(
     executing(check: Parameters<RunStore['executing']>[0]): void {
       executes = check
     },
-    /** Ends runs that this process owns but does not execute, in tenants with a lost answer. */
+    /** Ends the runs that this process owns and does not execute, in tenants with a lost answer. */
     async sweep(): Promise<void> {
       const now = Date.now()
       for (const [tenantId, until] of doubts) {

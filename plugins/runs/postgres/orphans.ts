@@ -215,7 +215,7 @@ export class Orphans {
     }
   }
 
-  /** Adopts as many runs as there is room for. Resolves to the owners that may have left more. */
+  /** Adopts as many as there is room for. Resolves to the owners that may have left more. */
   async #adopt(tenants: readonly string[], owners: readonly string[]): Promise<Set<string>> {
     const left = new Set<string>()
     const adopter = this.#adopter

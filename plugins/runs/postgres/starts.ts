@@ -19,7 +19,7 @@ const isFresh = `(:revision::bigint IS NULL
 // A public run that was given up as lost before its run was stored stays lost.
 const isOpen = `NOT EXISTS (SELECT 1 FROM public_runs WHERE tenant_id = :tenant AND id = :publicRun AND status <> 'dispatching')`
 
-// A gateway may admit a caller from memory, so the start checks that the key is live and that its agent has not changed.
+// A gateway may let a caller in from memory, so the start checks that the key is live and its agent has not changed.
 const isAdmitted = `(:key::text IS NULL OR EXISTS (
   SELECT 1 FROM published_agent_keys k
   JOIN published_agents a ON a.tenant_id = k.tenant_id AND a.id = k.published_id
@@ -69,7 +69,7 @@ const startChat = ({ held, told }: Holding): string => `
      ON CONFLICT (tenant_id, id) DO UPDATE SET session_id = excluded.session_id WHERE conversations.session_id IS NULL
    ), ${chatFrom('run')} ${newSession(told)}`
 
-/** When two continuations find the session gone, only one of them starts a new session. */
+/** When two continuations find the session gone, only one of them starts a new one. */
 const startAnew = ({ held, told }: Holding): string => `
    WITH conversation AS (
      UPDATE conversations SET session_id = :session
@@ -235,7 +235,7 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   const { tenantId, runId, task, create } = run
   const bytes = attachmentBytesOf(task) + task.prompt.length
   const order = task.chat?.conversationId ?? run.sessionId
-  // A refused start is retried when its reason may be gone: a dead owner, or a run that has just ended.
+  // A refused start is tried again when its reason may be gone: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const started = await deps.db
       .unit<StartedRow>(tenantId, startStatement(run, deps), { order, bytes })

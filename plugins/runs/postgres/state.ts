@@ -31,7 +31,7 @@ const load = prepared(
 /** Runs per read, limited to about this many bytes of prompts and attachments. A single larger run is read alone. */
 const pageRuns = 16
 const pageBytes = 4 * 1024 * 1024
-/** How many earlier runs are read to restore a conversation. A turn is at least two messages, and no model takes a prompt of more than 400. */
+/** How many earlier runs are read to restore a conversation: a turn is at least two messages, and no model takes a prompt of more than 400. */
 const mostRuns = 208
 
 // A conversation may have spanned several sessions, so its runs are found by its messages. Sizes are known without reading the contents, because

@@ -35,7 +35,7 @@ export interface Bwrap {
   lives(): boolean
   /** All processes in the sandbox except the first, which only waits for the others. */
   processes(): number[]
-  /** Replaces the first program with the worker, which gets this environment and nothing else. */
+  /** Replaces its first program with the worker, which gets this environment and nothing else. */
   become(command: readonly string[], env: Readonly<Record<string, string>>): void
   /** Kills the first process; the kernel then kills all others of its namespace. Resolves once the signal is sent. */
   kill(): Promise<void>

@@ -137,7 +137,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
 /** Milliseconds that a worker may take to end by itself. Its runner has asked it before. */
 const graceMs = 2_000
 
-/** The processes of a sandbox. `init` is the host's process id of the first one, from which all others descend. */
+/** The processes of a sandbox. `init` is the host's process id of its first one, from which all others descend. */
 function sandboxOf(
   bwrap: Bwrap,
   init: number,

@@ -52,7 +52,7 @@ const cannot = (error: Error): never => {
   throw new CannotError(error.message, { cause: error })
 }
 
-/** Tries everything that a launch needs, with a command that must not be able to start a process. */
+/** Everything that a launch needs, with a command that must not be able to start a process. */
 async function tryOut(home: Home, { view, filter, drawUser, cgroups }: Machine): Promise<void> {
   const uid = drawUser?.()
   // In a user namespace even root may have no second user id to which the folders could belong.

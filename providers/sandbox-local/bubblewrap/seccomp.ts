@@ -1,6 +1,7 @@
 /**
- * A system call filter. It closes two escapes that namespaces leave open: address families that no network namespace isolates (AF_VSOCK reaches the
- * hypervisor of a virtual machine), and parts of the kernel that no worker needs and that had escapes before.
+ * A filter for system calls. It closes two ways out that namespaces leave open: address families that no network namespace
+ * isolates (AF_VSOCK reaches the hypervisor of a virtual machine), and parts of the kernel that no worker needs and that
+ * had escapes before.
  */
 export function filterFor(arch: string): Buffer | undefined {
   const machine = machines[arch]

@@ -45,7 +45,7 @@ interface StarterOptions {
   readonly prlimit: boolean
 }
 
-/** The worker waits for a line on its standard input. If the runner dies earlier, the input closes and the worker never starts. */
+/** The worker waits for a line on its standard input. If the runner dies before, the input closes and the worker never starts. */
 const gate = 'read -r go || exit 1; exec "$@" </dev/null'
 
 function createStarter({ templates, log, prlimit }: StarterOptions): StartSandbox {
@@ -123,7 +123,7 @@ function sandboxOf(worker: ChildProcess, workerEnded: Promise<unknown>): LocalSa
         signalTree(known, 'SIGTERM')
         await Promise.race([ended, wait(graceMs, undefined, { ref: false })])
       }
-      // `known` has descendants that left the group and whose parents may have ended meanwhile.
+      // `known` has descendants that left the group, and whose parents may have ended meanwhile.
       signalTree([...(lives() ? [-pid, ...treeOf(pid)] : []), ...known], 'SIGKILL')
       await ended
     },
@@ -139,7 +139,7 @@ tree() { for pid in $(cat /proc/"$1"/task/*/children 2>/dev/null); do tree "$pid
 kill -KILL -"$1" $(tree "$1") 2>/dev/null`
 
 interface Guard {
-  /** Called when the worker has ended, because its process id may soon belong to another process. */
+  /** Called when the worker has ended: its process id may soon belong to another process. */
   end(): void
 }
 

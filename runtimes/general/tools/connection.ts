@@ -45,7 +45,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
   const patience = (): AbortSignal => (address.own ? signal : AbortSignal.any([signal, AbortSignal.timeout(connectMs)]))
   const open = (): Promise<McpSession> => openMcp(fetch, address, patience(), () => (changed = true))
   let session = await open()
-  /** Replaces a lost session with a new one, once for all calls that find it lost. */
+  /** Replaces a lost session by a new one, once for all calls that find it lost. */
   const renew = (lost: McpSession): Promise<McpSession> => {
     if (session !== lost) return Promise.resolve(session)
     renewing ??= open()

@@ -219,7 +219,7 @@ function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: s
   }
 }
 
-/** BM25 over names and descriptions. Words of a name weigh more; prefixes and typing errors match with less weight. */
+/** BM25 over names and descriptions. Words of a name count more; prefixes and typing errors match with less weight. */
 function indexOf(tools: readonly LanguageModelV4FunctionTool[]): MiniSearch {
   const index = new MiniSearch({
     fields: ['name', 'description'],
