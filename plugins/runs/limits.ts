@@ -25,7 +25,7 @@ interface Share {
   unsaved: number
   /** Bytes of attachments: of runs that execute here, and of starts that are under way. */
   attachments: number
-  /** The number of sessions at the last count, plus those begun here since then. */
+  /** Sessions at the last count, and sessions begun here since then. */
   sessions: number
   begun: number
   countedAt: number
