@@ -10,7 +10,7 @@ export interface Running {
   readonly role: string
   /** The listeners that are on; tests call `running.listeners.gateway.inject(...)`. */
   readonly listeners: Readonly<Record<string, FastifyInstance>>
-  /** Base URLs of the listeners, after listening. */
+  /** Base URLs of the listeners. Available once they listen. */
   readonly urls: Readonly<Record<string, string>>
   stop(): Promise<void>
 }
@@ -19,11 +19,11 @@ export interface BootOptions {
   /** False: set up and mount everything, open no port (tests use `inject`). */
   readonly listen?: boolean
   readonly log?: FastifyBaseLogger
-  /** Called when a step begins: with the name of each entry before its setup, then `routes`, `preload`, `start` and `listen`. For progress and timing. */
+  /** Called when a step begins: each entry's name before its setup, then `routes`, `preload`, `start`, `listen`. For progress and timing. */
   readonly onStep?: (step: string) => void
-  /** Called when a plugin finds out, after the boot, that this role must not go on; stop it then. Unless given, the process ends. */
+  /** Called when a plugin finds after the boot that this role must not continue; stop it then. By default the process ends. */
   readonly onFailure?: (error: BootError) => void
-  /** Called when a plugin says that this role is done; stop it then. Unless given, the role stops by itself. */
+  /** Called when a plugin reports that this role is done; stop it then. By default the role stops by itself. */
   readonly onEnd?: () => void
 }
 
@@ -50,7 +50,7 @@ class Kernel {
   readonly #options: BootOptions
   readonly #log: FastifyBaseLogger
   readonly #metrics = new Registry()
-  /** What is provided, by the id of the capability. A slot has the map of its entries. */
+  /** The provided values, by the id of the capability. A slot has a map of its entries. */
   readonly #provided = new Map<string, unknown>()
   readonly #mounts: Task[] = []
   readonly #loads: Task[] = []
@@ -93,7 +93,7 @@ class Kernel {
     }
   }
 
-  /** Runs a step, and names it in the error when it fails. */
+  /** Runs a step. If it fails, the error names the step. */
   async #do(what: string, run: () => unknown): Promise<void> {
     try {
       await run()
@@ -146,7 +146,7 @@ class Kernel {
       urlOf: (listener) => listeners.urlOf(listener),
       routes: (listener, mount) => {
         const app = listeners.find(listener)
-        // Without a name Fastify looks for one among all modules that were loaded.
+        // Set a name, because Fastify would otherwise search all loaded modules for one.
         const named = Object.assign(mount.bind(undefined), { [Symbol.for('fastify.display-name')]: name })
         if (app) this.#mounts.push([name, () => app.register(named as never)])
       },
@@ -163,7 +163,7 @@ class Kernel {
     const stop = async (): Promise<void> => {
       for (const fn of stops.toReversed()) await fn().catch(this.#failed)
     }
-    // In Fastify's order: what was registered last stops first.
+    // Fastify's order: the function that was registered last runs first.
     if (this.listeners.innermost) this.listeners.innermost.addHook('onClose', stop)
     else this.#stops.unshift(stop)
     return (fn) => void stops.push(fn)
@@ -182,7 +182,7 @@ class Kernel {
   readonly #failed = (error: unknown): void => void this.#failures.push(error)
 }
 
-/** Throws outside of every promise, where it cannot be caught by accident. */
+/** Throws outside every promise, so that nothing can catch the error by accident. */
 function throwLater(error: Error): void {
   setImmediate(() => {
     throw error

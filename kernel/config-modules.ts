@@ -9,7 +9,7 @@ import type { Plugin } from './plugin.ts'
 /** The folder that holds `plugins/`, `runtimes/` and `providers/`. */
 export const root = fileURLToPath(new URL('..', import.meta.url))
 
-// Not a class: a third party's copy of definePlugin makes plugins too.
+// A structural check instead of a class, because a third party's copy of definePlugin makes plugins too.
 const PluginShape = Type.Object({
   api: Type.Unknown(),
   name: Type.String(),
@@ -38,7 +38,7 @@ async function importModule(url: string): Promise<{ readonly default?: unknown }
     return await import(url)
   } catch (error) {
     if ((error as { code?: unknown }).code !== 'ERR_UNSUPPORTED_NODE_MODULES_TYPE_STRIPPING') throw error
-    // Node strips types from our own files, not from packages: one that ships TypeScript goes through tsx where it is installed.
+    // Node strips types only from our own files, so a package that ships TypeScript is loaded with tsx, if that is installed.
     const { tsImport } = await import('tsx/esm/api').catch(() => {
       throw new Error('it ships TypeScript, which Node does not run from node_modules: npm install tsx, or build it')
     })
@@ -57,7 +57,7 @@ function urlOf(use: string, roleFile: string): string {
 }
 
 function packageUrl(name: string, roleFile: string): string {
-  // A package that only exports to `import` is invisible to require.resolve; the second way looks beside Agent Orc itself.
+  // A package that exports only to `import` is invisible to require.resolve, so the second way looks next to Agent Orc itself.
   const ways = [() => pathToFileURL(createRequire(roleFile).resolve(name)).href, () => import.meta.resolve(name)]
   for (const way of ways) {
     try {

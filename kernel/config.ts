@@ -13,7 +13,7 @@ import { type Origin, problemsOf, shownAt } from './problems.ts'
 
 export { loadPlugin, root } from './config-modules.ts'
 
-/** The one place where the process environment is read. */
+/** The only place that reads the process environment. */
 export const environment = (): Environment => process.env
 
 const Instead = Settings(
@@ -24,7 +24,7 @@ const Instead = Settings(
   { description: 'Another role file, added to this one if all of these variables are set.' },
 )
 
-/** One entry under `plugins`; the settings beside `use` belong to the plugin. */
+/** One entry under `plugins`. All settings except `use` belong to the plugin. */
 export const Entry = Type.Object({
   use: Type.Optional(
     Type.String({
@@ -35,7 +35,7 @@ export const Entry = Type.Object({
   ),
 })
 
-/** A role file, without the settings of its plugins: those are checked by each plugin's own schema. */
+/** A role file, without the settings of its plugins, which each plugin's own schema checks. */
 export const RoleFile = Settings({
   role: Type.String({ pattern: '^[a-z][a-z0-9-]*$', expects: 'a name of lower-case letters, digits and hyphens' }),
   listeners: Type.Record(Type.String(), ListenerSettings, { default: {}, description: 'Named HTTP listeners.' }),
@@ -56,12 +56,12 @@ export const RoleFile = Settings({
 
 interface LoadOptions {
   readonly env: Environment
-  /** Where the file says `instead`, the other file is loaded; by default, this one is. */
+  /** True: if the file names another file in `instead`, that file is loaded. Default: this file is loaded. */
   readonly instead?: boolean
   readonly only?: readonly string[]
 }
 
-/** Reads a role file, fills in the environment and imports its plugins, or `only` those of these entries: all take a second. Throws a BootError with every problem found. */
+/** Reads a role file, fills in the environment and imports its plugins, or `only` these: all take a second. Throws a BootError with every problem. */
 export async function loadRole(file: string, options: LoadOptions): Promise<Role> {
   const path = resolve(file)
   const shown = relative('', path).startsWith('..') ? path : relative('', path)
@@ -71,13 +71,13 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   const document = readRoleDocument(text, shown, options.env)
   if (document.problems.length > 0) throw new BootError(shown, document.problems)
   const other = options.instead ? insteadOf(document.value, options.env) : undefined
-  // The other file's own `instead` is not followed: two files could name each other.
+  // The other file's own `instead` is ignored, because two files could name each other.
   if (other !== undefined) return loadRole(resolve(dirname(path), other), { ...options, instead: false })
   const value = Value.Default(RoleFile, Value.Convert(RoleFile, document.value))
   const problems = problemsOf('', RoleFile, value, document.where)
   const entries: RoleEntry[] = []
   for (const [name, given] of Object.entries((value as Partial<Static<typeof RoleFile>>).plugins ?? {})) {
-    // It was already reported that this is no map.
+    // An entry that is no map was already reported.
     if (typeof given !== 'object' || given === null || options.only?.includes(name) === false) continue
     const { use, ...config } = given
     const where = (pointer: string): Origin => document.where(`/plugins/${escapePointer(name)}${pointer}`)
@@ -88,7 +88,7 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
       problems.push(`${name}: ${(error as Error).message}${shownAt(where(''))}`)
     }
   }
-  // The settings of what could be loaded are wrong or right regardless of the rest: say everything in one go.
+  // Check also the settings of the plugins that were loaded, so that one error lists everything.
   if (problems.length > 0) throw new BootError(shown, [...problems, ...entries.flatMap(configProblems)])
   const { role: name, log, preload, shutdownGrace, ...checked } = Value.Decode(RoleFile, value)
   const listeners = Object.entries(checked.listeners).map(([listener, { port, ...settings }]) => {
@@ -104,17 +104,17 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
 
 function insteadOf(value: unknown, env: Environment): string | undefined {
   const instead = (value as { instead?: unknown }).instead
-  // A wrong one is reported with everything else that is wrong in the file.
+  // A malformed value is reported together with all other problems of the file.
   if (!Value.Check(Instead, instead)) return undefined
   return instead.whenSet.every((name) => env[name]) ? instead.file : undefined
 }
 
-/** A YAML file with the environment filled in, which still knows where each value came from. */
+/** A YAML file with the environment filled in, which knows the origin of each value. */
 interface RoleDocument {
   readonly value: unknown
-  /** Everything wrong with the text itself, each with its line. */
+  /** Every problem of the text itself, with its line. */
   readonly problems: readonly string[]
-  /** Origin of the value at a JSON pointer, or of the nearest thing around it. */
+  /** The origin of the value at a JSON pointer, or of the nearest value that encloses it. */
   readonly where: (pointer: string) => Origin
 }
 
@@ -123,7 +123,7 @@ export type Environment = Readonly<Record<string, string | undefined>>
 const reference = /\$\$\{|\$\{([^}]*)\}/g
 const form = /^([A-Za-z_][A-Za-z0-9_]*(?:\|[A-Za-z_][A-Za-z0-9_]*)*)(?::-(.*))?$/s
 
-/** Stands for a key that an empty substitution has dropped. */
+/** Marks a key whose substitution came out empty. */
 const dropped = Symbol('dropped')
 
 /**
@@ -132,7 +132,7 @@ const dropped = Symbol('dropped')
  */
 function readRoleDocument(text: string, file: string, env: Environment): RoleDocument {
   const lines = new LineCounter()
-  // Keys given twice are found below: the parser names the line before the second one.
+  // Duplicate keys are found below, because the parser reports the line before the second one.
   const document = parseDocument(text, { lineCounter: lines, prettyErrors: false, uniqueKeys: false })
   const origins = new Map<string, Origin>()
   const at = (offset: number): string => `${file}:${lines.linePos(offset).line}`
@@ -179,7 +179,7 @@ function readRoleDocument(text: string, file: string, env: Environment): RoleDoc
     if (origins.has(pointer)) problems.push(`'${name}' is in its map twice (${at(offset)})`)
     if (!isScalar(key)) problems.push(`a key must be plain text (${at(offset)})`)
     const found = read(value, pointer, offset)
-    // `health:` with nothing after it is a plugin without settings; any other bare key is as if it were not there.
+    // `health:` without a value is a plugin without settings. Any other bare key is treated as absent.
     if (found === null) return [name, parent === '/plugins' || parent === '/listeners' ? {} : dropped]
     return [name, found]
   }
@@ -192,5 +192,5 @@ function readRoleDocument(text: string, file: string, env: Environment): RoleDoc
   return { value: value === dropped ? {} : (value ?? {}), problems, where }
 }
 
-/** RFC 6901, as TypeBox writes paths. */
+/** RFC 6901, the form in which TypeBox writes paths. */
 const escapePointer = (name: string): string => name.replaceAll('~', '~0').replaceAll('/', '~1')

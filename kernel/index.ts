@@ -20,5 +20,5 @@ export type { Chunk, StreamEnd, StreamOptions } from './http/streams.ts'
 export { createLineQueue, lastEventId, linesOf, maxLineBytes, OversizedLineError } from './kit/lines.ts'
 export { sseFrame, startOnRead, wholeLines } from './kit/lines.ts'
 export type { LineQueue } from './kit/lines.ts'
-// Schemas of settings and routes are made with this copy: a plugin needs no TypeBox of its own.
+// Schemas of settings and routes must use this copy of TypeBox, so plugins need none of their own.
 export { type Static, Type } from '@sinclair/typebox'

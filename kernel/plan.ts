@@ -11,16 +11,16 @@ export class BootError extends Error {
   }
 }
 
-/** Converts strings from the environment, fills in defaults, and leaves anything wrong for `plan` to report. */
+/** Converts strings from the environment and fills in defaults. Anything wrong is left for `plan` to report. */
 export function settings(entry: Entry): unknown {
   const { plugin, config } = entry
   return Value.Default(plugin.config, Value.Convert(plugin.config, structuredClone(config ?? {})))
 }
 
-/** The settings as the plugin gets them; only of an entry that `plan` has passed. */
+/** The settings in the form for the plugin. Only for an entry that `plan` has accepted. */
 export const decoded = (entry: Entry): never => Value.Decode(entry.plugin.config, settings(entry)) as never
 
-/** Names of the listeners whose callers some plugin has show who they are. */
+/** The names of listeners whose callers some plugin authenticates. */
 export const guardedIn = (entries: readonly Entry[]): ReadonlySet<string> =>
   new Set(entries.flatMap((entry) => entry.plugin.guards?.(decoded(entry)) ?? []))
 
@@ -30,7 +30,7 @@ export const risksOf = (role: Role): string[] =>
     (entry.plugin.risks?.(decoded(entry), role) ?? []).map((why) => `${entry.name}: ${why}`),
   )
 
-/** What is wrong with a plugin's settings, one sentence each, in words an operator can act on; never a value, it may be a secret. */
+/** The problems of a plugin's settings, one sentence each, in words an operator can act on. It never quotes a value, which may be a secret. */
 export const configProblems = (entry: Entry): string[] =>
   problemsOf(`${entry.name}: config.`, entry.plugin.config, settings(entry), entry.where)
 

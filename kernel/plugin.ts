@@ -21,7 +21,7 @@ export const capability = <T>(id: string): Capability<T> => ({ id, mode: 'one' }
 /** Names a slot: many plugins may each add named entries, e.g. every runtime adapter adds itself. */
 export const slot = <T>(id: string): Capability<T, 'many'> => ({ id, mode: 'many' })
 
-/** Consumes a capability that a role may leave out, e.g. billing in development. */
+/** Consumes a capability that a role may lack, e.g. billing in development. */
 export const maybe = <T>(c: Capability<T>): Capability<T, 'maybe'> => ({ id: c.id, mode: 'maybe' })
 
 export type Refs = Readonly<Record<string, Capability<unknown, Mode>>>
@@ -40,7 +40,7 @@ export type Provided<P extends Refs> = {
   [K in keyof P]: P[K] extends Capability<infer T, infer M> ? (M extends 'many' ? Record<string, T> : T) : never
 }
 
-/** Version of the plugin contract; the loader refuses one that it does not speak. */
+/** Version of the plugin contract. The loader refuses plugins of other versions. */
 export const pluginApi = 1
 
 export interface PluginContext<C = unknown, R extends Refs = Refs> {
@@ -50,13 +50,13 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   readonly log: FastifyBaseLogger
   /** This kernel's metrics registry: `new Counter({ ..., registers: [ctx.metrics] })`. */
   readonly metrics: Registry
-  /** Aborts when the kernel begins to stop, before any listener closes: pass it into loops, and stop reporting readiness. */
+  /** Aborts when the kernel begins to stop, before any listener closes. Pass it into loops, and stop reporting readiness. */
   readonly stopping: AbortSignal
-  /** Ends the role, and the process with it, after a problem that was only found after the boot. During setup, throw instead. */
+  /** Ends the role, and its process, after a problem that was found only after the boot. During setup, throw instead. */
   fail(error: Error): void
-  /** Ends the role, and the process with it, in good order, because its work is done. */
+  /** Ends the role, and its process, in good order, because its work is done. */
   end(): void
-  /** The plugins of this role, this one included, in the order in which they are set up. */
+  /** The plugins of this role, including this one, in the order of their setup. */
   readonly plugins: readonly Pick<Plugin, 'name' | 'migrations'>[]
   /** The risks of the role, see `PluginSpec`. */
   readonly risks: readonly string[]
@@ -71,7 +71,7 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   urlOf(listener: string): string
   /** Mounts routes in a private scope of a named listener. An undeclared name fails the boot; a listener that is switched off mounts nothing. */
   routes(listener: string, mount: (app: App) => Promise<void>): void
-  /** Code that waits for its first use; with `preload` in the role file it is loaded before `onStart`. May be called more than once. */
+  /** Registers code that loads on first use; with `preload` in the role file it is loaded before `onStart`. May be called more than once. */
   loads(load: () => Promise<unknown>): void
   /** Runs after every plugin is set up and mounted, before the listeners accept connections. */
   onStart(fn: () => Promise<void>): void
@@ -90,16 +90,16 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
   readonly config: C
   readonly requires: R
   readonly provides: P
-  /** Folder of migrations that the plugin's tables need, `new URL('./migrations/', import.meta.url)`. They are applied after ours. */
+  /** The folder of migrations for the plugin's tables, `new URL('./migrations/', import.meta.url)`. They are applied after ours. */
   readonly migrations?: URL
   /**
-   * Listeners on which it has every caller show who it is, with `proofsOf` of the kit, by its settings: the kernel then answers
-   * nobody there until it does.
+   * Listeners whose callers this plugin authenticates with `proofsOf` of the kit, according to its settings. The kernel answers nobody there until
+   * the plugin does so.
    */
   guards?(config: StaticDecode<C>): readonly string[]
   /** Risks that the operator of this role should know, one sentence each, for the log, `/readyz` and `check-config --strict`. */
   risks?(config: StaticDecode<C>, role: Pick<Role, 'listeners' | 'plugins'>): readonly string[]
-  /** What its callers may be told: its own table, and those of contracts that it answers with. */
+  /** The errors that its callers may get: its own table, and those of contracts that it answers with. */
   readonly errors?: ErrorTable | readonly ErrorTable[]
   setup(ctx: PluginContext<StaticDecode<C>, R>): Promise<Provided<P>>
 }
@@ -111,19 +111,19 @@ export interface Entry {
   readonly name: string
   readonly plugin: Plugin
   readonly config?: unknown
-  /** Where a setting came from: `path` is a JSON pointer into `config`, '' for the entry. Absent when built in code. */
+  /** The origin of a setting: `path` is a JSON pointer into `config`, '' for the entry. Absent when built in code. */
   readonly where?: (path: string) => Origin
 }
 
-/** What a config file resolves to. A role is data: which plugins, with which config, on which ports. */
+/** The result of loading a config file. A role is data: which plugins, with which config, on which ports. */
 export interface Role {
   readonly name: string
   readonly listeners: Readonly<Record<string, ListenerConfig>>
   readonly plugins: readonly Entry[]
-  /** What plugins would load at its first use is loaded before the role is ready. */
+  /** True: code that plugins would load on first use is loaded before the role is ready. */
   readonly preload?: boolean
   readonly log?: { readonly level?: string; readonly requests?: boolean }
-  /** How long a process gives this role to stop before it exits anyway; milliseconds. */
+  /** Milliseconds that a process gives this role to stop before it exits anyway. */
   readonly shutdownGrace?: number
 }
 

@@ -1,7 +1,7 @@
 import type { TSchema } from '@sinclair/typebox'
 import { Value, type ValueError } from '@sinclair/typebox/value'
 
-/** Where a setting came from. */
+/** The origin of a setting. */
 export interface Origin {
   /** `config/gateway.yaml:12`. */
   readonly at: string
@@ -10,14 +10,14 @@ export interface Origin {
 }
 
 /**
- * What is wrong with a value, one sentence for each setting, in words an operator can act on; never the value, it may be a
- * secret. `label` goes before the dotted path.
+ * The problems of a value, one sentence per setting, in words an operator can act on. It never quotes the value, which may be a secret. `label`
+ * goes before the dotted path.
  */
 export function problemsOf(label: string, schema: TSchema, value: unknown, where?: (path: string) => Origin): string[] {
   const seen = new Set<string>()
   const problems: string[] = []
   for (const error of Value.Errors(schema, value)) {
-    // One sentence per setting: a missing property is reported by TypeBox both as absent and as of the wrong type.
+    // One sentence per setting, because TypeBox reports a missing property both as absent and as of the wrong type.
     if (seen.has(error.path)) continue
     seen.add(error.path)
     problems.push(`${label}${dotted(error.path)} ${sentence(error)}${remedy(where?.(error.path))}`)
@@ -25,7 +25,7 @@ export function problemsOf(label: string, schema: TSchema, value: unknown, where
   return problems
 }
 
-/** A JSON pointer as people write it; names of settings may hold a slash, e.g. of a model. */
+/** A JSON pointer as people write it. Names of settings may contain a slash, e.g. names of models. */
 const dotted = (pointer: string): string =>
   pointer.slice(1).replaceAll('/', '.').replaceAll('~1', '/').replaceAll('~0', '~')
 
@@ -42,7 +42,7 @@ function sentence({ message, schema }: ValueError): string {
   if (message === 'Expected required property') {
     return typeof schema['missing'] === 'string' ? `is required: ${schema['missing']}` : 'is required'
   }
-  // Set by the types of kit/settings.ts: a pattern means nothing to an operator.
+  // The types in kit/settings.ts set `expects`, because a pattern means nothing to an operator.
   if (typeof schema['expects'] === 'string') return `expects ${schema['expects']}`
   const choices = (schema['anyOf'] as readonly TSchema[] | undefined)?.map((s) => s['const'] as unknown)
   if (choices?.every((c) => c !== undefined)) return `expects one of ${choices.join(', ')}`

@@ -1,6 +1,6 @@
 import { errorTable } from './errors.ts'
 
-/** Refusals of callers on public listeners, besides 401 and 403. */
+/** Refusals of callers on public listeners, in addition to 401 and 403. */
 export const accessErrors = errorTable('access', {
   addressNotAllowed: {
     status: 403,
@@ -16,6 +16,6 @@ export const accessErrors = errorTable('access', {
   },
 })
 
-/** The answer to a valid key from an address outside its networks. */
+/** The error for a valid key that is used from an address outside its networks. */
 export const elsewhere = (address: string) =>
   accessErrors.addressNotAllowed({ message: `This key may not be used from the address ${address}.` })

@@ -13,7 +13,7 @@ export const approvalErrors = errorTable('approvals', {
   wrongApprover: { status: 403, about: 'The profile or node requires a key of a higher role for this decision.' },
 })
 
-/** The outcome of an approval that nobody decides in time. */
+/** The possible outcomes of an approval that nobody decides in time. */
 export const onExpiry = ['reject', 'approve'] as const
 export type OnExpiry = (typeof onExpiry)[number]
 
@@ -71,14 +71,14 @@ export const needsApproval = ({ requireApproval = [] }: Asking, tool: string): b
 export const hasApprovals = ({ requireApproval = [] }: Asking): boolean => requireApproval.length > 0
 
 /**
- * The name under which a runtime asks the session's endpoint whether it may make a call that does not go through the runner. It is in no
- * list of tools. Its input is `{name, arguments}`.
+ * The tool by which a runtime asks the session's endpoint whether it may make a call that bypasses the runner. No list of tools shows it. Its input
+ * is `{name, arguments}`.
  */
 export const approvalTool = 'agent-orc.approval'
 
-/** A `progress` event with this stage tells readers that a call waits for a person, and makes the conductor fetch it. */
+/** The stage of a `progress` event that tells readers that a call waits for a person, and makes the conductor fetch that call. */
 export const approvalStage = 'approval_waiting'
-/** A `progress` event with this stage: the run was parked while it waited, and continues. */
+/** The stage of a `progress` event that says that the run was parked and now continues. */
 export const resumedStage = 'resumed'
 
 /** The id of the approval of one call, derived from the run and the call's key. It has the form of other ids. */
@@ -89,7 +89,7 @@ export const approvalIdOf = (runId: string, key: string): string =>
 export const CallDecision = Type.Object({
   approved: Type.Boolean(),
   comment: Type.Optional(Type.String()),
-  /** Id of a key, or `expiry`. */
+  /** The id of the key that decided, or `expiry`. */
   by: Type.Optional(Type.String()),
 })
 export type CallDecision = Static<typeof CallDecision>
@@ -105,7 +105,7 @@ export interface AskedCall {
   readonly tenantId: string
   readonly runId: string
   readonly sessionId: string
-  /** Names the call in its run: the same whenever it is executed again. */
+  /** Names the call within its run. It is the same whenever the call is executed again. */
   readonly key: string
   readonly tool: string
   readonly arguments: unknown
@@ -119,7 +119,7 @@ export interface AskedNode {
   readonly workflowRunId: string
   readonly nodeId: string
   readonly message: string
-  /** Undefined: it waits for ever. */
+  /** Undefined: the approval never expires. */
   readonly expiresInMs: number | undefined
   readonly onExpiry: OnExpiry
   readonly role: TenantRole
@@ -136,22 +136,25 @@ export interface NodeDecision {
   readonly comment?: string
 }
 
-/** Approvals: what waits for people, and their decisions. */
+/** Approvals: the calls and nodes that wait for people, and the decisions on them. */
 export interface Approvals {
   /**
-   * Asks for a call, once: later calls of the same key find what was decided. Resolves to `waiting`, or the decision. AppError of the
-   * limit `openApprovals`.
+   * Requests a decision on a call, once: later requests with the same key find the decision. Resolves to `waiting`, or to the decision. Rejects
+   * with the AppError of the limit `openApprovals`.
    */
   ask(call: AskedCall): Promise<CallDecision | 'waiting'>
-  /** Asks for a node, in the transaction that has it wait. AppError of the limit `openApprovals`, before anything is written. */
+  /**
+   * Requests a decision on a node, in the transaction that makes the node wait. Rejects with the AppError of the limit `openApprovals` before
+   * anything is written.
+   */
   askFor(tx: TenantTx, node: AskedNode): Promise<void>
-  /** The decisions about the calls of a run, by their keys. */
+  /** The decisions on the calls of a run, by the calls' keys. */
   decided(tenantId: string, runId: string): Promise<Record<string, CallDecision>>
-  /** Called in the transaction that parks a run: somebody may have decided everything in this moment. */
+  /** Call it in the transaction that parks a run, because people may have decided everything at that moment. */
   left(tx: TenantTx, runId: string): Promise<void>
   /** Registers `resume`, which is called when all approvals of a run are decided, and again when it throws. Call it in setup. */
   onDecided(resume: (tenantId: string, runId: string) => Promise<void>): void
-  /** Registers `decide`, which passes a decision about a node to its workflow, and throws when it comes too late. Call it in setup. */
+  /** Registers `decide`, which passes a decision on a node to its workflow, and throws when the decision comes too late. Call it in setup. */
   onNodes(decide: (caller: Caller, approval: NodeApproval, decision: NodeDecision) => Promise<void>): void
 }
 export const Approvals = capability<Approvals>('conductor.approvals')

@@ -4,7 +4,7 @@ import type { AppCall } from './delegation.ts'
 import { type AppError, errorTable } from './errors.ts'
 import type { ToolResult, ToolSpec } from './tools.ts'
 
-/** A toolkit's name becomes part of the names of its tools, which model servers accept in these characters. */
+/** A toolkit's name becomes part of its tools' names, for which model servers accept only these characters. */
 const toolkitPattern = '^[A-Za-z0-9_-]{1,64}$'
 const toolkitForm = new RegExp(toolkitPattern)
 export const isToolkitName = (text: string): boolean => toolkitForm.test(text)
@@ -37,11 +37,11 @@ export const appErrors = errorTable('apps', {
   },
 })
 
-/** `initiated`: its owner has a link, and has not come back yet. `expired`: its owner has to connect again. */
+/** `initiated`: the owner was given a link and has not returned yet. `expired`: the owner must connect the account again. */
 export const connectionStates = ['initiated', 'active', 'expired', 'failed', 'revoked'] as const
 export type ConnectionState = (typeof connectionStates)[number]
 
-/** Whose account a toolkit uses: none (it has credentials of its own), one of the tenant, or one of each end user. */
+/** Whose account a toolkit uses: `none` (the toolkit has its own credentials), one per tenant, or one per end user. */
 export type AccountOf = 'none' | 'tenant' | 'user'
 
 /** A toolkit that is active for a tenant. */
@@ -53,32 +53,32 @@ export interface ToolkitInfo {
 
 /** The result of a tool call. */
 export interface AppResult extends ToolResult {
-  /** As the app answered, for programs; `content` is for models. */
+  /** The app's answer, for programs. `content` is for models. */
   readonly result: unknown
 }
 
-/** A connected account, as its provider left it. */
+/** A connected account, as its provider returned it. */
 export interface Grant {
-  /** What the provider needs to use and to renew the account. It is kept encrypted, and opened for this provider alone. */
+  /** What the provider needs to use and to renew the account. It is stored encrypted, and decrypted only for this provider. */
   readonly secret: string
-  /** How long it is valid; undefined: unknown. */
+  /** Seconds for which the grant is valid. Undefined: unknown. */
   readonly seconds?: number
-  /** It can be renewed without its owner. */
+  /** True when the grant can be renewed without the account's owner. */
   readonly renewable: boolean
 }
 
-/** The account can no longer be used. `expired`: its owner has to connect it again. `revoked`: its owner has withdrawn it. */
+/** Why an account can no longer be used. `expired`: its owner must connect it again. `revoked`: its owner has withdrawn it. */
 export interface Lost {
   readonly lost: 'expired' | 'failed' | 'revoked'
   /** A sentence for the tenant. */
   readonly reason: string
 }
 
-/** The account for which a provider is called. */
+/** The account on whose behalf a provider is called. */
 export interface AppCaller {
   readonly tenantId: string
   readonly toolkit: string
-  /** The secret of the grant; undefined for a toolkit without accounts. */
+  /** The secret of the grant. Undefined for a toolkit without accounts. */
   readonly secret: string | undefined
   readonly signal: AbortSignal
 }
@@ -87,36 +87,36 @@ export interface AppCaller {
 export interface Connecting {
   readonly tenantId: string
   readonly toolkit: string
-  /** '' for the tenant's own account. */
+  /** Empty for the tenant's own account. */
   readonly endUserId: string
   /** The redirect URL, as registered with the authorization server. */
   readonly redirectUrl: string
-  /** The OAuth state: it names this attempt, works once, and cannot be guessed. */
+  /** The OAuth state: it names this attempt, can be used once, and cannot be guessed. */
   readonly state: string
   readonly signal: AbortSignal
 }
 
 /**
- * Where toolkits come from. A provider keeps nothing: accounts, their states and secrets are kept by the plugin `apps`. It rejects with
- * `app_unavailable` when it could not do what it was asked, and with `connect_refused` when an account cannot be connected.
+ * A source of toolkits. A provider stores nothing: the plugin `apps` stores accounts, their states and their secrets. A provider rejects with
+ * `app_unavailable` when it could not do what was requested, and with `connect_refused` when an account cannot be connected.
  */
 export interface ToolkitProvider {
-  /** The toolkits that are active for a tenant, by name: all, or those of `names`. */
+  /** The toolkits that are active for a tenant, by name. `names` restricts the result. */
   toolkits(tenantId: string, names?: readonly string[]): Promise<readonly ToolkitInfo[]>
-  /** Undefined: the account was refused. */
+  /** Undefined: the app refused the account. */
   tools(caller: AppCaller): Promise<readonly ToolSpec[] | undefined>
-  /** The tools that are known without an account; undefined for none. `old`: the list should be requested again. */
+  /** The tools that are known without an account. Undefined: none. `old`: the list should be requested again. */
   knownTools?(
     tenantId: string,
     toolkit: string,
   ): Promise<{ readonly tools: readonly ToolSpec[]; readonly old: boolean } | undefined>
-  /** Undefined: the account was refused, and nothing was done. */
+  /** Undefined: the app refused the account, and nothing was done. */
   call(caller: AppCaller, tool: string, input: Readonly<Record<string, unknown>>): Promise<AppResult | undefined>
-  /** The URL for the owner of the account, and data that `finish` gets back. */
+  /** Returns the URL for the owner of the account, and data that `finish` gets back. */
   begin(connecting: Connecting): Promise<{ readonly url: string; readonly keep: string }>
-  /** The owner returned with these parameters. */
+  /** Called when the owner returned with these parameters. */
   finish(connecting: Omit<Connecting, 'state'>, keep: string, answer: Readonly<Record<string, string>>): Promise<Grant>
-  /** Rejects for a temporary failure. */
+  /** Rejects on a temporary failure. */
   renew(caller: AppCaller & { readonly secret: string }): Promise<Grant | Lost>
   /** Revokes the account if possible; resolves when there is nothing to revoke. */
   revoke(caller: AppCaller & { readonly secret: string }): Promise<void>
@@ -128,7 +128,7 @@ export const ToolkitProviders = slot<ToolkitProvider>('conductor.toolkit-provide
 export interface AccountKey {
   readonly provider: string
   readonly toolkit: string
-  /** '' for the tenant's own. */
+  /** Empty for the tenant's own account. */
   readonly endUserId: string
 }
 
@@ -136,21 +136,21 @@ export interface AccountKey {
 export interface Account {
   readonly id: string
   readonly secret: string
-  /** Counts the grants of this account: a statement about an older grant does not apply. */
+  /** Counts the grants of this account. A statement about an older grant is ignored. */
   readonly fence: string
 }
 
 /**
- * The accounts of tenants and their end users: kept encrypted, and renewed once for all conductors. Rejects with `app_not_connected`
- * (409), and with `app_unavailable` (502) when it could not be renewed in time.
+ * The accounts of tenants and their end users, stored encrypted. One conductor renews an account for all. Rejects with `app_not_connected` (409),
+ * and with `app_unavailable` (502) when the account could not be renewed in time.
  */
 export interface AppAccounts {
-  /** The redirect URL for owners of accounts; undefined if no account can be connected. */
+  /** The redirect URL for owners of accounts. Undefined: no account can be connected. */
   readonly redirectUrl: string | undefined
-  /** Why nothing can be connected, for people. */
+  /** A sentence that says why no account can be connected. */
   readonly missing: string
   use(tenantId: string, key: AccountKey, signal: AbortSignal): Promise<Account>
-  /** The app refused this account: returns another grant if it can be renewed; otherwise its owner has to connect it again. */
+  /** Reports that the app refused this account. Returns another grant if the account can be renewed; otherwise its owner must connect it again. */
   refused(tenantId: string, key: AccountKey, account: Account, signal: AbortSignal): Promise<Account>
   /** Registers the providers, which renew the accounts connected through them. Call it in setup. */
   serve(providers: ReadonlyMap<string, ToolkitProvider>): void
@@ -163,14 +163,14 @@ export const AppTool = Type.Object({
   description: Type.String(),
   inputSchema: Type.Record(Type.String(), Type.Unknown()),
   toolkit: Type.String(),
-  /** Its name in the toolkit; absent for the tool that explains how to connect the account. */
+  /** The tool's name in the toolkit. Absent for the tool that explains how to connect the account. */
   tool: Type.Optional(Type.String()),
 })
 export type AppTool = Static<typeof AppTool>
 
 /** What profiles and runs need from apps. */
 export interface Apps {
-  /** The names of toolkits that are not active for a tenant. */
+  /** Those of `names` whose toolkits are not active for a tenant. */
   unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
   /** The names of active toolkits, sorted; the first hundred. */
   names(tenantId: string): Promise<readonly string[]>
@@ -194,9 +194,9 @@ export function endUserOf(metadata: Readonly<Record<string, unknown>> | undefine
   return typeof id === 'string' && id !== '' ? id : undefined
 }
 
-/** Whether a run answers a visitor of a published agent, by its metadata: chats say it there. */
+/** Whether a run answers a visitor of a published agent. Chats record this in the run's metadata. */
 export const answersVisitor = (metadata: Readonly<Record<string, unknown>> | undefined): boolean =>
   typeof metadata?.['public_run_id'] === 'string'
 
-/** A sentence of an error for people. */
+/** The sentence of an error, for people. */
 export const sentenceOf = (error: AppError): string => error.sentence ?? error.code

@@ -1,7 +1,7 @@
 import { access } from '../http/access.ts'
 import { capability } from '../plugin.ts'
 
-/** A write of an administrator, as it is put on record before anything is done. Never a body, never a secret. */
+/** An administrator's write, recorded before anything is done. It never holds a body or a secret. */
 export interface AuditedWrite {
   readonly tenantId: string
   readonly actor: {
@@ -12,7 +12,7 @@ export interface AuditedWrite {
   }
   /** The action that was requested, e.g. `profiles.create`. */
   readonly action: string
-  /** The thing it acts on, as far as the path names it. The id of a created thing is only known afterwards. */
+  /** The target of the write, if the path names one. The id of a created thing is known only afterwards. */
   readonly target?: string
   /** Absent for a command. */
   readonly request?: {
@@ -33,11 +33,11 @@ export interface AuditOutcome {
   readonly detail?: Readonly<Record<string, unknown>>
 }
 
-/** The record of administrative writes. It only grows, and in two steps, so that no crash loses the trace of a write. */
+/** The record of administrative writes. It is append-only and written in two steps, so that a crash cannot hide a write. */
 export interface AuditTrail {
-  /** Resolves to the entry once it is durable; rejects `unavailable` (503) when it cannot be: then the write must not be done. */
+  /** Resolves to the entry once it is durable. Rejects with `unavailable` (503) otherwise, and the write must not be done. */
   begin(write: AuditedWrite): Promise<AuditEntry>
-  /** Adds the outcome. Never rejects: the write is done, and an entry without an outcome says that it may have been. */
+  /** Adds the outcome. Never rejects, because the write is already done: an entry without an outcome says that the write may have happened. */
   end(entry: AuditEntry, outcome: AuditOutcome): Promise<void>
 }
 export interface AuditEntry {
@@ -48,9 +48,12 @@ export interface AuditEntry {
 /** The log itself, for writes without a request. */
 export const AuditLog = capability<AuditTrail>('conductor.audit-log')
 
-/** Provided by the guard of the public listener, so that a route is audited because it is protected, without a line of its own. */
+/** Provided by the guard of the public listener, so that every protected route is audited without code of its own. */
 export interface AuditedWrites {
-  /** Called in setup, before any route is mounted. Turned around like this because the trail's own route needs the guard. */
+  /**
+   * Sets the trail. Call it in setup, before any route is mounted. The trail cannot be a dependency of the guard, because the trail's own route
+   * needs the guard.
+   */
   recordOn(trail: AuditTrail): void
 }
 export const AuditedWrites = capability<AuditedWrites>('conductor.audited-writes')

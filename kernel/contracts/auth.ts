@@ -9,26 +9,26 @@ export type TenantRole = (typeof roles)[number]
 export const roleAtLeast = (role: TenantRole, needed: TenantRole): boolean =>
   roles.indexOf(role) >= roles.indexOf(needed)
 /**
- * Access of routes that concern the whole installation: admins of the tenant `AGENT_ORC_ADMIN_TENANT`. To callers of any other
- * tenant, or of none, such a route does not exist. Specification 5.1.
+ * The access of routes that concern the whole installation: admins of the tenant `AGENT_ORC_ADMIN_TENANT`. For all other callers such a route does
+ * not exist. Specification 5.1.
  */
 export const operator = 'operator'
 
-/** Who makes a request. The guard authenticates it; it never comes from what the client claims. */
+/** Who makes a request. The guard authenticates the caller and never uses what the client claims. */
 export interface Caller {
   readonly tenantId: string
   readonly role: TenantRole
   /** `tak_…` of the key, or the name of the service on the signed plane. */
   readonly keyId: string
-  /** What the key may call of the tenant's MCP catalog and apps by itself; everything when absent. */
+  /** What the key may call in the tenant's MCP catalog and apps. Absent: everything. */
   readonly mcp?: McpPermissions
 }
 
-/** Bounds of a key at the endpoint of the MCP catalog, and at the routes of apps. What is absent bounds nothing. */
+/** The limits of a key at the endpoint of the MCP catalog and at the routes of apps. An absent field limits nothing. */
 export interface McpPermissions {
   /** Names of entries. */
   readonly servers?: readonly string[]
-  /** The only tools of an entry, by its name. */
+  /** The permitted tools of each entry, by the entry's name. An absent entry is not limited. */
   readonly tools?: Readonly<Record<string, readonly string[]>>
 }
 export const permitsServer = (mcp: McpPermissions | undefined, server: string): boolean =>
@@ -50,7 +50,7 @@ export interface Guard {
 export const ApiGuard = capability<Guard>('conductor.api-guard')
 /** HMAC signatures of the conductor's internal listener, chat-gateway family; every caller acts as admin of the signed tenant. Specification 5.3. */
 export const InternalGuard = capability<Guard>('conductor.internal-guard')
-/** Access of routes for callers that sign with the family `vfs`; no other caller has it, not even a gateway. */
+/** The access of routes for callers that sign with the family `vfs`. No other caller has it, not even a gateway. */
 export const vfsService = 'vfs-service'
 /** HMAC signatures of the conductor's internal listener, family `vfs`, for routes of `vfsService`. Specification 5.3. */
 export const VfsGuard = capability<Guard>('conductor.vfs-guard')
@@ -96,11 +96,11 @@ export type KeyRotation = Static<typeof KeyRotation>
 /** Issues keys of tenants for callers that may grant them. */
 export interface KeyIssuer {
   /**
-   * When a key that `caller` issues expires, if ever: as `asked`, or the latest that its own key allows. Rejects with 400 for a past
-   * time, or a later one than that.
+   * When a key that `caller` issues expires, if ever: at the requested time, or at the latest time that the caller's own key allows. Rejects with
+   * 400 for a time in the past or after that latest time.
    */
   expiryFor(caller: Caller, asked: string | undefined): Promise<Date | undefined>
-  /** The first key of a tenant, of role owner; its token is shown once. `createdBy` is the key that asked. */
+  /** Issues the first key of a tenant, with the role owner. The token is shown once. `createdBy` is the key that requested it. */
   issueOwner(tenantId: string, createdBy: string): Promise<{ readonly id: string; readonly token: string }>
 }
 export const KeyIssuer = capability<KeyIssuer>('conductor.key-issuer')

@@ -2,7 +2,7 @@ import type { StaticDecode, TObject } from '@sinclair/typebox'
 import { capability, definePlugin, type Plugin, type PluginContext, slot } from '../plugin.ts'
 import { type AppError, errorTable } from './errors.ts'
 
-/** Where a tenant gets credit. Specification 4.8. */
+/** The route by which a tenant buys credit. Specification 4.8. */
 export const checkoutPath = '/api/billing/checkout'
 
 export const billingErrors = errorTable('billing', {
@@ -42,7 +42,7 @@ export const billingErrors = errorTable('billing', {
   },
 })
 
-/** Where a server refuses models without a price. */
+/** The sentence of a server that refuses models without a price. */
 export const unpricedModel = (model: string): string =>
   `The model '${model}' has no price on this server, which refuses such models: name another one in the profile, or have its operator add a price.`
 
@@ -55,7 +55,7 @@ export const fundsErrors = [
   billingErrors.modelUnpriced,
 ] as const
 
-/** A budget that is used up. Amounts are in microcents. */
+/** An exhausted budget. Amounts are in microcents. */
 export interface BudgetRefusal {
   readonly id: string
   readonly scope: string
@@ -64,11 +64,11 @@ export interface BudgetRefusal {
   readonly cap: number
 }
 
-/** A budget and its use, as `/api/usage` shows it. */
+/** A budget with its use, as `/api/usage` shows it. */
 export interface BudgetAlert {
   readonly budgetId: string
   readonly scope: string
-  /** The profile, key, end user or session; empty for the tenant. */
+  /** The profile, key, end user or session. Empty for the tenant. */
   readonly subject: string
   readonly per: string
   readonly percent: number
@@ -77,17 +77,17 @@ export interface BudgetAlert {
 }
 
 /**
- * Prepaid credit. The money of runs is moved by the statements that start and end them, with the functions of migrations 55 and 67: this is what else
- * they need to know.
+ * Prepaid credit. The statements that start and end runs move the money, with the functions of migrations 55 and 67. This interface is everything
+ * else that they need.
  */
 export interface Billing {
-  /** Set when no provider is configured: nothing is held, and everything is allowed. */
+  /** Set when no provider is configured: nothing is held, and every run is allowed. */
   readonly absent?: true
-  /** How much is held for a run when it starts, where its credit and its limits allow it. */
+  /** Microcents that are held when a run starts, if its credit and limits allow it. */
   readonly holdMicrocents: number
   /** The credit that must remain for a run to start, and to continue after a model call. */
   readonly reserveMicrocents: number
-  /** Models without a price are refused: at the start, and after a call of one. */
+  /** True: a model without a price is refused at the start, and after a call of it. */
   readonly refusesUnpriced: boolean
   /** Throws 409 `model_unpriced` for a model that this server refuses. */
   checkModel(model: string): void
@@ -96,8 +96,8 @@ export interface Billing {
   /** The 402 for a statement that the ledger refused; undefined for any other failure. */
   refusalOf(error: unknown): AppError | undefined
   /**
-   * Has as much held for a run as it has spent by now, and some more, in microcents. Resolves to how much is held, or to the 402 when
-   * there is no more.
+   * Raises the hold of a run to what it has spent so far, in microcents, plus some reserve. Resolves to the held amount, or to the 402 when there
+   * is no credit left.
    */
   extend(tenantId: string, runId: string, spent: number): Promise<number | AppError>
   /** The budgets of a tenant that are used by 80 % or more, the fullest first, at most 100. */
@@ -105,7 +105,7 @@ export interface Billing {
 }
 export const Billing = capability<Billing>('conductor.billing')
 
-/** Billing; undefined in a role without it, whether the role declares that or does not list it. */
+/** Billing. Undefined in a role without it, whether the role declares that or does not list billing. */
 export const presentBilling = (billing: Billing | undefined): Billing | undefined =>
   billing?.absent ? undefined : billing
 
@@ -116,15 +116,15 @@ export interface Checkout {
   readonly cents: number
   readonly currency: string
   readonly label: string
-  /** The provider's id of the pack's price, if its catalog has one. */
+  /** The provider's id for the price of the pack. Undefined: the catalog has none. */
   readonly price: string | undefined
-  /** The provider's id of the tenant, once it is known. */
+  /** The provider's id for the tenant. Undefined until it is known. */
   readonly customer: string | undefined
-  /** The URL of this server, for the return from the payment page. */
+  /** The URL of this server, to which the payment page returns. */
   readonly origin: string
 }
 
-/** An event that a provider reports, with a reference of its own: a repeated reference is the same event. */
+/** An event of a provider, with the provider's reference. A repeated reference is the same event. */
 export type BillingEvent =
   | {
       readonly kind: 'paid'
@@ -134,12 +134,12 @@ export type BillingEvent =
       readonly reference: string
     }
   | { readonly kind: 'expired'; readonly tenantId: string; readonly checkoutId: string }
-  /** `cents`: all that was refunded of the payment so far. */
+  /** `cents`: the total refunded of the payment so far. */
   | (PartOfPayment & { readonly kind: 'refunded' })
-  /** A payment is disputed and its money withdrawn; `won`: the money has come back. Either may arrive first. */
+  /** A payment is disputed and its money was withdrawn; `won`: the money came back. Either may arrive first. */
   | (PartOfPayment & { readonly kind: 'disputed'; readonly won: boolean })
 
-/** A part of the payment of a checkout. With taxes or a rebate, `of` (the whole payment) differs from the credit that was bought. */
+/** A part of a checkout's payment. With taxes or a rebate, `of` (the whole payment) differs from the credit that was bought. */
 interface PartOfPayment {
   readonly tenantId: string
   readonly checkoutId: string
@@ -152,16 +152,16 @@ interface PartOfPayment {
 export interface BillingProvider {
   /** Makes a payment page. Rejects with 502 `provider_failed` when the provider fails. */
   checkout(of: Checkout): Promise<{ readonly url: string; readonly customer?: string }>
-  /** A page of the provider where a customer sees its payments; absent: there is none. */
+  /** The provider's page on which a customer sees its payments. Absent: there is none. */
   portal?(customer: string, returnUrl: string): Promise<string>
   /** Reads a delivery. Undefined: it does not concern money. Rejects with 400 `invalid_event` if the provider did not sign it. */
   read?(
     body: Buffer,
     headers: Readonly<Record<string, string | string[] | undefined>>,
   ): Promise<BillingEvent | undefined>
-  /** An operator confirms payments at this server. */
+  /** Set when an operator confirms payments at this server. */
   readonly manual?: true
-  /** Rejects when the provider refuses its settings; resolves when it cannot be reached. Called before the role starts. */
+  /** Rejects when the provider refuses its settings. Resolves when the provider cannot be reached. Called before the role starts. */
   verify?(): Promise<void>
 }
 export const BillingProviders = slot<BillingProvider>('billing.provider')
@@ -169,7 +169,7 @@ export const BillingProviders = slot<BillingProvider>('billing.provider')
 interface Provider<C extends TObject> {
   readonly name: string
   readonly config?: C
-  /** Undefined when its settings leave it out. */
+  /** Undefined when the settings leave the provider out. */
   create(ctx: PluginContext<StaticDecode<C>, Record<never, never>>): Promise<BillingProvider | undefined>
 }
 

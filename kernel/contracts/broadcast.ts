@@ -3,9 +3,9 @@ import { Profile } from './profiles.ts'
 
 const revision = Type.Integer({ minimum: 0 })
 
-/** A profile or pool as it is now, or the fact that it was deleted. */
+/** The current state of a profile or pool, or the fact that it was deleted. */
 export const BroadcastChange = Type.Object({
-  /** The number of this change: a tenant's changes are counted in the order of their commits. */
+  /** The number of this change. A tenant's changes are numbered in the order of their commits. */
   revision,
   kind: Type.Union([Type.Literal('profile'), Type.Literal('pool')]),
   key: Type.String({ description: 'Name of the profile, id of the pool.' }),
@@ -15,8 +15,8 @@ export const BroadcastChange = Type.Object({
 export type BroadcastChange = Static<typeof BroadcastChange>
 
 /**
- * Everything of one tenant that changed after `after`, up to and with `revision`. Only a runner that has everything up to
- * `after` may take it; it then has everything up to `revision`, even when several conductors send it pages.
+ * Every change of one tenant after revision `after`, up to and including `revision`. Only a runner that has everything up to `after` may apply it;
+ * the runner then has everything up to `revision`, even when several conductors send it pages.
  */
 export const BroadcastPage = Type.Object({ after: revision, revision, changes: Type.Array(BroadcastChange) })
 export type BroadcastPage = Static<typeof BroadcastPage>

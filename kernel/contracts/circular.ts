@@ -2,8 +2,8 @@
 const maxDepth = 64
 
 /**
- * A copy of `value` that JSON can write: a reference to one of its own ancestors becomes the text `[circular]`
- * (specification 4.23), a bigint its digits, and what nests deeper than 64 levels `[too deep]`.
+ * A copy of `value` that JSON can represent. A reference to an ancestor becomes `[circular]` (specification 4.23), a bigint its digits, and
+ * anything deeper than 64 levels `[too deep]`.
  */
 export function withoutCycles(value: unknown): unknown {
   return copy(value, [])

@@ -2,16 +2,16 @@ import { slot } from '../plugin.ts'
 import type { DelegationAnswer } from './delegation.ts'
 import type { Profile } from './profiles.ts'
 
-/** The caller of a tool. All of it comes from the conductor's own record of the run. */
+/** The caller of a tool. Every field comes from the conductor's own record of the run. */
 export interface ConductorCaller {
   readonly tenantId: string
   readonly sessionId: string
   readonly runId: string
-  /** The session's snapshot. */
+  /** The profile snapshot of the session. */
   readonly profile: Profile
-  /** The end user of the run, if one is named. */
+  /** The end user of the run. Undefined: none is named. */
   readonly endUserId: string | undefined
-  /** The run answers a visitor of a published agent, or was delegated by one that does: `endUserId` is what that visitor says. */
+  /** The run answers a visitor of a published agent, or was delegated by such a run. `endUserId` is then what the visitor claims. */
   readonly visitor?: true
   /** Aborts when the run is over. */
   readonly signal: AbortSignal

@@ -3,7 +3,7 @@ import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
 
 export interface Statement {
-  /** Prepared once per connection under this name; the same name must always mean the same text. */
+  /** The statement is prepared once per connection under this name. The same name must always mean the same text. */
   readonly name?: string
   readonly text: string
   readonly values?: readonly unknown[]
@@ -15,13 +15,13 @@ declare const untenanted: unique symbol
 interface Transaction {
   /** Runs one statement; resolves to its rows. */
   query<Row extends object>(statement: Statement): Promise<Row[]>
-  /** The same of several, one after the other, in one round trip. */
+  /** Runs several statements in order, in one round trip. Resolves to the rows of each. */
   queries<Rows extends object[][]>(statements: readonly Statement[]): Promise<Rows>
-  /** Runs a statement behind all others, in the round trip of the commit. What it refuses rolls the transaction back. */
+  /** Runs a statement after all others, in the round trip of the commit. If the server refuses it, the transaction is rolled back. */
   atEnd(statement: Statement): void
 }
 
-/** A transaction in which row security shows one tenant's rows. Store functions take it first. */
+/** A transaction in which row security shows the rows of one tenant. Store functions take it as their first argument. */
 export interface TenantTx extends Transaction {
   readonly tenantId: string
   readonly [tenanted]: true
@@ -33,22 +33,22 @@ export interface SystemTx extends Transaction {
 }
 
 /**
- * What a unit of work is for. Each kind has connections and a time limit of its own, and no tenant has all those of a kind, so that
- * nobody waits behind what another one reads. `claims`: runs that begin, go on and end. `reads`: what may be large or slow, such as
- * lists, logs and figures. `requests`: everything else.
+ * The purpose of a unit of work. Each kind has its own connections and time limit, and no tenant gets all connections of a kind, so that nobody
+ * waits behind another caller's reads. `claims`: runs that begin, continue and end. `reads`: large or slow reads, such as lists, logs and figures.
+ * `requests`: everything else.
  */
 export type Work = 'claims' | 'requests' | 'reads'
 
 export interface UnitOptions {
-  /** Names the rows that the unit locks: all units that may lock a row give the same text. It prevents deadlocks. */
+  /** Names the rows that the unit locks. All units that may lock the same row give the same text, which prevents deadlocks. */
   readonly order?: string
-  /** About how many bytes it writes, for units that write many. */
+  /** Approximate bytes that the unit writes, for units that write many. */
   readonly bytes?: number
 }
 
 /**
- * The only access to PostgreSQL. Failures of the connection itself are thrown as AppError `unavailable` (503, retryable);
- * a statement's own failure keeps its SQLSTATE in `code`.
+ * The only access to PostgreSQL. Connection failures are thrown as AppError `unavailable` (503, retryable). A statement's own failure keeps its
+ * SQLSTATE in `code`.
  */
 export interface Database {
   /**
@@ -56,61 +56,61 @@ export interface Database {
    * other routes use `needsDatabase`.
    */
   readonly absent?: true
-  /** The same for work of another kind than `requests`, e.g. `database.as('reads').batch(…)` for a list. */
+  /** The same database for another kind of work than `requests`, e.g. `database.as('reads').batch(…)` for a list. */
   as(work: Work): Database
   /** Opens a transaction with `app.tenant_id` set inside it, and commits when `work` resolves. */
   tenant<T>(tenantId: string, work: (tx: TenantTx) => Promise<T>): Promise<T>
   system<T>(work: (tx: SystemTx) => Promise<T>): Promise<T>
   /**
-   * The fast path of a unit of work whose statements do not depend on each other's rows in JavaScript: one transaction,
-   * one network round trip, tenant set first. Resolves to the rows of each statement. All or nothing.
+   * The fast path for statements that do not depend on each other's rows in JavaScript: one transaction and one network round trip, in which the
+   * tenant is set first. Resolves to the rows of each statement. All or nothing.
    */
   batch<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows>
   /**
-   * The hot path: one statement that is a unit of work by itself. Alone it leaves at once; under load units of many callers
-   * share a transaction and a round trip, each with its own tenant set. Resolves to its rows once they are committed. A unit
-   * that the server refuses fails alone: the others are run again. Units have connections of their own, as claims.
+   * The hot path: one statement that is a complete unit of work. A single unit leaves at once. Under load, units of many callers share a
+   * transaction and a round trip, each with its own tenant set. Resolves to its rows once they are committed. If the server refuses a unit, only
+   * that unit fails, and the others run again. Units have connections of their own, as claims.
    */
   unit<Row extends object>(tenantId: string, statement: Statement, options?: UnitOptions): Promise<Row[]>
-  /** As `batch`, without a tenant: e.g. the look-up of a key, which finds out the tenant. `settings` hold for the transaction only. */
+  /** Like `batch`, but without a tenant, e.g. for the look-up of a key, which finds the tenant. `settings` hold for the transaction only. */
   systemBatch<Rows extends object[][]>(
     statements: readonly Statement[],
     settings?: Readonly<Record<string, string>>,
   ): Promise<Rows>
-  /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server could not be reached; notifications sent meanwhile are lost. */
+  /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects after an outage, but notifications that were sent meanwhile are lost. */
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
-  /**
-   * A few connections of its own, for a library that keeps its tables in a schema of its own. No tenant is set on them: row
-   * security hides every tenanted row.
-   */
+  /** A few separate connections, for a library with tables in its own schema. No tenant is set on them, so row security hides every tenanted row. */
   connections(size: number): Connections
   /** Proves that this process lives, from a thread with its own connection. Nothing is started before the first pulse. */
   heartbeat(options: HeartbeatOptions): Heartbeat
 }
 
 export interface Connections {
-  /** Runs SQL, several statements where there are no values. Rejects with 503 until the schema is there. */
+  /** Runs SQL; without values it may contain several statements. Rejects with 503 until the schema is ready. */
   query(text: string, values?: unknown[]): Promise<{ rows: object[] }>
   close(): Promise<void>
 }
 
 export interface HeartbeatOptions {
-  /** Renews something without a tenant, with the values of the last pulse. No row in return: what it renews is gone. */
+  /** A statement without a tenant, which runs with the values of the last pulse. If it returns no row, the renewed row is gone. */
   readonly renew: Pick<Statement, 'name' | 'text'>
   readonly everyMs: number
-  /** Without a pulse for so long, counted while the process runs at all, the process is hung and nothing is renewed until the next one. */
+  /**
+   * Milliseconds without a pulse, counted while the process is running at all, after which the process counts as hung. Nothing is renewed until the
+   * next pulse.
+   */
   readonly hungMs: number
-  /** There was no row to renew. Nothing is renewed before the next pulse. */
+  /** Called when there was no row to renew. Nothing is renewed until the next pulse. */
   onLost(): void
-  /** The thread cannot renew, and why. It goes on trying. */
+  /** Called with the reason when the thread cannot renew. The thread keeps trying. */
   onFailure(error: Error): void
 }
 
-/** It does not keep a process running, and ends with it. */
+/** The heartbeat does not keep the process running, and ends with it. */
 export interface Heartbeat {
-  /** True while it renews. Otherwise, before its start or while it fails, the caller must renew by itself. */
+  /** True while the heartbeat renews. While false, before its start or during failures, the caller must renew by itself. */
   readonly beats: boolean
-  /** To be called every `everyMs`, by the thread whose life is to be proved. */
+  /** Call it every `everyMs` from the thread that must be proved alive. */
   pulse(values: readonly (string | number)[]): void
   close(): Promise<void>
 }
@@ -135,17 +135,17 @@ export const databaseErrors = errorTable('database', {
   },
 })
 
-/** For a scope whose routes all need the database. In a role without one each of them answers 503, after the guard has let its caller in. */
+/** For a scope whose routes all need the database. In a role without one, each route answers 503 after the guard has admitted the caller. */
 export function needsDatabase(app: App, { absent }: Pick<Database, 'absent'>): void {
   if (!absent) return
-  // No request reaches the schemas of these routes, and compiling them takes most of the start.
+  // In such a role no request reaches the schemas of these routes, and compiling them takes most of the start.
   app.setValidatorCompiler(() => () => true).setSerializerCompiler(() => JSON.stringify)
   app.addHook('onRequest', async () => {
     throw databaseErrors.databaseRequired()
   })
 }
 
-/** The database; undefined in a role without one, whether it lists `plugins/database/none` or no database at all. */
+/** The database. Undefined in a role without one, whether the role lists `plugins/database/none` or no database at all. */
 export const presentDatabase = (database: Database | undefined): Database | undefined =>
   database?.absent ? undefined : database
 
@@ -161,7 +161,7 @@ export const violatedConstraint = (error: unknown): string | undefined => {
   return typeof name === 'string' ? name : undefined
 }
 
-/** Where a server started by this role listens, e.g. the embedded one of development. `database` uses it when it has no DSN. */
+/** The address of a server that this role starts, e.g. the embedded one for development. `database` uses it when it has no DSN. */
 export interface DatabaseServer {
   readonly dsn: string
 }

@@ -1,19 +1,19 @@
 import { type Static, Type } from '@sinclair/typebox'
 
-/** A tool call that waits until a conductor has run another profile for it. */
+/** A tool call that waits until a conductor has run another profile for the call. */
 export const Delegation = Type.Object({
   /** Names the call. It stays the same when the call is executed again because its run was retried. */
   id: Type.String(),
   /** The run whose tool delegates. */
   parentRunId: Type.String(),
-  /** The id of the run to start. It is derived from the two above, so that a repeated call joins the run that exists. */
+  /** The id of the run to start. It is derived from `id` and `parentRunId`, so that a repeated call joins the existing run. */
   runId: Type.String(),
   profile: Type.String(),
   prompt: Type.String(),
 })
 export type Delegation = Static<typeof Delegation>
 
-/** A call of a tool of an app, which waits on its runner until a conductor has made it: accounts never leave conductors. */
+/** A call of an app tool. It waits on its runner until a conductor has made the call, because app accounts never leave conductors. */
 export const AppCall = Type.Object({
   id: Type.String(),
   parentRunId: Type.String(),
@@ -21,13 +21,13 @@ export const AppCall = Type.Object({
     toolkit: Type.String(),
     tool: Type.Optional(Type.String()),
     input: Type.Record(Type.String(), Type.Unknown()),
-    /** Another conductor had it before and died, so it is not known whether the call was made. */
+    /** Set when another conductor took the call before and died, so that it is unknown whether the call was made. */
     again: Type.Optional(Type.Literal(true)),
   }),
 })
 export type AppCall = Static<typeof AppCall>
 
-/** A `progress` event with this stage makes the conductor take the waiting ones. */
+/** The stage of a `progress` event that makes the conductor take the waiting app calls. */
 export const appCallStage = 'app_call'
 
 /** A call of a platform tool that a conductor executes, because only conductors have its data. */
@@ -35,22 +35,22 @@ export const ConductorCall = Type.Object({
   id: Type.String(),
   parentRunId: Type.String(),
   tool: Type.String(),
-  /** It satisfies the schema of the tool on the runner. */
+  /** The input already satisfies the schema of the tool on the runner. */
   input: Type.Record(Type.String(), Type.Unknown()),
 })
 export type ConductorCall = Static<typeof ConductorCall>
 
-/** A `progress` event with this stage makes the conductor take the waiting ones. */
+/** The stage of a `progress` event that makes the conductor take the waiting calls of conductor tools. */
 export const conductorCallStage = 'conductor_call'
 
-/** A call that waits for a person: its profile says so. */
+/** A call that waits for a person, because its profile requires an approval. */
 export const ApprovalCall = Type.Object({
   id: Type.String(),
   parentRunId: Type.String(),
   approval: Type.Object({
-    /** Names the call in its run. */
+    /** Names the call within its run. */
     key: Type.String(),
-    /** Its id in the run's events, from a runtime that names its calls. */
+    /** The call's id in the run's events, if the runtime names its calls. */
     callId: Type.Optional(Type.String()),
     tool: Type.String(),
     arguments: Type.Optional(Type.Unknown()),
@@ -58,7 +58,7 @@ export const ApprovalCall = Type.Object({
 })
 export type ApprovalCall = Static<typeof ApprovalCall>
 
-/** A call that waits on a runner for a conductor: a task for another profile, a call of an app or of a conductor tool, or a call to approve. */
+/** A call that waits on a runner for a conductor: a task for another profile, an app call, a call of a conductor tool, or a call to approve. */
 export const WaitingCall = Type.Union([Delegation, AppCall, ConductorCall, ApprovalCall])
 export type WaitingCall = Static<typeof WaitingCall>
 
@@ -71,18 +71,18 @@ export const DelegationAnswer = Type.Object({
 })
 export type DelegationAnswer = Static<typeof DelegationAnswer>
 
-/** A `progress` event with this stage tells readers of a delegation, and makes the conductor take the waiting ones. */
+/** The stage of a `progress` event that tells readers of a delegation, and makes the conductor take the waiting delegations. */
 export const delegationStage = 'delegation'
 
-/** What waits on a runner for a conductor. A worker can write a `progress` event, but cannot add anything here. */
+/** The calls on a runner that wait for a conductor. A worker can write a `progress` event, but cannot add a call here. */
 export interface Delegations {
-  /** Has a call of an app, or of a tool, wait for a conductor. Rejects when the signal aborts. */
+  /** Makes a call wait for a conductor, and resolves to the conductor's answer. Rejects when the signal aborts. */
   call(
     of: { readonly tenantId: string; readonly sessionId: string; readonly signal: AbortSignal },
     call: AppCall | ConductorCall | ApprovalCall,
   ): Promise<DelegationAnswer>
-  /** Returns what waits in a session, and marks it as taken. */
+  /** Returns the waiting calls of a session, and marks them as taken. */
   take(tenantId: string, sessionId: string): readonly WaitingCall[]
-  /** Gives the waiting tool call its answer. False: the call does not wait any more. */
+  /** Gives the waiting tool call its answer. False: the call no longer waits. */
   answer(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): boolean
 }

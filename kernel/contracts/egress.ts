@@ -13,7 +13,7 @@ export const egressErrors = errorTable('egress', {
 /** Without TRACE, whose answer repeats the request with its secrets, and CONNECT, which hides the traffic. */
 export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'] as const
 
-/** A shorter value occurs in too much other text to be found in answers of hosts, so it is never sent. */
+/** Shorter values are never sent: they occur in too much other text to be recognized in a host's answers. */
 export const shortestSecret = 8
 
 /** Hop-by-hop headers, which proxies do not pass on. */
@@ -31,7 +31,7 @@ export const connectionHeaders: ReadonlySet<string> = new Set([
 
 const label = '[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?'
 
-/** A host that sandboxes of a profile may reach, as clients write it. */
+/** A host that sandboxes of a profile may reach, in the form that clients write. */
 export const EgressEntry = Type.Object(
   {
     host: Type.String({
@@ -70,30 +70,30 @@ export const EgressEntry = Type.Object(
 )
 export type EgressEntry = Static<typeof EgressEntry>
 
-/** An entry as runners get it: its host apart from its port, and whether the operator has said that it may be private. */
+/** An entry in the form for runners: host and port are separate, and it says whether the operator allows a private address. */
 export const EgressHost = Type.Object({
   ...Type.Omit(EgressEntry, ['host']).properties,
-  /** In lower case; `*.example.com` for every name below it. */
+  /** Lower case; `*.example.com` stands for every name below it. */
   host: Type.String(),
   port: Type.Integer({ minimum: 1, maximum: 65_535 }),
   own: Type.Boolean(),
 })
 export type EgressHost = Static<typeof EgressHost>
 
-/** What a run's sandbox may reach. It is sent for each attempt, and is in no row, event, log or saved state. */
+/** What a run's sandbox may reach. It is sent for each attempt, and is never part of a row, event, log or saved state. */
 export const EgressOrder = Type.Object({
-  /** Their headers still refer to secrets. */
+  /** The headers of these hosts still refer to secrets. */
   hosts: Type.Array(EgressHost),
-  /** The plain values that the headers refer to, by name. */
+  /** The plain values of the secrets, by name. */
   secrets: Type.Record(Type.String(), Type.String()),
 })
 export type EgressOrder = Static<typeof EgressOrder>
 
-/** How programs in a sandbox reach hosts during the run of the key. */
+/** How programs in a sandbox reach hosts while the key's run is under way. */
 export const EgressAccess = Type.Object({
-  /** For `http_proxy`; the key is in it. */
+  /** The value for `http_proxy`. It contains the key. */
   proxyUrl: Type.String(),
-  /** `<baseUrl>/<host>/<path>` stands for `https://<host>/<path>`, for programs that know no proxies. */
+  /** `<baseUrl>/<host>/<path>` stands for `https://<host>/<path>`, for programs that do not support proxies. */
   baseUrl: Type.String(),
   key: Type.String(),
 })
@@ -110,8 +110,8 @@ export interface Egress {
   /** AppErrors: 400 `invalid_egress`, 400 `unknown_secret: NAME`, 503 `secrets_unavailable`. */
   check(tenantId: string, profile: WithEgress): Promise<void>
   /**
-   * Called for each attempt, so that a new value of a secret holds from the next one on. Entries that the tenant may not have any
-   * more are left out. Rejects as `Secrets.headers` does.
+   * Called for each attempt, so that a changed secret takes effect with the next attempt. Entries that the tenant may no longer use are left out.
+   * Rejects as `Secrets.headers` does.
    */
   resolve(tenantId: string, entries: readonly EgressEntry[]): Promise<EgressOrder>
 }

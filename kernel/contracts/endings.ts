@@ -5,17 +5,17 @@ export interface EndingKind {
   readonly status: Exclude<TerminalRunStatus, 'ok'>
   /** The sentence for the tenant who started the run. */
   readonly message: string
-  /** For the person who chats; by default, that the agent could not answer. */
+  /** The sentence for the person who chats. By default it says that the agent could not answer. */
   readonly publicMessage?: string
-  /** The process that executed the run is gone or was not there. Nothing is wrong with the run, so another attempt may succeed. */
+  /** The process that executed the run was gone or absent. Nothing is wrong with the run, so another attempt may succeed. */
   readonly lost?: true
 }
 
 const again = 'The run was interrupted by a restart. Send the message again.'
 
 /**
- * The endings that the service itself gives to runs, by their code. A runtime's own codes (`model_error`, …) are not among
- * them: they are errors with the message that came with them.
+ * The endings that the service itself gives to runs, by code. A runtime's own codes (`model_error`, …) are not listed: they are errors with the
+ * runtime's message.
  */
 export const endings = {
   cancelled: { status: 'cancelled', message: 'The run was cancelled.', publicMessage: 'The run was cancelled.' },
@@ -62,7 +62,7 @@ export type EndingCode = keyof typeof endings
 
 const byCode: Readonly<Record<string, EndingKind>> = endings
 
-/** True when another attempt may succeed. An error that a runtime reported itself is an answer, and is kept. */
+/** True when another attempt may succeed. An error that a runtime itself reported is an answer, and is final. */
 export const isLost = (code: string): boolean => byCode[code]?.lost === true
 
 /** The sentence for the person who chats. Other error texts may name providers, addresses or sessions, and are not shown. */

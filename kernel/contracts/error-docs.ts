@@ -3,15 +3,18 @@ import { httpErrors } from './http-errors.ts'
 
 // How OpenAPI documents and docs/errors.md show the rows of tables.
 
-/** All tables of these plugins, each once, with the errors of any route first. */
+/** The tables of these plugins, each once, beginning with the errors that any route may answer. */
 export function tablesOf(plugins: readonly { readonly errors?: ErrorTable | readonly ErrorTable[] }[]): ErrorTable[] {
   return [...new Set([httpErrors, ...plugins.flatMap(({ errors = [] }) => [errors].flat())])]
 }
 
-/** `unknown_profile: NAME`. */
+/** The code as documents show it, e.g. `unknown_profile: NAME`. */
 export const shownCode = ({ code, named }: ErrorRow): string => (named ? `${code}: NAME` : code)
 
-/** An entry of `x-errors`, for generators of clients. `retryable` is `as-said` if the answer tells, and `later` if a client should not repeat by itself. */
+/**
+ * An entry of `x-errors`, for client generators. `retryable` is `as-said` if the answer says so, and `later` if a client should not retry by
+ * itself.
+ */
 export const listed = ({ row }: Listed): object => ({
   code: shownCode(row),
   status: row.status,

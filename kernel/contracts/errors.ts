@@ -4,12 +4,12 @@ export interface AppErrorOptions {
   /** Fields merged into the error body, e.g. `checkout_path`. */
   readonly detail?: Readonly<Record<string, unknown>>
   readonly headers?: Readonly<Record<string, string>>
-  /** The same request may succeed later; by its row unless said, never guessed from text. */
+  /** The same request may succeed later. By default the error's row decides; it is never guessed from text. */
   readonly retryable?: boolean
   readonly cause?: unknown
 }
 
-/** An error that a caller of the service sees. `code` is the string on the wire. Match by `code`, not `instanceof`. */
+/** An error that callers of the service see. `code` is the string on the wire. Compare `code`; do not use `instanceof`. */
 export class AppError extends Error {
   readonly code: string
   readonly status: number
@@ -29,21 +29,21 @@ export class AppError extends Error {
   }
 }
 
-/** One error, as its subsystem writes it down. */
+/** One error, as its subsystem declares it. */
 export type ErrorKind = {
   /** The string on the wire; the key in snake case by default. */
   readonly code?: string
-  /** On the wire a name follows the code, as the specification shows: `unknown_profile: NAME`. */
+  /** Set when a name follows the code on the wire, as the specification shows: `unknown_profile: NAME`. */
   readonly named?: true
   readonly status: number
   /**
-   * `true`: the same request may succeed later, and the answer says so. `'as-said'`: it depends, and the answer's `retryable`
-   * tells. `'later'`: not before something has changed, which no client can wait for by itself. Unless given no retry helps.
+   * Whether a retry helps. `true`: the same request may succeed later, and the answer says so. `'as-said'`: the answer's `retryable` tells.
+   * `'later'`: only after something has changed, for which no client can wait by itself. Absent: a retry never helps.
    */
   readonly retry?: true | 'later' | 'as-said'
 } & (
   | {
-      /** The sentence for people, where the throw has none of its own. */
+      /** The default sentence for people. A throw may replace it. */
       readonly message: string
       /** The sentence of the documentation, if it should say more than the message. */
       readonly about?: string
@@ -57,7 +57,7 @@ export interface ErrorRow {
   readonly code: string
   readonly named: boolean
   readonly status: number
-  /** Answered unless the throw has a sentence of its own. */
+  /** The default sentence. A throw may replace it. */
   readonly message: string | undefined
   /** For the documentation. */
   readonly about: string
@@ -71,7 +71,7 @@ export interface Listed {
 }
 
 interface NamedOptions extends AppErrorOptions {
-  /** Follows the code. */
+  /** The name that follows the code. */
   readonly name: string
 }
 type OptionsOf<K> = K extends { readonly named: true } ? [options: NamedOptions] : [options?: AppErrorOptions]
@@ -117,7 +117,7 @@ function factoryOf(row: ErrorRow): Listed {
   return Object.freeze(Object.assign(make, { row }))
 }
 
-/** A failure before anything began, with its own sentence: whatever its status was, the caller may retry. */
+/** The error for a failure before anything began. It keeps the sentence, and whatever the status was, the caller may retry. */
 export const unbegun = (cause: AppError): AppError =>
   new AppError(cause.code, 503, { message: cause.message, retryable: true, cause })
 

@@ -1,6 +1,6 @@
 import { type AppError, errorTable } from './errors.ts'
 
-/** The errors of any route. A plugin can give them its own sentence. */
+/** The errors that any route may answer. A plugin can give them a sentence of its own. */
 export const httpErrors = errorTable('http', {
   invalidRequest: {
     status: 400,
@@ -38,6 +38,6 @@ export const httpErrors = errorTable('http', {
 
 export const { invalidRequest, unauthorized, forbidden, notFound, conflict, bodyTooLarge, unavailable } = httpErrors
 
-/** One field that a schema cannot check, e.g. `invalidField('body/slug', 'cannot be changed')`. */
+/** The error for one field that a schema cannot check, e.g. `invalidField('body/slug', 'cannot be changed')`. */
 export const invalidField = (path: string, message: string): AppError =>
   invalidRequest({ message: `${path} ${message}`, detail: { issues: [{ path, message }] } })

@@ -14,7 +14,7 @@ export const idempotencyErrors = errorTable('idempotency', {
   },
 })
 
-/** Headers of a route that takes an `Idempotency-Key`. Validated like a body: another form is 400 `invalid_request`. */
+/** The headers of a route that accepts an `Idempotency-Key`. They are validated like a body: another form is 400 `invalid_request`. */
 export const IdempotencyHeaders = Type.Object({
   'idempotency-key': Type.Optional(
     Type.String({
@@ -25,10 +25,10 @@ export const IdempotencyHeaders = Type.Object({
   ),
 })
 
-/** The header of an answer that was already given to an earlier request with the same key. */
+/** The header of an answer that an earlier request with the same key already got. */
 export const replayedHeader = { 'idempotency-replayed': 'true' } as const
 
-/** Ids of the things that a request will create, chosen beforehand. */
+/** The ids that a request will create, chosen in advance. */
 export type Plan = Readonly<Record<string, string>>
 
 export interface Answer {
@@ -38,26 +38,26 @@ export interface Answer {
 
 export interface IdempotentCall<P extends Plan> {
   readonly tenantId: string
-  /** The caller and the purpose, e.g. `key_… chat`: two callers never share a key. */
+  /** The caller and the purpose, e.g. `key_… chat`, so that two callers never share a key. */
   readonly scope: string
   readonly key: string
-  /** The parsed body: members in another order are the same body. */
+  /** The parsed body. The order of its members does not matter. */
   readonly body: unknown
-  /** Stored with the key, unless an earlier request with the same key has stored its own. */
+  /** Stored with the key, unless an earlier request with the key has stored its own plan. */
   readonly plan: P
 }
 
-/** One request of a key, alone with it until it calls `end` or `forget`, or its process dies. */
+/** One request with a key. It has the key to itself until it calls `end` or `forget`, or its process dies. */
 export interface Attempt<P extends Plan> {
   /** The plan of the first request with this key. */
   readonly plan: P
-  /** An earlier request may have begun what `plan` names: join it if it is there. */
+  /** An earlier request may have begun what `plan` names, so join it if it exists. */
   readonly repeated: boolean
   /** The answer to an earlier request, if one was stored. */
   readonly answer: Answer | undefined
-  /** Lets the next request of the key in; it gets `answer`, or joins what was begun. */
+  /** Releases the key for the next request, which gets `answer`, or joins what was begun. */
   end(answer?: Answer): Promise<void>
-  /** Nothing was started: the key counts as unused. */
+  /** Marks the key as unused, because nothing was started. */
   forget(): Promise<void>
 }
 

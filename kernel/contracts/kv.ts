@@ -9,26 +9,26 @@ export interface Hit {
 }
 
 /**
- * Small state that processes share: Redis where there is one, with PostgreSQL behind it; PostgreSQL alone; or the memory of
- * a single process. Specification 1.1, ADR 31. Failures of the state itself are AppError `unavailable` (503, retryable).
+ * Small state that processes share: Redis with PostgreSQL as its fallback, PostgreSQL alone, or the memory of a single process. Specification 1.1,
+ * ADR 31. Failures of the state itself are AppError `unavailable` (503, retryable).
  */
 export interface Kv {
-  /** The configured store. It stays `redis` while PostgreSQL stands in for Redis. With `memory` no other process shares the state. */
+  /** The configured store. It stays `redis` while PostgreSQL replaces Redis. With `memory` no other process shares the state. */
   readonly backend: 'redis' | 'postgres' | 'memory'
   /**
-   * True for the first caller of `key` within `ttlMs`, in any process, whatever becomes of Redis. `madeAt`, in milliseconds
-   * since the epoch, is when the key came to be: one from before the memory of this state began can no longer be told from
-   * a second use, and is `unavailable`, so that its maker makes another.
+   * True for the first caller of `key` within `ttlMs`, in any process, even while Redis fails. `madeAt` is when the key was made, in milliseconds
+   * since the epoch. A key from before this state's memory began cannot be told from a second use, so it is refused as `unavailable`, and its maker
+   * makes a new key.
    */
   claim(key: string, ttlMs: number, madeAt?: number): Promise<boolean>
   /**
-   * Counts one hit in a sliding window of one-second buckets; a refused hit is not counted. Never more than `limit` in any
-   * window; in one that spans a loss or a return of Redis, never more than `limit` in each of the two stores.
+   * Counts one hit in a sliding window of one-second buckets; a refused hit is not counted. No window has more than `limit` hits. In a window that
+   * spans a loss or a return of Redis, each of the two stores allows up to `limit`.
    */
   hit(key: string, limit: number, windowSeconds: number): Promise<Hit>
   /**
-   * Wakes up the subscribers of any of these channels, here and in other processes, with a message of at most 4 kB. The message
-   * may be lost, come twice, or be merged with an equal one of the same 50 ms, so the state it is about is stored elsewhere.
+   * Wakes the subscribers of these channels, here and in other processes, with a message of at most 4 kB. The message may be lost, come twice, or
+   * be merged with an equal one of the same 50 ms, so store the state that it refers to elsewhere.
    */
   publish(channels: readonly string[], message: string): void
   subscribe(channel: string, listener: (message: string) => void): () => void

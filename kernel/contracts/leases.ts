@@ -28,7 +28,7 @@ export const WorkerLease = Type.Object(
 )
 export type WorkerLease = Static<typeof WorkerLease>
 
-/** A session's lease of the VirtualFS, from when it first uses files. Specification 2.12. */
+/** A session's lease of the VirtualFS, which begins when the session first uses files. Specification 2.12. */
 export const VfsLease = Type.Object(
   {
     sessionId: Type.String(),

@@ -32,8 +32,8 @@ interface LimitKind {
     | 'schedules'
     | 'approvals'
   /**
-   * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
-   * 409.
+   * How a tenant gets below the limit again. `later`: the use falls by itself, and the refusal is 429. `held`: the tenant must give something up,
+   * and the refusal is 409.
    */
   readonly relief: 'later' | 'held'
   readonly about: string
@@ -43,10 +43,7 @@ const kibi = 1024
 const mebi = 1024 * kibi
 const gibi = 1024 * mebi
 
-/**
- * The limits of a tenant: their names, as role files and `/api/limits` have them, and their defaults.
- * Each is enforced by the plugin that owns the resource.
- */
+/** The limits of a tenant: their names in role files and `/api/limits`, and their defaults. The plugin that owns a resource enforces its limit. */
 export const limitKinds = {
   readsPerMinute: { default: 60_000, unit: 'requests', relief: 'later', about: 'Requests of the API that only read.' },
   writesPerMinute: {
@@ -237,7 +234,7 @@ export type RequestLimit = 'readsPerMinute' | 'writesPerMinute' | 'chatsPerMinut
 export const limitNames = Object.keys(limitKinds) as readonly LimitName[]
 export type Limits = Readonly<Record<LimitName, number>>
 
-/** The largest value that a limit may be given: PostgreSQL counts most of them as integers. */
+/** The largest value of a limit, because PostgreSQL counts most of them as integers. */
 export const largestOf = (name: LimitName): number =>
   limitKinds[name].unit === 'bytes' ? Number.MAX_SAFE_INTEGER : 1_000_000_000
 
@@ -262,7 +259,7 @@ export const limitErrors = errorTable('limits', {
 export const isOverLimit = ({ code }: AppError): boolean =>
   code === limitErrors.limitReached.row.code || code === limitErrors.limitExceeded.row.code
 
-/** The answer to a tenant above a limit. */
+/** The refusal of a tenant that exceeds a limit. */
 export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: number): AppError {
   const { relief, about } = limitKinds[limit]
   const message = `The limit ${limit} of this tenant is ${max}. ${about} See GET /api/limits.`
@@ -272,10 +269,10 @@ export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: num
   return limitErrors.limitReached({ message, detail, headers })
 }
 
-/** Limits of a tenant that differ from the role file. */
+/** The limits of a tenant that differ from the role file. */
 export type OwnLimits = Partial<Limits>
 
-/** What a request counts for, by its method; `writes`: what those do that do more than read. */
+/** The limit for which a request counts, by its method. `writes` is the limit of requests that do more than read. */
 export const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>
   method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
 
@@ -283,19 +280,19 @@ export const requestLimitOf = (method: string, writes: RequestLimit): RequestLim
 export interface GuardedRequests {
   /** The tenant of a request; called after the guard. */
   tenantOf(request: FastifyRequest): string
-  /** What requests count for that do more than read; those that read count for `readsPerMinute`. */
+  /** The limit for requests that do more than read. Requests that only read count for `readsPerMinute`. */
   readonly writes: RequestLimit
-  /** How this process counts them for itself; absent: all processes count together. */
+  /** Counts requests in this process alone. Absent: all processes count together. */
   readonly alone?: Kv['hit']
 }
 
-/** The stored bytes of each tenant in the database: added up where they are written, and counted again every night. */
+/** The stored bytes of each tenant in the database. Writes add to them, and they are counted again every night. */
 export interface StoredBytes {
   /** Adds bytes. The database is updated in the background. */
   add(tenantId: string, bytes: number): void
   /** True when the tenant has reached the limit. */
   isFull(tenantId: string): boolean
-  /** Throws 409 `limit_exceeded` then. */
+  /** Throws 409 `limit_exceeded` when the tenant has reached the limit. */
   admit(tenantId: string): void
 }
 
@@ -303,27 +300,27 @@ export type CountUse = (tenantId: string) => Promise<number | undefined> | numbe
 
 /** The limits of each tenant. A change by an operator reaches every process within seconds. */
 export interface TenantLimits {
-  /** The limits of the role file. */
+  /** The limits in the role file. */
   readonly defaults: Limits
   of(tenantId: string): Limits
   ownOf(tenantId: string): OwnLimits
   /** Replaces limits of a tenant; null restores the role file's. False: there is no such tenant, or no database. */
   change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
   /**
-   * Resolves when it is the turn of work that costs as much as `weight` requests of a kind, beside the request that asked for it. Rejects
-   * with 429 `limit_reached` where the tenant's own requests wait for as long as may be; with `patient`, which is for work behind
-   * requests, only where there are no turns at all.
+   * Resolves when it is the turn of work that costs as much as `weight` requests of a kind, in addition to its own request. Rejects with 429
+   * `limit_reached` when the tenant's requests already wait as long as they may. With `patient`, which is for background work, it rejects only when
+   * no turns exist at all.
    */
   turn(tenantId: string, kind: RequestLimit, weight: number, options?: { readonly patient?: boolean }): Promise<void>
-  /** Whether a request of a kind would be refused just now, as far as this process knows: to ask costs nothing, and counts nothing. */
+  /** Whether this process knows that a request of a kind would be refused now. The call does no I/O and counts nothing. */
   isSpent(tenantId: string, kind: RequestLimit): boolean
-  /** The bytes of a file as they come, no faster than the tenant may send and fetch. */
+  /** The bytes of a file, no faster than the tenant may transfer. */
   paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
-  /** Keeps `storedBytes`. */
+  /** Enforces `storedBytes`. */
   readonly stored: StoredBytes
-  /** Keeps the limits on requests and open streams in a scope: called behind its guard, and before its routes. */
+  /** Enforces the limits on requests and open streams in a scope. Call it after the scope's guard and before its routes. */
   guard(app: App, guarded: GuardedRequests): void
-  /** Registers how much of a limit a tenant uses; undefined if that is unknown. */
+  /** Registers how much of a limit a tenant uses. A count of undefined means that it is unknown. */
   uses(limit: LimitName, count: CountUse): void
   /** The use of each counted limit by a tenant. */
   usedBy(tenantId: string): Promise<OwnLimits>

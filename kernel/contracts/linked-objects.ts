@@ -4,7 +4,7 @@ import { errorTable } from './errors.ts'
 import type { TenantTx } from './database.ts'
 import type { ObjectStore, OpenObject } from './object-store.ts'
 
-/** What stands for content that is in the object store instead of a run, its log or its conversation. Its content never changes. */
+/** A reference to content that is stored in the object store instead of in a run, its log or its conversation. The content never changes. */
 export const ObjectLink = Type.Object(
   {
     key: Type.String({ pattern: '^[a-z0-9_]{1,100}$' }),
@@ -36,36 +36,39 @@ export const linkErrors = errorTable('linked-objects', {
   attachmentGone: { status: 410, message: 'An attachment is no longer in the object store.' },
 })
 
-/** Objects of each tenant outside its own keys: nobody lists, reads, replaces or deletes them through its `ObjectStore`. */
+/** Objects of each tenant outside the tenant's own keys. Nobody can list, read, replace or delete them through its `ObjectStore`. */
 export const ReservedObjects = capability<ObjectStore>('core.reserved-objects')
 
-/** Large contents of runs and workflow runs, in the object store of their tenant for as long as one of the runs is kept that have them. */
+/** Large contents of runs and workflow runs. They are in the object store of their tenant for as long as one of those runs is kept. */
 export interface LinkedObjects {
-  /** What has more bytes is linked; Infinity where there is nowhere to keep it. */
+  /** Contents with more bytes than this are linked. Infinity: there is no store to link to. */
   readonly above: number
   /**
-   * Keeps contents for a run, which may be about to begin. Equal ones are kept once. Rejects with what the store rejects with,
-   * such as 409 `limit_exceeded`; then none is linked that was not before.
+   * Stores contents for a run, which may not have begun yet. Equal contents are stored once. Rejects with the store's errors, such as 409
+   * `limit_exceeded`; in that case no content is newly linked.
    */
   keep(tenantId: string, runId: string, contents: readonly Content[]): Promise<ObjectLink[]>
-  /** What a run has of this digest, as it is read; undefined as with `read`. */
+  /** Opens the run's content with this digest. Undefined as with `read`. */
   open(tenantId: string, runId: string, sha256: string): Promise<OpenObject | undefined>
-  /** Lets another run of the tenant have what one has: those of `keys`, or all; with the transaction, if any. Resolves to how many. */
+  /**
+   * Gives another run of the tenant access to the contents of one run: those of `keys`, or all; within the transaction, if given. Resolves to their
+   * number.
+   */
   lend(
     tenantId: string,
     runs: { readonly from: string; readonly to: string; readonly keys?: readonly string[] },
     tx?: TenantTx,
   ): Promise<number>
-  /** Lets a run have an upload of its tenant. Rejects with `unknown_upload`, also for another tenant's. */
+  /** Gives a run access to an upload of its tenant. Rejects with `unknown_upload`, also for another tenant's upload. */
   use(tenantId: string, runId: string, uploadId: string): Promise<ObjectLink>
-  /** Undefined: the run has no such content, or it is not what the link says. Rejects when the store cannot be reached. */
+  /** Undefined: the run has no such content, or the content does not match the link. Rejects when the store cannot be reached. */
   read(tenantId: string, runId: string, link: ObjectLink): Promise<Buffer | undefined>
   /**
-   * Takes a file in for a run that will `use` it, while its bytes arrive; without a run it goes after a while. Rejects with what
-   * the store rejects with, and with `upload_too_large`, `empty_upload`, `too_many_uploads`, `uploads_unavailable`.
+   * Stores a file for a run that will `use` it, while its bytes arrive. A file that no run uses is deleted after a while. Rejects with the store's
+   * errors, and with `upload_too_large`, `empty_upload`, `too_many_uploads`, `uploads_unavailable`.
    */
   upload(tenantId: string, body: AsyncIterable<Uint8Array>, mediaType: string): Promise<Upload>
-  /** A run of this id was not begun: what was kept for it goes, unless there is such a run. */
+  /** Called when a run with this id was not begun. Deletes the contents stored for it, unless such a run exists after all. */
   release(tenantId: string, runId: string): Promise<void>
 }
 export const LinkedObjects = capability<LinkedObjects>('conductor.linked-objects')

@@ -4,7 +4,7 @@ import { capability } from '../plugin.ts'
 /** The most memories that are put into a first message. */
 const mostInjected = 20
 
-/** The field `memory` of a profile. Absent: nothing is put into messages or taken from them, and the tools have the scope `user`. */
+/** The field `memory` of a profile. Absent: no memories are inserted or extracted, and the tools have the scope `user`. */
 export const ProfileMemory = Type.Object(
   {
     inject: Type.Optional(
@@ -40,15 +40,15 @@ export interface FirstMessage {
   readonly prompt: string
 }
 
-/** Memories in messages of models. Never rejects for its own sake: without them a conversation begins all the same. */
+/** Inserts memories into messages for models. Its own failures never reject, because a conversation can begin without memories. */
 export interface Recall {
-  /** Chooses what the first message is to have, and remembers it by the run; '' for nothing. The same for a run that is tried again. */
+  /** Chooses the memories for the first message, and remembers the choice by run, so that a retried run gets the same. Empty: none. */
   choose(message: FirstMessage): Promise<string>
-  /** What was put before the messages of runs, by run, for a conversation that is restored. */
+  /** The texts that were put before the messages of runs, by run, for a conversation that is restored. */
   chosen(tenantId: string, runIds: readonly string[]): Promise<ReadonlyMap<string, string>>
 }
 export const Recall = capability<Recall>('conductor.recall')
 
-/** What was recalled stands before a message between these; whoever reads messages leaves it out by them. */
+/** Recalled memories stand before a message between these marks, by which readers of messages remove them. */
 export const recalledBegin = '<recalled_memories>'
 export const recalledEnd = '</recalled_memories>'

@@ -3,8 +3,8 @@ import { capability, slot } from '../plugin.ts'
 import type { TenantList } from './tenant-list.ts'
 
 /**
- * A source of language models. The model contract is the AI SDK's provider specification v4, so every provider package
- * of that ecosystem fits behind one line.
+ * A source of language models. The model contract is version 4 of the AI SDK's provider specification, so every provider package of that ecosystem
+ * fits with one line.
  */
 export interface ModelProvider {
   readonly contract: 'model/1'
@@ -20,7 +20,7 @@ export interface TextDeltas {
 }
 export type ModelPart = LanguageModelV4StreamPart | TextDeltas
 
-/** The parts of one answer, as many together as have arrived: a reader that is slow holds up the model server. */
+/** The parts of one answer, in batches of those that have arrived. A slow reader slows the model server down (back-pressure). */
 export interface ModelParts {
   /** Resolves to at least one part, or to undefined at the end. After all parts that arrived, it rejects with the error that cut the answer short. */
   next(): Promise<readonly ModelPart[] | undefined>
@@ -28,7 +28,7 @@ export interface ModelParts {
   close(): void
 }
 
-/** A model may offer its parts without a web stream around them, which costs more than a short answer itself. */
+/** A model may offer its parts without a web stream, which would cost more than a short answer itself. */
 export interface DirectModel extends LanguageModelV4 {
   /** Gives the same parts and rejections as `doStream`, and ends when `abortSignal` aborts. */
   doOpen(options: LanguageModelV4CallOptions): Promise<ModelParts>
@@ -39,11 +39,11 @@ export type OpenModel = DirectModel['doOpen']
 
 /** Keyed by the provider name that a profile's `model` starts with. */
 export const Models = slot<ModelProvider>('sidecar.models')
-/** The tenants that may use a provider's models, by its name. Every tenant may use those of one that is not here. */
+/** The tenants that may use a provider's models, by the provider's name. A provider that is not listed serves every tenant. */
 export const ModelTenants = slot<TenantList>('sidecar.model-tenants')
 
 export interface ModelProviderContext {
-  /** Keep-alive connections to model servers, closed when the role stops: pass it to the provider package. */
+  /** Uses keep-alive connections to model servers, which are closed when the role stops. Pass it to the provider package. */
   readonly fetch: ModelFetch
   /** For a provider that reads answers itself. In a sandbox worker its requests go through `egress`. */
   readonly post: ModelPost
@@ -52,15 +52,15 @@ export interface ModelProviderContext {
   onStop(fn: () => Promise<void>): void
 }
 
-/** `fetch` as a provider package of the AI SDK wants it: one POST with a text body, answered by a stream. */
+/** `fetch` as provider packages of the AI SDK need it: one POST with a text body, answered by a stream. */
 export type ModelFetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>
 
-/** As `ModelFetch` without web streams, for providers that read an answer themselves. It rejects when no answer began. */
+/** Like `ModelFetch` but without web streams, for providers that read an answer themselves. Rejects when no answer began. */
 export type ModelPost = (url: URL, request: ModelRequest) => Promise<ModelAnswer>
 
 export interface ModelRequest {
   readonly headers: Readonly<Record<string, string>>
-  /** Texts that follow one another: what is large is never put together. */
+  /** Consecutive pieces of text. They are never joined, because they may be large. */
   readonly body: readonly string[]
   readonly signal?: AbortSignal | undefined
 }
@@ -76,15 +76,15 @@ export interface ModelAnswer {
 }
 
 /**
- * In a worker: model calls go through the runner, which holds the keys; a sandbox has neither keys nor a network. Absent in a
- * static sidecar.
+ * Set in a worker: model calls go through the runner, which holds the keys, because a sandbox has neither keys nor a network. Absent in a static
+ * sidecar.
  */
 export interface ModelEgress {
-  /** The address that stands for the provider's API root, `/v1` included. */
+  /** The address that replaces the provider's API root, including `/v1`. */
   baseUrl(provider: string): string
   /** The worker's current token, which vendor processes send as their API key. */
   token(): string
-  /** Adds the token by itself. */
+  /** A fetch that adds the token by itself. */
   readonly fetch: ModelFetch
 }
 export const ModelEgress = capability<ModelEgress>('worker.model-egress')

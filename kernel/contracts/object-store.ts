@@ -5,7 +5,7 @@ import type { Limits } from './limits.ts'
 
 /** The largest object that is stored. Specification 4.16. */
 export const maxObjectBytes = 8 * 1024 * 1024
-/** The most objects of one page, and of one deletion of a prefix. Specification 4.16. */
+/** The most objects of one page, and of one deletion by prefix. Specification 4.16. */
 export const mostObjectsAtOnce = 1_000
 export const maxKeyBytes = 1_024
 
@@ -56,14 +56,14 @@ export const objectErrors = errorTable('storage', {
 })
 
 const control = /[\p{Cc}\p{Noncharacter_Code_Point}]/u
-/** The last character of all, which no key holds: behind it ends whatever begins with the same text. */
+/** The last Unicode character, which no key contains. Appended to a prefix, it sorts after every key with that prefix. */
 export const lastCharacter = '\u{10ffff}'
 
-/** True for what an object may be called: it can be part of a path or a URL without meaning anything there. */
+/** True for a valid object key: it can be part of a path or a URL without a special meaning there. */
 export const isObjectKey = (key: string): boolean =>
   isKeyPrefix(key) && key !== '' && key.split('/').every((part) => part !== '' && part !== '.' && part !== '..')
 
-/** True for the beginning of a key; '' is the beginning of all. */
+/** True for a valid beginning of a key. Empty is the beginning of all keys. */
 export const isKeyPrefix = (prefix: string): boolean =>
   prefix.isWellFormed() && Buffer.byteLength(prefix) <= maxKeyBytes && !control.test(prefix)
 
@@ -71,59 +71,59 @@ export interface ObjectInfo {
   readonly key: string
   readonly bytes: number
   readonly contentType: string
-  /** SHA-256 in hex; absent for what another program put into the store. */
+  /** SHA-256 in hex. Absent for an object that another program stored. */
   readonly sha256?: string
   /** ISO 8601. */
   readonly updatedAt: string
-  /** Changes with the content. */
+  /** Changes whenever the content changes. */
   readonly etag: string
 }
 
-/** The condition on the existing object for a write: `ifMatch` its etag or '*', `ifNoneMatch` that there is none. */
+/** The condition of a write on the existing object: `ifMatch` its etag, or '*' for any; `ifNoneMatch` that no object exists. */
 export interface WriteCondition {
   readonly ifMatch?: string
   readonly ifNoneMatch?: '*'
 }
 
-/** An object that is about to be stored. Its bytes are read once, and a throw of them means that nothing is stored. */
+/** An object to store. Its bytes are read once; if reading them throws, nothing is stored. */
 export interface NewObject {
   readonly body: AsyncIterable<Uint8Array>
-  /** SHA-256 in hex of all of `body`, once it has been read. */
+  /** SHA-256 in hex of the whole `body`. Call it after the body has been read. */
   readonly sha256: () => string
   readonly contentType: string
   readonly when: WriteCondition
 }
 
-/** From and to which byte, both included. */
+/** First and last byte, both included. */
 export interface ByteRange {
   readonly from: number
   readonly to: number
 }
 
-/** Bytes as they are read: a Readable of Node is one. Destroyed, it lets go of everything. */
+/** Bytes in the order in which they are read; a Node Readable qualifies. Destroying it releases all its resources. */
 export type ObjectBody = AsyncIterable<Uint8Array> & { destroy(): unknown }
 
-/** An object, or another file, that was found: what is read of it is of this content, or the reading fails. Read it once, or close it. */
+/** An open object, or another file. Every read is of this content, or fails. Read it once, or close it. */
 export interface OpenObject<Info = ObjectInfo> {
   readonly info: Info
-  /** All of it unless a range is given. */
+  /** Reads everything unless a range is given. */
   read(range?: ByteRange): Promise<ObjectBody>
   close(): Promise<void>
 }
 
 export interface ObjectQuery {
   readonly prefix: string
-  /** Only keys behind this text, in the order of their UTF-8. */
+  /** Only keys after this text, in the order of their UTF-8 bytes. */
   readonly after: string
   readonly limit: number
-  /** Keys that have a '/' behind the prefix are told as one, up to it. */
+  /** True: keys with a '/' after the prefix are reported once per folder, up to that '/'. */
   readonly folders: boolean
 }
 
 export interface ObjectPage {
   readonly objects: readonly ObjectInfo[]
   readonly prefixes: readonly string[]
-  /** `after` of the next page; absent for the last one. */
+  /** The value of `after` for the next page. Absent on the last page. */
   readonly next?: string
 }
 
@@ -133,27 +133,27 @@ export interface StoreUse {
 }
 
 /**
- * Where objects are. Each tenant has keys of its own; whoever calls has checked the keys. What is written is there in full and stays, or
- * not at all: a reader sees the old object or the new one. Rejects with `objectErrors`. Tests: `testObjectBackend` of kernel/testing.
+ * A store for objects. Each tenant has its own keys; the caller has checked them. A write is complete and durable or does not happen: a reader sees
+ * the old object or the new one. Rejects with `objectErrors`. Tests: `testObjectBackend` of kernel/testing.
  */
 export interface ObjectBackend {
   /** Resolves to the new object, and the bytes of the one that it replaced. Rejects with 412 when the condition does not hold. */
   put(tenantId: string, key: string, object: NewObject): Promise<{ info: ObjectInfo; replaced: number | undefined }>
   open(tenantId: string, key: string): Promise<OpenObject | undefined>
   list(tenantId: string, query: ObjectQuery): Promise<ObjectPage>
-  /** Resolves to the bytes that it had; undefined when there is none. Rejects with 412 when it is another than `ifMatch` says. */
+  /** Resolves to the bytes of the removed object; undefined when there was none. Rejects with 412 when its etag is not `ifMatch`. */
   remove(tenantId: string, key: string, ifMatch?: string): Promise<number | undefined>
-  /** Removes up to `most` objects whose keys begin like that; `more` when others are left. */
+  /** Removes up to `most` objects whose keys begin with `prefix`. `more`: others remain. */
   removeAll(tenantId: string, prefix: string, most: number): Promise<StoreUse & { readonly more: boolean }>
-  /** Counts all that a tenant has. */
+  /** Counts all objects of a tenant. */
   use(tenantId: string): Promise<StoreUse>
-  /** Throws a sentence where the store says that its settings are wrong; resolves when it cannot be reached. Called before the role starts. */
+  /** Throws a sentence when the store says that its settings are wrong. Resolves when the store cannot be reached. Called before the role starts. */
   verify?(): Promise<void>
 }
 export const ObjectBackends = slot<ObjectBackend>('storage.backends')
 
 type Backend<C extends TObject> = Pick<PluginSpec<C, Record<never, never>, Record<never, never>>, 'name' | 'config'> & {
-  /** Undefined when its settings leave it out. */
+  /** Undefined when the settings leave the backend out. */
   create(ctx: PluginContext<StaticDecode<C>, Record<never, never>>): Promise<ObjectBackend | undefined>
 }
 
@@ -170,9 +170,9 @@ export const defineObjectBackend = <C extends TObject>({ name, config, create }:
     },
   })
 
-/** Opens objects in any folder, beside the store that is for everybody. */
+/** Opens objects in any folder, independently of the shared store. */
 export interface ObjectFolders {
-  /** Only one process may have a folder open. What a killed one left half written is cleared. */
+  /** Only one process may have a folder open. Half-written files of a killed process are removed. */
   open(dir: string): Promise<ObjectBackend>
 }
 export const ObjectFolders = capability<ObjectFolders>('core.object-folders')
@@ -182,19 +182,19 @@ export interface BucketSettings {
   readonly endpoint?: string | undefined
   readonly region: string
   readonly bucket: string
-  /** How all keys begin; nothing else is seen. */
+  /** The beginning of all keys. Objects outside it are invisible. */
   readonly prefix: string
   readonly accessKeyId: string
   readonly secretAccessKey: string
-  /** `public`: over TLS, and only addresses of the open internet. `network`: also those that a server of the operator's own may have. */
+  /** `public`: TLS only, and only addresses of the open internet. `network`: also addresses of the operator's own servers. */
   readonly reach: 'public' | 'network'
 }
 
 /** Opens S3 buckets that are named at run time. */
 export interface Buckets {
-  /** Throws a sentence when the endpoint may not be asked. Keys are the same whatever the tenant. */
+  /** Throws a sentence when the endpoint must not be contacted. Keys do not depend on the tenant. */
   open(settings: BucketSettings): ObjectBackend & {
-    /** Ends its connections, once what is under way is done. */
+    /** Closes the connections after the requests under way. */
     close(): Promise<void>
   }
 }
@@ -202,21 +202,21 @@ export const Buckets = capability<Buckets>('core.buckets')
 
 export interface Upload {
   readonly body: AsyncIterable<Uint8Array>
-  /** As many as it says that it has. */
+  /** The announced number of bytes. */
   readonly bytes?: number | undefined
   readonly contentType: string
   readonly when?: WriteCondition
-  /** What the tenant may have together, for a process that does not know the limits of tenants: a runner has them with each run. */
+  /** The tenant's limits, for a process that does not know them: a runner gets them with each run. */
   readonly limits?: Pick<Limits, 'objects' | 'objectBytes'> | undefined
-  /** What the bytes have to come to, in hex. */
+  /** The expected checksums of the bytes, in hex. */
   readonly checksums?: { readonly sha256?: string; readonly md5?: string }
 }
 
-/** The objects of tenants, with keys checked and limits kept. Rejects with `objectErrors`, 409 `limit_exceeded` and 413. */
+/** The objects of tenants, with checked keys and enforced limits. Rejects with `objectErrors`, 409 `limit_exceeded` and 413. */
 export interface ObjectStore {
-  /** The name of the backend; undefined where there is none, and then all else rejects. */
+  /** The name of the backend. Undefined: there is none, and every call rejects. */
   readonly backend: string | undefined
-  /** `replaced`: the bytes of what was in its place, where something was. */
+  /** `replaced`: the bytes of the object that was replaced, if there was one. */
   put(
     tenantId: string,
     key: string,
@@ -225,7 +225,7 @@ export interface ObjectStore {
   open(tenantId: string, key: string): Promise<OpenObject | undefined>
   list(tenantId: string, query: Partial<ObjectQuery>): Promise<ObjectPage>
   remove(tenantId: string, key: string, ifMatch?: string): Promise<boolean>
-  /** Removes what begins with `prefix`: 1000 objects at most, `more` when others are left. */
+  /** Removes up to 1000 objects whose keys begin with `prefix`. `more`: others remain. */
   removeAll(tenantId: string, prefix: string): Promise<{ readonly deleted: number; readonly more: boolean }>
 }
 export const ObjectStore = capability<ObjectStore>('core.object-store')

@@ -1,7 +1,10 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 
-/** Stage of the `progress` event by which a run tells that an agent wrote to the object store. It is a bell: what was written, the runner says. */
+/**
+ * The stage of the `progress` event that announces that an agent wrote to the object store. The event carries no data; the runner reports the
+ * writes.
+ */
 export const writtenStage = 'object_written'
 
 /** A write that an agent made with a tool of its runner. */
@@ -19,15 +22,15 @@ interface WritingRun {
   readonly runId: string
 }
 
-/** What the agents of a runner wrote, until a conductor has heard of it. */
+/** The writes of a runner's agents, kept until a conductor has recorded them. */
 export interface WrittenObjects {
   note(run: WritingRun, write: Omit<ObjectWrite, 'n'>): void
-  /** What a run wrote behind number `after`; what it wrote before is forgotten. */
+  /** The writes of a run after number `after`. Earlier writes are forgotten. */
   of(run: WritingRun, after: number): readonly ObjectWrite[]
 }
 export const WrittenObjects = capability<WrittenObjects>('runner.written-objects')
 
-/** Puts what agents wrote on record, and counts it. */
+/** Records the writes of agents, and counts them. */
 export interface ObjectWrites {
   noted(run: WritingRun, writes: readonly ObjectWrite[]): Promise<void>
 }

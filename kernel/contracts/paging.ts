@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 
-/** Query of every paged list. Without `limit` the whole list is returned. Specification 4.1. */
+/** The query of every paged list. Without `limit` the whole list is returned. Specification 4.1. */
 export const PageQuery = Type.Object({
   limit: Type.Optional(
     Type.Integer({
@@ -25,7 +25,7 @@ export const PageQuery = Type.Object({
   ),
 })
 
-/** A list says exactly how many items it has up to so many; counting more would take as long as reading them. */
+/** A list counts its items exactly up to this number. Counting more would take as long as reading them. */
 export const mostCounted = 10_000
 
 export interface Page {
@@ -34,20 +34,20 @@ export interface Page {
   readonly cursor?: string
 }
 
-/** What a list answers: its items in order, or the first of them and a way to read on. */
+/** The answer of a list: its items in order, or the first of them and a way to read on. */
 export interface Listing<T> {
   readonly items: readonly T[]
-  /** How many there are, on all pages; not more than are counted. */
+  /** The number of items on all pages, up to `mostCounted`. */
   readonly total: number
-  /** There are more than `total`. */
+  /** True when there are more than `total` items. */
   readonly more?: boolean
-  /** The cursor of the page behind this one; absent for the last page, and where nothing tells the place of an item. */
+  /** The cursor of the next page. Absent on the last page, and when nothing identifies the position of an item. */
   readonly next?: string
-  /** What of the list, or of the page that was asked for, is behind `items`: a bounded read at a time, each when it is pulled. */
+  /** The remaining items of the list or page after `items`, in bounded reads, each made when it is pulled. */
   readonly rest?: AsyncIterable<readonly T[]>
 }
 
-/** The page that a query asks for. Without a limit the list is whole. A cursor says where a page begins, an offset would skip more. */
+/** The page that a query requests. Without a limit it is the whole list. A cursor already says where the page begins, so the offset is ignored. */
 export const pageOf = ({ limit, offset = 0, cursor }: Page): Page =>
   limit === undefined ? {} : cursor === undefined ? { limit, offset } : { limit, offset: 0, cursor }
 
@@ -70,7 +70,7 @@ export function pageHeaders(
     for (const [name, value] of Object.entries({ limit: String(limit), ...place })) params.set(name, value)
     return `<${path}?${params.toString()}>; rel="${rel}"`
   }
-  // A client that pages by offset continues that way, as long as more items are known to exist.
+  // A client that pages by offset continues by offset while more items are known to exist.
   const byOffset = cursor === undefined && offset + limit < total
   const behind = byOffset ? { offset: String(offset + limit) } : next === undefined ? undefined : { cursor: next }
   const links = [

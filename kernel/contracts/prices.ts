@@ -2,7 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { Usage } from './run-event.ts'
 
-/** Costs of single runs are far below a cent, so they are kept in millionths of one. */
+/** Millionths of a cent, because a single run costs far less than a cent. */
 export const microcentsPerCent = 1_000_000
 
 const rate = (description: string) => Type.Number({ minimum: 0, maximum: 1e9, description })
@@ -31,31 +31,31 @@ export function costOf(
   const { inputCentsPerMillion: input, outputCentsPerMillion: output } = price
   const cachedInput = price.cachedInputCentsPerMillion ?? input
   const free = input === 0 && output === 0 && cachedInput === 0
-  // Every call has input, so this server did not count: what it cost is not known either.
+  // Every call has input, so this server did not count, and the cost is unknown.
   if (inputTokens === 0 && outputTokens === 0 && !free) return undefined
   const cached = Math.min(cachedTokens, inputTokens)
   const microcents = (inputTokens - cached) * input + cached * cachedInput + outputTokens * output
   return Math.round(microcents) / microcentsPerCent
 }
 
-/** What is charged beside model calls, in microcents. */
+/** What is charged in addition to model calls, in microcents. */
 export interface ServicePrices {
   readonly toolCall: number
   readonly sandboxSecond: number
-  /** A day of a GiB that is stored. */
+  /** The price of one stored GiB for one day. */
   readonly storedGibDay: number
 }
 
-/** What is used costs, from the operator's price table and the public one below it. */
+/** The costs of use, from the operator's price table and, where it has no entry, the public one. */
 export interface Prices {
-  /** Names these tables: what was charged by them says so. */
+  /** The version of these tables. Charges record the version by which they were made. */
   readonly version: string
   readonly services: ServicePrices
-  /** The price of `provider/model` now. Undefined when none is known, which does not mean that it is free. */
+  /** The current price of `provider/model`. Undefined: unknown, which does not mean free. */
   priceOf(model: string): ModelPrice | undefined
   /**
-   * The cost of one model call in cents, as `costOf`, by the prices of the time at which it was made: by default now. Undefined when no
-   * price is known for its model as well.
+   * The cost of one model call in cents, like `costOf`, by the prices at the time of the call, by default now. Also undefined when the model has no
+   * known price.
    */
   costCents(usage: Usage, at?: Date): number | undefined
 }

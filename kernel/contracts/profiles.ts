@@ -9,7 +9,7 @@ import { mountName } from './vfs.ts'
 
 const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$'
 const nameForm = new RegExp(namePattern)
-/** False for text that cannot name a profile, so that a path with it is unknown without a look-up. */
+/** False for text that cannot name a profile, so that a path with such text needs no look-up. */
 export const isProfileName = (text: string): boolean => nameForm.test(text)
 
 export const profileName = Type.String({
@@ -40,7 +40,7 @@ const ProfileLimits = Type.Object(
   { additionalProperties: false },
 )
 
-/** What of the VirtualFS the sessions of a profile may use. */
+/** The parts of the VirtualFS that the sessions of a profile may use. */
 export const VfsAccess = Type.Object(
   {
     allowedMounts: Type.Optional(
@@ -54,7 +54,7 @@ export const VfsAccess = Type.Object(
   { additionalProperties: false },
 )
 
-/** What becomes of a run whose conductor, and with `retry` also whose runner or worker, dies. */
+/** What happens to a run whose conductor dies; with `retry` also when its runner or worker dies. */
 export const onCrash = ['interrupt', 'resume', 'retry'] as const
 export type OnCrash = (typeof onCrash)[number]
 
@@ -160,7 +160,7 @@ export const ProfileInput = Type.Object(
 )
 export type ProfileInput = Static<typeof ProfileInput>
 
-/** What is stored, broadcast to runners and snapshotted into sessions. */
+/** A profile as it is stored, broadcast to runners, and copied into sessions as a snapshot. */
 export const Profile = Type.Object({
   name: profileName,
   id: Type.String(),
@@ -193,9 +193,9 @@ export const Profile = Type.Object({
       runtimes: Type.Optional(Type.Array(Type.String())),
     }),
   ),
-  /** The versions of its skills that a session keeps. Only snapshots of profiles with skills have it. */
+  /** The skill versions that a session keeps. Only snapshots of profiles with skills have this field. */
   pinnedSkills: Type.Optional(Type.Array(PinnedSkill)),
-  /** Absent only in snapshots and messages that were written by a release without versions. */
+  /** Absent only in snapshots and messages of a release without versions. */
   version: Type.Optional(
     Type.Integer({ minimum: 1, description: 'Counts all versions that were ever stored under this name.' }),
   ),
@@ -205,8 +205,8 @@ export const Profile = Type.Object({
 export type Profile = Static<typeof Profile>
 
 /**
- * The substrate that sessions of a profile need, for their worker or for their tools alone: by name, or true for a runner's default.
- * Undefined: none.
+ * The substrate that sessions of a profile need, for their worker or only for their tools: a name, or true for a runner's default. Undefined: they
+ * need none.
  */
 export function substrateOf({
   workerMode,
@@ -218,9 +218,9 @@ export function substrateOf({
 }
 
 /**
- * True for a runtime whose conversation can be restored from the logs of the session's runs, so that nothing is lost with the
- * process that holds it. It has no vendor's handle either. Vendor runtimes keep archives that only they can read. The runtime
- * is recognized by its name, as specification 4.23 defines the forms of bundles by name.
+ * True for a runtime whose conversation can be restored from the logs of the session's runs, so that nothing is lost with the process that holds
+ * the conversation. Such a runtime has no vendor handle. Vendor runtimes keep archives that only they can read. The runtime is recognized by name,
+ * because specification 4.23 defines the forms of bundles by name.
  */
 export const restoredFromLog = (runtime: string): boolean => runtime === 'general'
 
@@ -234,9 +234,9 @@ export interface PlacedProfile {
 /** Read access to profiles, for the plugins that run or publish them. */
 export interface Profiles {
   find(tenantId: string, name: string): Promise<Profile | undefined>
-  /** Finds a profile. Unless `fresh`, it may come from memory and be out of date. */
+  /** Finds a profile. Unless `fresh`, it may come from a cache and be outdated. */
   findPlaced(tenantId: string, name: string, fresh?: boolean): Promise<PlacedProfile | undefined>
-  /** The same inside a transaction the caller already has. */
+  /** Finds a profile inside the caller's transaction. */
   findIn(tx: TenantTx, name: string): Promise<Profile | undefined>
 }
 export const Profiles = capability<Profiles>('conductor.profiles')

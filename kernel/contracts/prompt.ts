@@ -1,9 +1,9 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { ObjectLink } from './linked-objects.ts'
 
-/** Content of all attachments of a run together. */
+/** The most bytes of all attachments of a run together. */
 export const maxAttachmentBytes = 4 * 1024 * 1024
-/** The same in characters of base64, well inside every hop's body limit. */
+/** The same limit in characters of base64, well below every hop's body limit. */
 export const maxAttachmentChars = Math.ceil(maxAttachmentBytes / 3) * 4
 
 const mediaTypePattern = '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$'
@@ -14,7 +14,7 @@ const described = {
     pattern: mediaTypePattern,
     description: 'e.g. `image/png`, `application/pdf`.',
   }),
-  // It has no bounds of length: for them Ajv would count the characters of megabytes at every hop.
+  // The schema has no length limit, because Ajv would count the characters of megabytes at every hop.
   data: Type.Optional(
     Type.String({
       pattern: '^[A-Za-z0-9+/]',
@@ -24,7 +24,7 @@ const described = {
   name: Type.Optional(Type.String({ maxLength: 255 })),
 }
 
-/** An image or a file that goes with a prompt, as a client sends it. An address would make some hop fetch what a tenant names. */
+/** An image or a file of a prompt, as a client sends it. Addresses are not accepted, because some hop would have to fetch what a tenant names. */
 export const SentAttachment = Type.Object(
   {
     ...described,
@@ -34,28 +34,28 @@ export const SentAttachment = Type.Object(
   },
   { additionalProperties: false },
 )
-/** The same on its way to whoever executes the run, in its row and in its conversation: here, or in the object store. */
+/** The form of an attachment on its way to the executor, in the run's row and in its conversation. Its content is inline or in the object store. */
 export const CarriedAttachment = Type.Object(
   { ...described, link: Type.Optional(ObjectLink) },
   { additionalProperties: false },
 )
 export type Attachment = Static<typeof SentAttachment> & Static<typeof CarriedAttachment>
-/** An attachment whose content is here, as runtimes get them all. */
+/** An attachment with inline content, the only form that runtimes get. */
 export type InlineAttachment = Attachment & { data: string }
 
-/** Those whose content is here; a host brings what is elsewhere before it asks its runtime. */
+/** The attachments with inline content. A host fetches linked contents before it calls its runtime. */
 export const inlineOf = (attachments: readonly Attachment[] = []): InlineAttachment[] =>
   attachments.filter((one): one is InlineAttachment => one.data !== undefined)
 
-/** Images that the models of all vendors take. */
+/** Image types that the models of all vendors accept. */
 const commonImage = /^image\/(?:png|jpeg|gif|webp)$/
 export const isCommonImage = ({ mediaType }: Attachment): boolean => commonImage.test(mediaType)
 
-/** Forms that every model can read as they are. */
+/** Text types that every model can read unchanged. */
 const readable =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
-/** A text file as words of the prompt, so that any model can take it; undefined if it is not text. */
+/** A text file as part of the prompt's text, so that any model can read it. Undefined if the file is not text. */
 export const attachedText = ({ mediaType, data, name }: InlineAttachment): string | undefined =>
   readable.test(mediaType)
     ? `File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`
@@ -64,15 +64,15 @@ export const attachedText = ({ mediaType, data, name }: InlineAttachment): strin
 export const hasLinks = ({ attachments }: PromptFields): boolean =>
   attachments?.some(({ link }) => link !== undefined) ?? false
 
-/** The bytes of base64; undefined for other text. Decoding megabytes costs a tenth of looking at each character. */
+/** Decodes base64. Undefined for other text. Decoding megabytes costs a tenth of checking each character. */
 export function decodeBase64(data: string): Buffer | undefined {
   const bytes = Buffer.from(data, 'base64')
-  // Node ignores characters that are not base64, and accepts the other alphabet as well.
+  // Compare lengths, because Node ignores characters that are not base64 and accepts the other alphabet too.
   const whole = data.length % 4 === 0 && bytes.length === bytesOfBase64(data)
   return whole && !data.includes('-') && !data.includes('_') ? bytes : undefined
 }
 
-/** The form that the answer of a run must have. */
+/** The required form of a run's answer. */
 export const ResponseFormat = Type.Object(
   {
     type: Type.Literal('json_schema'),
@@ -84,19 +84,19 @@ export const ResponseFormat = Type.Object(
 )
 export type ResponseFormat = Static<typeof ResponseFormat>
 
-/** Fields of a run's prompt beside its text, on their way to whoever executes it. */
+/** The fields of a run's prompt besides its text, on their way to the executor. */
 export const promptFields = {
   attachments: Type.Optional(Type.Array(CarriedAttachment, { maxItems: 20 })),
   responseFormat: Type.Optional(ResponseFormat),
 }
-/** The same as a client sends them. */
+/** These fields as a client sends them. */
 export const sentPromptFields = {
   ...promptFields,
   attachments: Type.Optional(Type.Array(SentAttachment, { maxItems: 20 })),
 }
 export type PromptFields = { attachments?: Attachment[]; responseFormat?: ResponseFormat }
 
-/** The same fields as a summary shows them, without content: summaries are listed by the hundred. */
+/** These fields as a summary shows them, without contents, because summaries are listed by the hundred. */
 export const promptInfoFields = {
   attachments: Type.Optional(
     Type.Array(
@@ -126,7 +126,7 @@ export type PromptInfo = {
   responseFormat?: Pick<ResponseFormat, 'type' | 'name'>
 }
 
-/** The fields of a task that go beside its text, alone. Undefined when it has none. */
+/** The fields of a task besides its text. Undefined when it has none. */
 export function promptFieldsOf({ attachments, responseFormat }: PromptFields): PromptFields | undefined {
   if (!attachments?.length && !responseFormat) return undefined
   return { ...(attachments?.length ? { attachments } : {}), ...(responseFormat ? { responseFormat } : {}) }

@@ -2,7 +2,7 @@ import { capability, slot } from '../plugin.ts'
 import { errorTable } from './errors.ts'
 
 interface RetentionKind {
-  /** The fewest days. */
+  /** The fewest days that may be set. */
   readonly least: number
   readonly about: string
 }
@@ -53,22 +53,22 @@ export const retentionErrors = errorTable('retention', {
   },
 })
 
-/** Deletes data after the tenant's retention time, and erases what was requested. */
+/** Deletes data when the tenant's retention time is over, and carries out requested erasures. */
 export interface Retention {
   /** The role file's retention, for tenants without their own. */
   readonly defaults: RetentionDays
-  /** Days after its deletion that a tenant is erased; absent: only on request. */
+  /** How many days after its deletion a tenant is erased. Undefined: only on request. */
   readonly eraseAfter: number | undefined
-  /** Starts an erasure now instead of at the next pass. */
+  /** Starts a requested erasure now instead of at the next pass. */
   wake(): Promise<void>
 }
 export const Retention = capability<Retention>('conductor.retention')
 
 /** Data of tenants that a plugin keeps outside the database's tables. */
 export interface TenantDataStore {
-  /** Deletes some of what a tenant has, a second's worth or so; `more` when something is left. Called until it says that there is not. */
+  /** Deletes a part of a tenant's data, for about a second. `more`: something is left, so the call is repeated. */
   erase(tenantId: string): Promise<ErasedPart>
-  /** Deletes some data of deleted runs, as `erase` does; called after runs were deleted. */
+  /** Deletes a part of the data of deleted runs, like `erase`. Called after runs were deleted. */
   sweep?(tenantId: string): Promise<ErasedPart>
   /** Counts the data again, for a limit of the tenant. Called every night. */
   recount?(tenantId: string): Promise<void>
@@ -77,15 +77,15 @@ export interface ErasedPart {
   readonly deleted: number
   readonly more: boolean
 }
-/** Keyed by what users call it, which is how the proof of an erasure counts it. */
+/** Keyed by the users' word for the data, which the proof of an erasure uses for its counts. */
 export const TenantData = slot<TenantDataStore>('conductor.tenant-data')
 
 /** Data about end users that a plugin keeps, besides their messages. */
 export interface EndUserStore {
   /** The data of one person, in bounded parts, for an export. */
   items(tenantId: string, endUserId: string): AsyncIterable<readonly Readonly<Record<string, unknown>>[]>
-  /** Deletes all of it, and resolves to how much that was. Stops between two deletions when the signal aborts; it is called again then. */
+  /** Deletes all data of the person, and resolves to the amount. When the signal aborts it stops between two deletions, and is called again later. */
   erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<number>
 }
-/** Keyed by what users call one of it, e.g. `connection`. */
+/** Keyed by the users' word for one item, e.g. `connection`. */
 export const EndUserData = slot<EndUserStore>('conductor.end-user-data')

@@ -15,28 +15,28 @@ export const RunEnvelope = Type.Object(
     profile: Profile,
     prompt: Type.String(),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
-    /** Streamable-HTTP MCP endpoint of the session, which has nothing to list when its profile names no tools. */
+    /** The session's MCP endpoint (streamable HTTP). It lists nothing when the profile names no tools. */
     sessionMcpUrl: Type.Optional(Type.String()),
-    /** The bearer token for it, valid during the run. */
+    /** The bearer token for that endpoint, valid during the run. */
     sessionMcpToken: Type.Optional(Type.String()),
-    /** The vendor's conversation handle, when a former run of this session reported one. */
+    /** The vendor's conversation handle, if an earlier run of this session reported one. */
     runtimeSessionId: Type.Optional(Type.String()),
     /**
-     * The session has a conversation. A runtime that should hold it and does not (its process is a new one) refuses with 409
-     * `session_state_missing` before it streams, so that the conversation is restored instead of forgotten.
+     * True: the session has a conversation. If the runtime should hold it and does not, because its process is new, it refuses with 409
+     * `session_state_missing` before it streams, so that the conversation is restored instead of lost.
      */
     resume: Type.Optional(Type.Boolean()),
-    /** Stamp of the first event that the sidecar writes. */
+    /** The stamp of the sidecar's first event. */
     firstSeq: Type.Integer({ minimum: 1 }),
-    /** Milliseconds left for the run when the envelope was sent: durations survive clocks that disagree. */
+    /** Milliseconds that remained for the run when the envelope was sent. A duration works even when clocks disagree. */
     timeoutMs: Type.Integer({ minimum: 1 }),
     /** The external MCP servers of the profile. */
     mcpServers: Type.Optional(Type.Array(McpServer)),
-    /** For workers in sandboxes whose profile lets them reach hosts. */
+    /** For sandboxed workers whose profile lets them reach hosts. */
     egress: Type.Optional(EgressAccess),
-    /** For workers in sandboxes: the session uses the VirtualFS, and its runtime may have tools of its own that touch the files. */
+    /** For sandboxed workers: the session uses the VirtualFS, and the runtime's own tools may touch its files. */
     vfs: Type.Optional(Type.Literal(true)),
-    /** The names of servers that are not available, and why. */
+    /** The servers that are unavailable, with the reasons. */
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     ...promptFields,
     ...attemptFields,
@@ -45,7 +45,7 @@ export const RunEnvelope = Type.Object(
 )
 export type RunEnvelope = Static<typeof RunEnvelope>
 
-/** The address of the session's tools; undefined when it has none, because connecting would only cost time. */
+/** The address of the session's tools. Undefined when it has none, because connecting would only take time. */
 export const toolsUrlOf = ({
   profile,
   sessionMcpUrl,

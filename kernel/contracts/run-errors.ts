@@ -6,7 +6,7 @@ const idRule = '1-128 letters, digits, underscores and hyphens.'
 export const runErrors = errorTable('runs', {
   invalidRunId: { code: 'invalid run id', status: 400, message: `A run id is ${idRule}` },
   invalidSessionId: { code: 'invalid session id', status: 400, message: `A session id is ${idRule}` },
-  /** The name is part of the string that the specification shows. Specification 4.8. */
+  /** The specification shows the name as part of the string. Specification 4.8. */
   unknownProfile: {
     named: true,
     status: 400,
@@ -73,7 +73,7 @@ export const runErrors = errorTable('runs', {
 /** Failures between a conductor and its runners. */
 export const fleetErrors = errorTable('fleet', {
   noRunner: { status: 503, retry: true, about: 'No runner can execute the run; the sentence says what is missing.' },
-  /** Retryable only when nothing of the request can have arrived. */
+  /** Retryable only when the request certainly did not arrive. */
   runnerUnreachable: {
     status: 503,
     retry: 'as-said',

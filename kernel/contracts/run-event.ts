@@ -16,7 +16,7 @@ export const eventTypes = [
 ] as const
 export type EventType = (typeof eventTypes)[number]
 
-// Open objects: a newer runtime may add fields, and every hop must pass them on.
+// Objects are open: a newer runtime may add fields, and every hop must pass them on.
 const open = <T extends TProperties>(properties: T): TObject<T> =>
   Type.Object(properties, { additionalProperties: true })
 
@@ -26,20 +26,20 @@ export const ProgressEvent = open({
   message: Type.Optional(Type.String()),
   /** In stage `retrying`: the number of the attempt that begins. */
   attempt: Type.Optional(Type.Integer()),
-  /** Text from this seq up to this event is not part of the answer: the attempt or step that wrote it was cut off, and writes it again. */
+  /** The text from this seq up to this event is not part of the answer: its attempt or step was interrupted, and the text is generated again. */
   supersedes: Type.Optional(Type.Integer()),
-  /** In stage `mcp_server_unavailable`: the server whose tools the run does without. */
+  /** In stage `mcp_server_unavailable`: the server whose tools the run lacks. */
   server: Type.Optional(Type.String()),
   /** In stage `context_trimmed`: how many turns were left out of the prompt, and how many results were cut. */
   droppedTurns: Type.Optional(Type.Integer()),
   cutResults: Type.Optional(Type.Integer()),
-  /** In stage `unsaid_tool_calls`: how many its runner has seen of which its worker has told nothing. */
+  /** In stage `unsaid_tool_calls`: how many tool calls the runner saw and the worker did not report. */
   count: Type.Optional(Type.Integer()),
   /** In stage `approval_waiting`: the call that waits for a person. */
   approval: Type.Optional(
     Type.Object({
       approvalId: Type.String(),
-      /** Of the call, as its `tool_call` event has it where the runtime names its calls. */
+      /** The id of the call, as in its `tool_call` event if the runtime names its calls. */
       id: Type.String(),
       name: Type.String(),
     }),
@@ -57,11 +57,14 @@ export const ProgressEvent = open({
     }),
   ),
 })
-/** What a runner counts for itself of a call that it executes, and what it says at the end of a run whose worker has told of fewer. */
+/**
+ * The stage by which a runner counts a call that it executes, and the stage by which it reports, at the end of a run, calls that the worker did not
+ * report.
+ */
 export const calledStage = 'tool_called'
 export const unsaidCallsStage = 'unsaid_tool_calls'
 const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
-/** A chunk of model text; the chunks of a run joined are its text. */
+/** A chunk of model text. All chunks of a run joined are its text. */
 export const AssistantEvent = open({ type: Type.Literal('assistant'), text: Type.String(), delta: Type.Literal(true) })
 export const ToolCallEvent = open({
   type: Type.Literal('tool_call'),
@@ -75,7 +78,7 @@ export const ToolResultEvent = open({
   name: Type.String(),
   ok: Type.Boolean(),
   content: Type.String(),
-  /** The content is only the beginning; the whole of it is behind the link. The conductor writes both. */
+  /** The content is only the beginning; the whole text is behind the link. The conductor writes both fields. */
   truncated: Type.Optional(Type.Boolean()),
   link: Type.Optional(ObjectLink),
 })
@@ -102,10 +105,10 @@ const ResultEvent = open({
   type: Type.Literal('result'),
   text: Type.String(),
   finishReason: Type.String(),
-  /** The value that the answer holds, for a task with `responseFormat`. */
+  /** The value of the answer, for a task with `responseFormat`. */
   output: Type.Optional(Type.Unknown()),
 })
-/** A failure that ends the run as `error` (or as `cancelled` or `interrupted`, when the conductor wrote it for that reason). */
+/** A failure that ends the run as `error`. If the conductor wrote it for that reason, the run ends as `cancelled` or `interrupted`. */
 export const ErrorEvent = open({
   type: Type.Literal('error'),
   code: Type.String(),
@@ -113,7 +116,7 @@ export const ErrorEvent = open({
   retryable: Type.Optional(Type.Boolean()),
 })
 
-/** What a runtime yields: an event without its stamps. */
+/** An event as a runtime yields it, without stamps. */
 export const RuntimeEvent = Type.Union([
   ProgressEvent,
   SessionInitEvent,
@@ -128,9 +131,9 @@ export type RuntimeEvent = Static<typeof RuntimeEvent>
 export type UsageEvent = Static<typeof UsageEvent>
 export type Usage = Omit<UsageEvent, 'type'>
 
-/** Events that arrived together, at least one. */
+/** Events that arrived together; at least one. */
 export type EventBatch = readonly (RuntimeEvent | Texts)[]
-/** The texts of as many `assistant` events, without an object for each. */
+/** The texts of consecutive `assistant` events, without an object for each. */
 export type Texts = readonly string[]
 
 export const isTexts = (item: RuntimeEvent | Texts): item is Texts => Array.isArray(item)
@@ -149,13 +152,13 @@ export interface EventStamp {
 export type RunEvent = RuntimeEvent & EventStamp
 
 /**
- * Writes stamped lines in the canonical field order (`type` first), which later hops rely on to pass lines on without
- * parsing. One per run and hop; `next` is the seq of the next line.
+ * Writes stamped lines in the canonical field order (`type` first), on which later hops rely to pass lines without parsing. Use one encoder per run
+ * and hop. `next` is the seq of the next line.
  */
 export interface EventEncoder {
   readonly next: number
   line(event: RuntimeEvent): string
-  /** The lines of one `assistant` event for each text. */
+  /** One `assistant` line per text. */
   texts(texts: Texts): string
 }
 
@@ -186,7 +189,7 @@ export function createEventEncoder(
     line(event) {
       if (event.type === 'assistant') return this.texts([event.text])
       const { type, ...payload } = event
-      // Written before the stamp is taken: a payload that cannot be written must not leave a gap.
+      // Serialize before taking the stamp: a payload that cannot be serialized must not leave a gap.
       const body = JSON.stringify(payload)
       const head = `{"type":"${type}${middle}${seq++},"at":"${stamp()}"`
       return body === '{}' ? `${head}}\n` : `${head},${body.slice(1)}\n`
@@ -194,7 +197,7 @@ export function createEventEncoder(
     texts(texts) {
       const before = `,"at":"${stamp()}","text":"`
       let lines = ''
-      // The hot case is joined by hand from few pieces, because each piece of a string is an object until it becomes bytes.
+      // The hot case is joined by hand from few pieces, because each piece is an object until the string becomes bytes.
       for (const text of texts) lines += (lines === '' ? textHead : nextText) + seq++ + before + quoted(text)
       return lines === '' ? '' : lines + textEnd
     },
@@ -216,7 +219,7 @@ const longScan = 64
 
 const prefix = Buffer.from('{"type":"')
 
-/** The type of a line, from its first bytes; parses only a line that is not in canonical order. Undefined: not an event. */
+/** The type of a line, from its first bytes. Only a line in non-canonical order is parsed. Undefined: the line is no event. */
 export function peekType(line: Buffer): EventType | undefined {
   if (line.length > prefix.length && line.compare(prefix, 0, prefix.length, 0, prefix.length) === 0) {
     const end = line.indexOf(0x22, prefix.length)
@@ -227,7 +230,7 @@ export function peekType(line: Buffer): EventType | undefined {
   return typeof type === 'string' && isEventType(type) ? type : undefined
 }
 
-/** True when the line carries `seq` as its stamp in canonical position, i.e. it can be passed on as it is. */
+/** True when the line has the stamp `seq` in the canonical position, so that it can be passed on unchanged. */
 export function hasStamp(line: Buffer, runId: string, seq: number): boolean {
   const at = line.indexOf('"runId":"')
   if (at < 0 || at > 40) return false
@@ -286,7 +289,7 @@ export interface LogChunk {
 
 export const lastSeqOf = (chunk: LogChunk): number => chunk.firstSeq + chunk.count - 1
 
-/** The part of a chunk after `seq`, without copying; undefined when nothing is after it. */
+/** The part of a chunk after `seq`, without copying. Undefined when there is none. */
 export function after(chunk: LogChunk, seq: number): LogChunk | undefined {
   const skip = seq + 1 - chunk.firstSeq
   if (skip <= 0) return chunk
@@ -296,7 +299,7 @@ export function after(chunk: LogChunk, seq: number): LogChunk | undefined {
   return { firstSeq: chunk.firstSeq + skip, count: chunk.count - skip, lines: chunk.lines.subarray(start) }
 }
 
-/** Consecutive chunks as one. */
+/** Joins consecutive chunks into one. Undefined when there are none. */
 export function join(chunks: readonly LogChunk[]): LogChunk | undefined {
   const first = chunks[0]
   if (!first || chunks.length === 1) return first
@@ -307,7 +310,7 @@ export function join(chunks: readonly LogChunk[]): LogChunk | undefined {
   }
 }
 
-/** The terminal event, without copying, of a chunk that ends its log. */
+/** The terminal event of a chunk that ends its log, without copying. Undefined for any other chunk. */
 export function endOf(chunk: LogChunk): LogChunk | undefined {
   const end = chunk.lines.length - 1
   const lines = chunk.lines.subarray(chunk.lines.lastIndexOf(0x0a, end - 1) + 1)

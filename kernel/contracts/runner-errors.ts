@@ -9,7 +9,7 @@ export const runnerErrors = errorTable('runner', {
     about: "The run names an MCP server on a host that is not in this runner's list of allowed hosts.",
   },
   unknownProfile: { status: 404, about: 'The profile was never broadcast to this runner.' },
-  /** Also the answer for another tenant's session: a caller cannot tell the two apart. */
+  /** Another tenant's session gets the same answer, so that a caller cannot tell the two apart. */
   unknownSession: {
     status: 404,
     about: 'The session is not in the memory of this runner, or belongs to another tenant: hydrate it.',
@@ -24,7 +24,7 @@ export const runnerErrors = errorTable('runner', {
     about:
       "This runner lacks versions of the session's skills; `digests` names them. Send them and repeat the request.",
   },
-  /** Then the conductor sends the attachments themselves. */
+  /** The conductor then sends the attachments themselves. */
   linksUnread: {
     status: 409,
     message: 'This runner cannot read the linked attachments of the run: it has another object store, or none.',
@@ -46,20 +46,20 @@ export const runnerErrors = errorTable('runner', {
     message: 'The sandbox provider does not answer; try again.',
   },
   runnerFull: { status: 503, retry: true, message: 'Every session of this runner has a running run.' },
-  /** Another runner may be asked: nothing was begun here. */
+  /** Nothing was begun here, so another runner may be asked. */
   runnerDraining: { status: 503, retry: true, message: 'The runner is about to stop and accepts nothing new.' },
   skillsNotKept: { status: 503, message: 'The session has skills, and this runner has no plugin for skills.' },
   noSandboxSubstrate: { status: 503, message: 'This runner has no sandboxes.' },
 })
 
-/** What goes wrong between a runner and its sidecars. */
+/** Failures between a runner and its sidecars. */
 export const sidecarLinkErrors = errorTable('sidecar-links', {
   /** Nothing of the request was executed, so it may be sent again. */
   sidecarUnreachable: { status: 503, retry: 'as-said', message: 'The sidecar cannot be reached.' },
   sidecarLost: { status: 502, message: 'The connection to the sidecar was lost.' },
   sidecarRefused: { status: 502, about: 'The sidecar answered with an error in an unknown form.' },
   runtimeUnavailable: { status: 503, about: 'No sidecar is configured for the runtime.' },
-  /** A sidecar need not have the state routes, but then a state given to it must not be lost in silence. Specification 4.23, rule 2. */
+  /** A sidecar may lack the state routes, but state that is sent to it must not be lost silently. Specification 4.23, rule 2. */
   sidecarKeepsNoState: { status: 502, message: 'The sidecar has no routes for state.' },
   stateTooLarge: { status: 500, message: "The session's state is larger than 64 MiB." },
 })

@@ -17,10 +17,10 @@ import type { StateBundle } from './runtime.ts'
 import type { SkillContent } from './skills.ts'
 import type { ToolInvocation, ToolResult, ToolSpec } from './tools.ts'
 
-/** What the model calls of a run may still cost, where its runner lets them through. */
+/** What the model calls of a run may still cost, for a runner that forwards these calls. */
 export const RunBudget = Type.Object({
   cents: Type.Number({ minimum: 0 }),
-  /** Of the model of its profile, the only one that it may call. */
+  /** The price of the profile's model, the only one that the run may call. */
   price: ModelPrice,
 })
 export type RunBudget = Static<typeof RunBudget>
@@ -41,15 +41,18 @@ export const ExecuteRun = Type.Object(
     apps: Type.Optional(Type.Array(AppTool, { description: 'Tools that a conductor calls.' })),
     /** Sent for profiles with `egress`. */
     egress: Type.Optional(EgressOrder),
-    /** The names of servers that are not available, and why. */
+    /** The servers that are unavailable, with the reasons. */
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     /** How many delegations led here; 0 by default. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
-    /** The epoch of the claim. A run under a higher epoch takes the session from a run whose owner has lost it. */
+    /** The epoch of the claim. A run with a higher epoch takes the session from a run whose owner has lost the claim. */
     epoch: Type.Optional(Type.Integer({ minimum: 0 })),
-    /** Milliseconds for which the run goes on without a reader, so that another conductor can read on. 0 by default: it ends with its connection. */
+    /**
+     * Milliseconds for which the run continues without a reader, so that another conductor can read on. 0, the default: the run ends with its
+     * connection.
+     */
     keepMs: Type.Optional(Type.Integer({ minimum: 0, maximum: 120_000 })),
-    /** What the tenant may have on each runner: without limits of sandboxes and their files by default. */
+    /** What the tenant may use on each runner. Absent: sandboxes and their files are not limited. */
     limits: Type.Optional(
       Type.Object({
         stateBytes: Type.Optional(Type.Integer({ minimum: 0 })),
@@ -63,9 +66,9 @@ export const ExecuteRun = Type.Object(
         objectBytes: Type.Optional(Type.Integer({ minimum: 0 })),
       }),
     ),
-    /** What people have decided of its calls, by their keys. */
+    /** People's decisions on the run's calls, by the calls' keys. */
     decided: Type.Optional(Type.Record(Type.String(), CallDecision)),
-    /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */
+    /** Sent for profiles whose worker is in a sandbox. Absent: its model calls have no cost limit. */
     budget: Type.Optional(RunBudget),
     ...promptFields,
     ...attemptFields,
@@ -102,7 +105,7 @@ export const RunnerInfo = Type.Object({
 })
 export type RunnerInfo = Static<typeof RunnerInfo>
 
-/** An agent pool as conductors broadcast it. Who may be placed where is the conductor's to read; a runner only keeps it. */
+/** An agent pool as conductors broadcast it. Only conductors interpret its placement rules; a runner just stores it. */
 export interface BroadcastPool {
   readonly id: string
   readonly [more: string]: unknown
@@ -135,11 +138,11 @@ export const RunnerTopology = Type.Object({
 })
 export type RunnerTopology = Static<typeof RunnerTopology>
 
-/** A session whose conversation changed since its runner last gave it out. */
+/** A session whose conversation changed since its runner last exported it. */
 export const UnsavedSession = Type.Object({ tenantId: Type.String(), sessionId: Type.String() })
 export type UnsavedSession = Static<typeof UnsavedSession>
 
-/** What a tenant has on one runner, as its limits count it. */
+/** What a tenant uses on one runner, as the tenant's limits count it. */
 export const RunnerUsage = Type.Object({
   stateBytes: Type.Integer({ description: 'Conversations and profiles of its sessions, in memory.' }),
   sandboxes: Type.Integer(),
@@ -154,64 +157,64 @@ export interface RunnerSession {
   readonly id: string
   readonly tenantId: string
   readonly profile: Profile
-  /** The tools the session may use: the profile's list cut to the registry when the session was created; never changes. */
+  /** The tools that the session may use: those of the profile's list that the registry had when the session was created. It never changes. */
   readonly tools: readonly string[]
   readonly status: 'idle' | 'running' | 'errored' | 'shutdown'
   readonly createdAt: string
   readonly lastUsedAt: string
   readonly runtimeSessionId?: string | undefined
   readonly activeRunId?: string | undefined
-  /** What its tenant may have here, as the conductor of its newest run said. */
+  /** What the tenant may use here, as the conductor of its newest run stated. */
   readonly limits?: ExecuteRun['limits']
 }
 
 /**
- * Conductor to one runner: over HTTP, or in process when both live in one kernel. Failures are AppErrors:
- * `unknown_session` 404, `session_busy` 409, `unknown_profile` 404, `runner_draining` 503, `runner_unreachable` 503. A 503 is
- * retryable when the runner certainly took nothing: then the call may be made again, on another runner too.
+ * Conductor to one runner: over HTTP, or in process when both are in one kernel. Failures are AppErrors: `unknown_session` 404, `session_busy` 409,
+ * `unknown_profile` 404, `runner_draining` 503, `runner_unreachable` 503. A 503 is retryable when the runner certainly began nothing; the call may
+ * then be made again, also on another runner.
  */
 export interface RunnerLink {
   /** First 8 hex of SHA-256 of the runner's base URL. In process it is known once the kernel listens. */
   readonly hash: string
   info(signal?: AbortSignal): Promise<RunnerInfo>
   /**
-   * Takes a page of the broadcast if it continues what the runner has of the tenant. Resolves to the revision that it has
-   * then: less than `page.after` when something in between is missing, more when somebody else has told it more.
+   * Applies a page of the broadcast if it continues the runner's state of the tenant. Resolves to the revision that the runner then has: less than
+   * `page.after` when something in between is missing, more when another conductor has sent newer pages.
    */
   takeBroadcast(tenantId: string, page: BroadcastPage): Promise<number>
   /** Returns the tenants of which the runner has an older revision than these. */
   behind(revisions: BroadcastRevisions): Promise<string[]>
   getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
-  /** Shuts the session down, and its MCP endpoint with it. Idempotent. */
+  /** Shuts down the session and its MCP endpoint. Idempotent. */
   deleteSession(tenantId: string, sessionId: string): Promise<void>
   /**
-   * Idempotent: no-op when the runner already has the session, unless told to replace an old copy. `bundle` absent: starts
-   * with an empty conversation.
+   * Idempotent: does nothing when the runner already has the session, unless told to replace an old copy. Without `bundle` the conversation starts
+   * empty.
    */
   hydrate(tenantId: string, sessionId: string, profile: Profile, bundle?: StateBundle, replace?: boolean): Promise<void>
   exportState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
-  /** Resting sessions, of all tenants, whose conversation changed since it was last exported. */
+  /** Idle sessions of all tenants whose conversation changed since its last export. */
   unsaved(): Promise<readonly UnsavedSession[]>
   topology(signal?: AbortSignal): Promise<RunnerTopology>
-  /** Undefined: a runner of an earlier release, which does not count. */
+  /** Undefined: the runner is of an earlier release, which does not count. */
   usage(tenantId: string, signal?: AbortSignal): Promise<RunnerUsage | undefined>
-  /** Sandbox workers of a tenant's sessions. */
+  /** The sandbox workers of a tenant's sessions. */
   workerLeases(tenantId: string, signal?: AbortSignal): Promise<readonly WorkerLease[]>
   /** Undefined when the session has no worker. */
   workerLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
-  /** A provider said that this sandbox changed. Resolves to how many cached states the runner dropped. */
+  /** Reports that a sandbox changed, according to its provider. Resolves to how many cached states the runner dropped. */
   invalidateSandbox(provider: string, sandboxId: string): Promise<number>
   vfsLeases(tenantId: string, signal?: AbortSignal): Promise<readonly VfsLease[]>
   vfsLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
-  /** Tool calls of a session that wait for a run of another profile, or for a call of an app. */
+  /** A session's tool calls that wait for a conductor. */
   delegations(tenantId: string, sessionId: string): Promise<readonly WaitingCall[]>
-  /** Does nothing when the tool call does not wait any more. */
+  /** Does nothing when the tool call no longer waits. */
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
-  /** What the agent of a run wrote to the object store with its tools, behind number `after`. Empty too where the runner has no such tools. */
+  /** The writes of a run's agent to the object store, after number `after`. Also empty when the runner has no tools that write. */
   objectWrites(tenantId: string, sessionId: string, runId: string, after: number): Promise<readonly ObjectWrite[]>
-  /** Calls a tool of a session outside a run. AppError 403 `tool_not_allowed`; a tool's own failure is `{ok: false}`. */
+  /** Calls a tool of a session outside a run. Rejects with AppError 403 `tool_not_allowed`. A failure of the tool itself is `{ok: false}`. */
   invokeTool(tenantId: string, sessionId: string, call: ToolInvocation, signal: AbortSignal): Promise<ToolResult>
-  /** Brings a version of a skill, for sessions that keep it. */
+  /** Sends a skill version, for sessions that keep it. */
   putSkill(tenantId: string, skill: SkillContent): Promise<void>
   /**
    * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
@@ -219,60 +222,60 @@ export interface RunnerLink {
    */
   execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterable<Buffer>
   /**
-   * Reads on in a run that this runner executes, or has executed within its `keepMs`. Its present reader is cut off. Signal
-   * and chunks as of `execute`. AppErrors: 404 `unknown_run`; 410 `run_gap` when what follows `afterSeq` is not kept any more.
+   * Continues reading a run that this runner executes, or executed within its `keepMs`. The current reader is cut off. Signal and chunks are as in
+   * `execute`. AppErrors: 404 `unknown_run`; 410 `run_gap` when the events after `afterSeq` are no longer kept.
    */
   attach(tenantId: string, from: AttachRun, signal: AbortSignal): AsyncIterable<Buffer>
 }
 
 /**
- * Reason with which a reader's signal aborts when it leaves a run to another reader: the run goes on, for its `keepMs`. So it
- * does when nothing but the reader's connection is gone (`client_gone`). Any other reason ends the run: as `timeout` or `budget_exceeded` when it is that, else as `cancelled`.
+ * The abort reason of a reader that leaves a run to another reader: the run continues for its `keepMs`. The same holds when only the reader's
+ * connection is gone (`client_gone`). Any other reason ends the run: as `timeout` or `budget_exceeded` for these reasons, otherwise as `cancelled`.
  */
 export const leaving = 'leaving'
 
-/** Reasons by which a run fails instead of being cancelled: its session is errored then, to its runner as to its conductor. */
+/** Abort reasons by which a run fails instead of being cancelled. Its session is then errored, for its runner and for its conductor. */
 export const failingStops = ['timeout', 'budget_exceeded'] as const satisfies readonly EndingCode[]
 export type FailingStop = (typeof failingStops)[number]
 export const isFailingStop = (reason: unknown): reason is FailingStop =>
   (failingStops as readonly unknown[]).includes(reason)
 
-/** Where another conductor reads on. */
+/** The position from which another conductor continues reading. */
 export interface AttachRun {
   readonly sessionId: string
   readonly runId: string
-  /** The last event that is stored. */
+  /** The seq of the last stored event. */
   readonly afterSeq: number
-  /** The epoch of the reader's claim. A lower one than the present reader's is refused with 409 `attempt_superseded`. */
+  /** The epoch of the reader's claim. If it is lower than the current reader's, it is refused with 409 `attempt_superseded`. */
   readonly epoch: number
 }
 
 /** A runner in the same kernel as the conductor; at most one entry, named `local`. */
 export const LocalRunners = slot<RunnerLink>('conductor.local-runners')
 
-/** What a new session needs of its runner. */
+/** The requirements of a new session on its runner. */
 export interface Placement {
   readonly runtime: string
   /** Runner hashes and runtimes that the pool allows; an absent list allows all. */
   readonly pool?: { readonly runners?: readonly string[]; readonly runtimes?: readonly string[] }
   /** The substrate of its sandbox by name, or true for the runner's default. Absent when it has no sandbox. */
   readonly substrate?: string | true
-  /** Hashes of runners that have already failed to take it. */
+  /** Hashes of runners that have already failed to take the session. */
   readonly without?: ReadonlySet<string>
 }
 
-/** A session that exists and needs a runner for its next run. */
+/** An existing session that needs a runner for its next run. */
 export interface Homecoming extends Omit<Placement, 'runtime'> {
   readonly sessionId: string
-  /** Hash of the runner with its newest conversation; the one in its id by default. */
+  /** Hash of the runner with the session's newest conversation. Absent: the hash in the session's id. */
   readonly runner?: string
-  /** The runtime it needs; any runner will do by default. */
+  /** The required runtime. Absent: any runner will do. */
   readonly runtime?: string
-  /** Its conversation is whole in the store, so no runner is needed to know it. */
+  /** The store has the complete conversation, so no particular runner is needed. */
   readonly stored?: boolean
 }
 
-/** One runner as this conductor knows it, from its last successful probe. */
+/** One runner, as its last successful probe showed it to this conductor. */
 export interface FleetMember extends Omit<RunnerInfo, 'state' | 'instance' | 'activeSessions' | 'activeRuns'> {
   readonly state: 'live' | 'draining' | 'unreachable'
   /** Sessions in the runner's memory, across tenants. Null: not measured. */
@@ -284,43 +287,43 @@ export interface Fleet {
   /** The runner for a new session: live, supports the runtime, in the pool, least loaded. AppError 503 `no_runner` when none. */
   place(order: Placement): RunnerLink
   /**
-   * The runner for the next run of a session: the one that has it, draining or not. When that one cannot be reached or was removed, or is
-   * about to stop and the conversation is stored, another one, the same on every conductor; it must be given the
-   * conversation. AppError 503 `no_runner` when none.
+   * The runner for the next run of a session: the one that has the session, draining or not. If that runner is unreachable, removed, or about to
+   * stop while the conversation is stored, another runner is chosen, the same on every conductor, and must be given the conversation. Throws
+   * AppError 503 `no_runner` when there is none.
    */
   home(order: Homecoming): RunnerLink
   /** The runner that has a session: `runner`, or by default the one in its id. Undefined: this conductor does not know it. */
   owner(sessionId: string, runner?: string): RunnerLink | undefined
   /** Every runner, including those that cannot be reached. */
   all(): readonly RunnerLink[]
-  /** How each of `all()` is, in the same order. */
+  /** The state of each runner in `all()`, in the same order. */
   describe(): readonly FleetMember[]
-  /** What the runners say that are not away, in the order of `all()`. One that fails, or says nothing within `ms`, is left out. */
+  /** The answers of the reachable runners, in the order of `all()`. A runner that fails, or does not answer within `ms`, is left out. */
   askAll<T>(ask: (link: RunnerLink, signal: AbortSignal) => Promise<T>, ms: number): Promise<T[]>
   /**
-   * Called each time a runner becomes live with an empty memory: the first time, and when its process is another one than
-   * before. Returns how to stop being called.
+   * Called each time a runner becomes live with an empty memory: the first time, and whenever its process is a new one. Returns a function that
+   * unsubscribes.
    */
   onLive(listener: (link: RunnerLink) => void): () => void
-  /** Called again and again while a runner says that it is about to stop: it waits until its sessions are saved. */
+  /** Called repeatedly while a runner says that it is about to stop. The runner waits until its sessions are saved. */
   onDraining(listener: (link: RunnerLink) => void): () => void
 }
 export const Fleet = capability<Fleet>('conductor.fleet')
 
-/** The sessions of one runner process, for whoever serves their tools. */
+/** The sessions of one runner process, for the servers of their tools. */
 export interface RunnerSessions {
-  /** Undefined for an unknown session. No tenant check: callers compare `tenantId` where the caller has one. */
+  /** Undefined for an unknown session. The tenant is not checked: a caller that has one must compare `tenantId`. */
   get(sessionId: string): RunnerSession | undefined
-  /** Whether an Authorization header has the token of the session's run under way, which the run's envelope brings. */
+  /** Whether an Authorization header has the token of the session's current run, which the run's envelope contains. */
   admits(session: RunnerSession, authorization: string | undefined): boolean
   toolSpecs(session: RunnerSession): ToolSpec[]
-  /** AppError 403 `tool_not_allowed` outside the session's toolkit. */
+  /** Rejects with AppError 403 `tool_not_allowed` for a tool outside the session's toolkit. */
   invokeTool(
     session: RunnerSession,
     name: string,
     input: unknown,
     signal: AbortSignal,
-    /** The call's id in the run's events, from a runtime that goes on with a `replay`. */
+    /** The call's id in the run's events, given by a runtime that continues after a `replay`. */
     callId?: string,
   ): Promise<ToolResult>
 }

@@ -3,7 +3,7 @@ import { capability } from '../plugin.ts'
 import { type PromptFields, promptInfoFields, sentPromptFields } from './prompt.ts'
 import { type LogChunk, UsageEvent } from './run-event.ts'
 
-/** `queued`: accepted while its session was busy; it has no runner and no events yet. */
+/** `queued`: the run was accepted while its session was busy. It has no runner and no events yet. */
 export const runStatuses = ['queued', 'running', 'ok', 'error', 'cancelled', 'interrupted'] as const
 export type RunStatus = (typeof runStatuses)[number]
 export type TerminalRunStatus = Exclude<RunStatus, 'queued' | 'running'>
@@ -11,13 +11,13 @@ export type TerminalRunStatus = Exclude<RunStatus, 'queued' | 'running'>
 export const isTerminal = (status: RunStatus): status is TerminalRunStatus =>
   status !== 'queued' && status !== 'running'
 
-/** What to do with a run whose session is busy, because another run executes there or waits. */
+/** What to do with a run whose session is busy, because another run executes or waits there. */
 export const whenBusy = ['reject', 'enqueue', 'interrupt'] as const
 
 export const webhookUrl = Type.String({
   minLength: 1,
   maxLength: 2_048,
-  // A NUL, which PostgreSQL text cannot hold, is not part of any URL.
+  // Excludes NUL, which PostgreSQL text cannot hold and which is not part of any URL.
   pattern: '^[^\\u0000-\\u0020]*$',
   description: 'A public https address. Signed messages are posted to it as Standard Webhooks describes.',
 })
@@ -26,7 +26,7 @@ export const webhookUrl = Type.String({
 export const WebhookTarget = Type.Object({ url: webhookUrl }, { additionalProperties: false })
 export type WebhookTarget = Static<typeof WebhookTarget>
 
-/** One task for a profile: the body of `POST /api/runs`. Ids are checked by the service, which answers as the specification says. */
+/** One task for a profile: the body of `POST /api/runs`. The service checks ids, with the answers that the specification requires. */
 export const SubTask = Type.Object(
   {
     id: Type.Optional(Type.String({ description: 'Client run id: 1-128 letters, digits, underscore, hyphen.' })),
@@ -59,26 +59,26 @@ const ParentRun = Type.Object({
 })
 export type ParentRun = Static<typeof ParentRun>
 
-/** The public chat that a run answers: its public run, message and conversation begin and end in the statements of the run. */
+/** The public chat that a run answers. Its public run, message and conversation begin and end in the same statements as the run. */
 export const ChatOf = Type.Object({
   publicRunId: Type.String(),
   conversationId: Type.String(),
   publishedId: Type.String(),
-  /** The conversation exists: the run goes on in its session. */
+  /** True: the conversation exists, and the run continues in its session. */
   continued: Type.Boolean(),
   endUserId: Type.Optional(Type.String()),
-  /** The key of the agent with which it was asked. */
+  /** The key of the agent with which the chat was sent. */
   keyId: Type.Optional(Type.String()),
   /** The key and agent as the gateway remembers them. The run begins only if they have not changed since. */
   admission: Type.Optional(Type.Object({ keyId: Type.String(), revision: Type.String() })),
 })
 export type ChatOf = Static<typeof ChatOf>
 
-/** A task as it is started: a client can say neither that it was delegated nor that it answers a chat. */
+/** A task as it is started. A client can set neither that it was delegated nor that it answers a chat. */
 export type Task = Omit<SubTask, 'attachments'> &
   Pick<PromptFields, 'attachments'> & {
     readonly parent?: ParentRun
-    /** What the parent has spent itself, and its child cannot have of what is held for it. */
+    /** Cents that the parent itself has spent, which its child cannot use of the parent's hold. */
     readonly parentSpentCents?: number
     readonly chat?: ChatOf
   }
@@ -131,7 +131,7 @@ export const RunSummary = Type.Object({
 })
 export type RunSummary = Static<typeof RunSummary>
 
-/** Characters of a text that a list shows, and bytes of the metadata. */
+/** Characters of a text in a list, and bytes of the metadata. */
 export const previewChars = 1_000
 export const previewMetadataBytes = 4_096
 
@@ -139,7 +139,7 @@ const { attachments: _attachments, responseFormat: _format, ...shownTask } = Run
 const { result: _result, subTask: _task, ...shown } = RunSummary.properties
 const begins = `Its first ${previewChars} characters.`
 
-/** A run in a list. Its texts may be megabytes, so it has the beginning of each; `GET /api/runs/{id}` has all. */
+/** A run in a list. Its texts may be megabytes, so it has only their beginnings; `GET /api/runs/{id}` has everything. */
 export const RunPreview = Type.Object({
   ...shown,
   subTask: Type.Object(
@@ -179,7 +179,7 @@ export function previewOf({ subTask, error, result, ...run }: RunSummary, metada
   }
 }
 
-/** The first characters of a text, as PostgreSQL's `left` counts them: it cuts none in two. */
+/** The first characters of a text, counted like PostgreSQL's `left`, which never cuts a character in two. */
 export const beginOf = (text: string, chars: number): string =>
   text.length <= chars
     ? text
@@ -188,22 +188,22 @@ export const beginOf = (text: string, chars: number): string =>
         .join('')
 
 /**
- * Submits runs and follows them. The gateway's only view of the conductor: in process when both are in one kernel,
- * over the signed internal plane otherwise.
+ * Submits runs and follows them. It is the gateway's only view of the conductor: in process when both are in one kernel, otherwise over the signed
+ * internal plane.
  */
 export interface RunDispatch {
   /**
-   * Starts a run and follows its events behind `afterSeq` in the same round trip. The caller chooses `task.id`, so a
-   * repeated call after a lost answer attaches to the run that exists. It resolves once a runner has taken the run, or it has
-   * waited 2 s for one. Rejects with AppErrors: `unknown_profile: <name>` 400, `session_busy` 409, `not_found` 404, 402 codes;
-   * of a chat `conversation_not_found` 404, `conversation_busy`, `conversation_ended` and `admission_stale` 409. Nothing was begun when its status
-   * is below 500 or it is `retryable`; after any other error the run may exist.
+   * Starts a run and follows its events after `afterSeq` in the same round trip. The caller chooses `task.id`, so a call that is repeated after a
+   * lost answer joins the existing run. Resolves once a runner has taken the run, or after waiting 2 s for one. Rejects with AppErrors:
+   * `unknown_profile: <name>` 400, `session_busy` 409, `not_found` 404, 402 codes; for a chat `conversation_not_found` 404, `conversation_busy`,
+   * `conversation_ended` and `admission_stale` 409. Nothing was begun when the status is below 500 or the error is `retryable`; after any other
+   * error the run may exist.
    */
   start(tenantId: string, task: DispatchTask, afterSeq: number, signal: AbortSignal): Promise<StartedRun>
   /**
-   * Replays a run's events after `afterSeq`, then follows them until the terminal one, which is told in any case: a reader who
-   * is past the end of a log (a killed conductor had shown more than it stored) gets it under its own number. Resumes by
-   * itself after a cut, and gives up with `upstream` 502. `not_found` 404 for an unknown run.
+   * Replays a run's events after `afterSeq`, then follows them to the terminal event, which every reader gets. A reader that is past the end of the
+   * log, because a killed conductor had shown more than it stored, gets the terminal event under its own number. Resumes by itself after an
+   * interruption, and gives up with `upstream` 502. `not_found` 404 for an unknown run.
    */
   follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk>
   /** Undefined for an unknown run. */

@@ -18,16 +18,15 @@ export interface StateBundle {
 }
 
 /**
- * Executes runs against a model. The host (run-host) keeps the promises: it ends every stream with exactly one `result`
- * or `error`, turns a throw into `error`, stamps and orders events, enforces the deadline through `signal`, and counts.
- * An adapter only speaks to its vendor.
+ * Executes runs against a model. The host (run-host) gives the guarantees: it ends every stream with exactly one `result` or `error`, turns
+ * exceptions into `error`, stamps and orders events, enforces the deadline through `signal`, and counts. An adapter only talks to its vendor.
  */
 export interface Runtime {
   readonly contract: 'runtime/1'
   /**
-   * True when the runtime goes on with an envelope's `replay` instead of doing the turn again: it forgets what a former attempt of the run left in
-   * the session, repeats neither the replayed text nor the finished calls, executes the calls without a result, and names
-   * each call to the session's tools by its id (`callIdMeta`).
+   * True when the runtime continues after an envelope's `replay` instead of repeating the turn. It forgets what an earlier attempt of the run left
+   * in the session, repeats neither the replayed text nor finished calls, executes the calls without a result, and names each call to the session's
+   * tools by its id (`callIdMeta`).
    */
   readonly replays?: boolean
   /** A sentence that says why no run can be executed here, e.g. because a package has to be installed. The host then does not offer the runtime. */
@@ -38,11 +37,11 @@ export interface Runtime {
   batches?(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<EventBatch>
   /** The session's state, or undefined when there is none. */
   exportState?(sessionId: string): Promise<StateBundle | undefined>
-  /** Takes over a session from a bundle. Throws AppError 400 on a corrupt one, and then changes nothing. */
+  /** Restores a session from a bundle. Throws AppError 400 on a corrupt bundle, and then changes nothing. */
   hydrate?(sessionId: string, bundle: StateBundle): Promise<void>
-  /** True when the session's conversation is at hand. A runtime without it is never asked whether it lost one. */
+  /** True when this process has the session's conversation. Without this method the runtime is never asked whether it lost one. */
   has?(sessionId: string): boolean
-  /** Forgets a session: it was shut down. */
+  /** Forgets a session that was shut down. */
   forget?(sessionId: string): Promise<void>
 }
 
@@ -52,7 +51,7 @@ export interface RuntimeContext<C> {
   readonly config: C
   /** The role's model providers, by the name before the slash of a profile's `model`. */
   readonly models: ReadonlyMap<string, ModelProvider>
-  /** Set in a sandbox worker: the way to model servers, which has the keys. */
+  /** Set in a sandbox worker: the way to the model servers through the runner, which has the keys. */
   readonly egress: ModelEgress | undefined
   readonly log: FastifyBaseLogger
   /** See `PluginContext`. */
@@ -60,11 +59,11 @@ export interface RuntimeContext<C> {
   onStop(fn: () => Promise<void>): void
 }
 
-/** A runtime adapter as a plugin: `name` is what a profile's `runtime` says. */
+/** A runtime adapter as a plugin. `name` is the value of a profile's `runtime`. */
 export function defineRuntime<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
-  /** Codes of its `error` events, too. */
+  /** Includes the codes of its `error` events. */
   readonly errors?: ErrorTable | readonly ErrorTable[]
   create(ctx: RuntimeContext<Static<C>>): Promise<Runtime>
 }): Plugin {

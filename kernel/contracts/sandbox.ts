@@ -7,77 +7,76 @@ import { definePlugin, type Plugin, slot } from '../plugin.ts'
 /** The state of a sandbox. A lease adds `unknown`: the substrate could not be reached. Specification 2.12. */
 export type SandboxState = 'starting' | 'running' | 'paused' | 'gone'
 
-/** Limits of one sandbox; what a provider cannot enforce it refuses at launch instead of ignoring it. */
+/** Limits of one sandbox. A provider refuses a limit that it cannot enforce at launch instead of ignoring it. */
 export interface SandboxResources {
   readonly memoryMb?: number
   readonly cpus?: number
-  /** Processes and threads at once. */
+  /** The most processes and threads at once. */
   readonly pids?: number
-  /** Size of `/tmp` and the like; the workspace is bounded by its volume. */
+  /** MB of `/tmp` and similar folders. The workspace is limited by its volume. */
   readonly diskMb?: number
 }
 
 /** One worker to start, in a sandbox of its own. */
 export interface LaunchOrder {
-  /** Drawn by the runner for this launch, `ao-` and 16 of a-z0-9: a label that any substrate takes. */
+  /** Drawn by the runner for this launch: `ao-` and 16 characters of a-z0-9, a label that every substrate accepts. */
   readonly name: string
-  /** The runner's hash: with it a restarted runner finds what its former process left. */
+  /** The runner's hash, by which a restarted runner finds the sandboxes of its previous process. */
   readonly owner: string
   readonly tenantId: string
-  /** The session, or the slot of a warm pool that no session has yet. The workspace is named after it. */
+  /** The session, or a warm-pool slot that no session has yet. The workspace is named after it. */
   readonly sessionId: string
-  /** `sandbox.template` of the profile: an image, a template, a named command; the provider's own default by default. */
+  /** `sandbox.template` of the profile: an image, a template, or a named command. Absent: the provider's default. */
   readonly template?: string
   readonly resources: SandboxResources
-  /** Where workers reach the runner over the network. A provider that gives them another way says so in `Launched`. */
+  /** The address of the runner for workers on the network. A provider that gives workers another address returns it in `Launched`. */
   readonly runnerUrl: string
   /**
-   * The worker's environment without `AGENT_ORC_RUNNER_URL`, which the provider adds, as it does `AGENT_ORC_WORKSPACE` and
-   * `AGENT_ORC_STATE_DIR` when the places are of its choosing. It is complete: nothing of the runner's own environment may
-   * come with it.
+   * The worker's complete environment, except `AGENT_ORC_RUNNER_URL`, which the provider adds, as well as `AGENT_ORC_WORKSPACE` and
+   * `AGENT_ORC_STATE_DIR` when the provider chooses the places. Nothing of the runner's own environment may be added.
    */
   readonly env: Readonly<Record<string, string>>
-  /** Starts our worker on this machine, for providers that run it here. */
+  /** The command that starts our worker on this machine, for providers that run workers here. */
   readonly command: readonly string[]
 }
 
 export interface Launched {
-  /** The substrate's name for it; a label of at most 128 characters. */
+  /** The substrate's name of the sandbox, a label of at most 128 characters. */
   readonly sandboxId: string
-  /** The runner's address as the worker sees it; `order.runnerUrl` by default. */
+  /** The runner's address as the worker sees it. Absent: `order.runnerUrl`. */
   readonly runnerUrl?: string
 }
 
 /**
- * Where workers of sessions run. Every method may be called twice for the same sandbox, and after it is gone. What fails
- * because the substrate cannot be reached rejects with anything; a sandbox that no longer exists is `sandboxGone`.
+ * A place where the workers of sessions run. Every method may be called twice for the same sandbox, and after the sandbox is gone. A substrate that
+ * cannot be reached may cause any error; a sandbox that no longer exists is `sandboxGone`.
  */
 export interface SandboxProvider {
   readonly contract: 'sandbox/1'
   /**
-   * Starts a worker and resolves when the substrate has taken it; the worker then polls by itself. Nothing is left behind
-   * when it rejects or when `signal` aborts. AppError 400 `invalid_sandbox` for a template or a limit it cannot serve.
+   * Starts a worker, and resolves when the substrate has accepted it; the worker then polls by itself. When it rejects, or `signal` aborts, nothing
+   * is left behind. AppError 400 `invalid_sandbox` for a template or a limit that the provider cannot serve.
    */
   launch(order: LaunchOrder, signal: AbortSignal): Promise<Launched>
   /** The live state. An id that the substrate does not know is `gone`. */
   status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState>
-  /** Stops it using CPU; its files are kept. Whether its memory is kept depends on the substrate. */
+  /** Stops the sandbox's CPU use and keeps its files. Whether its memory is kept depends on the substrate. */
   pause(sandboxId: string): Promise<void>
-  /** A substrate that starts the worker anew does it with `order`, whose environment has a fresh token. */
+  /** Resumes the sandbox. A substrate that starts the worker anew uses `order`, whose environment has a fresh token. */
   resume(sandboxId: string, order: LaunchOrder): Promise<void>
   /** Ends the sandbox and removes its files. */
   destroy(sandboxId: string): Promise<void>
   /**
-   * How many bytes of disk the files of sandboxes take, those of one that has ended by itself included: Infinity where they cannot be
-   * counted in reasonable time, nothing for one that is not known. Asked again and again in the background. A provider that cannot
-   * tell leaves it out; its sandboxes are bounded by their volumes then.
+   * Bytes on disk of the sandboxes' files, including those of a sandbox that ended by itself. Infinity: not countable in reasonable time. Unknown
+   * sandboxes are left out. It is called periodically in the background. A provider that cannot count omits the method; its sandboxes are then
+   * limited by their volumes.
    */
   diskUsage?(sandboxIds: readonly string[]): Promise<ReadonlyMap<string, number>>
-  /** Lists the sandboxes of an owner, paused ones included. Needed where sandboxes outlive the runner's process. */
+  /** Lists the sandboxes of an owner, including paused ones. Needed where sandboxes outlive the runner's process. */
   list?(owner: string): Promise<readonly string[]>
 }
 export const SandboxProviders = slot<SandboxProvider>('runner.sandbox-providers')
-/** The tenants that may use each provider, by its name; a provider that is not listed is for no tenant. */
+/** The tenants that may use each provider, by the provider's name. A provider that is not listed serves no tenant. */
 export const SandboxTenants = slot<TenantList>('runner.sandbox-tenants')
 
 const sandboxProviderErrors = errorTable('sandbox-providers', {
@@ -96,13 +95,13 @@ export interface SandboxProviderContext<C> {
   onStop(fn: () => Promise<void>): void
 }
 
-/** A sandbox provider as a plugin: `name` is what a profile's `sandbox.provider` says, and the substrate of runner info. */
+/** A sandbox provider as a plugin. `name` is the value of a profile's `sandbox.provider`, and the substrate in the runner's info. */
 export function defineSandboxProvider<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
-  /** Besides those of every provider. */
+  /** Errors in addition to those of every provider. */
   readonly errors?: ErrorTable
-  /** Undefined: not configured, or this machine cannot do it; the runner then does not offer it. */
+  /** Undefined: the provider is not configured, or this machine cannot run it. The runner then does not offer it. */
   create(ctx: SandboxProviderContext<StaticDecode<C>>): Promise<SandboxProvider | undefined>
 }): Plugin {
   type Provides = { providers: typeof SandboxProviders; tenants: typeof SandboxTenants }
@@ -136,7 +135,7 @@ export interface SandboxDelivery {
   readonly body: Buffer
 }
 
-/** Reads a provider's deliveries in the conductor. It only ever invalidates what a runner has cached of a sandbox. */
+/** Reads a provider's deliveries in the conductor. A delivery can only invalidate what a runner has cached about a sandbox. */
 export interface SandboxEventDecoder {
   /** Undefined when the delivery is not about a sandbox. AppError 400 when it cannot be read, 401 for a wrong signature. */
   decode(delivery: SandboxDelivery): { readonly sandboxId: string } | undefined

@@ -36,17 +36,17 @@ const nameForm = new RegExp(secretNamePattern)
 export const isSecretName = (text: string): boolean => nameForm.test(text)
 
 const scheme = 'secret://'
-/** The name in a reference that is nothing else; undefined for other text, such as one with `${…}` in it. */
+/** The name in a text that is a single reference. Undefined for other text, such as one with `${…}` in it. */
 export function secretOf(reference: string): string | undefined {
   if (!reference.startsWith(scheme)) return undefined
   const name = reference.slice(scheme.length)
   return isSecretName(name) ? name : undefined
 }
 
-/** A reference among other text: it ends where a header separates words. */
+/** A reference within other text. It ends where a header separates words. */
 const references = /secret:\/\/([^\s,;"']*)/g
 
-/** The names that a text refers to, as in `Bearer secret://github`. `invalidRef` (400) for `secret://` without a name. */
+/** The secret names in a text such as `Bearer secret://github`. Throws `invalidRef` (400) for `secret://` without a name. */
 export function secretsIn(text: string): readonly string[] {
   return [...text.matchAll(references)].map(([, name = '']) => {
     if (!isSecretName(name)) throw secretErrors.invalidRef()
@@ -62,35 +62,35 @@ export interface ResolvedSecret {
   readonly name: string
   readonly version: number
   readonly value: string
-  /** The value that this one replaced less than a day ago: who verifies may not know the new one yet. */
+  /** The value that this one replaced less than a day ago, because a verifier may not know the new value yet. */
   readonly previous?: string
 }
 
 export type HeaderMap = Readonly<Record<string, string>>
 
 /**
- * The secrets of tenants, in plain text, for plugins that use them: neither these values nor anything derived from them may get into a
- * log, an event, a row or an error. Values are kept in memory for seconds; a write reaches every reachable conductor at
- * once. `reader` says what a value is for (`webhooks`, `mcp-servers/github`): admins see when each read a secret last.
+ * The secrets of tenants in plain text, for plugins that use them. Neither the values nor anything derived from them may reach a log, an event, a
+ * row or an error. Values stay in memory for seconds; a write reaches every reachable conductor at once. `reader` names the purpose (`webhooks`,
+ * `mcp-servers/github`), so that admins see when each purpose last read a secret.
  */
 export interface Secrets {
-  /** The names that a tenant does not have; `secrets_unavailable` (503) where nothing can be looked up. */
+  /** Those of `names` that a tenant does not have. `secrets_unavailable` (503) when no secret can be looked up. */
   unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
-  /** `unknown_secret` (400), `secret_expired` (410), `secret_unreadable` or `secrets_unavailable` (503). */
+  /** Rejects with `unknown_secret` (400), `secret_expired` (410), `secret_unreadable` or `secrets_unavailable` (503). */
   resolve(tenantId: string, name: string, reader: string): Promise<ResolvedSecret>
-  /** Headers with their references replaced; as `resolve`, and `secret_unfit` (422) for a value that no header may have. */
+  /** The headers with references replaced. Rejects like `resolve`, and with `secret_unfit` (422) for a value that a header cannot hold. */
   headers(tenantId: string, headers: HeaderMap, reader: string): Promise<Record<string, string>>
 }
 export const Secrets = capability<Secrets>('conductor.secrets')
 
 /**
- * Encrypts what a plugin keeps for a tenant in a table of its own, under the master key, as secrets are. Sealed data opens only for the
- * same tenant and name.
+ * Encrypts what a plugin stores for a tenant in its own table, under the same master key as secrets. Sealed data opens only for the same tenant and
+ * name.
  */
 export interface Sealer {
-  /** `secrets_unavailable` (503) without a master key. `name` tells what it is of, e.g. `mcp-tokens/github`. */
+  /** `secrets_unavailable` (503) without a master key. `name` says what is sealed, e.g. `mcp-tokens/github`. */
   seal(tenantId: string, name: string, value: string): string
-  /** Undefined when it cannot be opened: another master key, or bytes of another tenant or name. */
+  /** Undefined when the data cannot be opened: it was sealed with another master key, or for another tenant or name. */
   open(tenantId: string, name: string, sealed: string): string | undefined
 }
 export const Sealer = capability<Sealer>('conductor.sealer')

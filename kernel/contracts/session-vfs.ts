@@ -5,17 +5,17 @@ import { mountName, type VfsClient, type VfsView } from './vfs.ts'
 /** The tools by which agents use the VirtualFS. */
 const vfsTools: readonly string[] = ['vfs_list', 'vfs_read', 'vfs_search', 'vfs_write']
 
-/** True for a profile whose sessions use the VirtualFS: it says so, or it names one of the tools. */
+/** True for a profile whose sessions use the VirtualFS, because it sets `vfs` or names one of the tools. */
 export const usesVfs = ({ vfs, tools }: Pick<Profile, 'vfs' | 'tools'>): boolean =>
   vfs !== undefined || tools.some((tool) => vfsTools.includes(tool))
 
-/** How much of the VirtualFS a sandbox has as files: all mounts together, each an equal share. */
+/** How much of the VirtualFS is copied into a sandbox: the limits for all mounts together, of which each gets an equal share. */
 export const copyBounds = { files: 2_000, bytes: 64 * 1024 * 1024, fileBytes: 16 * 1024 * 1024 } as const
 
 const Share = Type.Object({
   files: Type.Integer({ minimum: 0 }),
   bytes: Type.Integer({ minimum: 0 }),
-  /** Of one file. */
+  /** The most bytes of one file. */
   fileBytes: Type.Integer({ minimum: 0 }),
 })
 export type CopyShare = Static<typeof Share>
@@ -24,11 +24,11 @@ export type CopyShare = Static<typeof Share>
 export const TreeMount = Type.Object({
   name: mountName,
   readOnly: Type.Boolean(),
-  /** In the order of the UTF-8 of their paths: as many as the share of a mount allows. */
+  /** In the order of the UTF-8 bytes of their paths, as many as the mount's share allows. */
   files: Type.Array(Type.Object({ path: Type.String(), bytes: Type.Integer(), etag: Type.String() })),
-  /** False: files behind the last one are left out. */
+  /** False: files after the last one are left out. */
   complete: Type.Boolean(),
-  /** Why its files are not known; what the sandbox has of it stays as it is then. */
+  /** Why the mount's files are unknown. The sandbox then keeps its copy unchanged. */
   unavailable: Type.Optional(Type.String()),
 })
 export type TreeMount = Static<typeof TreeMount>
@@ -36,7 +36,7 @@ export type TreeMount = Static<typeof TreeMount>
 /** What a session may see, for the copy in its sandbox. */
 export const VfsTree = Type.Object({
   mounts: Type.Array(TreeMount),
-  /** What each mount may have in the sandbox. */
+  /** The share of each mount in the sandbox. */
   share: Share,
 })
 export type VfsTree = Static<typeof VfsTree>
@@ -44,7 +44,7 @@ export type VfsTree = Static<typeof VfsTree>
 type OfSession<F> = F extends (view: VfsView, ...more: infer A) => infer R ? (...more: A) => R : never
 type Operation = 'mounts' | 'list' | 'read' | 'write' | 'remove' | 'search'
 
-/** The VirtualFS as one session sees it; its first request opens the lease. All reject as `VfsClient` does. */
+/** The VirtualFS as one session sees it. The first request opens the lease. All methods reject as `VfsClient` does. */
 export interface SessionVfs extends Readonly<{ [K in Operation]: OfSession<VfsClient[K]> }> {
   tree(asked?: { readonly signal?: AbortSignal }): Promise<VfsTree>
 }

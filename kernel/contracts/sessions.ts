@@ -22,5 +22,5 @@ export const Session = Type.Object({
 })
 export type Session = Static<typeof Session>
 
-/** Where a conductor that begins a run in a session wakes those who follow it: `session:<tenant id>:<session id>`. */
+/** The channel `session:<tenant id>:<session id>`, on which a conductor that begins a run wakes the session's followers. */
 export const sessionChannels = 'session:'

@@ -4,19 +4,19 @@ import type { StateBundle } from './runtime.ts'
 
 export interface SidecarHealth {
   readonly ok: boolean
-  /** A runtime's name, or `all` for a poly-sidecar. */
+  /** A runtime's name, or `all` for a sidecar that serves several runtimes. */
   readonly runtime: string
   readonly runtimes: readonly string[]
-  /** Runtimes that are set up but cannot execute runs, and what each misses, as a sentence. */
+  /** Runtimes that are configured but cannot execute runs, each with a sentence that says what is missing. */
   readonly missing?: Readonly<Record<string, string>>
   readonly instance: string
   readonly inflight: number
-  /** It reads linked attachments from its runner; older sidecars, and those in other languages, need them whole. */
+  /** The sidecar reads linked attachments from its runner. Older sidecars, and those in other languages, need attachments inline. */
   readonly readsLinks?: boolean
   readonly [more: string]: unknown
 }
 
-/** Runner to one sidecar: over HTTP, or in process when both live in one kernel. Same contract suite for both. */
+/** Runner to one sidecar: over HTTP, or in process when both are in one kernel. Both pass the same contract suite. */
 export interface SidecarLink {
   health(signal?: AbortSignal): Promise<SidecarHealth>
   /**
@@ -34,7 +34,7 @@ export interface SidecarLink {
 /** A sidecar in the same kernel as the runner; at most one entry, named `local`. */
 export const LocalSidecars = slot<SidecarLink>('runner.local-sidecars')
 
-/** Which sidecar serves a runtime: URLs from configuration, else the local one. */
+/** Finds the sidecar of a runtime: configured URLs first, otherwise the local sidecar. */
 export interface Sidecars {
   /** Throws AppError 503 `runtime_unavailable` when no sidecar is configured for the runtime. */
   forRuntime(runtime: string): SidecarLink
@@ -46,7 +46,7 @@ export interface SidecarSlot {
   readonly runtime: string
   readonly mode: 'sidecar' | 'stub' | 'unknown'
   readonly url: string
-  /** What it misses to be offered, as a sentence. */
+  /** A sentence that says what the runtime lacks to be offered. */
   readonly missing?: string
 }
 export const Sidecars = capability<Sidecars>('runner.sidecars')

@@ -7,10 +7,10 @@ export type SigningFamily = 'chat-gateway' | 'vfs' | 'runner'
 export type SigningKey = 'CURRENT' | 'PREVIOUS'
 
 export interface SignedParts {
-  /** '': about no tenant, which only the family `runner` may say. */
+  /** Empty: the request is about no tenant, which only the family `runner` may say. */
   readonly tenant: string
   readonly method: string
-  /** The request-target exactly as sent, query included. */
+  /** The request target exactly as sent, including the query. */
   readonly target: string
   readonly body: Uint8Array
 }
@@ -24,8 +24,8 @@ export const signedHeaders = {
 } as const
 
 /**
- * Of the family `runner`. The tenant is the wire's own header, so that there is no second one to differ from it. The SHA-256 of the
- * body is a header, because bodies are large here: a signature is checked before any of the body is read.
+ * Headers of the family `runner`. The tenant is in the wire's own header, so that no second header can differ from it. The SHA-256 of the body is a
+ * header, because bodies are large here and a signature is checked before the body is read.
  */
 export const runnerHeaders = {
   signature: 'x-agent-orc-signature',
@@ -38,14 +38,14 @@ export const runnerHeaders = {
 
 /** Signs and verifies requests (AO-HMAC-SHA256-V1) with one family of keys. Specification 5.3. */
 export interface Signer {
-  /** True while a previous key still verifies, i.e. during a rotation. */
+  /** True while a previous key still verifies, that is during a rotation. */
   readonly hasPreviousKey?: boolean
-  /** With the current key unless told otherwise; `PREVIOUS` is for a peer that does not know the current one yet. */
+  /** Signs with the current key by default. `PREVIOUS` is for a peer that does not know the current key yet. */
   sign(parts: SignedParts, key?: SigningKey): Record<string, string>
   /**
-   * Checks header form, clock skew (60 s), body size, signature under CURRENT or PREVIOUS, then the nonce, in that order.
-   * Rejects with AppError `unauthorized` (401) or, when the nonce store cannot be reached or its memory began after the request was
-   * signed, `unavailable` (503, retryable: sign anew).
+   * Checks header form, clock skew (60 s), body size, the signature under CURRENT or PREVIOUS, then the nonce, in that order. Rejects with AppError
+   * `unauthorized` (401), or with `unavailable` (503, retryable: sign anew) when the nonce store cannot be reached or its memory began after the
+   * request was signed.
    */
   verify(
     headers: Readonly<Record<string, string | string[] | undefined>>,
@@ -53,5 +53,5 @@ export interface Signer {
   ): Promise<{ tenant: string }>
 }
 
-/** Keyed by family. Absent when the role has no key for it. */
+/** Keyed by family. A family without a key in this role is absent. */
 export const Signers = slot<Signer>('core.signers')

@@ -10,39 +10,39 @@ export interface SkillFile {
   readonly executable: boolean
 }
 
-/** A skill as one of its versions: what a session keeps, and what a runner has of it. */
+/** One version of a skill: the reference that a session keeps. */
 export const PinnedSkill = Type.Object({
   name: Type.String(),
   digest: Type.String({ description: 'SHA-256 over the paths, contents and executable bits of its files.' }),
 })
 export type PinnedSkill = Static<typeof PinnedSkill>
 
-/** One version of a skill, whole. */
+/** One complete version of a skill. */
 export interface SkillContent extends PinnedSkill {
   readonly description: string
-  /** What follows the front matter of `SKILL.md`. */
+  /** The text after the front matter of `SKILL.md`. */
   readonly body: string
-  /** Every file, `SKILL.md` among them. */
+  /** Every file, including `SKILL.md`. */
   readonly files: readonly SkillFile[]
 }
 
 /** What a skill requires of a profile. */
 export interface SkillNeeds extends PinnedSkill {
-  /** Tools of the platform, by the names that profiles use; one that is unknown here keeps the name that its author gave it. */
+  /** Platform tools, by the names that profiles use. A tool that is unknown here keeps the name that the skill's author gave it. */
   readonly allowedTools: readonly string[]
-  /** It brings scripts, which run in a sandbox. */
+  /** True when the skill contains scripts, which run in a sandbox. */
   readonly requiresSandbox: boolean
-  /** Of its files. */
+  /** Total bytes of its files. */
   readonly totalBytes: number
 }
 
-/** Bytes of the files of all skills of a profile: a runner has them in memory while a run goes on. */
+/** The most bytes of the files of all skills of a profile. A runner keeps them in memory during a run. */
 export const mostAttachedBytes = 64 * 1024 * 1024
 
 /** Names every platform skill that explains a tool of the profile. */
 export const skillsOfTools = 'using-*'
 
-/** What names the skills of a profile, and its tools, by which `using-*` is resolved. */
+/** A profile's skill names, and its tools, by which `using-*` is resolved. */
 export interface AttachedSkills {
   readonly skills: readonly string[]
   readonly tools: readonly string[]
@@ -50,21 +50,21 @@ export interface AttachedSkills {
 
 /** The skills that a tenant may attach to profiles. */
 export interface Skills {
-  /** Returns the skills that there are, in the order of their names in the profile, and the names of those that are not there. */
+  /** Returns the existing skills in the order of their names in the profile, and the names of the missing ones. */
   attached(
     tenantId: string,
     profile: AttachedSkills,
   ): Promise<{ readonly found: readonly SkillNeeds[]; readonly missing: readonly string[] }>
-  /** Returns a version that is kept for a session, also when its skill was replaced or deleted. */
+  /** Returns a version that a session keeps, even when its skill was replaced or deleted. */
   content(tenantId: string, digest: string): Promise<SkillContent | undefined>
-  /** Called when `using-*` stands for other skills than before, because runners with other tools have started. */
+  /** Registers a listener for changes of what `using-*` resolves to, which happen when runners with other tools have started. */
   onOthers(listener: () => void): void
 }
 export const Skills = capability<Skills>('conductor.skills')
 
 /** The contents of skills in a runner, sent by conductors. */
 export interface SkillCache {
-  /** Returns the versions in the order asked for; undefined for one that is not here. */
+  /** Returns the versions in the requested order. Undefined for a version that is not here. */
   take(tenantId: string, pinned: readonly PinnedSkill[]): readonly (SkillContent | undefined)[]
   /** Keeps a version. AppError 400 `skill_corrupt` when it does not match its digest. */
   put(tenantId: string, skill: SkillContent): void
@@ -73,7 +73,7 @@ export const SkillCache = capability<SkillCache>('runner.skill-cache')
 
 /** The tools by which a model reads the skills of its session. Every session with skills has them, whatever its profile lists. */
 export const skillTools = ['skill_read', 'skill_resource'] as const
-/** Runs a script of a skill; sessions with a sandbox have it. */
+/** The tool that runs a script of a skill. Sessions with a sandbox have it. */
 export const skillScriptTool = 'run_skill_script'
 
 export const skillErrors = errorTable('skills', {
@@ -102,7 +102,7 @@ export const skillErrors = errorTable('skills', {
   },
 })
 
-/** The digest of a skill's files: one line for each, in the order of their paths. */
+/** The digest of a skill's files: of one line per file, in the order of their paths. */
 export function digestOf(files: readonly SkillFile[]): string {
   const lines = files
     .map(({ path, bytes, executable }) => ({ path, text: `${sha256(bytes)} ${executable ? 'x' : '-'} ${path}\n` }))

@@ -8,7 +8,7 @@ const bucketNames = ['1m', '5m', '15m', '1h', '6h', '1d'] as const
 export type BucketName = (typeof bucketNames)[number]
 const BucketSize = Type.Unsafe<BucketName>({ type: 'string', enum: [...bucketNames] })
 
-/** Query of every route with figures. Specification 4.15. */
+/** The query of every route with figures. Specification 4.15. */
 export const WindowQuery = Type.Object({
   window: Type.Optional(
     Type.String({
@@ -27,7 +27,7 @@ export const SeriesQuery = Type.Object({
 })
 export type SeriesQuery = Static<typeof SeriesQuery>
 
-/** The time that figures are about: from `start` on, `end` not included. */
+/** The time range of the figures: `start` is included, `end` is not. */
 export const range = {
   window: Type.String({ description: 'The window that was used.' }),
   start: Type.String({ format: 'date-time' }),

@@ -1,4 +1,4 @@
-/** The keywords that OpenAI takes in a strict schema; it refuses a request with any other. */
+/** The keywords that OpenAI accepts in a strict schema. It refuses a request with any other keyword. */
 const strictWords: ReadonlySet<string> = new Set([
   'type',
   'properties',
@@ -14,7 +14,7 @@ const strictWords: ReadonlySet<string> = new Set([
   'description',
 ])
 
-/** Whether a schema for an answer may be marked as strict: an object of which every part lists, requires and closes all it has. */
+/** Whether an answer's schema may be marked as strict: an object in which every part lists and requires all its properties and allows no others. */
 export const isStrictSchema = (schema: object): boolean =>
   (schema as { type?: unknown }).type === 'object' && isStrict(schema)
 

@@ -3,16 +3,16 @@ import { Type } from '@sinclair/typebox'
 /** The tenants that may use something. */
 export interface TenantList {
   allows(tenantId: string): boolean
-  /** It names no tenant. */
+  /** True when the list names no tenant. */
   readonly empty: boolean
-  /** True when it names at most one tenant: the thing is not shared. */
+  /** True when the list names at most one tenant, so that the thing is not shared. */
   readonly isApart?: boolean
 }
 export const everyTenant: TenantList = { allows: () => true, empty: false }
 
 const tenantId = '[A-Za-z0-9][A-Za-z0-9_.-]*'
 
-/** `'*'`, or `[acme, globex]`, or both in text with commas: a `TenantList` for the plugin. An empty list names no tenant. */
+/** Reads `'*'`, `[acme, globex]`, or a text of names separated by commas into a `TenantList`. An empty list names no tenant. */
 export const Tenants = (description = 'The tenants that may use it.', fallback?: readonly string[]) =>
   Type.Transform(
     Type.Array(

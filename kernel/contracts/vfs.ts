@@ -15,7 +15,7 @@ export const vfsErrors = errorTable('vfs', {
     about: "The session's lease does not allow this mount; the sentence names the mounts that it allows.",
   },
   readOnlyMount: { status: 403, message: 'This mount is read-only.' },
-  /** Also the answer for another tenant's session. Specification 4.7. */
+  /** Another tenant's session gets the same answer. Specification 4.7. */
   noVfsSession: {
     code: 'no vfs session',
     status: 404,
@@ -37,15 +37,15 @@ export const vfsErrors = errorTable('vfs', {
   },
 })
 
-/** Selects the view of a session: its scratch space, its copy-on-write layers, and only the mounts of its lease. */
+/** The header that selects the view of a session: its scratch space, its copy-on-write layers, and only the mounts of its lease. */
 export const vfsSessionHeader = 'x-vfs-session'
-/** SHA-256 of the body in hex, or `stream` for a body that is not known beforehand. It is signed for. */
+/** The header with the SHA-256 of the body in hex, or `stream` for a body that is not known in advance. It is part of the signature. */
 export const vfsDigestHeader = 'x-vfs-content-sha256'
 export const streamDigest = 'stream'
 
 /**
- * What is signed (family `vfs`) in place of a body: bodies are streams of any length, and the session must not be another one than
- * whoever signed had in mind. Both texts are those of the headers, '' for one that is not sent.
+ * What is signed (family `vfs`) in place of the body. Bodies are streams of any length, and the signed session must not be exchanged. Both texts
+ * are those of the headers; empty for a header that is not sent.
  */
 export const signedForm = (session: string, digest: string): Uint8Array => Buffer.from(`${session}\n${digest}`)
 
@@ -54,21 +54,21 @@ const mountForm = new RegExp(mountPattern)
 export const isMountName = (text: string): boolean => mountForm.test(text)
 export const mountName = Type.String({ pattern: mountPattern, description: 'Name of the mount.' })
 
-/** True for the path of a file below a mount: it can be part of a URL or a path without meaning anything there. */
+/** True for the path of a file below a mount. It can be part of a URL or a path without a special meaning there. */
 export const isVfsPath = (path: string): boolean => isObjectKey(path) && !path.includes('\\')
-/** True for '' and for the path of a folder, without a '/' at its end. */
+/** True for an empty path, and for the path of a folder without a trailing '/'. */
 export const isVfsFolder = (path: string): boolean => path === '' || isVfsPath(path)
-/** True for the beginning of a path. */
+/** True for a valid beginning of a path. */
 export const isVfsPrefix = (path: string): boolean => isKeyPrefix(path) && !path.includes('\\')
 export const maxPathBytes = maxKeyBytes
 
-/** A file of this name stands for an empty folder: sandboxes have such, and mounts know no folders without files. */
+/** A file with this name represents an empty folder: sandboxes have empty folders, and mounts know only folders with files. */
 export const emptyFolder = '.agent-orc-folder'
-/** The folder that a path stands for as an empty one; undefined for the path of a file. */
+/** The empty folder that a path represents. Undefined for the path of an ordinary file. */
 export const folderOf = (path: string): string | undefined =>
   path.endsWith(`/${emptyFolder}`) ? path.slice(0, -emptyFolder.length - 1) : undefined
 
-/** How the content type of a file says that it may be executed: mounts keep types, and no modes. */
+/** How the content type of a file marks it as executable, because mounts keep types but no modes. */
 const executable = 'executable=1'
 export const isExecutable = (contentType: string | undefined): boolean =>
   contentType?.split(';').some((parameter) => parameter.trim() === executable) === true
@@ -115,7 +115,7 @@ export const VfsMountInput = Type.Object(
 )
 export type VfsMountInput = Static<typeof VfsMountInput>
 
-/** A file, or a folder, which is there for as long as something is in it. */
+/** A file or a folder. A folder exists while it contains something. */
 export const VfsEntry = Type.Object({
   path: Type.String({ description: 'Below the mount; without a `/` at its end.' }),
   kind: Type.Union([Type.Literal('file'), Type.Literal('folder')]),
@@ -177,7 +177,7 @@ export const VfsMatches = Type.Object({
 })
 export type VfsMatches = Static<typeof VfsMatches>
 
-/** Limits of a tenant on the VirtualFS server; an absent one is that of the server's role file. */
+/** Limits of a tenant on the VirtualFS server. An absent limit is that of the server's role file. */
 export const VfsLimits = Type.Object(
   {
     bytes: Type.Optional(
@@ -201,14 +201,14 @@ export const OpenVfsSession = Type.Object(
         description: 'Empty or absent: the session may use every mount.',
       }),
     ),
-    /** As the conductor of the tenant's newest run said. */
+    /** The limits that the conductor of the tenant's newest run stated. */
     limits: Type.Optional(VfsLimits),
   },
   { additionalProperties: false },
 )
 export type OpenVfsSession = Static<typeof OpenVfsSession>
 
-/** A session that is open on the server: what its lease says, and what it has written. */
+/** A session that is open on the server: its lease, and what it has written. */
 export const VfsSession = Type.Object({
   sessionId: Type.String({ pattern: clientIdPattern }),
   profile: Type.Optional(Type.String()),
@@ -223,7 +223,7 @@ export const VfsSession = Type.Object({
 export type VfsSession = Static<typeof VfsSession>
 
 const vfsOperations = ['read', 'write', 'delete', 'list', 'search'] as const
-/** One thing that a session did. */
+/** One operation of a session. */
 export const VfsAccess = Type.Object({
   at: Type.String({ format: 'date-time' }),
   operation: Type.Union(vfsOperations.map((one) => Type.Literal(one))),
@@ -246,7 +246,7 @@ export const VfsUsage = Type.Object({
 })
 export type VfsUsage = Static<typeof VfsUsage>
 
-/** A view of the file system: without a session the tenant's mounts, without scratch space and layers. */
+/** A view of the file system. Without a session it shows the tenant's mounts, without scratch space and layers. */
 export interface VfsView {
   readonly tenantId: string
   readonly sessionId?: string
@@ -254,7 +254,7 @@ export interface VfsView {
 
 export interface VfsFile {
   readonly entry: VfsEntry
-  /** Read it to its end, or `return()` from it: it holds a connection. */
+  /** Read it to its end, or call `return()`, because it holds a connection. */
   readonly body: AsyncIterable<Uint8Array>
 }
 
@@ -262,9 +262,9 @@ export interface VfsWrite {
   /** Bytes, or a stream of them that is sent as it is read. */
   readonly body: Uint8Array | AsyncIterable<Uint8Array>
   readonly contentType?: string
-  /** An etag, or '*': only over a file that is there. */
+  /** An etag, or '*': write only over an existing file. */
   readonly ifMatch?: string
-  /** Only where there is no file yet. */
+  /** Write only where no file exists yet. */
   readonly ifNoneMatch?: '*'
 }
 
@@ -277,15 +277,15 @@ interface Asked {
  * `vfs upstream unavailable` (502) when it cannot be reached. Made by `createVfsClient` of plugins/vfs/client.ts.
  */
 export interface VfsClient {
-  /** Opens a session, or renews the lease of an open one, whose files stay. */
+  /** Opens a session. If it is already open, renews its lease and keeps its files. */
   open(tenantId: string, sessionId: string, lease: OpenVfsSession, asked?: Asked): Promise<VfsSession>
-  /** Drops its scratch space and layers. One that is not open is no error. */
+  /** Deletes the session's scratch space and layers. Closing a session that is not open is no error. */
   close(tenantId: string, sessionId: string, asked?: Asked): Promise<void>
   session(tenantId: string, sessionId: string, asked?: Asked): Promise<VfsSession | undefined>
   mounts(view: VfsView, asked?: Asked): Promise<readonly VfsMount[]>
-  /** `path` '' is the mount itself. */
+  /** An empty `path` is the mount itself. */
   list(view: VfsView, mount: string, path: string, asked?: Asked & VfsListQuery): Promise<VfsList>
-  /** Undefined when there is no such file. `range` has both bytes included; one beyond the end is 416. */
+  /** Undefined when there is no such file. `range` includes both bytes; a range beyond the end is 416. */
   read(
     view: VfsView,
     mount: string,
@@ -293,9 +293,9 @@ export interface VfsClient {
     asked?: Asked & { readonly range?: { readonly from: number; readonly to?: number } },
   ): Promise<VfsFile | undefined>
   write(view: VfsView, mount: string, path: string, file: VfsWrite, asked?: Asked): Promise<VfsEntry>
-  /** False when there was none. */
+  /** False when there was no such file. */
   remove(view: VfsView, mount: string, path: string, asked?: Asked & { readonly ifMatch?: string }): Promise<boolean>
-  /** Removes the files below a folder, 1000 at most; `more` when others are left. */
+  /** Removes up to 1000 files below a folder. `more`: others remain. */
   removeFolder(
     view: VfsView,
     mount: string,
@@ -304,7 +304,7 @@ export interface VfsClient {
   ): Promise<{ readonly deleted: number; readonly more: boolean }>
   search(view: VfsView, query: VfsSearchQuery, asked?: Asked): Promise<VfsMatches>
   usage(tenantId: string, asked?: Asked): Promise<VfsUsage>
-  /** Deletes the server's data of a tenant, a part at a time; the storage of its mounts is not deleted. */
+  /** Deletes a part of the server's data of a tenant per call. The storage of the tenant's mounts is not deleted. */
   erase(tenantId: string, asked?: Asked): Promise<{ readonly deleted: number; readonly more: boolean }>
   dispose(): Promise<void>
 }

@@ -8,7 +8,7 @@ export const webhookErrors = errorTable('webhooks', {
   webhooksUnavailable: { status: 503, message: 'Webhooks need AGENT_ORC_WEBHOOK_KEY on the conductor.' },
 })
 
-/** A webhook message that is not the end of a run. */
+/** A webhook message about something other than the end of a run. */
 export interface Told {
   readonly url: string
   /** The message type, e.g. `app.connection.expired`. */
@@ -16,13 +16,13 @@ export interface Told {
   readonly data: Readonly<Record<string, unknown>>
 }
 
-/** Checks webhook addresses, and takes messages. That of a run is written with the row of the run. */
+/** Checks webhook addresses, and accepts messages. The message about a run is written together with the row of the run. */
 export interface Webhooks {
-  /** AppError 400 `invalid_webhook` for an address that a tenant may not have asked, 503 `webhooks_unavailable` without a signing key. */
+  /** AppError 400 `invalid_webhook` for an address that tenants may not use, 503 `webhooks_unavailable` without a signing key. */
   check(tenantId: string, url: string): void
-  /** Sends a message at least once, if the transaction commits. */
+  /** Sends a message at least once, provided that the transaction commits. */
   tell(tx: TenantTx, told: Told): Promise<void>
-  /** Registers how to read ended runs. Nothing is delivered before this call. */
+  /** Registers how ended runs are read. Nothing is delivered before this call. */
   readRuns(find: FindRun): void
 }
 export type FindRun = (tenantId: string, runId: string) => Promise<RunSummary | undefined>

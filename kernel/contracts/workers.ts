@@ -9,7 +9,7 @@ import type { RunBudget, RunnerSession, RunnerUsage } from './runner.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
 
-/** Specification 7: the text starts so, and says which case. */
+/** Specification 7: the text starts with this, and then says which case it is. */
 export const workerTokenErrors = errorTable('worker-tokens', {
   missing: { code: 'invalid or missing worker token: missing', status: 401, about: 'Send the token of the worker.' },
   malformed: {
@@ -37,55 +37,55 @@ export const workerTokenErrors = errorTable('worker-tokens', {
 
 /** The polling workers of a runner, for its other endpoints. */
 export interface WorkerHub {
-  /** AppError 401 unless the header holds a token of the session's present worker. */
+  /** Throws AppError 401 unless the header holds a token of the session's current worker. */
   authorize(authorization: string | undefined, tenantId: string, sessionId: string): Promise<void>
 }
 export const WorkerHub = capability<WorkerHub>('runner.worker-hub')
 
-/** The event that tells a run's readers about its sandbox. The runner writes it, right behind its `runner_accepted`. */
+/** The event that tells a run's readers about its sandbox. The runner writes it directly after its `runner_accepted`. */
 export type SandboxEvent = Static<typeof ProgressEvent> & {
   readonly stage: 'sandbox'
   readonly provider: string
-  /** `running`: the sandbox was running already. */
+  /** `running`: the sandbox was already running. */
   readonly start: 'launched' | 'warm' | 'resumed' | 'running'
-  /** How long the start took. */
+  /** Milliseconds that the start took. */
   readonly startMs: number
-  /** How long it was awake without a run since the former one. */
+  /** Seconds that the sandbox was awake without a run since the previous run. */
   readonly idleSeconds: number
 }
 
-/** What a run needs from its sandbox. */
+/** A run's requirements on its sandbox. */
 export interface SandboxOrder {
-  /** It continues a conversation that should exist. */
+  /** True: the run continues a conversation that should exist. */
   readonly resume: boolean
   readonly budget?: RunBudget
-  /** What its sandbox may reach; nothing by default. */
+  /** What its sandbox may reach. Absent: nothing. */
   readonly egress?: EgressOrder
-  /** Called for each of its model calls when it is over, with what it used. */
+  /** Called after each model call of the run, with the call's usage. */
   onUsage(usage: UsageEvent): void
 }
 
-/** The model calls of a run, measured by the runner through which they go. */
+/** The measurement of a run's model calls, by the runner that forwards them. */
 export interface MeasuredCalls {
-  /** Ends the running calls and refuses further ones. Returns what they have used so far, once. */
+  /** Ends the running calls and refuses further ones. Returns the usage that was not reported yet. Call it once. */
   end(): readonly UsageEvent[]
 }
 
 /** A run whose sandbox is ready. */
 export interface PreparedRun {
-  /** The event for the run's readers: which sandbox it has, how it started, and what it used since the previous run. */
+  /** The event for the run's readers: the run's sandbox, how it started, and what it used since the previous run. */
   readonly event: SandboxEvent
-  /** Undefined: its model calls do not go through this runner, so that only its worker knows what they used. */
+  /** Undefined: the model calls do not go through this runner, so that only the worker knows their usage. */
   readonly calls?: MeasuredCalls
-  /** Called when the run is over: from now on the sandbox is idle. */
+  /** Called when the run is over. From then on the sandbox is idle. */
   over(): void
 }
 
 /** Counts the memory that sessions use on a runner. */
 export interface SessionMemory {
   /**
-   * The session has so many bytes of state from now on. AppError 429 `limit_reached` when its tenant may not have them, 404
-   * `unknown_session` when it is not the tenant's: then it has what it had.
+   * Sets the bytes of the session's state. Throws AppError 429 `limit_reached` when its tenant may not use that much, and 404 `unknown_session`
+   * when the session is not the tenant's; the old number then stays.
    */
   hold(tenantId: string, sessionId: string, bytes: number): void
 }
@@ -96,33 +96,33 @@ export interface SandboxWorkers {
   readonly substrates: readonly string[]
   readonly defaultSubstrate?: string
   /**
-   * Before a run: makes the session's worker ready, however long that takes. AppError 409 `session_state_missing` when the run is to
-   * go on with a conversation that is neither in a worker nor here. Undefined: a static session whose tools need no sandbox now.
+   * Makes the session's worker ready for a run, however long that takes. AppError 409 `session_state_missing` when the run continues a conversation
+   * that is neither in a worker nor here. Undefined: a static session whose tools need no sandbox now.
    */
   prepare(session: RunnerSession, order: SandboxOrder, signal: AbortSignal): Promise<PreparedRun | undefined>
-  /** The link to the worker of a session with `workerMode: sandbox`, which is launched, resumed or replaced when it is used. */
+  /** The link to the worker of a session with `workerMode: sandbox`. Using the link launches, resumes or replaces the worker. */
   link(session: RunnerSession): SidecarLink
-  /** Executes a tool inside the session's sandbox, which a static session with `sandbox` in its profile has too. */
+  /** Executes a tool inside the session's sandbox. A static session with `sandbox` in its profile has one too. */
   callTool(
     session: RunnerSession,
     name: string,
     input: Readonly<Record<string, unknown>>,
     options: { readonly signal: AbortSignal; readonly timeoutMs: number },
   ): Promise<ToolResult>
-  /** See `SessionSandbox`. Starts nothing. */
+  /** See `SessionSandbox`. It starts no sandbox. */
   settleFiles(session: RunnerSession, signal: AbortSignal): Promise<string | undefined>
   leases(tenantId: string | undefined, signal?: AbortSignal): Promise<readonly WorkerLease[]>
   lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
-  /** The session has a sandbox, and files in it. */
+  /** Whether the session has a sandbox, and files in it. */
   has(session: RunnerSession): boolean
-  /** Has the states of sessions counted that are kept here. Called in setup; until then none are. */
+  /** Registers the memory in which the sessions' states are counted. Call it in setup; until then nothing is counted. */
   countIn(memory: SessionMemory): void
   usage(tenantId: string): Pick<RunnerUsage, 'sandboxes' | 'workspaceBytes'>
-  /** The session left this runner for good: its sandbox is destroyed. */
+  /** Called when the session left this runner for good. Destroys its sandbox. */
   release(session: RunnerSession): Promise<void>
-  /** A provider reported a change of this sandbox. Returns how many cached states were dropped. */
+  /** Called when a provider reported a change of this sandbox. Returns how many cached states were dropped. */
   invalidate(provider: string, sandboxId: string): number
-  /** This runner got a profile; undefined: it was deleted. Warm pools follow it. */
+  /** Called when this runner got a profile; undefined: the profile was deleted. Warm pools follow it. */
   sawProfile(tenantId: string, name: string, profile: Profile | undefined): void
 }
 export const SandboxWorkers = capability<SandboxWorkers>('runner.sandbox-workers')

@@ -3,9 +3,9 @@ import fp from 'fastify-plugin'
 import type { App } from './app.ts'
 
 interface RouteOptions {
-  /** It bounds by itself how long its body may take to arrive: the listener's limit ends when its handler begins. */
+  /** The route limits the arrival time of its body itself: the listener's limit ends when the handler begins. */
   readonly upload?: true
-  /** Its answer may stay open for as long as there is something to tell, and counts as one of its tenant's streams. */
+  /** The answer may stay open while there is something to send, and counts as one of the tenant's streams. */
   readonly stream?: true
 }
 interface RouteConfig extends RouteOptions {
@@ -24,7 +24,7 @@ export const accessOf = (config: unknown): string | undefined => {
   return typeof who === 'string' ? who : undefined
 }
 
-/** From here on the routes of a scope judge by themselves which web pages may ask them; the listener's `origins` do not. */
+/** The routes of this scope decide themselves which web pages may call them, instead of the listener's `origins`. */
 export const judgeOrigins = (app: App): unknown =>
   app.addHook(
     'onRoute',
@@ -39,7 +39,7 @@ export const isStream = (config: unknown): boolean => (config as RouteConfig | u
 export const declaredAccess = fp(
   async (app) => {
     app.addHook('onRoute', ({ method, url, config }) => {
-      // Fastify adds a HEAD route for each GET.
+      // Fastify adds a HEAD route for each GET route.
       if ([method].flat().every((one) => one === 'HEAD') || accessOf(config) !== undefined) return
       throw new Error(`route ${String(method)} ${url} does not say who may call it; add access('...')`)
     })

@@ -21,15 +21,15 @@ export const jsonLines = media('application/x-ndjson')
 /** Text for people and programs that read lines. */
 export const plainText = media('text/plain')
 
-/** One answer in the form that the caller's `Accept` asks for: `negotiated('…', { 'application/json': A, … })`. */
+/** An answer in the form that the caller's `Accept` requests: `negotiated('…', { 'application/json': A, … })`. */
 export const negotiated = (description: string, forms: Readonly<Record<string, TSchema>>) => ({
   description,
   content: Object.fromEntries(Object.entries(forms).map(([type, schema]) => [type, { schema }])),
 })
 
 /**
- * The failures that a route is known for, by status: `response: { 200: Run, ...failures(runErrors.queueFull) }`. Their body is
- * that of every error. Typed as nothing, because they are thrown and never returned.
+ * The known failures of a route, by status: `response: { 200: Run, ...failures(runErrors.queueFull) }`. Their body is that of every error. The type
+ * is empty, because failures are thrown and never returned.
  */
 export const failures = (...errors: readonly Listed[]): object =>
   Object.fromEntries(

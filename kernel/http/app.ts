@@ -14,7 +14,7 @@ export interface TypeBox extends FastifyTypeProvider {
   serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown
 }
 
-/** A Fastify scope with the TypeBox type provider: what `routes()` hands to a plugin. */
+/** A Fastify scope with the TypeBox type provider, as `routes()` passes it to a plugin. */
 export type App = FastifyInstance<
   RawServerDefault,
   RawRequestDefaultExpression,

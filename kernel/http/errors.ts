@@ -10,7 +10,7 @@ import fp from 'fastify-plugin'
 import { AppError, isAppError } from '../contracts/errors.ts'
 import { httpErrors, invalidRequest, notFound } from '../contracts/http-errors.ts'
 
-// Not by an import: that asks the module for all it exports, and so loads the fetch of Node, 40 ms of every start.
+// Not imported: an import reads all exports of the module, and so loads Node's fetch, which costs 40 ms of every start.
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 // Fastify's own failures by their codes, each with our code and a sentence that tells the caller what to do.
 const known: Readonly<Record<string, () => AppError>> = {
@@ -31,11 +31,11 @@ function asAppError(error: FastifyError | AppError): AppError | undefined {
   const entry = known[error.code]
   if (entry) return entry()
   const { statusCode: status = 500 } = error
-  // Whatever else Fastify finds is the caller's doing, and has Fastify's status.
+  // Every other 4xx of Fastify is the caller's mistake, and keeps Fastify's status.
   return status >= 400 && status < 500 ? new AppError(invalidRequest.row.code, status) : undefined
 }
 
-/** The body every failure answers with: the contract's `error` string first, then what helps a person. */
+/** The body of every failure: first the contract's `error` string, then fields that help people. */
 export function errorBody(error: AppError, requestId: string): Record<string, unknown> {
   return {
     error: error.code,
@@ -46,7 +46,7 @@ export function errorBody(error: AppError, requestId: string): Record<string, un
   }
 }
 
-/** The request in which something failed. */
+/** The request that failed. */
 export interface Failed {
   readonly requestId: string
   readonly route: string | undefined
@@ -54,8 +54,8 @@ export interface Failed {
 }
 
 /**
- * The error that a caller is told. Anything that is not an AppError is a bug: it is logged whole and answered as `internal`.
- * A 502, 503 or 504 that a plugin raised is about another system: its cause is logged, because it tells more than our stack.
+ * The error for the caller. Anything that is no AppError is a bug: it is logged completely and answered as `internal`. A 502, 503 or 504 of a
+ * plugin is about another system: its cause is logged, because the cause tells more than our stack.
  */
 export function failureOf(error: unknown, { requestId, route, log }: Failed): AppError {
   const raised = error instanceof Error ? error : new Error(`a thrown ${typeof error}`, { cause: error })
@@ -68,7 +68,7 @@ export function failureOf(error: unknown, { requestId, route, log }: Failed): Ap
   return app
 }
 
-/** Answers every failure in one shape. Failures before a request has a route are handled by the options of the listener. */
+/** Answers every failure in one form. The options of the listener handle failures before a request has a route. */
 export const errorAnswers = fp(
   async (app) => {
     app.setErrorHandler(handleError)
@@ -98,7 +98,7 @@ const refused: Readonly<Record<string, () => AppError>> = {
 
 /** Answers on the raw socket when the bytes never became a request, in the same shape as every other error. */
 export function handleClientError(error: Error & { code?: string }, socket: Socket): void {
-  // A reset peer or a response that has begun cannot be answered.
+  // A reset peer cannot be answered, nor can a response that has already begun.
   if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
     socket.destroy(error)
     return
@@ -136,9 +136,9 @@ interface Issue {
 /** An answer repeats at most so many characters of a name that the sender chose. */
 const longestName = 100
 
-/** Says what is wrong with a request and where, in words for its sender; Ajv's own messages are about the schema. */
+/** Says what is wrong with a request and where, in words for its sender. Ajv's own messages describe the schema instead. */
 function issuesOf(errors: readonly FastifySchemaValidationError[], context = 'body'): Issue[] {
-  // The errors of a union's branches come before the union's own error, and say little alone.
+  // The errors of a union's branches come before the union's own error, and are unclear on their own.
   const unions = errors.filter(({ keyword }) => keyword === 'anyOf')
   const inside = (one: FastifySchemaValidationError, union: FastifySchemaValidationError): boolean =>
     one !== union && one.schemaPath.startsWith(`${union.schemaPath}/`)
@@ -147,7 +147,7 @@ function issuesOf(errors: readonly FastifySchemaValidationError[], context = 'bo
     .map((one) => {
       if (one.keyword !== 'anyOf') return issueOf(one, context)
       const branches = errors.filter((other) => inside(other, one) && other.keyword !== 'anyOf')
-      // The branch that got deeper into the value is the one that the sender meant.
+      // Report the branch that matched the value most deeply, because the sender most likely meant that branch.
       const deeper = branches.find(({ instancePath }) => instancePath.length > one.instancePath.length)
       return deeper ? issueOf(deeper, context) : { path: context + one.instancePath, message: either(branches) }
     })
@@ -170,7 +170,7 @@ function issueOf(error: FastifySchemaValidationError, context: string): Issue {
   }
 }
 
-/** Joins what the branches of a union ask for: `must be one of: reject, enqueue`, `must be string or must be null`. */
+/** Joins the requirements of a union's branches: `must be one of: reject, enqueue`, `must be string or must be null`. */
 function either(branches: readonly FastifySchemaValidationError[]): string {
   const values = branches.flatMap(({ keyword, params }): unknown[] =>
     keyword === 'const' ? [params['allowedValue']] : keyword === 'enum' ? (params['allowedValues'] as unknown[]) : [],

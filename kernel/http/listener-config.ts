@@ -4,7 +4,7 @@ import { ListenerTls } from '../kit/tls.ts'
 import { webGuardSettings } from '../kit/web-guard.ts'
 import type { Origin } from '../problems.ts'
 
-/** A listener as it stands in a role file. */
+/** The settings of a listener in a role file. */
 export const ListenerSettings = Settings(
   {
     host: Type.String({ minLength: 1, default: '127.0.0.1', description: 'Address to listen on.' }),
@@ -21,13 +21,13 @@ export const ListenerSettings = Settings(
     ...webGuardSettings,
     tls: Type.Optional(ListenerTls),
   },
-  // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
+  // TypeBox looks for defaults inside the values of a record only if the record has a default itself.
   { default: {} },
 )
 
 export interface ListenerConfig extends Omit<Static<typeof ListenerSettings>, 'port'> {
-  /** Undefined when the role declares the listener and leaves it off. */
+  /** Undefined when the role declares the listener but leaves it switched off. */
   readonly port: number | undefined
-  /** Where the port came from, so that a port that is taken can say what changes it. */
+  /** The origin of the port setting, so that the error for a port in use can say where to change it. */
   readonly origin?: Origin
 }

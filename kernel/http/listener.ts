@@ -14,22 +14,22 @@ import { openapiDocument } from './openapi.ts'
 import { jsonBodies, requestArrival, requestLog, requestNames, standingHeaders, type Validators } from './requests.ts'
 import { openStreams, quietConnections } from './streams.ts'
 
-/** Headers larger than this are refused with 431: four times what any client of ours sends. */
+/** Larger headers are refused with 431. The limit is four times what any of our clients sends. */
 const maxHeaderSize = 16 * 1024
-/** Default for JSON bodies; routes that take more say so with their own `bodyLimit`. */
+/** The default limit of JSON bodies. Routes that accept more set their own `bodyLimit`. */
 const bodyLimit = 1024 * 1024
-/** Fastify waits for ever by default. Streaming answers are not affected: this bounds the arrival of the request. */
+/** Milliseconds for a request to arrive; Fastify's default has no limit. Streaming answers are not affected. */
 const requestTimeout = 30_000
 
 interface ListenerOptions {
   readonly log: FastifyBaseLogger
   readonly logRequests: boolean
-  /** For its OpenAPI document. */
+  /** The errors for the OpenAPI document of the listener. */
   readonly errors: readonly ErrorTable[]
   readonly validators: Validators
-  /** A plugin has its callers show who they are. */
+  /** True when a plugin authenticates the callers of the listener. */
   readonly guarded: boolean
-  /** Its certificates, which it closes with itself. Without them it speaks plain HTTP. */
+  /** The certificates, which the listener closes with itself. Undefined: plain HTTP. */
   readonly tls?: LiveTls | undefined
 }
 
@@ -38,8 +38,8 @@ export interface Listener {
   /** Opens the port, and resolves to the base URL. */
   listen(): Promise<string>
   /**
-   * From now on nothing new is begun on links, and each answer is the last on its connection, so that the next request of a
-   * client reaches a process that stays, if there is one behind this address. Requests are answered until the listener closes.
+   * From now on links begin nothing new, and each answer is the last on its connection. A client's next request then reaches a process that stays,
+   * if one shares this address. Requests are answered until the listener closes.
    */
   leave(): void
 }
@@ -71,9 +71,9 @@ export async function createListener(
 }
 
 function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert: boolean): App {
-  // By itself Node keeps the first of two Authorization headers, and another hop may go by the second.
+  // Without this Node keeps the first of two Authorization headers, while another hop may use the second.
   const http = { maxHeaderSize, joinDuplicateHeaders: true }
-  // A client without a certificate is told so, by an answer: what it may have without one is answered, too.
+  // A client without a certificate gets an HTTP answer that says so, because some requests need no certificate.
   const asked = { requestCert, rejectUnauthorized: false }
   return Fastify({
     loggerInstance: log,
@@ -84,14 +84,14 @@ function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert
     ...requestNames,
     routerOptions: { maxParamLength: 1024 },
     schemaController: { compilersFactory: { buildSerializer: lazySerializers } },
-    // The default bodies of the next three have another shape than our errors.
+    // The default bodies of the next three differ from the form of our errors.
     return503OnClosing: false,
     frameworkErrors: (error, request, reply) => handleError(error, request, reply.headers(standingHeaders)),
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
 }
 
-/** An answer's schema is compiled by the first answer that needs it: those of all routes are a third of what a start costs. */
+/** The first answer that needs a schema compiles it: compiling those of all routes would be a third of the start. */
 const lazySerializers: ReturnType<typeof SerializerSelector> = (schemas, options) => {
   const compile = SerializerSelector()(schemas, options)
   return (route) => {

@@ -5,10 +5,10 @@ import type { App } from './app.ts'
 import type { Listener } from './listener.ts'
 import type { ListenerConfig } from './listener-config.ts'
 
-/** The listener that alone shows metrics and documents, in a role that declares it and switches it on. */
+/** The only listener with metrics and documents, in a role that declares it and switches it on. */
 export const operationsListener = 'operations'
 
-/** The listeners of a role that are switched on, in the order in which it declares them: outermost first. */
+/** The listeners of a role that are switched on, in the order of their declaration: outermost first. */
 export class Listeners {
   readonly urls: Record<string, string> = {}
   readonly #declared: Readonly<Record<string, ListenerConfig>>
@@ -16,17 +16,17 @@ export class Listeners {
   readonly #on = new Map<string, Listener>()
   readonly #closings: { readonly name: string; readonly fn: () => Promise<void> }[] = []
 
-  /** `errors`: whatever the role's plugins may answer. */
+  /** `errors`: everything that the role's plugins may answer. */
   constructor(declared: Readonly<Record<string, ListenerConfig>>, errors: readonly ErrorTable[]) {
     this.#declared = declared
     this.#errors = errors
   }
 
-  /** `guarded`: those whose callers a plugin has show who they are. */
+  /** `guarded`: the listeners whose callers a plugin authenticates. */
   async create(log: FastifyBaseLogger, logRequests: boolean, guarded: ReadonlySet<string>): Promise<void> {
     const open = Object.entries(this.#declared).filter(([, { port }]) => port !== undefined)
     if (open.length === 0) return
-    // Loaded on demand: it is half of what the kernel loads, and a role that opens no port does not need it.
+    // Loaded on demand: it is half of what the kernel loads, and a role without ports does not need it.
     const [{ createListener }, { createValidators }] = await Promise.all([
       import('./listener.ts'),
       import('./requests.ts'),
@@ -41,7 +41,7 @@ export class Listeners {
     await this.#document()
   }
 
-  /** Each listener shows its own document, unless the role has one for its operators: that shows them all. */
+  /** Each listener serves its own document, unless the role has an operations listener, which serves them all. */
   async #document(): Promise<void> {
     const { serveDocument } = await import('./openapi.ts')
     const { [operationsListener]: operations, ...others } = this.apps
@@ -58,11 +58,11 @@ export class Listeners {
   get apps(): Record<string, App> {
     return Object.fromEntries([...this.#on].map(([name, { app }]) => [name, app]))
   }
-  /** The one that closes last. */
+  /** The listener that closes last. */
   get innermost(): App | undefined {
     return [...this.#on.values()].at(-1)?.app
   }
-  /** Undefined when it is switched off; throws when it is not declared. */
+  /** Undefined when the listener is switched off. Throws when it is not declared. */
   find(name: string): App | undefined {
     if (!(name in this.#declared)) throw new Error(`this role declares no listener '${name}'; add it under listeners`)
     return this.#on.get(name)?.app
@@ -83,9 +83,9 @@ export class Listeners {
     this.urls[name] = await this.#on.get(name)!.listen()
   }
   async close(failed: (error: unknown) => void): Promise<void> {
-    // All leave before any of them closes: clients then stop asking a process that may refuse new work for a long time.
+    // All listeners leave before any of them closes, so that clients stop calling a process that may refuse new work for a long time.
     for (const { leave } of this.#on.values()) leave()
-    // One after the other: a request under way in one may still need the next to finish.
+    // Close one after the other, because a request in one listener may still need the next one.
     for (const [name, { app }] of this.#on) {
       const closings = this.#closings.filter((closing) => closing.name === name)
       await Promise.all(closings.map(({ fn }) => fn().catch(failed)))

@@ -15,7 +15,7 @@ server answers, and each response lists those of its operation.`.replaceAll('\n'
 
 const problemOnly = { schema: { $ref: '#/components/schemas/Problem' } }
 const problemContent = { 'application/json': problemOnly, 'application/problem+json': problemOnly }
-/** How a caller shows who it is. What `network` has to show, the settings of a runner or a sidecar say: nothing, a signature, a certificate. */
+/** How callers authenticate. The settings of a runner or a sidecar decide what `network` requires: nothing, a signature, a certificate. */
 const securitySchemes = {
   bearer: { type: 'http' as const, scheme: 'bearer', description: 'A key: `Authorization: Bearer ao_…`.' },
   signature: {
@@ -89,7 +89,7 @@ export const openapiDocument = fp(
   { name: 'agent-orc-openapi', dependencies: ['agent-orc-access'] },
 )
 
-/** Serves the document of a listener, there or on another one. */
+/** Serves the document of one listener on the same listener or on another one. */
 export const serveDocument = (on: App, path: string, of: App): unknown =>
   on.get(path, { ...access('public'), schema: { hide: true } }, async () => of.swagger())
 
@@ -132,13 +132,13 @@ const schemesOf = (used: ReadonlySet<string>) => ({
   securitySchemes: Object.fromEntries(Object.entries(securitySchemes).filter(([name]) => used.has(name))),
 })
 
-/** Names what any route may answer, and what a status means where the route did not say. */
+/** Adds the errors that any route may answer, and the meaning of a status that the route did not describe. */
 function complete(operation: Operation): void {
   const { responses, parameters = [] } = operation
   for (const [status, response] of Object.entries(responses)) {
     const words = described[status]
     if (response.description === 'Default Response' && words) response.description = words
-    // A failure that has a body of its own says what is in it.
+    // A failure with a body of its own documents that body itself.
     const own = response.content?.['application/json']?.schema ?? {}
     if (Number(status) >= 400 && !('properties' in own)) response.content = problemContent
     if ('x-errors' in own) response['x-errors'] = own['x-errors']

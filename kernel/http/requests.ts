@@ -19,22 +19,22 @@ import { accessOf, isUpload, judgesOrigins } from './access.ts'
 import { handleClientError } from './errors.ts'
 import { streamsOf } from './streams.ts'
 
-/** For Fastify: the id of a request, which no client chooses, and its logger. */
+/** For Fastify: the id of a request, which clients cannot choose, and its logger. */
 export const requestNames = {
   genReqId: () => `req_${randomUUID().slice(24)}`,
   requestIdHeader: false,
-  // A logger of its own for every request costs more than what most requests log, so log lines name the request themselves.
+  // A logger per request costs more than most requests log, so log lines name the request themselves.
   childLoggerFactory: (logger: FastifyBaseLogger) => logger,
 } as const
 
-/** Of every answer: a browser neither guesses what it holds nor keeps it. */
+/** Headers of every answer: browsers must neither guess its content type nor cache it. */
 export const standingHeaders = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' } as const
 const strictTransport = `max-age=${365 * 24 * 60 * 60}`
-/** A proxy in front says whether the request used TLS; a client that lies about that affects only its own answers. */
+/** A proxy in front says whether the request used TLS. A client that lies about this affects only its own answers. */
 const overTls = ({ raw, headers }: FastifyRequest): boolean =>
   'encrypted' in raw.socket || String(headers['x-forwarded-proto']).startsWith('https')
 
-/** What every answer says, whatever it is. */
+/** Sets the headers that every answer has. */
 export function sayStanding(request: FastifyRequest, reply: FastifyReply): void {
   void reply.header('x-request-id', request.id)
   void reply.headers(standingHeaders)
@@ -51,7 +51,7 @@ export const requestArrival = fp(
       if (accessOf(route.config) === 'network') guard.withoutProof()
       if (!isUpload(route.config)) return
       uploads = true
-      // Node's limit is for a whole server; from here on each request has its own.
+      // Node's limit applies to a whole server, so it is replaced by a limit per request.
       app.server.requestTimeout = 0
       route.preHandler = [deadlines.lift, ...[route.preHandler ?? []].flat()]
     })
@@ -88,25 +88,25 @@ export const requestLog = fp(
 const stopping = (): AppError =>
   unavailable({ headers: { 'retry-after': '1' }, message: 'This server is stopping; try again.', retryable: true })
 
-/** The same error as Node's own. */
+/** An error equal to Node's own. */
 const requestLate = (): Error => Object.assign(new Error('late'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
 
-/** PostgreSQL cannot store a NUL and no id holds one, so a URL with one is refused here. */
+/** PostgreSQL cannot store a NUL and no id contains one, so a URL with a NUL is refused here. */
 const withNul = (url: string): AppError =>
   /^[^?]*%00/.test(url) ? notFound() : invalidRequest({ message: 'The query holds a NUL character.' })
 
 const hasBody = ({ headers }: FastifyRequest): boolean =>
   headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
 
-/** Bounds the time in which the body of a request arrives. A client that is late gets 408, and its connection is closed. */
+/** Limits the time in which a request's body arrives. A late client gets 408, and its connection is closed. */
 function createDeadlines(limitMs: number) {
   const limits = new WeakMap<FastifyRequest, NodeJS.Timeout>()
   const late = ({ raw }: FastifyRequest): void => handleClientError(requestLate(), raw.socket)
   return {
     set(request: FastifyRequest): void {
-      // An injected request has no connection and no deadline.
+      // An injected request has neither a connection nor a deadline.
       if (!hasBody(request) || !(request.raw.socket instanceof Socket)) return
-      // A request that was answered early closes without a word when its connection does: it may not hold the process.
+      // If a request was answered early, its connection closes without a further answer. The timer must not keep the process alive.
       const limit = setTimeout(late, limitMs, request).unref()
       limits.set(request, limit)
       const arrived = (): void => clearTimeout(limit)
@@ -123,7 +123,7 @@ function createDeadlines(limitMs: number) {
 export const jsonBodies = fp(
   async (app, { validators }: { readonly validators: Validators }) => {
     app.setValidatorCompiler(validators)
-    // Routes take no text unless they add a parser for it: any other answers 415.
+    // Routes accept no text unless they add a parser for it; other content types answer 415.
     app.removeContentTypeParser(['application/json', 'text/plain'])
     app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) =>
       parseJson(await bodyOf(request, payload)),
@@ -135,9 +135,9 @@ export const jsonBodies = fp(
 export type Validators = FastifySchemaCompiler<unknown>
 
 /**
- * Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. A schema is
- * compiled by the first request that needs it: those of all routes are a tenth of what a start costs, and most are never asked for.
- * All listeners share one, since what checks schemas is itself compiled.
+ * Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. The first request that needs
+ * a schema compiles it: compiling all would be a tenth of a start, and most are never used. All listeners share one validator, because validators
+ * are themselves compiled.
  */
 export function createValidators(): Validators {
   const options = { useDefaults: true, allowUnionTypes: true, strict: false } as const
@@ -158,13 +158,13 @@ export function createValidators(): Validators {
   }
 }
 
-/** Deeper JSON parses but overflows the stack when it is written again. */
+/** Deeper JSON can be parsed, but overflows the stack when it is serialized again. */
 const maxJsonDepth = 64
 
-/** Parses a JSON body. An empty one is `undefined`: the contract has routes whose body is optional. Throws an AppError. */
+/** Parses a JSON body. An empty body is `undefined`, because the contract has routes whose body is optional. Throws an AppError. */
 export function parseJson(body: Buffer): unknown {
   if (body.length === 0) return undefined
-  // Each level takes a byte to open it and one to close it.
+  // Each level needs one byte to open and one to close it.
   const long: LongString[] = []
   if (body.length > 2 * maxJsonDepth && jsonDepth(body, long) > maxJsonDepth) {
     throw invalidRequest({ message: `The body nests deeper than ${maxJsonDepth} levels.` })
@@ -178,13 +178,13 @@ export function parseJson(body: Buffer): unknown {
   }
 }
 
-// The reviver costs a call per key, so it is only used when the bytes mention the dangerous name at all.
+// The reviver costs a call per key, so it is used only when the bytes contain the dangerous name.
 function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown) | undefined {
   if (!body.includes('__proto__') && !body.includes('\\u005')) return undefined
   return (key, value) => (key === '__proto__' ? undefined : value)
 }
 
-/** Nesting depth of JSON text, counted without parsing it. Where its long strings are is added to `long`. */
+/** The nesting depth of JSON text, counted without parsing. Adds the positions of its long strings to `long`. */
 export function jsonDepth(body: Buffer, long?: LongString[]): number {
   let depth = 0
   let deepest = 0
@@ -200,10 +200,10 @@ export function jsonDepth(body: Buffer, long?: LongString[]): number {
   return deepest
 }
 
-/** Calling into Node costs more than looking at so many bytes. */
+/** Calling into Node costs more than checking this many bytes. */
 const lookedAt = 64
 
-/** Where the string that begins at `from` has its last quote; an attachment is megabytes of one string. */
+/** The position of the closing quote of the string that begins at `from`. An attachment is one string of megabytes. */
 function endOfString(body: Buffer, from: number): number {
   let at = from
   for (const until = from + lookedAt; at < until; at++) {

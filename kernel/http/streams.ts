@@ -9,17 +9,17 @@ export type Chunk = string | Uint8Array
 /** Why a stream's signal aborted: its client left, this server is stopping, or its client's key is no longer one. */
 export type StreamEnd = 'client_gone' | 'shutdown' | 'revoked'
 
-/** A reader that stays unwritable for this long is dropped: it may not hold memory for ever. */
+/** Milliseconds. A reader that stays unwritable for longer is dropped, because it must not hold memory for ever. */
 const unwritableMs = 30_000
-/** How long the headers of a stream wait for its first bytes. */
+/** Milliseconds that the headers of a stream wait for its first bytes. */
 const headersMs = 100
-/** How long streams get to write their last frame: when the server stops, and when their key is revoked. */
+/** Milliseconds that streams get to write their last frame: when the server stops, and when their key is revoked. */
 const drainMs = { shutdown: 5_000, revoked: 500 } as const
 /** SSE comment that keeps proxies from closing an idle stream. */
 export const ping = ': ping\n\n'
 
 export interface OpenStream {
-  /** Absent for an exchange on a link of peers. */
+  /** Absent for an exchange on a link. */
   readonly request?: FastifyRequest
   readonly abort: AbortController
   /** `destroy` cuts the stream; `write` is only called for heartbeats. */
@@ -27,7 +27,7 @@ export interface OpenStream {
   readonly heartbeat: string | undefined
   readonly heartbeatMs: number
   lastWrite: number
-  /** Since when the socket refuses more bytes; undefined while it takes them. */
+  /** The time since which the socket refuses more bytes. Undefined while it accepts them. */
   blockedSince: number | undefined
   done: Promise<void>
 }
@@ -36,10 +36,10 @@ interface Open extends OpenStream {
   readonly raw: ServerResponse
 }
 
-/** The open streams of one listener: one timer for every heartbeat and slow reader, and an orderly end on shutdown. */
+/** The open streams of one listener: a single timer for heartbeats and slow readers, and an orderly end on shutdown. */
 export interface StreamRegistry {
   readonly size: number
-  /** True once `end` was called: no new stream may outlive it. */
+  /** True once `end` was called. No new stream may outlive it. */
   readonly ending: boolean
   add(stream: OpenStream): () => void
   all(): Iterable<OpenStream>
@@ -50,7 +50,7 @@ export interface StreamRegistry {
 const registryKey = Symbol('agent-orc.streams')
 export const streamsOf = (app: FastifyInstance): StreamRegistry => app.getDecorator<StreamRegistry>(registryKey)
 
-/** What `stream` needs of a listener. close() waits for open responses, so streams are ended first, each with its own last bytes. */
+/** Prepares a listener for `stream`. close() waits for open responses, so streams are ended first, each with its own last bytes. */
 export const openStreams = fp(
   async (app) => {
     const streams = createStreamRegistry()
@@ -61,8 +61,8 @@ export const openStreams = fp(
 )
 
 /**
- * When the listener closes, ends connections that carry no request: kept-alive ones, and those that never sent a whole
- * request, which Node counts as busy for up to 72 s.
+ * When the listener closes, ends connections without a request: idle keep-alive connections, and those that never sent a complete request, which
+ * Node counts as busy for up to 72 s.
  */
 export const quietConnections = fp(
   async (app) => {
@@ -120,7 +120,7 @@ export function createStreamRegistry(): StreamRegistry {
     add(stream) {
       open.add(stream)
       wheel ??= setInterval(turn, 1_000).unref()
-      // Its request was under way when `end` was called: it is ended like the streams that were open.
+      // The request was under way when `end` was called, so its stream is ended like those that were already open.
       const late = ending ? finish(stream, 'shutdown') : undefined
       return () => {
         clearTimeout(late)
@@ -156,7 +156,7 @@ export interface StreamOptions {
   /** Written when nothing else was for `heartbeatMs` (15 s by default). */
   readonly heartbeat?: string
   readonly heartbeatMs?: number
-  /** The controller whose signal the source gets, for an owner that needed it before the stream began. */
+  /** The controller of the source's signal, for an owner that needed the signal before the stream began. */
   readonly abort?: AbortController
 }
 
@@ -200,17 +200,17 @@ export function stream(
   const gone = (): void => {
     if (!raw.writableFinished) open.abort.abort('client_gone' satisfies StreamEnd)
   }
-  // A client may have left while the handler was still deciding: then 'close' was emitted before.
+  // The client may have disconnected while the handler was still deciding; 'close' was emitted before this listener.
   if (raw.destroyed) gone()
   else raw.once('close', gone)
   raw.writeHead(status, headers)
-  // Headers leave with the first bytes where those come at once: each write costs a system call.
+  // Headers leave together with the first bytes if those come soon, because each write costs a system call.
   const alone = setTimeout(() => raw.flushHeaders(), headersMs)
   const remove = registry.add(open)
   open.done = pump(open, source)
     .catch((err: unknown) => {
       if (!open.abort.signal.aborted) request.log.error({ err, request_id: request.id }, 'stream failed')
-      // Bytes written in this turn of the event loop have not left yet, and the reader must get them.
+      // Bytes written in this turn of the event loop have not been sent yet, so destroy the socket in the next turn.
       setImmediate(() => raw.destroy())
     })
     .finally(() => {
@@ -237,7 +237,7 @@ async function pump(open: Open, source: (signal: AbortSignal) => AsyncIterable<C
   })
 }
 
-// A client that goes away emits 'close' and never 'drain'. Shutdown does not end the wait: a full socket takes no last frame.
+// A client that disconnects emits 'close' and never 'drain'. Shutdown does not end the wait, because a full socket cannot take a last frame.
 const drained = (raw: ServerResponse): Promise<void> =>
   new Promise((resolve) => {
     const done = (): void => {

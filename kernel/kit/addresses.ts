@@ -4,17 +4,17 @@ import ipaddr from 'ipaddr.js'
 import { invalidField } from '../contracts/http-errors.ts'
 import { CommaList } from './settings.ts'
 
-/** The setting of plugins that have to know who a client is. */
+/** The setting of plugins that need the address of a client. */
 export const trustedProxies = Type.Optional(
   CommaList(
     'Addresses and networks of your own proxies, whose X-Forwarded-For is trusted for the address of the client.',
   ),
 )
 
-/** An IP network: its address, and how many bits of it count. */
+/** An IP network: its address, and the number of significant bits. */
 export type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
 
-/** The network of `10.0.0.7` or `10.0.0.0/8`; undefined for any other text. */
+/** The network of `10.0.0.7` or `10.0.0.0/8`. Undefined for any other text. */
 export function networkOf(text: string): Network | undefined {
   if (ipaddr.isValidCIDR(text)) return ipaddr.parseCIDR(text)
   if (!ipaddr.isValid(text)) return undefined
@@ -22,13 +22,13 @@ export function networkOf(text: string): Network | undefined {
   return [address, address.kind() === 'ipv4' ? 32 : 128]
 }
 
-/** Whether an address is in a network; those of the other version never are. */
+/** Whether an address is in a network. An address of the other IP version never is. */
 export const isWithin = (address: ipaddr.IPv4 | ipaddr.IPv6, [network, bits]: Network): boolean =>
   network.kind() === address.kind() && address.match(network, bits)
 
 const text = ([address, bits]: Network): string => `${address.toString()}/${bits}`
 
-/** The networks that a client names, written as PostgreSQL does; throws 400 for an invalid one, or one outside `bounds`. */
+/** The networks that a client names, in PostgreSQL's notation. Throws 400 for an invalid network, or one outside `bounds`. */
 export function networksOf(names: readonly string[], bounds: readonly string[] | null): string[] {
   const outer = bounds?.map((name) => networkOf(name)!)
   return names.map((name, i) => {
@@ -53,9 +53,9 @@ function firstOf(name: string, [address]: Network): string {
 export type ClientAddress = (request: Pick<FastifyRequest, 'ip' | 'headers'>) => string
 
 /**
- * Finds the client's address. If it is a trusted proxy's, the proxy's own word counts (X-Forwarded-For), and so on outwards: the
- * result is the first address from the right that is no trusted proxy. Anybody can forge what stands left of that. An IPv4
- * address is written as one, also where the socket has it as IPv6. Throws a sentence for a proxy that is no address.
+ * Finds the client's address. If the connection comes from a trusted proxy, the proxy's X-Forwarded-For is read from the right, up to the first
+ * address that is no trusted proxy; anybody can forge what stands left of that. IPv4 addresses are written as IPv4 even where the socket reports
+ * IPv6. Throws a sentence for a proxy that is no address.
  */
 export function createClientAddress(proxies: readonly string[] = []): ClientAddress {
   const networks = proxies.map((text) => {
@@ -75,13 +75,13 @@ export function createClientAddress(proxies: readonly string[] = []): ClientAddr
   }
 }
 
-/** One spelling for each address, without the zone of a link. What is no address, such as a socket of the machine, stays. */
+/** A single spelling for each address, without the zone of a link. A text that is no address, such as a local socket, stays unchanged. */
 function plain(address: string): string {
   const bare = address.replace(/%.*$/, '')
   return ipaddr.isValid(bare) ? ipaddr.process(bare).toString() : address
 }
 
-/** One client may have every address of its IPv6 network: they count together. */
+/** The key under which a client is counted: one client may have every address of its IPv6 network, so the network counts as one. */
 export function countedAs(address: string): string {
   if (!ipaddr.isValid(address)) return address
   const parsed = ipaddr.process(address)

@@ -2,45 +2,45 @@ import { maxLineBytes, OversizedLineError } from './lines.ts'
 
 export type ReplyHeaders = Readonly<Record<string, string | string[] | undefined>>
 
-/** What one peer answers to one request, over whichever connection. */
+/** A peer's answer to one request, over any kind of connection. */
 export interface Reply {
   readonly status: number
   readonly headers: ReplyHeaders
   /** The body, for one reader. Reading it to its end keeps the connection for the next request; leaving early ends the exchange. */
   readonly body: AsyncIterableIterator<Buffer>
-  /** Says that only the end of the answer is still to come, so that a reader may leave without cutting the exchange. */
+  /** Declares that only the end of the answer is still missing, so that a reader may stop without cutting the exchange. */
   expectEnd(): void
-  /** True once the peer has ended the answer in order. */
+  /** True once the peer has ended the answer properly. */
   readonly complete: boolean
-  /** From now on `body` gives whole lines; a last one without its newline is dropped, and one over 4 MiB fails the reader. */
+  /** From now on `body` yields whole lines. A last line without its newline is dropped, and a line over 4 MiB fails the reader. */
   splitLines(): void
 }
 
 export interface ExchangeOptions {
   readonly signal?: AbortSignal | undefined
-  /** The caller's own error for a connection that failed; `answered` when it did so after the head of the answer. */
+  /** Makes the caller's error for a failed connection. `answered`: the head of the answer had already arrived. */
   readonly lost: (cause: Error, answered: boolean) => Error
-  /** Milliseconds until the head of the answer, or with `whole` until its end; else it is lost. */
+  /** Milliseconds until the head of the answer, or with `whole` until its end. After that the answer is lost. */
   readonly timeoutMs?: number | undefined
   readonly whole?: boolean
 }
 
 /** The connection's side of an answer. */
 export interface Source {
-  /** The reader took what was held back: so many bytes more may come. */
+  /** The reader took bytes that were held back, so this many more bytes may arrive. */
   resume(bytes: number): void
-  /** The rest will not be read. `reason` is that of the caller's signal, when that ended it. */
+  /** The rest will not be read. `reason` is that of the caller's signal, if the signal ended the reading. */
   abort(error: Error, reason?: unknown): void
 }
 
-/** How long an answer whose reader has left may take to end. */
+/** Milliseconds that an answer whose reader has left may take to end. */
 const endMs = 1_000
-/** Bytes from which on a chunk is not copied to join it with what came before. */
+/** A chunk of at least this many bytes is not copied to join it with earlier bytes. */
 const largeChunk = 8 * 1024
-/** How many parts of a line are held before they are joined: a peer may send a byte at a time. */
+/** How many parts of a line are held before they are joined, because a peer may send one byte at a time. */
 const maxParts = 1_024
 
-/** The answer did not come in time. */
+/** The answer did not arrive in time. */
 class AnswerTimeout extends Error {
   readonly code = 'LATE'
   constructor(ms: number) {
@@ -48,7 +48,7 @@ class AnswerTimeout extends Error {
   }
 }
 
-/** One answer between its connection and its one reader: no promise and no generator stands between two chunks. */
+/** One answer between its connection and its single reader. No promise and no generator stands between two chunks. */
 export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   status = 0
   headers: ReplyHeaders = {}
@@ -59,7 +59,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   #refuse!: (error: Error) => void
   #state: 'waiting' | 'open' | 'left' | 'ended' = 'waiting'
   #unread: Buffer[] = []
-  /** Bytes that came since the source was last told to go on. */
+  /** Bytes that arrived since the source was last resumed. */
   #held = 0
   #size = 0
   #byLine = false
@@ -96,7 +96,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   get body(): this {
     return this
   }
-  /** True when nothing more is wanted: bytes that still come may be dropped. */
+  /** True when nothing more is needed, so that later bytes may be dropped. */
   get over(): boolean {
     return this.#state === 'ended' || this.#state === 'left'
   }
@@ -114,7 +114,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     this.#began(this)
   }
 
-  /** Adds a chunk; returns how many bytes the reader has not taken yet. */
+  /** Adds a chunk. Returns how many bytes the reader has not taken yet. */
   push(chunk: Buffer): number {
     if (this.#state !== 'open') return 0
     this.#unread.push(chunk)
@@ -140,7 +140,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     this.#finish(this.#state === 'left' ? undefined : this.#options.lost(cause, this.#state === 'open'))
   }
 
-  /** Called when the caller does not want the answer any more. */
+  /** Called when the caller no longer needs the answer. */
   abort(error: Error, reason?: unknown): void {
     if (this.#state === 'ended') return
     this.#finish(error)
@@ -179,7 +179,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     return Promise.resolve({ done: true, value: undefined })
   }
 
-  /** Everything that may be given to the reader now. */
+  /** Returns all bytes that may be given to the reader now. */
   #take(): Buffer | undefined {
     if (this.#size === 0) return undefined
     if (this.#byLine && !this.#hasLine) {
@@ -200,7 +200,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     return rest > 0 ? all.subarray(0, end) : all
   }
 
-  /** What came before a large chunk, with the end of its last line: the chunk is not copied for the sake of that. */
+  /** Returns the bytes before a large chunk together with the end of their last line, so that the large chunk need not be copied. */
   #takeLine(last: Buffer, head: number): Buffer {
     const line = Buffer.concat([...this.#unread.slice(0, -1), last.subarray(0, head)])
     const rest = last.subarray(head)
@@ -254,11 +254,11 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   }
 }
 
-/** The chunks of a stream that is opened when they are first asked for. */
+/** The chunks of a stream that is opened by the first read. */
 export function openOnRead(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterableIterator<Buffer> {
   let chunks: AsyncIterator<Buffer> | undefined
   let left = false
-  // Released once the stream is open, with the request it holds: the stream may go on for long.
+  // Set to undefined once the stream is open, because `open` holds the request and the stream may last long.
   let opening: typeof open | undefined = open
   const all: AsyncIterableIterator<Buffer> = {
     [Symbol.asyncIterator]: () => all,
@@ -280,10 +280,7 @@ export function openOnRead(open: () => Promise<AsyncIterator<Buffer>>): AsyncIte
   return all
 }
 
-/**
- * Waits for the first chunk, so that a refusal which comes instead of it is still an answer with a status. What is returned
- * gives that chunk again.
- */
+/** Waits for the first chunk, so that a refusal in its place can still be answered with a status. The returned iterable yields that chunk again. */
 export async function awaitFirstChunk(source: AsyncIterable<Buffer>): Promise<AsyncIterable<Buffer>> {
   const chunks = source[Symbol.asyncIterator]()
   let first: Promise<IteratorResult<Buffer>> | undefined = Promise.resolve(await chunks.next())
@@ -299,7 +296,7 @@ export async function awaitFirstChunk(source: AsyncIterable<Buffer>): Promise<As
   return rest
 }
 
-/** The whole body, or undefined when it is longer than `limit` bytes. */
+/** The whole body. Undefined when it is longer than `limit` bytes. */
 export async function readBody(body: AsyncIterable<Buffer>, limit: number): Promise<Buffer | undefined> {
   const parts: Buffer[] = []
   let size = 0
@@ -311,7 +308,7 @@ export async function readBody(body: AsyncIterable<Buffer>, limit: number): Prom
   return Buffer.concat(parts)
 }
 
-/** The whole body as a JSON object; undefined when it is not one, or longer than `limit` bytes. */
+/** The whole body as a JSON object. Undefined when it is no object, or longer than `limit` bytes. */
 export async function readJson(
   { body }: { readonly body: AsyncIterable<Buffer> },
   limit: number,

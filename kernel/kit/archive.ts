@@ -1,4 +1,4 @@
-// The files of a session as one gzip tar, for runtimes whose vendor keeps conversations in files.
+// Packs the files of a session into one gzip tar, for runtimes whose vendor keeps conversations in files.
 import { constants } from 'node:fs'
 import { mkdir, mkdtemp, open, rename, rm, writeFile } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
@@ -9,15 +9,15 @@ import { extract, type Header, type Pack, pack as createTar } from 'tar-stream'
 import { errorTable, isAppError } from '#kernel'
 
 export const archiveErrors = errorTable('archive', {
-  /** The archive came from outside, so anything wrong with it is the sender's fault. */
+  /** The archive came from outside, so any fault in it is the sender's. */
   invalidState: { status: 400, message: 'The body is not a state bundle of this runtime.' },
   stateTooLarge: { status: 500, message: "The session's state is larger than a bundle may be." },
 })
 
 interface ArchiveLimits {
-  /** Bytes of the archive as it travels. */
+  /** Bytes of the compressed archive. */
   readonly packedBytes: number
-  /** Bytes of the tar inside it. */
+  /** Bytes of the tar inside the archive. */
   readonly unpackedBytes: number
   readonly entries: number
 }
@@ -58,7 +58,7 @@ export async function pack(
     parts.toSorted((a, b) => (a.name < b.name ? -1 : 1)),
     limits,
   )
-  // Waits for both, so that no file stays open; the one that failed first has the reason.
+  // Wait for both, so that no file stays open. The one that failed first has the reason.
   filled.catch((error: Error) => tar.destroy(error))
   const [result] = await Promise.allSettled([packed, filled])
   if (result.status === 'rejected') throw result.reason
@@ -74,7 +74,7 @@ async function fill(tar: Pack, folder: string, parts: readonly Part[], limits: A
     try {
       const stats = await file.stat()
       if (!stats.isFile()) throw new Error(`not a regular file: ${name}`)
-      // A process may still append to it: only the bytes that were there at first are packed.
+      // A process may still append to the file, so only the bytes that were there at first are packed.
       const size = Math.min(stats.size, bytes)
       total += size
       if (total > limits.unpackedBytes) throw archiveErrors.stateTooLarge()
@@ -89,8 +89,8 @@ async function fill(tar: Pack, folder: string, parts: readonly Part[], limits: A
 }
 
 /**
- * Makes `folder` hold exactly the files of an archive of `pack`; what it held before is gone. All or nothing: an archive with
- * anything else in it, or with a file that `accepts` refuses, throws AppError 400 `invalid_state` and changes nothing.
+ * Replaces the contents of `folder` with exactly the files of an archive made by `pack`. All or nothing: an archive with any other content, or with
+ * a file that `accepts` refuses, throws AppError 400 `invalid_state` and changes nothing.
  */
 export async function unpack(
   archive: Uint8Array,
@@ -109,9 +109,9 @@ export async function unpack(
   }
 }
 
-/** Bytes that tar adds to one of our entries at most: its header, its padding, and a PAX header for a long name. */
+/** The most bytes that tar adds to one entry: its header, its padding, and a PAX header for a long name. */
 const overheadBytes = 2_048
-/** Bytes for the end of a tar, its padding, and what is on its way through the streams. */
+/** Bytes for the end of a tar, its padding, and what is buffered in the streams. */
 const slackBytes = 1024 * 1024
 
 async function extractInto(
@@ -139,18 +139,18 @@ async function extractInto(
   const tar = extract()
   let last: Promise<void> = Promise.resolve()
   tar.on('entry', (header, body, release) => {
-    // The tar reports the same failure; without a listener this one would end the process.
+    // The tar reports the same failure. Without a listener this one would end the process.
     body.on('error', () => {})
     last = take(header, body as unknown as AsyncIterable<Uint8Array>)
     last.then(() => release(), release)
   })
-  // A pipeline misses the error that a torn tar emits after its last byte.
+  // A pipeline misses the error that a torn tar emits after its last byte, so it is caught here.
   const whole = new Promise<void>((resolve, reject) => void tar.on('error', reject).on('close', resolve))
   const bounded = async function* (source: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
     let total = 0
     for await (const chunk of source) {
       total += chunk.length
-      // Counted here: a streaming gunzip knows no limit of its own, and tar-stream holds a whole PAX header in memory.
+      // Count here, because a streaming gunzip has no limit, and tar-stream keeps a whole PAX header in memory.
       const headers = slackBytes + names.size * overheadBytes
       if (total > Math.min(limits.unpackedBytes, announced + headers)) throw archiveErrors.invalidState()
       yield chunk
@@ -160,10 +160,10 @@ async function extractInto(
     await Promise.all([pipeline(Readable.from([archive]), gunzip, bounded, tar as unknown as Writable), whole])
     await last
   } finally {
-    // The folder must not be removed while a file is being written.
+    // Wait, because the folder must not be removed while a file is being written.
     await last.catch(() => {})
   }
-  // gunzip stops without an error at bytes that are not gzip.
+  // gunzip stops without an error at bytes that are not gzip, so check that all bytes were read.
   if (names.size === 0 || gunzip.bytesWritten !== archive.length) throw archiveErrors.invalidState()
 }
 
@@ -175,7 +175,7 @@ const isOrdinary = ({ type, size, linkname, pax }: Header): boolean =>
   !linkname &&
   Object.keys((pax as object | null | undefined) ?? {}).every((key) => key === 'path')
 
-/** If the process stops in between, the session is without files, and the sender of the archive sends it again. */
+/** If the process stops in between, the session has no files, and the sender sends the archive again. */
 async function replace(folder: string, fresh: string): Promise<void> {
   const old = `${fresh}.old`
   const moved = await rename(folder, old).then(
@@ -189,16 +189,16 @@ async function replace(folder: string, fresh: string): Promise<void> {
   if (moved) await rm(old, { recursive: true, force: true })
 }
 
-/** Errors that are the archive's fault: it has `a` and `a/b`, or two names that are one on this file system. */
+/** Errors that the archive causes: it contains `a` and `a/b`, or two names that are equal on this file system. */
 const clashes: ReadonlySet<unknown> = new Set(['EEXIST', 'ENOTDIR', 'EISDIR', 'ENAMETOOLONG', 'EILSEQ'])
 
-/** True for a failing disk, which is not the archive's fault. */
+/** True for a failing disk, which the archive did not cause. */
 const isOurs = (error: unknown): boolean =>
   error instanceof Error && 'syscall' in error && !clashes.has((error as NodeJS.ErrnoException).code)
 
 const maxNameBytes = 255
 
-/** A relative path in normal form: what cannot leave the folder that it is unpacked into, on any file system. */
+/** True for a relative path in normal form, which cannot leave its target folder on any file system. */
 function isEntryName(name: string): boolean {
   if (name === '' || Buffer.byteLength(name) > maxNameBytes) return false
   // U+FFFD stands for bytes that were no text: two such names could be one.

@@ -1,15 +1,15 @@
 import { Worker } from 'node:worker_threads'
 
 interface ThreadOptions {
-  /** The module of the thread: it answers each message with one, in their order. */
+  /** The thread's module. It answers each message with one message, in order. */
   readonly module: URL
   readonly name: string
   readonly resourceLimits: NonNullable<ConstructorParameters<typeof Worker>[1]>['resourceLimits'] & object
   /** How many questions of a tenant may wait. */
   readonly mostWaiting: number
-  /** Why no more of a tenant's may wait. */
+  /** Makes the error for a question when too many of the tenant's questions wait. */
   tooMany(): Error
-  /** What a question is rejected with over which the thread ended: it was stopped, or had no memory left. */
+  /** Makes the error for a question during which the thread ended: it was stopped, or ran out of memory. */
   died(why: 'stopped' | 'memory'): Error
 }
 
@@ -19,17 +19,17 @@ interface Asked<Question, Answer> {
   reject(error: unknown): void
 }
 
-/** The thread itself stops what takes long. It is stopped from here if it fails to, or if it cannot even start. */
+/** Milliseconds. The thread itself stops slow work. It is terminated after this time if it fails to do so, or cannot even start. */
 const hungMs = 15_000
 
 /**
- * A thread for what tenants can make slow: it starts with the first question, and answers one at a time; tenants take turns, so that
- * whoever asks for much waits for itself. One that dies over a question is replaced for the next.
+ * A thread for work that tenants can make slow. It starts with the first question and answers one at a time. Tenants take turns, so that a tenant
+ * with many questions delays only itself. A thread that dies during a question is replaced for the next one.
  */
 export class AskedThread<Question, Answer> {
   readonly #options: ThreadOptions
   #worker: Worker | undefined
-  /** By tenant; whose turn it is stands first. */
+  /** Waiting questions by tenant. The first tenant is next. */
   readonly #waiting = new Map<string, Asked<Question, Answer>[]>()
   #current: Asked<Question, Answer> | undefined
   #hung: NodeJS.Timeout | undefined
@@ -38,7 +38,7 @@ export class AskedThread<Question, Answer> {
     this.#options = options
   }
 
-  /** Rejects with what the options say when too many wait, or when the thread died over it. */
+  /** Rejects with `tooMany` when too many questions wait, and with `died` when the thread died during the question. */
   ask(tenantId: string, question: Question): Promise<Answer> {
     const line = this.#waiting.get(tenantId) ?? []
     if (line.length >= this.#options.mostWaiting) return Promise.reject(this.#options.tooMany())
@@ -65,7 +65,7 @@ export class AskedThread<Question, Answer> {
   }
   #start(): Worker {
     const { module, name, resourceLimits } = this.#options
-    // No preloads of this process, and nothing of its environment.
+    // The thread gets no preloads of this process, and nothing of its environment.
     const worker = new Worker(module, { name, resourceLimits, execArgv: [], env: {} })
     let failure: unknown
     worker.on('message', (answer: Answer) => this.#answered((asked) => asked.resolve(answer)))

@@ -4,7 +4,7 @@ import type { IncomingMessage } from 'node:http'
 import { errorCodes, type FastifyRequest } from 'fastify'
 import type { App } from '../http/app.ts'
 
-/** In this scope a body is a stream, whatever its content type says: handlers read it while it arrives. */
+/** In this scope a body is a stream, whatever its content type. Handlers read it while it arrives. */
 export function takeStreams(app: App): void {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
@@ -12,7 +12,7 @@ export function takeStreams(app: App): void {
   )
 }
 
-/** In this scope a body is its bytes, whatever its content type says; `bodyLimit` is that of the listener by default. */
+/** In this scope a body is its bytes, whatever its content type. `bodyLimit` defaults to the listener's. */
 export function takeBytes(app: App, bodyLimit?: number): void {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser(
@@ -22,12 +22,15 @@ export function takeBytes(app: App, bodyLimit?: number): void {
   )
 }
 
-/** From so many bytes on there is room for a body as long as it said: who promises much and sends little gets little. */
+/**
+ * Only after this many bytes is a buffer of the announced length allocated, so that a sender that announces much and sends little gets little
+ * memory.
+ */
 const trustedBytes = 512 * 1024
 
 /**
- * All bytes of a body, put into their place while they arrive: joining megabytes at the end, as Fastify's own parsers do, takes
- * milliseconds. Rejects with Fastify's errors.
+ * All bytes of a body, copied into place while they arrive. Joining megabytes at the end, as Fastify's own parsers do, takes milliseconds. Rejects
+ * with Fastify's errors.
  */
 export function bodyOf({ routeOptions, headers }: FastifyRequest, payload: IncomingMessage): Promise<Buffer> {
   const said = headers['content-length']
@@ -61,19 +64,19 @@ export function bodyOf({ routeOptions, headers }: FastifyRequest, payload: Incom
 
 type Reviver = (key: string, value: unknown) => unknown
 
-/** From where to where, without its quotes. */
+/** The start and end of a string, without its quotes. */
 export type LongString = readonly [from: number, to: number]
-/** Strings of more bytes are not parsed where they need not be: base64 of a file is bytes that stand for themselves. */
+/** Strings of more bytes are kept out of the JSON parser, because the base64 of a file needs no unescaping. */
 export const longBytes = 64 * 1024
 const mostRest = 256 * 1024
 
-/** Parses a body whose longest strings are cut out, and puts them back: reading megabytes letter by letter holds everybody up. */
+/** Parses a body without its longest strings, and puts them back afterwards: parsing megabytes character by character would block the event loop. */
 export function parseAround(
   body: Buffer,
   long: readonly LongString[],
   guardOf: (text: Buffer) => Reviver | undefined,
 ): unknown {
-  // No client can guess it.
+  // A random mark that no client can guess.
   const mark = `${randomUUID()}:`
   const parts: Buffer[] = []
   const texts: string[] = []
@@ -86,7 +89,7 @@ export function parseAround(
     at = to
   }
   const rest = Buffer.concat([...parts, body.subarray(at)])
-  // Looking at each of very many values would cost more than it saves.
+  // Checking very many values would cost more than it saves.
   if (rest.length > mostRest) return JSON.parse(body.toString('utf8'), guardOf(body))
   const guard = guardOf(rest)
   return JSON.parse(rest.toString('utf8'), (key, value: unknown) => {
@@ -95,14 +98,17 @@ export function parseAround(
   })
 }
 
-/** Whether a string that ends there is followed by a colon. */
+/** Whether a string that ends at `quote` is followed by a colon, and so is a key. */
 function isKey(body: Buffer, quote: number): boolean {
   let at = quote + 1
   while (body[at]! <= 0x20) at++
   return body[at] === 0x3a
 }
 
-/** JSON has no control characters in its strings. Of ASCII alone: four bytes at a time, less a space each, borrow only for those. */
+/**
+ * JSON strings contain no control characters. The text is ASCII: subtracting a space from each of four bytes at once borrows only for control
+ * characters.
+ */
 function hasControls(text: Buffer): boolean {
   const head = (4 - (text.byteOffset % 4)) % 4
   const words = new Uint32Array(text.buffer, text.byteOffset + head, (text.length - head) >> 2)

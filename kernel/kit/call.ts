@@ -4,7 +4,7 @@ import type { Caller } from '#contracts/auth'
 import type { Route } from '#contracts/wire/route'
 import type { StreamRegistry } from '../http/streams.ts'
 
-/** What a handler answers with: JSON, at once or in parts, bytes, lines or nothing. */
+/** A handler's answer: JSON, at once or in parts, bytes, lines or nothing. */
 export interface Answered {
   readonly headers?: Readonly<Record<string, string>>
   readonly json?: unknown
@@ -13,13 +13,13 @@ export interface Answered {
   readonly type?: string
   /** Chunks of whole lines. */
   readonly lines?: AsyncIterable<Buffer>
-  /** One JSON document in parts that are made while it is sent; cut where one fails. */
+  /** One JSON document in parts that are made while it is sent. It is cut off where a part fails. */
   readonly parts?: AsyncIterable<Buffer>
 }
 
-/** One request as a handler sees it, whichever way it came. */
+/** One request as a handler sees it, over HTTP or a link. */
 export interface AnyCall {
-  /** Who makes the call; throws on a listener that does not authenticate. */
+  /** Who makes the call. Throws on a listener that does not authenticate. */
   readonly caller: Caller
   readonly params: unknown
   readonly query: unknown
@@ -27,7 +27,7 @@ export interface AnyCall {
   readonly body: unknown
   /** Aborts when the caller is gone (`client_gone`; on a link the reason of its signal: `leaving`, a `FailingStop`, else `cancelled`) or the server stops (`shutdown`). */
   readonly signal: AbortSignal
-  /** True when the caller reads lines. */
+  /** True when the caller accepts lines. */
   readonly wantsLines: boolean
 }
 
@@ -36,7 +36,7 @@ export interface ServedRoute {
   readonly handle: (call: AnyCall) => Promise<Answered | void> | Answered | void
 }
 
-/** What the links of a listener take from it. */
+/** What the links of a listener need from it. */
 export interface LinkHostOptions {
   readonly log: FastifyBaseLogger
   readonly streams: StreamRegistry
@@ -46,7 +46,7 @@ export interface LinkHostOptions {
   readonly logRequests: boolean
   /** The limit of routes that name none. */
   readonly bodyLimit: number
-  /** Rejects with an AppError when the listener demands a proof of its callers, and the opening of a link has none. */
+  /** Rejects with an AppError when the listener requires a proof from its callers and the opening of a link has none. */
   readonly prove: (request: IncomingMessage) => Promise<unknown>
 }
 
@@ -54,9 +54,12 @@ export interface LinkHostOptions {
 export interface Admission {
   /** Rejects with an AppError. */
   admit(request: IncomingMessage): Promise<void>
-  /** Returns the caller; throws an AppError when it lacks this access. Absent on a listener that does not authenticate: then only routes open to the network are served. */
+  /**
+   * Returns the caller. Throws an AppError when it lacks this access. Absent on a listener that does not authenticate: only routes that are open to
+   * the network are then served.
+   */
   callerOf?(access: string, headers: AnyCall['headers']): Caller
 }
 
-/** Admits everybody, on a network whose callers are trusted over HTTP, too. */
+/** Admits everybody, for a network whose callers are also trusted over HTTP. */
 export const trusted: Admission = { admit: async () => {} }

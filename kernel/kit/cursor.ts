@@ -1,13 +1,13 @@
 import { invalidField } from '../contracts/http-errors.ts'
 import { type Page, pageOf } from '#contracts/paging'
 
-/** The order of a list, by which its rows have places. */
+/** The order of a list, which gives its rows their positions. */
 interface Order {
   readonly order: Readonly<Record<string, string>>
   readonly newestFirst?: boolean
 }
 
-// The list of a cursor. A change of a list's order invalidates its cursors.
+// Identifies the list of a cursor. Changing a list's order invalidates its cursors.
 const nameOf = ({ order, newestFirst = false }: Order): string =>
   `${Object.keys(order).join()}${newestFirst ? '<' : '>'}`
 const counted = '#'
@@ -30,22 +30,22 @@ function read(cursor: string): string[] {
     // PostgreSQL text holds no NUL.
     if (Array.isArray(parts) && parts.every((part) => typeof part === 'string' && !part.includes('\0'))) return parts
   } catch {
-    // No JSON: none of ours.
+    // The text is no JSON, so it is none of our cursors.
   }
   throw unknownCursor()
 }
 
-/** The cursor of what is behind a place of a list. */
+/** The cursor for the items after a position of a list. */
 export const cursorOf = (list: Order, place: readonly string[]): string => encode(nameOf(list), place)
 
-/** The place that a cursor of this list names: as many values as its order has columns. */
+/** The position in a cursor of this list: one value per column of the order. */
 export function placeIn(cursor: string, list: Order): string[] {
   const place = decode(cursor, nameOf(list))
   if (place.length !== Object.keys(list.order).length) throw unknownCursor()
   return place
 }
 
-/** Where a page begins in a list that is computed as a whole: its cursors count, too. */
+/** The offset at which a page begins in a list that is computed as a whole. Its cursors are plain counts. */
 export function offsetOf(page: Page): number {
   const { offset = 0, cursor } = pageOf(page)
   if (cursor === undefined) return offset
@@ -54,7 +54,7 @@ export function offsetOf(page: Page): number {
   return place
 }
 
-/** The cursor behind a page of such a list. */
+/** The cursor after a page of such a list. */
 export function nextOf(page: Page, total: number): { next?: string } {
   const { limit = Infinity } = pageOf(page)
   const end = offsetOf(page) + limit

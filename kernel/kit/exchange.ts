@@ -2,7 +2,7 @@ import type { Dispatcher } from 'undici'
 import { Answer, type ExchangeOptions, readBody, type Reply } from './answer.ts'
 import { retry } from './retry.ts'
 
-/** Unread bytes of one answer beyond which its socket is paused. */
+/** With more unread bytes of one answer, its socket is paused. */
 const highWater = 256 * 1024
 
 /** True when no connection was made, or the peer began nothing. A request that is lost on an open connection may have arrived. */
@@ -19,8 +19,8 @@ const unasked = new Set([
 ])
 
 /**
- * One HTTP exchange over undici's `dispatch`: several times cheaper than fetch, and back-pressure down to the socket.
- * Rejects with `lost(...)` when there is no answer, and with the signal's reason when aborted; so does the body.
+ * One HTTP exchange over undici's `dispatch`, which is several times cheaper than fetch and has back-pressure down to the socket. Rejects with
+ * `lost(...)` when there is no answer, and with the signal's reason when aborted; the body does the same.
  */
 export function exchange(
   dispatcher: Dispatcher,
@@ -33,7 +33,7 @@ export function exchange(
       resume() {
         if (controller?.paused) controller.resume()
       },
-      // Before the connection stands there is no controller: the caller is told now, the request dies when it starts.
+      // There is no controller until the connection is open. The caller is rejected now, and the request is aborted when it starts.
       abort: (error) => controller?.abort(error),
     },
     options,
@@ -63,7 +63,7 @@ export interface JsonRequest {
   readonly origin: string
   readonly path: string
   readonly headers?: Readonly<Record<string, string>>
-  /** Sent as JSON, as `application/json` unless `headers` says otherwise. */
+  /** Sent as JSON, with the type `application/json` unless `headers` says otherwise. */
   readonly body?: unknown
   readonly timeoutMs: number
   readonly signal?: AbortSignal | undefined
@@ -74,12 +74,12 @@ export interface JsonAnswer extends Pick<Reply, 'status' | 'headers'> {
   readonly body: unknown
 }
 
-/** The longest answer; a page of a list comes close to it. */
+/** The most bytes of an answer. A page of a list comes close to it. */
 const maxAnswerBytes = 8 * 1024 * 1024
 
-/** No whole answer arrived. */
+/** No complete answer arrived. */
 export class NoAnswer extends Error {
-  /** False: there was no connection, so nothing was asked. Else the server may have done it. */
+  /** False: there was no connection, so the server got no request. True: the server may have carried it out. */
   readonly asked: boolean
   constructor(message: string, asked: boolean, cause: unknown) {
     super(message, { cause })
@@ -88,15 +88,12 @@ export class NoAnswer extends Error {
   }
 }
 
-/**
- * Asks the JSON API of another service. Resolves with whatever it answers; rejects with `NoAnswer`, or with the reason of
- * the caller's signal.
- */
+/** Calls the JSON API of another service. Resolves to any answer; rejects with `NoAnswer`, or with the reason of the caller's signal. */
 export async function askJson(dispatcher: Dispatcher, request: JsonRequest): Promise<JsonAnswer> {
   const { method, origin, path, headers, body, timeoutMs, signal } = request
   const lost = (cause: Error): Error => {
     const { code } = cause as { code?: unknown }
-    // Our own dispatcher was closed; nothing is lost.
+    // Our own dispatcher was closed, so the request was never sent.
     if (code === 'UND_ERR_DESTROYED' || code === 'UND_ERR_CLOSED') return cause
     return new NoAnswer(`${method} ${origin}: ${cause.message}`, !neverConnected(cause), cause)
   }
@@ -122,20 +119,20 @@ function parse(bytes: Buffer | undefined): unknown {
 }
 
 interface Patience {
-  /** The request may be made twice: a lost answer, or a failure of the server, is asked for again. */
+  /** The request may be sent twice, so it is retried after a lost answer or a failure of the server. */
   readonly repeatable: boolean
-  /** No attempt begins later than this after the first. */
+  /** Milliseconds after the first attempt during which another attempt may begin. */
   readonly withinMs: number
   readonly signal?: AbortSignal | undefined
 }
 
 const waits = { firstMs: 200, longestMs: 5_000, spread: true }
-/** Statuses of failures that pass. 500 is among them: API servers answer it while they are being replaced. */
+/** Statuses of temporary failures. 500 is included, because API servers answer it while they are being replaced. */
 const passing = new Set([500, 502, 503, 504])
 
 /**
- * Asks again what may succeed later: what was refused for its rate, what never arrived, and, where it does no harm, what
- * failed. The waits grow and are spread; `Retry-After` is heeded. Gives up with the last outcome.
+ * Retries what may succeed later: requests that were refused for their rate, requests that never arrived, and, if repeatable, failed requests. The
+ * waits grow and are spread; `Retry-After` is respected. Gives up with the last outcome.
  */
 export async function askPatiently(ask: () => Promise<JsonAnswer>, patience: Patience): Promise<JsonAnswer> {
   const { repeatable, withinMs, signal } = patience
@@ -154,7 +151,7 @@ export async function askPatiently(ask: () => Promise<JsonAnswer>, patience: Pat
   }
 }
 
-/** An answer that may be another one later. */
+/** An answer that may be different later. */
 class Refusal extends Error {
   readonly answer: JsonAnswer
   constructor(answer: JsonAnswer) {

@@ -11,9 +11,9 @@ import {
   type WriteCondition,
 } from '#contracts/object-store'
 
-// Files over HTTP: what the headers of RFC 9110 say of one, and its bytes as they are read.
+// Files over HTTP: the headers of RFC 9110, and the bytes in the order in which they are read.
 
-/** A reader who takes nothing for so long is dropped: the file or connection behind it is not its own. */
+/** Milliseconds. A reader that takes nothing for longer is dropped, because it holds a file or connection that it does not own. */
 const unreadMs = 60_000
 
 type FoundFile = OpenObject<Pick<ObjectInfo, 'bytes' | 'contentType' | 'updatedAt' | 'etag'>>
@@ -24,11 +24,11 @@ export const quoted = (etag: string): string => `"${etag}"`
 const tagsOf = (header: string): string[] =>
   header.trim() === '*' ? ['*'] : [...header.matchAll(/(?:W\/)?"([^"]*)"/g)].map(([, tag]) => tag!)
 
-/** True when what the client has is what is there: 304. */
+/** True when the client already has the current content: 304. */
 export const isKnown = ({ 'if-none-match': header }: IncomingHttpHeaders, etag: string): boolean =>
   header !== undefined && tagsOf(header).some((tag) => tag === '*' || tag === etag)
 
-/** The condition of a write. An unsupported one is refused: otherwise the write could overwrite another client's data. */
+/** The condition of a write. An unsupported condition is refused, because ignoring it could overwrite another client's data. */
 export function conditionOf({ 'if-match': match, 'if-none-match': none }: IncomingHttpHeaders): WriteCondition {
   if (none !== undefined && none.trim() !== '*') {
     throw objectErrors.preconditionFailed({
@@ -41,12 +41,12 @@ export function conditionOf({ 'if-match': match, 'if-none-match': none }: Incomi
 export function matchOf(header: string | undefined): { readonly ifMatch?: string } {
   if (header === undefined) return {}
   const [tag, ...others] = tagsOf(header)
-  // A weak tag never matches here, nor do several: there is one object.
+  // A weak tag never matches a write, nor do several tags, because there is one object.
   if (tag === undefined || others.length > 0 || header.trim().startsWith('W/')) throw objectErrors.preconditionFailed()
   return { ifMatch: tag }
 }
 
-/** What `Range` asks for: undefined for the whole, also where it is not understood; 'none' when there are no such bytes. */
+/** The range that `Range` requests. Undefined: the whole file, also when the header is not understood. 'none': there are no such bytes. */
 export function rangeOf(header: string | undefined, bytes: number): ByteRange | 'none' | undefined {
   const [, first = '', last = ''] = /^bytes=(\d{0,15})-(\d{0,15})$/.exec(header?.trim() ?? '') ?? []
   if (first === '' && last === '') return undefined
@@ -58,7 +58,7 @@ export function rangeOf(header: string | undefined, bytes: number): ByteRange | 
   return from >= bytes ? 'none' : { from, to }
 }
 
-/** The bytes, in the type that they were uploaded with. A browser saves them as a file, because they may be a page from an untrusted author. */
+/** Sends the bytes with the type of their upload. A browser saves them as a file, because they may be a page from an untrusted author. */
 export async function sendFile(request: FastifyRequest, reply: FastifyReply, found: FoundFile): Promise<FastifyReply> {
   const { info } = found
   const { range: asked, 'if-range': condition } = request.headers
@@ -86,16 +86,16 @@ export async function sendFile(request: FastifyRequest, reply: FastifyReply, fou
   return sendBody(reply, await found.read(range))
 }
 
-/** Of a file that need not be read. */
+/** Sends the headers of a file that need not be read. */
 export async function withoutBody(reply: FastifyReply, found: Pick<FoundFile, 'close'>): Promise<FastifyReply> {
   await found.close()
-  // Of no text Fastify would say that it has no bytes, and HEAD says how many GET would have.
+  // For an empty text Fastify would set a length of 0, but HEAD must report how many bytes GET would send.
   return reply.send(Readable.from([]))
 }
 
-/** Ends an exchange on whose connection nothing moves for long. */
+/** Ends an exchange whose connection is idle for too long. */
 export function dropWhenIdle({ raw }: FastifyReply): void {
-  // Requests of tests may have no connection.
+  // Requests in tests may have no connection.
   if (raw.socket instanceof Socket) raw.setTimeout(unreadMs, () => raw.destroy())
 }
 
@@ -104,7 +104,7 @@ export function sendBody(reply: FastifyReply, body: ObjectBody): FastifyReply {
   return reply.send(body instanceof Readable ? body : Readable.from(body, { objectMode: false }))
 }
 
-/** Of files that say nothing of it themselves, by the end of their names. No browser executes any: they are sent as attachments. */
+/** Content types by file extension, for files without a stored type. No browser executes any of them, because they are sent as attachments. */
 const contentTypes: Readonly<Record<string, string>> = {
   css: 'text/css',
   csv: 'text/csv',
@@ -133,6 +133,6 @@ const contentTypes: Readonly<Record<string, string>> = {
   zip: 'application/zip',
 }
 
-/** What a file is by its name; undefined where that does not tell. */
+/** The content type for a file name. Undefined when the extension is unknown. */
 export const contentTypeOf = (path: string): string | undefined =>
   contentTypes[/\.([a-z]+)$/i.exec(path)?.[1]?.toLowerCase() ?? '']

@@ -5,13 +5,13 @@ const absolute = /^https?:\/\//i
 
 type Proxied = IncomingMessage & { originalUrl?: string }
 
-/** The request came to a proxy: it is for another host, under whose name it comes. */
+/** True for a request to a proxy: it names another host as its target. */
 export const isProxied = (request: IncomingMessage): boolean => (request as Proxied).originalUrl !== undefined
 
 /**
- * From here on the listener of a scope hands requests in absolute form (`GET http://example.com/ HTTP/1.1`), which clients send to a
- * proxy, to the route of this path, with what was asked for as `originalUrl`. The router would take them for requests to the
- * listener itself, and answer `http://example.com/healthz` from a route of its own.
+ * Makes the listener of a scope route requests in absolute form (`GET http://example.com/ HTTP/1.1`), which clients send to a proxy, to the route
+ * of this path, with the requested target as `originalUrl`. The router would otherwise treat them as requests to the listener itself, and answer
+ * `http://example.com/healthz` from its own route.
  */
 export const takeProxied = (app: App, path: string): void => {
   app.server.prependListener('request', (request: Proxied) => {

@@ -2,32 +2,31 @@ import type { FastifyBaseLogger, FastifyRequest } from 'fastify'
 import type { App } from '../http/app.ts'
 import { streamsOf } from '../http/streams.ts'
 
-/** Something that is open for as long as a key is valid: a stream, or a request that waits. */
+/** Something that stays open only while a key is valid: a stream, or a waiting request. */
 export interface Held {
   readonly tenantId: string
   readonly keyId: string
-  /** Ends it: the key is valid no longer. */
+  /** Ends it, because its key is no longer valid. */
   end(): void
 }
 
 interface KeyWatchOptions {
-  /** Everything that is open in this process now. */
+  /** Everything that is currently open in this process. */
   held(): Iterable<Held>
-  /** Those of some keys of one tenant that are still valid. */
+  /** Returns those of a tenant's keys that are still valid. */
   alive(tenantId: string, keyIds: readonly string[]): Promise<readonly string[]>
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
 }
 
-/** With the half second that a stream gets to end, the two seconds in which a revocation has to be felt. */
+/** Milliseconds. Together with the half second that a stream gets to end, this keeps within the two seconds in which a revocation must take effect. */
 const lookEveryMs = 1_000
-/** Keys that one statement asks for. */
+/** How many keys one statement checks. */
 const atOnce = 1_000
 
 /**
- * Ends what is open when its key no longer holds, whatever made it so: revocation, expiry, a tenant that was deleted, in whichever
- * process or by hand in the database. Once a second it asks for the keys of all that is open, each once; while nothing is open it
- * asks nothing. While the database does not answer, open streams stay open: no new caller could be authenticated, and nothing is known against
- * those who are in.
+ * Ends open streams and requests when their key becomes invalid for any reason: revocation, expiry, or deletion of the tenant, by any process or by
+ * hand in the database. Once a second it checks the keys of everything that is open, each key once; while nothing is open it queries nothing. While
+ * the database does not answer, open streams stay open: no new caller could be authenticated, and nothing is known against the present ones.
  */
 export class KeyWatch {
   readonly #options: KeyWatchOptions
@@ -47,7 +46,7 @@ export class KeyWatch {
     await this.#looking
   }
 
-  /** Looks now, or joins the look under way. Never rejects. */
+  /** Checks now, or joins the check under way. Never rejects. */
   look(): Promise<void> {
     return (this.#looking ??= this.#look().finally(() => (this.#looking = undefined)))
   }
@@ -63,7 +62,7 @@ export class KeyWatch {
       else keys.set(one.keyId, [one])
     }
     try {
-      // Asked for together: units of many tenants share a round trip.
+      // Check all tenants concurrently, so that their units share a round trip.
       await Promise.all([...tenants].map(([tenantId, keys]) => this.#end(tenantId, keys)))
       this.#failing = false
     } catch (err) {
@@ -91,7 +90,7 @@ export class KeyWatch {
   }
 }
 
-/** The open streams of the listeners of some scopes, as far as their callers are known. */
+/** The open streams of the listeners of some scopes, if their callers are known. */
 export function* heldStreams(
   scopes: readonly App[],
   callerOf: (request: FastifyRequest) => Pick<Held, 'tenantId' | 'keyId'> | undefined | null,

@@ -1,15 +1,15 @@
 import type { FastifyRequest } from 'fastify'
 import { type LogChunk, peekType } from '../contracts/run-event.ts'
 
-/** Unread bytes of a stream above which its writer waits. */
+/** With more unread bytes of a stream its writer waits. */
 const highWater = 256 * 1024
 
 /**
- * Joins a producer of lines to one reader: all lines of one event-loop turn leave as one chunk, and the producer waits
- * while more than 256 KiB are unread. The end of the iteration is the end of the producer.
+ * Connects a producer of lines to one reader. All lines of one event-loop turn leave as one chunk, and the producer waits while more than 256 KiB
+ * are unread. Ending the iteration ends the producer.
  */
 export interface LineQueue extends AsyncIterable<Buffer> {
-  /** Adds a whole line (with its newline). Resolves when the queue has room again; a fast path returns undefined. */
+  /** Adds a whole line (with its newline). Resolves when the queue has room again; usually returns undefined, which means that there is room. */
   push(line: string): Promise<void> | undefined
   close(error?: unknown): void
 }
@@ -18,7 +18,7 @@ export interface LineQueue extends AsyncIterable<Buffer> {
 export function createLineQueue(onLeave?: () => void): LineQueue {
   let parts: string[] = []
   let size = 0
-  /** The turn that they were pushed in is over, or they are enough for a chunk. */
+  /** True when the turn of the pushed lines is over, or there are enough for a chunk. */
   let due = false
   let turning = false
   let closed = false
@@ -46,7 +46,7 @@ export function createLineQueue(onLeave?: () => void): LineQueue {
     due = parts.length > 0
     serve()
   }
-  // By hand: a generator costs each chunk three turns of the microtask queue.
+  // Written by hand, because a generator costs each chunk three turns of the microtask queue.
   const iterator: AsyncIterator<Buffer> = {
     next() {
       const { promise } = (reader = Promise.withResolvers())
@@ -89,8 +89,8 @@ export function createLineQueue(onLeave?: () => void): LineQueue {
 }
 
 /**
- * Begins with the first read, as a generator does, and costs less: a refusal is the rejection of that read, and nothing
- * follows. Undefined: there is nothing to read.
+ * Begins with the first read, as a generator does, but at a lower cost. A refusal rejects that read, and nothing follows. Undefined: there is
+ * nothing to read.
  */
 export function startOnRead<T>(begin: () => AsyncIterator<T> | undefined): AsyncIterableIterator<T> {
   const done = { done: true, value: undefined } as const
@@ -117,7 +117,7 @@ export function startOnRead<T>(begin: () => AsyncIterator<T> | undefined): Async
   }
 }
 
-/** A line longer than this ends the stream that carries it: it is a broken or hostile peer. */
+/** A longer line ends the stream that carries it, because its peer is broken or hostile. */
 export const maxLineBytes = 4 * 1024 * 1024
 
 export class OversizedLineError extends Error {
@@ -127,7 +127,7 @@ export class OversizedLineError extends Error {
   }
 }
 
-/** How many parts of a line are held before they are joined: a peer may send a byte at a time. */
+/** How many parts of a line are held before they are joined, because a peer may send one byte at a time. */
 const maxParts = 1_024
 
 /**
@@ -138,7 +138,7 @@ export async function* wholeLines(
   source: AsyncIterable<Uint8Array>,
   limit: number = maxLineBytes,
 ): AsyncGenerator<Buffer> {
-  // Joined once: a line of many reads would be copied with each of them.
+  // Joined only once, because a line of many reads would otherwise be copied with each of them.
   let rest: Buffer[] = []
   let held = 0
   for await (const read of source) {
@@ -170,8 +170,8 @@ export function* linesOf(chunk: Buffer): Generator<Buffer> {
 }
 
 /**
- * The events of a chunk as SSE frames, each under its own number behind `prefix`; empty when there is nothing to show. The
- * vendor's conversation handle is for the raw log only. Specification 2.8.
+ * The events of a chunk as SSE frames, each with its own number after `prefix`. Empty when there is nothing to show. The vendor's conversation
+ * handle appears only in the raw log. Specification 2.8.
  */
 export function runFrames(chunk: LogChunk, prefix = ''): string {
   let frames = ''
@@ -185,11 +185,11 @@ export function runFrames(chunk: LogChunk, prefix = ''): string {
   return frames
 }
 
-/** One SSE frame. `data` is JSON text: JSON escapes CR and LF, so it is always one line. */
+/** One SSE frame. `data` is JSON text, which is always one line, because JSON escapes CR and LF. */
 export const sseFrame = (event: string, data: string, id?: number | string): string =>
   id === undefined ? `event: ${event}\ndata: ${data}\n\n` : `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
 
-/** The sequence number of a `Last-Event-ID` header; anything else means from the beginning. */
+/** The sequence number of a `Last-Event-ID` header. Any other value means the beginning. */
 export function lastEventId(request: FastifyRequest): number {
   const header = request.headers['last-event-id']
   const value = typeof header === 'string' && /^\d{1,15}$/.test(header) ? Number(header) : 0

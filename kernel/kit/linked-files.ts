@@ -11,13 +11,13 @@ import { createModelConnections } from './models.ts'
 /** Where a run's linked contents are: beside the tools of its session, with the same token. */
 type LinkedPlace = Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken'>
 
-/** Reads linked contents from the runner of a run, on connections of its own. */
+/** Reads linked contents from a run's runner, on separate connections. */
 export class LinkedFiles {
   readonly #connections = createModelConnections()
 
   /**
-   * The whole content, as the link says that it is. Undefined: it is not kept any more. Rejects with `attachment_unread` when it
-   * cannot be had, or is another one.
+   * The whole content of a link. Undefined: it is no longer kept. Rejects with `attachment_unread` when the content cannot be read, or differs from
+   * the link.
    */
   async read(place: LinkedPlace, link: ObjectLink, signal: AbortSignal): Promise<Buffer | undefined> {
     try {
@@ -28,7 +28,7 @@ export class LinkedFiles {
     }
   }
 
-  /** An envelope with the contents of its attachments in the place of links. Rejects with `attachment_gone` as well. */
+  /** The envelope with the contents of its attachments instead of links. Also rejects with `attachment_gone`. */
   async bring(envelope: RunEnvelope, signal: AbortSignal): Promise<RunEnvelope> {
     const attachments: NonNullable<RunEnvelope['attachments']> = []
     for (const { link, ...rest } of envelope.attachments ?? []) {
@@ -59,7 +59,7 @@ async function read(fetch: ModelFetch, place: LinkedPlace, link: ObjectLink, sig
   return content
 }
 
-/** All bytes of a linked object; undefined when they are not those of its link. */
+/** All bytes of a linked object. Undefined when they do not match its link. */
 export async function contentOf(
   body: AsyncIterable<Uint8Array>,
   link: Pick<ObjectLink, 'sha256' | 'bytes'>,
@@ -71,12 +71,12 @@ export async function contentOf(
   for await (const part of body) {
     if (bytes + part.length > link.bytes) return undefined
     sha256.update(part)
-    // Put in its place at once: joining all parts at the end would hold everybody up.
+    // Copy each part into place at once, because joining all parts at the end would block the event loop.
     content.set(part, bytes)
     bytes += part.length
   }
   return bytes === link.bytes && sha256.digest('hex') === link.sha256 ? content : undefined
 }
 
-/** What is linked is an attachment or was in one line of an event. */
+/** Linked content is an attachment, or was part of one event line. */
 const mostBytes = Math.max(maxAttachmentBytes, maxLineBytes)

@@ -7,34 +7,34 @@ import { stream } from '../http/streams.ts'
 
 export { nextOf, offsetOf } from './cursor.ts'
 
-/** A list in SQL. Its rows stand in one order, by columns that together are unique. */
+/** A list in SQL. Its rows have one order, by columns that are unique together. */
 export interface ListSql {
   readonly columns: string
-  /** Of a list of one table: what is made of the rows that were chosen. What `columns` says is made of all that are sorted for it. */
+  /** For a list of one table: columns that are computed only for the chosen rows. `columns` are computed for all rows that are sorted. */
   readonly shown?: string | undefined
-  /** The tables that `shown` needs beside the chosen rows, joined to them. */
+  /** Tables that `shown` needs in addition, joined to the chosen rows. */
   readonly joined?: string
   /** The tables, with their joins. */
   readonly from: string
-  /** What `from` is called, when it is no table. */
+  /** The alias of `from`, when it is no table. */
   readonly named?: string
-  /** The tables that the condition needs, when those are fewer: the count is taken from them. */
+  /** The tables that the condition needs, when those are fewer than `from`. The count uses them. */
   readonly counted?: string
   /** The condition, with `$1` and so on for `values`. */
   readonly where: string
   readonly values: readonly unknown[]
-  /** The columns of the order and their types, by which a later read says behind which row it begins. */
+  /** The columns of the order with their types. A later read uses them to continue after a row. */
   readonly order: Readonly<Record<string, 'text' | 'int' | 'bigint' | 'timestamptz'>>
   readonly newestFirst?: boolean
-  /** A condition that no index answers is looked for among so many rows only, the first in the order, and the answer says so. */
+  /** A condition without an index is evaluated only for this many first rows of the order, and the answer says so. */
   readonly among?: { readonly first: number; readonly where: string }
-  /** The most rows of one read: so many that the largest of them are some megabytes, unless `bytes` says how large each is. */
+  /** The most rows of one read, such that the largest rows total some megabytes, unless `bytes` gives the size of each row. */
   readonly atOnce: number
-  /** How large a row is that `shown` makes, above 0, where rows differ too much: a read ends with the one by which it has a megabyte. */
+  /** The size of a row that `shown` makes, above 0, where sizes vary much: a read ends with the row that reaches one megabyte. */
   readonly bytes?: string
 }
 
-/** Where a read of weighed rows ends. */
+/** The most bytes of a read of weighed rows. */
 const mostBytes = 1024 * 1024
 
 /** Whose rows are listed: a tenant's, or those of a table without tenants. */
@@ -43,18 +43,17 @@ interface ListOf {
   readonly tenantId: string | undefined
 }
 
-/** The place of a row in the order, as text: a time has more digits in PostgreSQL than in JavaScript. */
+/** A row's position in the order, as text, because PostgreSQL's times have more digits than JavaScript's. */
 interface Placed {
   readonly place: readonly string[]
-  /** Of a list that weighs its rows: how many were chosen for this read, of which these are the first. */
+  /** For a list that weighs its rows: how many rows were chosen for this read. These rows are the first of them. */
   readonly chosen?: number
   readonly before?: unknown
 }
 
 /**
- * Reads a list, or a page of it. The first read counts as well, and may go to an offset; each further one begins behind the row
- * that was read last, in a transaction of its own. Between two of them nothing is held, however slow the reader is. A cursor that
- * does not belong to this list is refused.
+ * Reads a list, or a page of it. The first read also counts, and may skip to an offset; each later read begins after the last row, in its own
+ * transaction. Between two reads nothing is held, however slow the reader is. A cursor of another list is refused.
  */
 export async function readList<Row extends object, T>(
   of: ListOf,
@@ -67,14 +66,14 @@ export async function readList<Row extends object, T>(
   const size = Math.min(wanted, list.atOnce)
   const from = cursor === undefined ? undefined : placeIn(cursor, list)
   const pages = [
-    // One more tells whether there is more.
+    // One additional row shows whether there is more.
     placed(list, from, size + 1, offset),
     ...(wanted !== Infinity && (size < wanted || list.bytes !== undefined)
       ? [placed({ ...list, columns: '', shown: undefined }, from, 2, offset + wanted - 1)]
       : []),
   ]
   const answer = await askBoth<Row>(of, asked, pages).catch((error: unknown) => {
-    // Class 22: a part of the cursor is no value of its column.
+    // Class 22: a part of the cursor is not a valid value of its column.
     throw from && sqlState(error)?.startsWith('22') ? unknownCursor() : error
   })
   const [[{ counted, complete }], read, ends = read.slice(size - 1)] = answer
@@ -92,7 +91,7 @@ export async function readList<Row extends object, T>(
 const chosenOf = (read: readonly Placed[]): number => read[0]?.chosen ?? read.length
 
 interface Counted {
-  /** One more than are counted when there are more. */
+  /** The count. It is one more than the most counted when there are more. */
   readonly counted: number
   /** False: some rows were not searched. */
   readonly complete: boolean
@@ -100,7 +99,7 @@ interface Counted {
 
 type Answer<Row> = [[Counted], (Row & Placed)[], Placed[]]
 
-/** The count of a list and its page in one round trip, unless both search many rows: if one finds nothing, the other does not search again. */
+/** Counts a list and reads its page in one round trip, unless both search many rows: if the first finds nothing, the second search is skipped. */
 async function askBoth<Row extends object>(
   of: ListOf,
   list: ListSql,
@@ -112,7 +111,7 @@ async function askBoth<Row extends object>(
   return [count, ...(await ask<[(Row & Placed)[], Placed[]]>(of, pages))]
 }
 
-// In the order of the list, which has it read the same index, and end where it has counted enough.
+// Counts in the order of the list, so that it reads the same index and stops when it has counted enough.
 function countOf({ from, counted = from, where, among, values, order, newestFirst = false }: ListSql): Statement {
   const most = among ? among.first : mostCounted + 1
   const first = `SELECT ${among ? '*' : '1'} FROM ${counted} WHERE ${where} ORDER BY ${byOf(order, newestFirst)} LIMIT ${most}`
@@ -121,7 +120,7 @@ function countOf({ from, counted = from, where, among, values, order, newestFirs
   return { text: `SELECT count(*)${matches}::int AS counted, ${complete} AS complete FROM (${first}) first`, values }
 }
 
-/** The list of the first rows that are to be looked through, as a list of its own. */
+/** The list of the first rows that are searched, as a list of its own. */
 function amongFirst(list: ListSql): ListSql {
   const { among, from, named = from, where, order, newestFirst = false } = list
   if (!among) return list
@@ -141,21 +140,21 @@ async function* readOn<Row extends object, T>(
     const size = Math.min(left, list.atOnce)
     const [rows] = await ask<[(Row & Placed)[]]>(of, [placed(list, place, size)])
     if (rows.length > 0) yield rows.map((row) => toItem(withoutPlace(row)))
-    // Fewer than were chosen are not all that there were.
+    // Fewer rows than were chosen mean that more rows follow.
     if (rows.length < size && rows.length === chosenOf(rows)) return
     place = rows.at(-1)!.place
     left -= rows.length
   }
 }
 
-// Lists share connections that nothing else waits for.
+// Lists share connections that no other work waits for.
 function ask<Rows extends object[][]>({ database, tenantId }: ListOf, statements: readonly Statement[]): Promise<Rows> {
   const reads = database.as('reads')
   return tenantId === undefined ? reads.systemBatch(statements) : reads.batch(tenantId, statements)
 }
 
-// Not named, so that it is planned with its values and the filter at hand decides the index.
-/** So many rows with their places, from an offset, of the whole list or of what is behind a place. */
+// Unnamed, so that PostgreSQL plans it with its values and the actual filter decides the index.
+/** The given number of rows with their positions, from an offset, of the whole list or of the part after a position. */
 function placed(
   { columns, shown, from, named = from, joined = '', bytes, where, values, order, newestFirst = false }: ListSql,
   behind: Placed['place'] | undefined,
@@ -178,7 +177,7 @@ function placed(
   function shownOf(): string {
     const made = `FROM (${chosen}) ${named} ${joined}`
     if (bytes === undefined) return `SELECT ${shown}, place ${made} ORDER BY ${by}`
-    // Without the row's own size, so that the first one is there however large it is.
+    // Excludes the row's own size, so that the first row is read however large it is.
     const before = `sum(${bytes}) OVER (ORDER BY ${by} ROWS UNBOUNDED PRECEDING) - ${bytes} AS before`
     return `SELECT * FROM (SELECT ${shown}, place, count(*) OVER ()::int AS chosen, ${before} ${made}) weighed
       WHERE before < ${mostBytes} ORDER BY before`
@@ -195,7 +194,7 @@ function withoutPlace<Row extends object>(row: Row & Placed): Row {
   return own as unknown as Row
 }
 
-/** A list of what a process has in memory anyway: pages and reads of it are cut without copying more than references. */
+/** A list of values in process memory. Its pages and reads copy only references. */
 export function listOf<Kept, T>(
   all: readonly Kept[],
   page: Page,
@@ -220,9 +219,9 @@ export function listOf<Kept, T>(
 interface ItemsAnswer<T, Shown> {
   /** The schema of an item. */
   readonly item: TSchema
-  /** The document around the items, which are the last thing in it; the bare array by default. */
+  /** The document around the items, which come last in it. Absent: the bare array. */
   readonly document?: (items: readonly Shown[]) => unknown
-  /** What is answered of an item, when that is another thing than was read. */
+  /** Converts an item for the answer, when that differs from what was read. */
   readonly shown?: (item: T) => Shown
 }
 
@@ -231,7 +230,7 @@ interface ListAnswer<T, Shown> extends ItemsAnswer<T, Shown> {
   readonly headers?: Readonly<Record<string, string>>
 }
 
-/** Answers with a list, or a page of it, and how many there are. */
+/** Answers with a list, or a page of it, and the number of items. */
 export function sendList<T, Shown = T>(
   request: FastifyRequest,
   reply: FastifyReply,
@@ -243,9 +242,8 @@ export function sendList<T, Shown = T>(
 }
 
 /**
- * Answers with items. What one read has found is answered as a whole; more is streamed as one JSON document, so that neither
- * this process nor the database holds more than a read of it. A failure on the way cuts the connection: no client takes what
- * it has got for the whole.
+ * Answers with items. The result of a single read is sent as a whole; more is streamed as one JSON document, so that neither this process nor the
+ * database holds more than one read. A failure on the way cuts the connection, so that no client takes a part for the whole.
  */
 export async function sendItems<T, Shown = T>(
   request: FastifyRequest,
@@ -254,7 +252,7 @@ export async function sendItems<T, Shown = T>(
   { item, document = (all) => all, shown = (one) => one as unknown as Shown }: ItemsAnswer<T, Shown>,
 ): Promise<FastifyReply> {
   if (!rest) return reply.send(document(items.map(shown)))
-  // Compiled once: Fastify remembers it by the schema itself.
+  // Compiled once, because Fastify caches by the schema object.
   const serialize = reply.compileSerializationSchema(item as Record<string, unknown>) as (one: Shown) => string
   const textOf = (one: T): string => serialize(shown(one))
   const empty = JSON.stringify(document([]))
@@ -270,7 +268,7 @@ export async function sendItems<T, Shown = T>(
 /** Characters of one part of a document. */
 const partChars = 64 * 1024
 
-/** A JSON array in parts, each made when the one before has left: a long one delays nothing else. */
+/** A JSON array in parts. Each part is made after the previous one was sent, so that a long array delays nothing else. */
 export async function* arrayParts<T>(items: readonly T[], shown: (item: T) => unknown = (item) => item) {
   let text = '['
   for (const [i, item] of items.entries()) {

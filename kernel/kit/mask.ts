@@ -3,8 +3,8 @@ import { shortestSecret } from '#contracts/egress'
 const star = 0x2a
 
 /**
- * Replaces values in what a host answers by stars, as many as there were bytes, so that lengths stay as they were told. A host that
- * repeats what it was sent would otherwise give a value away; one that means to can always write it in another form.
+ * Replaces secret values in a host's answers by stars, one per byte, so that announced lengths stay correct. This protects against hosts that
+ * repeat what they were sent; a host that intends to leak a value can always encode it differently.
  */
 export class Mask {
   readonly #needles: readonly Buffer[]
@@ -14,7 +14,7 @@ export class Mask {
   constructor(values: readonly string[]) {
     const forms = values.filter((value) => value.length >= shortestSecret).flatMap(formsOf)
     const distinct = [...new Map(forms.map((form) => [form.toString('latin1'), form])).values()]
-    // A longer form that holds a shorter one goes first.
+    // Longer forms first, because a longer form may contain a shorter one.
     this.#needles = distinct.toSorted((a, b) => b.length - a.length)
     this.#firstBytes = new Set(this.#needles.map((needle) => needle[0]!))
     this.#longest = this.#needles[0]?.length ?? 0
@@ -36,7 +36,7 @@ export class Mask {
     }
     return hidden
   }
-  /** Nothing is held back but what may be the beginning of a value. */
+  /** Holds back only bytes that may be the beginning of a value. */
   async *stream(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
     if (this.empty) return yield* body
     let held: Buffer = Buffer.alloc(0)
@@ -61,12 +61,12 @@ export class Mask {
   }
 }
 
-/** As it was sent, in UTF-8, in JSON, for a URL, and in base64 wherever it begins. */
+/** The value as it was sent, in UTF-8, in JSON, for a URL, and in base64 at every alignment. */
 function formsOf(value: string): readonly Buffer[] {
   const bytes = Buffer.from(value, 'latin1')
   const base64 = [0, 1, 2].map((shift) => {
     const text = Buffer.concat([Buffer.alloc(shift), bytes]).toString('base64')
-    // What depends on the bytes around it is left out.
+    // Leave out the characters that depend on neighbouring bytes.
     return text.slice(Math.ceil((shift * 8) / 6), Math.floor(((shift + bytes.length) * 8) / 6))
   })
   const url = base64.map((text) => text.replaceAll('+', '-').replaceAll('/', '_'))

@@ -24,14 +24,14 @@ import { type TenantList, Tenants } from '../contracts/tenant-list.ts'
 import { Settings } from './settings.ts'
 import { type Capability, definePlugin, maybe, type Plugin } from '../plugin.ts'
 
-// An import would load the fetch of Node, see kernel/http/errors.ts.
+// Not imported, because an import would load Node's fetch: see kernel/http/errors.ts.
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
 export function defineModelProvider<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
   readonly errors?: ErrorTable
-  /** Undefined: not configured (e.g. no API key); the provider is then absent from the role. */
+  /** Undefined: the provider is not configured (e.g. no API key), and is then absent from the role. */
   create(config: Static<C>, ctx: ModelProviderContext): Promise<ModelProvider | undefined>
 }): Plugin {
   type Provides = { models: typeof Models; tenants: typeof ModelTenants }
@@ -60,7 +60,7 @@ export function defineModelProvider<C extends TObject>(spec: {
   })
 }
 
-/** The cheapest way to call a model that the model offers. */
+/** The cheapest way of calling a model that the model offers. */
 export function openerOf(model: LanguageModelV4): OpenModel {
   return 'doOpen' in model ? (model as DirectModel).doOpen.bind(model) : (options) => openStream(model, options)
 }
@@ -69,7 +69,7 @@ async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOp
   const { stream } = await model.doStream(options)
   const reader = stream.getReader()
   const { abortSignal } = options
-  // Cancelling the reader also ends the call of a provider that does not watch the signal.
+  // Cancelling the reader also ends the call of a provider that ignores the signal.
   const close = (): void => {
     abortSignal?.removeEventListener('abort', close)
     reader.cancel().catch(() => {})
@@ -84,11 +84,11 @@ async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOp
   }
 }
 
-/** The parts of the provider specification that a part of ours stands for. */
+/** The parts of the provider specification that one of our parts represents. */
 export const streamPartsOf = (part: ModelPart): readonly LanguageModelV4StreamPart[] =>
   part.type === 'text-deltas' ? part.deltas.map((delta) => ({ type: 'text-delta', id: part.id, delta })) : [part]
 
-/** Parts as `doStream` gives them: one by one, and none after an abort. */
+/** Parts in the form of `doStream`: one by one, and none after an abort. */
 export function streamOf(
   parts: ModelParts,
   { abortSignal }: Pick<LanguageModelV4CallOptions, 'abortSignal'>,
@@ -118,7 +118,7 @@ export interface ModelConnections {
   close(): Promise<void>
 }
 
-/** A model may think for minutes before its first byte; the run's own deadline ends it sooner. */
+/** Milliseconds. A model may think for minutes before its first byte; the run's own deadline ends the call sooner. */
 const firstByteMs = 300_000
 
 /** Which addresses may be connected to, whatever a name resolves to. */
@@ -131,7 +131,7 @@ type Permits = (address: string) => boolean
 export function createModelConnections({ permits }: { permits?: Permits } = {}): ModelConnections {
   const agent = new Agent({
     pipelining: 1,
-    // With HTTP/2 an abort would end a stream, not the socket: the model server might go on generating.
+    // With HTTP/2 an abort would end a stream but not the socket, and the model server might continue to generate.
     allowH2: false,
     connect: { timeout: 10_000, ...(permits ? { lookup: guardedLookup(systemResolve, permits) } : {}) },
     headersTimeout: firstByteMs,
@@ -153,7 +153,7 @@ export function createModelConnections({ permits }: { permits?: Permits } = {}):
   }
 }
 
-/** Makes a `post` out of a fetch that does not go straight to the model server. */
+/** Makes a `post` from a fetch that does not go directly to the model server. */
 export const postBy =
   (fetch: ModelFetch): ModelPost =>
   async (url, { headers, body, signal = null }) => {
@@ -181,14 +181,14 @@ function exchange(agent: Agent, url: URL, method: string, request: ModelRequest)
   })
 }
 
-/** Characters of a text that is sent in one step; of a larger one the rest waits for others to have their turn. */
+/** Characters of a text that are sent in one step. The rest of a larger text waits while other work gets a turn. */
 const sliceChars = 128 * 1024
 
 function bodyOf(headers: ModelRequest['headers'], texts: ModelRequest['body']) {
   const chars = texts.reduce((sum, { length }) => sum + length, 0)
   if (chars <= sliceChars) return { headers, body: texts.length > 0 ? texts.join('') : null }
   const bytes = texts.reduce((sum, text) => sum + Buffer.byteLength(text), 0)
-  // Undici takes any iterable; its types name streams alone.
+  // Undici accepts any iterable, but its types only name streams.
   const body = slicesOf(texts) as unknown as Dispatcher.DispatchOptions['body'] & object
   return { headers: { ...headers, 'content-length': String(bytes) }, body }
 }
@@ -197,7 +197,7 @@ async function* slicesOf(texts: readonly string[]): AsyncGenerator<Buffer> {
   for (const text of texts) {
     for (let from = 0, to = 0; from < text.length; from = to) {
       to = from + sliceChars
-      // Both halves of a character go together.
+      // Keep both halves of a surrogate pair together.
       if (to < text.length && (text.charCodeAt(to) & 0xfc00) === 0xdc00) to++
       yield Buffer.from(text.slice(from, to))
       await turn()
@@ -205,7 +205,7 @@ async function* slicesOf(texts: readonly string[]): AsyncGenerator<Buffer> {
   }
 }
 
-/** Reads of a socket (up to 64 KiB) held for a slow reader before the socket is paused. */
+/** Reads of a socket (up to 64 KiB each) that are buffered for a slow reader before the socket is paused. */
 const readsAhead = 4
 
 class Answer implements ModelAnswer, Dispatcher.DispatchHandler {
@@ -253,11 +253,11 @@ class Answer implements ModelAnswer, Dispatcher.DispatchHandler {
   }
 
   onResponseData(_: Dispatcher.DispatchController, chunk: Buffer): void {
-    // After a pause inside a chunk of the transfer coding undici flushes its parser with nothing.
+    // After a pause inside a chunk of the transfer coding, undici flushes its parser with an empty chunk.
     if (chunk.length === 0) return
     this.#arrived.push(chunk)
     if (this.#arrived.length >= readsAhead) this.#exchange!.pause()
-    // Handed over after everything else of the same read of the socket: an answer in one packet is taken at once.
+    // Deliver after everything else of the same socket read, so that an answer in one packet is taken at once.
     if (this.#reader && this.#arrived.length === 1) queueMicrotask(this.#hand)
   }
 
@@ -315,7 +315,7 @@ function responseOf(answer: ModelAnswer): Response {
   return new Response(body, { status, statusText: STATUS_CODES[status] ?? '', headers: headers as never })
 }
 
-/** `new Response` refuses a body with these. */
+/** `new Response` refuses a body with these statuses. */
 const bodiless: ReadonlySet<number> = new Set([204, 205, 304])
 
 const abortError = (signal: AbortSignal): Error =>

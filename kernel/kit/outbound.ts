@@ -4,20 +4,20 @@ import { isIP, type LookupFunction } from 'node:net'
 import { callbackify } from 'node:util'
 import ipaddr from 'ipaddr.js'
 
-/** Why a URL that a tenant gave may not be asked. */
+/** Why a URL from a tenant must not be requested. */
 export type Refusal = 'not_a_url' | 'scheme' | 'credentials' | 'address' | 'host'
 
 interface OutboundPolicy {
   /** Which addresses may be connected to. */
   readonly permits: (address: string) => boolean
   readonly schemes: readonly string[]
-  /** Allowed hosts, `example.com` or `.example.com` (with its subdomains). Empty allows any. */
+  /** Allowed hosts: `example.com`, or `.example.com` with its subdomains. Empty allows any host. */
   readonly hosts?: readonly string[]
 }
 
 /**
- * The URL when it may be asked, or why not. WHATWG parsing turns 0x7f.1, 2130706433 and their kin into plain addresses
- * first; a literal is judged here, because sockets do not look it up and the guard of the look-up never sees it.
+ * The URL if it may be requested, otherwise the reason why not. WHATWG parsing first turns 0x7f.1, 2130706433 and similar forms into plain
+ * addresses. A literal address is judged here, because sockets do not look it up and the guard of the look-up never sees it.
  */
 export function outboundUrl(text: string, { permits, schemes, hosts = [] }: OutboundPolicy): URL | Refusal {
   if (!URL.canParse(text)) return 'not_a_url'
@@ -36,17 +36,14 @@ export const hostOf = (url: URL): string =>
     .replace(/\.$/, '')
     .toLowerCase()
 
-/** Whether a host is one of a list; an entry that begins with a dot stands for a domain and all its subdomains. */
+/** Whether a host is in a list. An entry that begins with a dot stands for a domain and all its subdomains. */
 export const isAmong = (host: string, list: readonly string[]): boolean =>
   list.some((entry) => {
     const allowed = entry.toLowerCase()
     return allowed.startsWith('.') ? host === allowed.slice(1) || host.endsWith(allowed) : host === allowed
   })
 
-/**
- * Whether a URL leads to one of a list's entries: `example.com`, `.example.com` (with its subdomains), an address, each with a port
- * behind it or for any port.
- */
+/** Whether a URL leads to an entry of a list: `example.com`, `.example.com` (with its subdomains), or an address, each with a port or for any port. */
 export function leadsTo(text: string, list: readonly string[]): boolean {
   if (!URL.canParse(text)) return false
   const url = new URL(text)
@@ -58,13 +55,13 @@ export function leadsTo(text: string, list: readonly string[]): boolean {
 }
 
 /**
- * Where clouds hand out the credentials of a machine, beside 169.254.0.0/16: of Azure, Alibaba, AWS with its names and times, and
- * Google.
+ * Addresses where clouds hand out a machine's credentials, in addition to 169.254.0.0/16: those of Azure, Alibaba, AWS including its name and time
+ * services, and Google.
  */
 const metadata = ['168.63.129.16/32', '100.100.100.200/32', 'fd00:ec2::/32', 'fd20:ce::254/128'].map((network) =>
   ipaddr.parseCIDR(network),
 )
-/** Names by which they are known; each resolves on such a machine alone. */
+/** The host names of these services. Each resolves only on such a machine. */
 const metadataNames: ReadonlySet<string> = new Set([
   'metadata',
   'metadata.google.internal',
@@ -75,20 +72,20 @@ const metadataNames: ReadonlySet<string> = new Set([
   'metadata.tencentyun.com',
 ])
 
-/** An address as it is reached; undefined for an invalid one, and for a metadata service. */
+/** An address as it is reached. Undefined for an invalid address, and for a metadata service. */
 function reached(address: string): ipaddr.IPv4 | ipaddr.IPv6 | undefined {
   if (!ipaddr.isValid(address)) return undefined
-  // `process` unwraps ::ffff:a.b.c.d, so that a mapped address is judged by what it reaches.
+  // `process` unwraps ::ffff:a.b.c.d, so that a mapped address is judged by the address that it reaches.
   const parsed = ipaddr.process(address)
   const hidden = metadata.some((network) => network[0].kind() === parsed.kind() && parsed.match(network))
   return hidden ? undefined : parsed
 }
 
-/** True for an address of the open internet. Loopback, private, link-local, mapped, translated and reserved ones are not. */
+/** True for an address of the open internet. False for loopback, private, link-local, mapped, translated and reserved addresses. */
 export function isPublicAddress(address: string): boolean {
   const parsed = reached(address)
   if (parsed?.range() !== 'unicast') return false
-  // IANA has assigned 2000::/3 so far; the rest of IPv6, for example ::a.b.c.d, belongs to nobody.
+  // IANA has assigned only 2000::/3 so far. The rest of IPv6, for example ::a.b.c.d, belongs to nobody.
   return parsed instanceof ipaddr.IPv4 || (parsed.parts[0]! & 0xe000) === 0x2000
 }
 
@@ -101,27 +98,27 @@ const ofNetworks: ReadonlySet<string> = new Set([
 ])
 
 /**
- * True for an address that a server of the operator's own may have: public, or of a private network. Link-local ones, metadata
- * services and what leads to them by translation (NAT64, 6to4) are not.
+ * True for an address that the operator's own server may have: public, or in a private network. False for link-local addresses, metadata services,
+ * and addresses that lead to them by translation (NAT64, 6to4).
  */
 export const isNetworkAddress = (address: string): boolean =>
   isPublicAddress(address) || ofNetworks.has(reached(address)?.range() ?? '')
 
-/** Which addresses something may have that says `public` or `network`. */
+/** The permitted addresses for the settings `public` and `network`. */
 export const permittedAddresses = { public: isPublicAddress, network: isNetworkAddress } as const
 
-/** The part of dns.lookup that the guard needs; tests answer as a hostile name server. */
+/** The part of dns.lookup that the guard needs. Tests use it to act as a hostile name server. */
 export type Resolve = (
   host: string,
   callback: (error: Error | null, addresses: readonly LookupAddress[]) => void,
 ) => void
 
-/** As the machine knows names, its own files included: for those that operators choose. */
+/** Resolves names as the machine does, including its own files. For names that operators choose. */
 export const systemResolve: Resolve = (host, callback) => systemLookup(host, { all: true }, callback)
 
 /**
- * As name servers know names, for those that tenants choose. The system's look-ups share a few threads: two names for which a
- * hostile server gives no answer would hold up every other look-up of the process, for ten seconds each. These need none.
+ * Resolves names through name servers, for names that tenants choose. The system's look-ups share a few threads: two names for which a hostile
+ * server gives no answer would delay every other look-up of the process for ten seconds each. These look-ups need no threads.
  */
 export const publicResolve = (servers?: readonly string[]): Resolve => {
   const addressesOf = async (host: string): Promise<readonly LookupAddress[]> => {
@@ -148,11 +145,11 @@ export class ForbiddenAddressError extends Error {
 }
 
 /**
- * A `lookup` for sockets that only lets permitted addresses through. Checking here, in the look-up whose answer is
- * connected to, is what defeats a name that changes its address between check and use.
+ * A `lookup` for sockets that permits only certain addresses. It checks the very answer that is connected to, which defeats a name that changes its
+ * address between check and use.
  */
 export const guardedLookup = (resolve: Resolve, permits: (address: string) => boolean): LookupFunction => {
-  // What has to be public may be anybody's name.
+  // A name that must be public may be chosen by anybody, so it is resolved without the system's threads.
   const ask = resolve === systemResolve && permits === isPublicAddress ? publicResolve() : resolve
   return (host, options, callback) =>
     ask(host, (error, addresses) => {

@@ -6,7 +6,7 @@ const host = '(\\.?[A-Za-z0-9_-][A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+\\])'
 const tenants = '(\\*|[A-Za-z0-9][A-Za-z0-9_.-]*(\\|[A-Za-z0-9][A-Za-z0-9_.-]*)*)'
 const entry = `${host}:[0-9]{1,5}=${tenants}`
 
-/** Hosts of the operator's own, `host:port=tenant|tenant`: a list for the plugin; several may be in one text, with commas. */
+/** The operator's own hosts, as `host:port=tenant|tenant`. The plugin gets a list; one text may contain several, separated by commas. */
 export const OwnHosts = (description: string) =>
   Type.Transform(
     Type.Array(
@@ -22,7 +22,7 @@ export const OwnHosts = (description: string) =>
     .Decode((list): OwnHost[] => list.flatMap((text) => text.split(',')).flatMap(ownHost))
     .Encode(() => [])
 
-/** A host that may be private. */
+/** A host that may have a private address. */
 export interface OwnHost {
   readonly host: string
   readonly port: string
@@ -37,7 +37,7 @@ function ownHost(text: string): OwnHost[] {
   return [{ host: name.replace(/^\[|\]$/g, ''), port, tenants: ids === '*' ? everyTenant : list }]
 }
 
-/** Whether a URL leads to a host that the operator lets this tenant ask, also where it is private. */
+/** Whether a URL leads to a host that the operator allows for this tenant, even if the host is private. */
 export function isOwnHost(list: readonly OwnHost[], tenantId: string, url: URL): boolean {
   const port = url.port || (url.protocol === 'https:' ? '443' : '80')
   return list.some((one) => one.port === port && isAmong(hostOf(url), [one.host]) && one.tenants.allows(tenantId))

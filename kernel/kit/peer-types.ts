@@ -20,34 +20,35 @@ import type { LiveTls } from './tls.ts'
 /** The errors that a wire uses for its own failures. */
 export interface Faults {
   /**
-   * There was no whole answer. `asked` false: certainly nothing was begun. Else it may have been. `answered`: its head had come.
+   * No complete answer arrived. `asked` false: certainly nothing was begun; otherwise it may have been. `answered`: the head of the answer had
+   * arrived.
    */
   lost(how: { readonly asked: boolean; readonly answered: boolean; readonly cause: Error }): AppError
-  /** The peer has answered 401: it does not accept how the caller shows who it is. Its own error by default. */
+  /** The peer answered 401: it does not accept the caller's proof. Absent: the peer's own error is used. */
   unproven?(): AppError
-  /** The answer is not what the table says, or a refusal in an unknown form. */
+  /** The answer violates the table, or is a refusal in an unknown form. */
   failed(options: AppErrorOptions): AppError
 }
 
-/** How a caller proves who it is, and for which tenant it asks. */
+/** How a caller proves its identity, and for which tenant it makes requests. */
 export interface Identity {
   readonly tenantHeader: string
-  /** The ways to sign, the best first; another one is tried when a peer refuses one with 401. Unless given, the tenant's header is all. */
+  /** The ways to sign, the best first. The next one is tried when a peer refuses one with 401. Absent: only the tenant's header is sent. */
   signatures?(): readonly Signature[]
 }
 export interface Signature {
   sign(request: SignedRequest): Record<string, string>
-  /** Called when a peer has accepted this one, after it refused those before. */
+  /** Called when a peer has accepted this signature after it refused the earlier ones. */
   taken(): void
 }
 export interface SignedRequest {
-  /** '' when the request is about none. */
+  /** Empty when the request is about no tenant. */
   readonly tenant: string
   readonly method: string
   readonly target: string
-  /** Those of the request itself, in lower case. */
+  /** The headers of the request itself, in lower case. */
   readonly headers: Readonly<Record<string, string>>
-  /** That of nothing for a stream, whose bytes are not known beforehand. */
+  /** The bytes of the body. Empty for a stream, whose bytes are not known in advance. */
   readonly body: Uint8Array
   readonly isStream: boolean
 }
@@ -56,15 +57,15 @@ export interface PeersOptions {
   readonly faults: Faults
   readonly identity: Identity
   readonly connectMs: number
-  /** Finds the addresses of names; the system's by default. */
+  /** Resolves host names. Absent: the system's look-up. */
   readonly lookup?: LookupFunction
-  /** A stream that says nothing for so long is lost; 0 for never. A link finds out by itself. */
+  /** Milliseconds of silence after which a stream counts as lost; 0 for never. A link detects losses by itself. */
   readonly silentMs?: number
   /** Milliseconds for a whole answer, or for the head of a stream. */
   readonly timeoutMs: number
-  /** For peers whose addresses begin with https. It is closed with them. */
+  /** For peers whose addresses begin with https. It is closed together with the peers. */
   readonly tls?: LiveTls | undefined
-  /** False: HTTP for everything. */
+  /** False: use HTTP for everything. */
   readonly links?: boolean
 }
 
@@ -81,7 +82,7 @@ export interface Peer {
    * so), or with one of the wire's faults; with the signal's reason when that is an error.
    */
   ask<R extends Route>(route: R, ask: Ask<R>): Promise<AnsweredTo<R>>
-  /** True once exchanges go over a link. */
+  /** True once exchanges use a link. */
   readonly linked: boolean
 }
 
@@ -96,7 +97,7 @@ export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
     readonly headers?: R['headers'] extends TObject ? Partial<HeadersOf<R>> : Readonly<Record<string, string>>
     readonly signal?: AbortSignal | undefined
     readonly timeoutMs?: number
-    /** True when it may take as long as its signal lets it. */
+    /** True when only its signal limits the duration. */
     readonly endless?: boolean
     /** The longest answer; 8 MiB by default. */
     readonly maxBytes?: number
@@ -109,7 +110,7 @@ export interface BytesAnswer {
 export interface FileAnswer {
   readonly status: number
   readonly headers: ReplyHeaders
-  /** Read it to its end, or leave it: it holds a connection. */
+  /** Read it to its end, or leave it, because it holds a connection. */
   readonly body: AsyncIterableIterator<Buffer>
 }
 export interface LinesAnswer {
@@ -118,9 +119,9 @@ export interface LinesAnswer {
   readonly lines: AsyncIterableIterator<Buffer>
   /** Says that the last line was read, so that the reader may leave without cutting the exchange. */
   expectEnd(): void
-  /** True once the peer has ended the answer in order. */
+  /** True once the peer has ended the answer properly. */
   readonly complete: boolean
-  /** True over a link, on which a caller that leaves can say whether the work shall go on, and why not. */
+  /** True over a link, on which a leaving caller can say whether the work should continue, and why not. */
   readonly linked: boolean
 }
 type Absent<R extends Route> = R['absent'] extends true | string ? undefined : never

@@ -35,7 +35,7 @@ interface AnyAsk {
 const maxAnswerBytes = 8 * 1024 * 1024
 /** A longer body is not read as a refusal. */
 const maxRefusalBytes = 64 * 1024
-/** After a failed attempt, perhaps because of a proxy in between, a link is tried less and less often. */
+/** Milliseconds. After a failed attempt, perhaps because of a proxy in between, a link is tried less and less often. */
 const linkPauseMs = { first: 1_000, longest: 60_000 }
 const nothing = new Uint8Array()
 
@@ -56,7 +56,7 @@ export function createPeers(options: PeersOptions): Peers {
   }
 }
 
-/** The connections of all peers. When certificates change, those that stand end with what they carry, and new ones show the new. */
+/** The connections of all peers. When certificates change, existing connections end after what they carry, and new ones use the new certificates. */
 class Connections {
   readonly #options: PeersOptions
   readonly #retired = new Set<Agent>()
@@ -84,7 +84,7 @@ class Connections {
 
   #open(): Agent {
     const { connectMs, silentMs = 0, lookup, tls } = this.#options
-    // No bound on connections: one open stream holds one, and a bounded pool would queue a stream behind another.
+    // The number of connections is unlimited: one open stream holds one, and a limited pool would queue a stream behind another.
     return new Agent({
       connections: null,
       pipelining: 1,
@@ -120,7 +120,7 @@ class HttpPeer implements Peer {
   readonly #options: PeersOptions
   /** The link for new exchanges. */
   #link: LinkCaller | undefined
-  /** All open links: exchanges go on over one that its server is leaving. */
+  /** All open links. Exchanges continue on a link that its server is leaving. */
   readonly #links = new Set<LinkCaller>()
   #connecting = false
   #closed = false
@@ -148,7 +148,7 @@ class HttpPeer implements Peer {
   async ask<R extends Route>(route: R, asked: Ask<R>): Promise<AnsweredTo<R>> {
     const ask = asked as AnyAsk
     const body = bytesOf(route, ask)
-    // What has no end that is known is not for a connection that others share.
+    // An exchange without a known end must not use a connection that others share.
     const apart = route.streams === true || 'file' in route.reply
     const overLink = apart ? undefined : await this.#overLink(route, ask, body as Uint8Array | undefined)
     const reply = overLink ?? (await this.#overHttp(route, ask, body))
@@ -166,7 +166,7 @@ class HttpPeer implements Peer {
       throw refusal(status, said, faults)
     }
     if ('lines' in route.reply) {
-      // A peer of another maker need not name the type of its lines.
+      // A foreign peer may not name the type of its lines.
       if (String(headers['content-type']).startsWith('application/json')) {
         await body.return?.()
         throw faults.failed({ message: 'The answer is no stream of lines.' })
@@ -186,7 +186,7 @@ class HttpPeer implements Peer {
     return json
   }
 
-  /** Undefined when no link takes it; then nothing was begun. */
+  /** Undefined when no link accepts the exchange. Nothing was begun then. */
   async #overLink(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply | undefined> {
     if (!this.#link?.takes(body?.length ?? 0)) return undefined
     const headers = { ...ask.headers, ...this.#unsigned(ask.tenant) }
@@ -224,11 +224,11 @@ class HttpPeer implements Peer {
         },
         this.#how(route, ask),
       )
-    // Copied, because another exchange may meanwhile find out which one the peer knows.
+    // Copied, because another exchange may meanwhile discover which signature the peer knows.
     const [best, ...others] = this.#options.identity.signatures?.() ?? []
     let reply = await send(best)
     for (const signature of others) {
-      // What was read of a stream is not there a second time.
+      // A stream that was read cannot be sent a second time.
       if (reply.status !== 401 || isStream) break
       await readBody(reply.body, maxRefusalBytes)
       reply = await send(signature)
@@ -254,7 +254,7 @@ class HttpPeer implements Peer {
     }
   }
 
-  /** Connects in the background. Until there is a link everything goes over HTTP. */
+  /** Connects in the background. Until the link is open everything uses HTTP. */
   #connect(): void {
     if (this.#connecting || this.#closed || this.linked || performance.now() < this.#notBefore) return
     this.#connecting = true
@@ -267,7 +267,7 @@ class HttpPeer implements Peer {
 
   async #open(): Promise<void> {
     const { identity, connectMs, lookup, tls } = this.#options
-    // About no tenant: each exchange then names its own.
+    // The link itself is about no tenant; each exchange names its own.
     const request = {
       tenant: '',
       method: 'GET',
@@ -307,11 +307,11 @@ function bytesOf(route: Route, { body }: AnyAsk): Body | undefined {
   return route.bytes ? (body as Uint8Array) : Buffer.from(JSON.stringify(body))
 }
 
-/** Path and query of a row with its parameters filled in. */
+/** The path and query of a row, with its parameters filled in. */
 function targetOf(route: Route, { params = {}, query = {} }: AnyAsk): string {
   const path = route.path
     .replace(/:([A-Za-z]+)/g, (_, name: string) => encodeURIComponent(String(params[name])))
-    // Several segments.
+    // A wildcard may stand for several segments.
     .replace('*', () => String(params['*']).split('/').map(encodeURIComponent).join('/'))
   const given = Object.entries(query).filter(([, value]) => value !== undefined)
   if (given.length === 0) return path

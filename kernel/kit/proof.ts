@@ -13,21 +13,21 @@ import type { SignedParts, Signer, SigningKey } from '#contracts/signing'
 import type { Identity, Signature } from './peer-types.ts'
 
 /**
- * Looks at the head of a request, or of what opens a link, for what shows who sends it. Rejects with an AppError. Resolves to the
- * SHA-256 in hex that the body must have, or to nothing where the body does not matter.
+ * Checks the head of a request, or of the opening of a link, for a proof of its sender. Rejects with an AppError. Resolves to the SHA-256 in hex
+ * that the body must have, or to undefined when the body does not matter.
  */
 export type Proof = (request: IncomingMessage) => Promise<string | undefined>
 
-/** What callers of one listener have to show, whatever they ask for. */
+/** What callers of one listener must prove, whatever they request. */
 class Proofs {
-  /** True if something is required; then every request is refused until it is known what. */
+  /** True if a proof is required. Every request is refused until the required proof is known. */
   readonly demanded: boolean
   readonly #all: Proof[] = []
 
   constructor(demanded: boolean) {
     this.demanded = demanded
   }
-  /** Only for a listener that the plugin has named in its `guards`. */
+  /** Adds a required proof. Only for a listener that the plugin has named in its `guards`. */
   demand(proof: Proof): void {
     if (!this.demanded) throw new Error('a plugin authenticates requests on a listener that its `guards` does not name')
     this.#all.push(proof)
@@ -46,7 +46,7 @@ class Proofs {
 
 const key = Symbol('agent-orc.proofs')
 
-/** What a listener demands of its callers; `app` may be any scope of it. */
+/** The proofs that a listener requires; `app` may be any of its scopes. */
 export const proofsOf = (app: App): Proofs => app.getDecorator<Proofs>(key)
 
 /** A client certificate that an authority of the listener has signed. */
@@ -55,23 +55,23 @@ const clientCertificate: Proof = async ({ socket }) => {
   throw unauthorized({ message: 'Connect with a client certificate that this listener accepts.' })
 }
 
-/** Routes for whom the listener's proof is not the right one: each request shows a token of its own instead. */
+/** Access values whose routes do not use the listener's proof, because each request has a token of its own. */
 const withToken: ReadonlySet<string | undefined> = new Set(['worker', 'session', 'egress-key'])
 
 /**
- * Has every request show the proofs of its listener before anything is answered, unknown paths and documents included. `/healthz`
- * is for probes, which can show nothing, and says nothing but that the process lives.
+ * Requires the proofs of a listener from every request before anything is answered, including unknown paths and documents. `/healthz` is exempt:
+ * probes cannot prove anything, and the route only says that the process lives.
  */
 export const provenCallers = fp(
   async (app, { certificates, guarded }: { certificates: boolean; guarded: boolean }) => {
     const proofs = new Proofs(certificates || guarded)
     app.decorate(key, proofs)
-    // Every request pays for each hook.
+    // Return early, because every request pays for each hook.
     if (!proofs.demanded) return
     if (certificates) proofs.demand(clientCertificate)
     const digests = new WeakMap<IncomingMessage, readonly string[]>()
     app.addHook('onRequest', async (request, reply) => {
-      // A refusal is the first to answer.
+      // A refusal is sent before the hook that normally sets these headers.
       sayStanding(request, reply)
       const { raw, routeOptions } = request
       const { url, config } = routeOptions
@@ -94,7 +94,7 @@ const ofNothing = createHash('sha256').digest('hex')
 const hasBody = ({ headers }: IncomingMessage): boolean =>
   headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
 
-/** Hands the body on as it comes, and fails at its end when it is another one: nothing is handled before its body is whole. */
+/** Passes the body on as it arrives, and fails at its end when the digest differs: nothing is handled before the body is complete. */
 async function* checked(body: Readable, expected: readonly string[]): AsyncGenerator<Buffer> {
   const hash = createHash('sha256')
   // On a failure the stream stays open, since its socket must still carry the answer.
@@ -109,7 +109,7 @@ async function* checked(body: Readable, expected: readonly string[]): AsyncGener
 type Listeners = Pick<Role, 'listeners' | 'plugins'>
 const loopback: ReadonlySet<string> = new Set(['localhost', '127.0.0.1', '::1', '[::1]'])
 
-/** True for a listener that is on, unless it is for this machine alone: at its own address, under its own names. */
+/** True for a listener that is switched on and reachable from outside, that is, not only under this machine's own address and names. */
 export function isReachable({ listeners }: Listeners, name: string): boolean {
   const { port, host = '', hosts } = listeners[name] ?? {}
   const local = loopback.has(host) && hosts?.every((one) => loopback.has(one)) === true
@@ -120,10 +120,10 @@ export function isReachable({ listeners }: Listeners, name: string): boolean {
 export const isOpen = (role: Listeners, name: string): boolean =>
   isReachable(role, name) && !role.listeners[name]?.tls?.requestClientCert && !guardedIn(role.plugins).has(name)
 
-/** Callers that sign with a family of keys; without a signer the tenant's header is all. `tenantHeader` is that of the wire. */
+/** Signs requests with a family of keys. Without a signer only the tenant's header is sent. `tenantHeader` is the header of the wire. */
 export function signedBy(signer: Signer | undefined, tenantHeader: string): Identity {
   if (!signer) return { tenantHeader }
-  // The key that a peer was last seen to know comes first: while keys are rotated it may not have been restarted yet.
+  // Begin with the key that the peer was last seen to know: during a rotation the peer may not have been restarted yet.
   let known: SigningKey = 'CURRENT'
   const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']
   const signatures = keys.map((key): Signature => ({

@@ -23,9 +23,9 @@ export interface Limit {
 }
 
 /**
- * A hook for routes of `app` that keeps a limit, and tells every caller how much of it is left. @fastify/rate-limit asks the
- * counter through its store interface and works out the rest. Its own hook is not used: that is first of all, before a guard
- * has found out who calls, and has older headers.
+ * A hook for routes of `app` that enforces a limit, and tells every caller how much of it is left. @fastify/rate-limit calls the counter through
+ * its store interface and calculates the rest. Its own hook is not used, because it runs before a guard has identified the caller, and sets older
+ * headers.
  */
 export async function rateLimit(app: App, limit: Limit) {
   const { name, max, keyOf, refused } = limit
@@ -62,7 +62,7 @@ interface AddressLimit extends Pick<Limit, 'name' | 'max' | 'refused'> {
   readonly clientOf: ClientAddress
 }
 
-/** The same for routes that are open to anybody: each client address has the limit for itself. */
+/** The same for routes that are open to anybody. Each client address has its own limit. */
 export const addressLimit = (app: App, { kv, clientOf, ...limit }: AddressLimit) =>
   rateLimit(app, {
     ...limit,
@@ -70,7 +70,7 @@ export const addressLimit = (app: App, { kv, clientOf, ...limit }: AddressLimit)
     hit: (...counted) => kv.hit(...counted),
   })
 
-/** About 40 MB of keys; beyond that a caller is refused, because forgetting one would let it begin anew. */
+/** About 40 MB of keys. With more keys a caller is refused, because forgetting a key would reset its count. */
 export const mostKeys = 200_000
 const sweepEveryMs = 10_000
 const leastSweepGapMs = 1_000
@@ -84,7 +84,7 @@ interface Window {
   goneAt: number
 }
 
-/** Hits in sliding windows of one-second buckets, as this process counts them for itself; see `Kv.hit`. */
+/** Hits in sliding windows of one-second buckets, counted by this process alone; see `Kv.hit`. */
 export class HitWindows {
   readonly #now: () => number
   readonly #limit: number
@@ -109,7 +109,7 @@ export class HitWindows {
     return countHit(window.buckets, now, most, seconds)
   }
 
-  /** When full, sweeping at every call would cost more than it frees. */
+  /** Sweep only now and then: when full, sweeping at every call would cost more than it frees. */
   #makeRoom(now: number): void {
     const isFull = this.#windows.size >= this.#limit
     if (now - this.#sweptAt >= (isFull ? leastSweepGapMs : sweepEveryMs)) {
@@ -121,8 +121,8 @@ export class HitWindows {
 }
 
 /**
- * A bucket counts until its last instant is a whole window ago, hence one bucket more than the window has seconds:
- * with just as many, the limit could be met at the end of one second and again at the start of the last.
+ * A bucket counts until its last instant is a whole window ago, so there is one bucket more than the window has seconds. With only as many, a
+ * caller could reach the limit at the end of one second and again at the start of the last one.
  */
 function countHit(buckets: Map<number, number>, now: number, most: number, seconds: number): Hit {
   const second = Math.floor(now / 1_000)
@@ -141,16 +141,16 @@ function countHit(buckets: Map<number, number>, now: number, most: number, secon
 }
 
 interface PaceOptions {
-  /** So many turns pass at once after a pause. */
+  /** How many turns pass at once after a pause. */
   readonly atOnce: number
-  /** Nobody waits for longer. */
+  /** The longest wait in milliseconds. */
   readonly longestMs: number
 }
 
-/** Spreads what comes at once over time, by key: a minute's worth in a single second would be felt by everybody else. */
+/** Spreads bursts over time, by key, because a minute's worth of work in a single second would affect everybody else. */
 export class Pace {
   readonly #options: PaceOptions
-  /** When the next turn of each key is. */
+  /** The time of each key's next turn. */
   readonly #next = new Map<string, number>()
   #cleanAt = 0
 
@@ -158,7 +158,7 @@ export class Pace {
     this.#options = options
   }
 
-  /** How long to wait for one's turn, in milliseconds; undefined: too long, and the turn was not taken. Turns are `everyMs` apart. */
+  /** Milliseconds to wait for the next turn. Undefined: the wait would be too long, and no turn was taken. Turns are `everyMs` apart. */
   turnOf(key: string, everyMs: number, turns = 1): number | undefined {
     // There are no turns at all.
     if (everyMs === Infinity) return undefined
@@ -184,14 +184,14 @@ export class Pace {
   }
 }
 
-/** How many things each key has under way at once, such as the requests of a tenant. A key without any takes no room. */
+/** How many things each key has under way at once, such as a tenant's requests. A key with none takes no memory. */
 export class AtOnce {
   readonly #counts = new Map<string, number>()
 
   of(key: string): number {
     return this.#counts.get(key) ?? 0
   }
-  /** One more. What is returned ends it, and may be called more than once. */
+  /** Counts one more. The returned function ends it, and may be called more than once. */
   begin(key: string): () => void {
     this.#counts.set(key, this.of(key) + 1)
     let over = false

@@ -7,26 +7,26 @@ export interface Retries {
   readonly longestMs: number
   /** 2 by default. */
   readonly factor?: number
-  /** Attempts after the first; without end by default. */
+  /** The most attempts after the first. Absent: no limit. */
   readonly most?: number
-  /** No attempt begins later than this after the first. */
+  /** Milliseconds after the first attempt during which another attempt may begin. */
   readonly withinMs?: number
-  /** Waits are drawn from their upper half, so that those who failed together do not come back together. */
+  /** Draws waits from their upper half, so that callers that failed together do not retry together. */
   readonly spread?: boolean
-  /** Ends it: rejects with the signal's reason, even where an attempt succeeds after it. */
+  /** Ends the retrying: rejects with the signal's reason, even if an attempt succeeds later. */
   readonly signal?: AbortSignal | undefined
-  /** Instead of `signal`, where what succeeds counts: ends the waiting, and the attempt that follows at once is the last. */
+  /** Instead of `signal`, when a success still counts: ends the waiting, and the attempt that follows at once is the last one. */
   readonly stopping?: AbortSignal
-  /** Whether another attempt may succeed; a number of milliseconds: not before them. */
+  /** Whether another attempt may succeed. A number: not before that many milliseconds. */
   readonly mayPass?: (error: unknown, attempt: number) => boolean | number
 }
 
-/** Tries again what may succeed later. Rejects with the last failure. */
+/** Retries what may succeed later. Rejects with the last failure. */
 export async function retry<T>(attempt: () => Promise<T>, options: Retries): Promise<T> {
   const began = performance.now()
   options.signal?.throwIfAborted()
   try {
-    // Most things succeed at once: they do not pay for p-retry, which costs more than a small statement.
+    // Most work succeeds at once, and then avoids p-retry, which costs more than a small statement.
     const result = await attempt()
     options.signal?.throwIfAborted()
     return result
@@ -35,7 +35,7 @@ export async function retry<T>(attempt: () => Promise<T>, options: Retries): Pro
   }
 }
 
-/** The first attempt has failed; for p-retry it fails anew, so that it counts, and waits, from there. */
+/** The first attempt has already failed. It fails again inside p-retry, so that p-retry counts it and waits after it. */
 async function again<T>(
   attempt: () => Promise<T>,
   first: { readonly error: unknown; readonly began: number },
@@ -87,7 +87,7 @@ async function again<T>(
   }
 }
 
-/** What an attempt failed with: p-retry itself judges errors by their class, and a `TypeError` ends it. */
+/** Wraps the error of an attempt, because p-retry itself judges errors by their class, and a `TypeError` ends the retrying. */
 class Failed extends Error {
   constructor(cause: unknown) {
     super('an attempt failed', { cause })

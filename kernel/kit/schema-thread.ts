@@ -8,20 +8,20 @@ import formats from 'ajv-formats'
 export interface Question {
   /** A JSON Schema as JSON. */
   readonly schema: string
-  /** The value to check, as JSON; absent: the schema itself is asked about. */
+  /** The value to check, as JSON. Absent: the schema itself is checked. */
   readonly value?: string
 }
 
 export interface Verdict {
   /** Why the schema is invalid. */
   readonly invalid?: string
-  /** Why the value does not fit; absent: it does. */
+  /** Why the value does not fit. Absent: it fits. */
   readonly problem?: string
 }
 
-/** The longest that a schema may take. A client's schema can be slow on purpose; an honest one takes milliseconds, and more on a busy machine. */
+/** Milliseconds. A client's schema can be slow on purpose; an honest one takes milliseconds, and more on a busy machine. */
 const maxMs = { compile: 2_000, check: 1_000 } as const
-/** How many compiled schemas are kept: the same few are used again and again. */
+/** How many compiled schemas are cached, because the same few are used repeatedly. */
 const maxCached = 100
 
 const options: Options = {
@@ -62,7 +62,7 @@ function verdictOn(schema: () => ValidateFunction, value: string | undefined): V
 
 function compile(schema: Readonly<Record<string, unknown>>): ValidateFunction {
   if ('$async' in schema) throw new Invalid('An asynchronous schema cannot be checked here.')
-  // Each schema has its own instance, so that the `$id` of one client cannot be seen by another.
+  // Each schema has its own instance, so that one client's `$id` is invisible to others.
   const ajv = ajvOf(schema['$schema'])
   formats.default(ajv)
   const checked = bounded(maxMs.compile, () => {
@@ -93,7 +93,7 @@ function problemOf(validate: ValidateFunction, value: unknown): string | undefin
   return `${first?.instancePath || 'The value'} ${first?.message ?? 'does not fit'}.`
 }
 
-/** Runs `work` for at most `timeout` ms; undefined when it took longer. A `vm` can stop anything it runs, even a backtracking pattern. */
+/** Runs `work` for at most `timeout` ms. Undefined when it took longer. A `vm` can stop anything that it runs, even a backtracking pattern. */
 function bounded<T>(timeout: number, work: () => T): { readonly value: T } | undefined {
   try {
     const value = new Script('work()').runInContext(createContext({ work }), { timeout }) as T

@@ -1,25 +1,25 @@
-// Checks against JSON Schemas of clients: conductors refuse schemas that do not compile, and runtimes check answers.
+// Checks against clients' JSON Schemas: conductors refuse schemas that do not compile, and runtimes check answers.
 import { hash } from 'node:crypto'
 import { type AppError, isAppError } from '../contracts/errors.ts'
 import { runErrors } from '../contracts/run-errors.ts'
 import { AskedThread } from './asked-thread.ts'
 import type { Question, Verdict } from './schema-thread.ts'
 
-/** The longest schema of an answer. It bounds what compiling costs, and no model follows a schema of that size. */
+/** The most characters of an answer's schema. This bounds the cost of compiling, and no model follows a longer schema. */
 const maxSchemaChars = 65_536
 const mega = 1_048_576
-/** How many schemas are known by their digest, refused ones as well: asking for one again costs nothing. */
+/** How many schemas are remembered by their digest, including refused ones, so that checking one again costs nothing. */
 const maxKnown = 1_000
-/** Enough for a hundred schemas; a schema that needs more is refused. */
+/** MB of memory for a hundred schemas. A schema that needs more is refused. */
 const schemasMb = 64
-/** For each mebi of JSON as a value: `[{},{}]` takes 22, and its array grows by copies. */
+/** MB of memory per mebi of JSON as a value: `[{},{}]` takes 22, and its array grows by copying. */
 const mbPerMega = 64
 
-/** What an answer must fit. */
+/** The schema that an answer must fit. */
 export interface OutputSchema {
-  /** The problem of a value, as a sentence for its author; undefined when it matches. Rejects with AppError 429 `too_many_schemas`. */
+  /** A sentence about the problem of a value, for its author. Undefined when the value fits. Rejects with AppError 429 `too_many_schemas`. */
   problem(value: unknown): Promise<string | undefined>
-  /** The same of a value that is JSON already. */
+  /** Does the same for a value that is already JSON. */
   problemOf(json: string): Promise<string | undefined>
 }
 
@@ -29,13 +29,16 @@ export type OutputSchemas = (tenantId: string, schema: Readonly<Record<string, u
 interface SchemaBounds {
   /** So many questions of a tenant may wait; 16 by default. */
   readonly mostWaiting?: number
-  /** The longest value that is checked; a mebi by default. A thread that one allocation is too large for ends the process, whatever bounds it has. */
+  /**
+   * The most characters of a value that is checked; a mebi by default. A single allocation that is too large for a thread ends the whole process,
+   * whatever the thread's limits are.
+   */
   readonly maxValueChars?: number
 }
 
 /**
- * Compiles and checks in a thread that starts with the first schema: a schema can be made to take seconds, and this thread has
- * requests of everybody to answer.
+ * Compiles and checks in a thread that starts with the first schema, because a schema can be made to take seconds and this thread serves
+ * everybody's requests.
  */
 export function createOutputSchemas({ mostWaiting = 16, maxValueChars = mega }: SchemaBounds = {}): OutputSchemas {
   const maxOldGenerationSizeMb = schemasMb + mbPerMega * Math.ceil(maxValueChars / mega)
@@ -64,7 +67,7 @@ export function createOutputSchemas({ mostWaiting = 16, maxValueChars = mega }: 
   }
   return (tenantId, schema) => {
     const text = JSON.stringify(schema)
-    // A schema may be refused for what another tenant has waiting, and the answer is then not that tenant's: each has its own.
+    // The digest includes the tenant: a schema may be refused because one tenant has too many waiting, which must not affect another tenant.
     const digest = hash('sha256', `${tenantId}\n${text}`)
     const before = known.get(digest)
     if (before) return before

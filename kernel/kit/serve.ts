@@ -50,13 +50,13 @@ type AnswerOf<R extends Route> = R['reply'] extends NoReply
 export type Handler<R extends Route> = (call: Call<R>) => Promise<AnswerOf<R>> | AnswerOf<R>
 
 /**
- * Serves one row of a wire's table: its schemas, its OpenAPI entry and its access are those of the table. Reachable over HTTP
- * and, where the listener accepts links, over those, with the same checks; over a link no hook of Fastify runs. With a
- * `guard`, whose scope this is, `call.caller` is who it found.
+ * Serves one row of a wire's table, with the schemas, OpenAPI entry and access of the table. It is reachable over HTTP and, if the listener accepts
+ * links, over those, with the same checks; over a link no Fastify hook runs. With a `guard`, whose scope this is, `call.caller` is the caller that
+ * the guard found.
  */
 export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, guard?: Guard): void {
   const host = app.getDecorator<LinkHost>(linkHostKey)
-  // The handler itself: every request would pay for a function in between.
+  // The handler itself, because a wrapper function would cost every request.
   const handle = handler as unknown as ServedRoute['handle']
   const { bodyLimit } = route
   const answer = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
@@ -67,7 +67,7 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   const options = { ...optionsOf(route), handler: answer as never }
   if (!route.bytes) app.route(options)
   else {
-    // In a scope of its own: other routes read JSON.
+    // Use a separate scope, because other routes read JSON.
     void app.register(async (scope) => {
       takeBytes(scope, bodyLimit)
       scope.route(options)
@@ -76,7 +76,7 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   host.add({ route, handle })
 }
 
-/** What Fastify has to know of a row, but for its handler: for rows whose bytes the handler itself reads and sends as they come. */
+/** The Fastify options of a row, without its handler: for rows whose handler itself reads and sends bytes as a stream. */
 export const optionsOf = (route: Route) => ({
   method: route.method,
   url: route.path,
@@ -88,7 +88,7 @@ export const optionsOf = (route: Route) => ({
   schema: schemaOf(route),
 })
 
-/** From now on admitted callers may use one link instead of a connection for each request. Called once for a listener. */
+/** From now on admitted callers may use one link instead of a connection per request. Call it once per listener. */
 export function acceptLinks(app: App, admission: Admission): void {
   app.getDecorator<LinkHost>(linkHostKey).accept(admission)
 }
@@ -149,7 +149,7 @@ function send(call: HttpCall, reply: FastifyReply, { reply: kind }: Route, answe
   if (flowing) {
     const contentType = lines ? 'application/x-ndjson' : 'application/json; charset=utf-8'
     const options = { contentType, status: kind.status, headers, abort: call.abort }
-    // Of a HEAD nothing is read, and what has begun is let go.
+    // For HEAD nothing is read, and what has begun is released.
     if (call.request.method === 'HEAD') void flowing[Symbol.asyncIterator]().return?.()
     return stream(call.request, reply, options, () => flowing).then(() => reply)
   }
@@ -160,7 +160,7 @@ function send(call: HttpCall, reply: FastifyReply, { reply: kind }: Route, answe
     .send(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength))
 }
 
-/** The schema of a row, as Fastify and OpenAPI read it. */
+/** The schema of a row in the form for Fastify and OpenAPI. */
 function schemaOf(route: Route): object {
   const { tags, summary, description, params, query, headers, body, bytes, streams } = route
   return {

@@ -7,7 +7,7 @@ const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h:
 const text = (description: string | undefined, options: object) =>
   Type.String({ ...options, ...(description ? { description } : {}) })
 
-/** `25s`, `5m`, `500ms`: milliseconds for the plugin. Without a default only where it is optional. */
+/** `25s`, `5m`, `500ms`: the plugin gets milliseconds. The setting is optional when it has no default. */
 export const Duration = (fallback: string | undefined, description?: string) =>
   Type.Transform(
     text(description, {
@@ -19,7 +19,7 @@ export const Duration = (fallback: string | undefined, description?: string) =>
     .Decode((duration): number => parseInt(duration) * units[/[a-z]+/.exec(duration)![0]]!)
     .Encode((ms) => `${ms}ms`)
 
-/** `a, b`: a list for the plugin; empty when absent. */
+/** `a, b`: the plugin gets a list, which is empty when the setting is absent. */
 export const CommaList = (description?: string) =>
   Type.Transform(text(description, { default: '' }))
     .Decode((list): string[] =>
@@ -30,7 +30,7 @@ export const CommaList = (description?: string) =>
     )
     .Encode((list) => list.join(','))
 
-/** A secret in base64 of at least 32 bytes: a Buffer for the plugin. */
+/** A secret of at least 32 bytes in base64: the plugin gets a Buffer. */
 export const Base64Secret = (description?: string) =>
   Type.Transform(
     text(description, {
@@ -41,6 +41,6 @@ export const Base64Secret = (description?: string) =>
     .Decode((secret): Buffer => Buffer.from(secret, 'base64'))
     .Encode((bytes) => bytes.toString('base64'))
 
-/** A plugin's settings: an object that refuses names it does not know. */
+/** A plugin's settings: an object that refuses unknown names. */
 export const Settings = <P extends Record<string, TSchema>>(properties: P, options: ObjectOptions = {}) =>
   Type.Object(properties, { additionalProperties: false, ...options })

@@ -1,6 +1,6 @@
 import type { Database } from '#contracts/database'
 
-/** Work of this process that is done again and again: never twice at once, and done again the next time where it fails. */
+/** Periodic work of this process. It never runs twice at once, and a failed run is repeated at the next interval. */
 export class Sweep {
   readonly #everyMs: number
   readonly #work: () => Promise<unknown>
@@ -14,24 +14,24 @@ export class Sweep {
     this.#onFailure = onFailure
   }
 
-  /** The first is due in `everyMs`. */
+  /** Starts the interval. The first run is due after `everyMs`. */
   start(): void {
     this.#timer = setInterval(() => void this.now(), this.#everyMs).unref()
   }
-  /** Does the work at once, or joins that under way. Never rejects. */
+  /** Runs the work at once, or joins the run under way. Never rejects. */
   now(): Promise<void> {
     return (this.#underWay ??= this.#work()
       .then(() => {}, this.#onFailure)
       .finally(() => (this.#underWay = undefined)))
   }
-  /** Ends it, behind the work under way. */
+  /** Stops the interval, and waits for the run under way. */
   async stop(): Promise<void> {
     clearInterval(this.#timer)
     await this.#underWay
   }
 }
 
-/** Tenants of one read. */
+/** Tenants per read. */
 const atOnce = 200
 
 const page = (which: string, name: string) => ({
@@ -39,15 +39,15 @@ const page = (which: string, name: string) => ({
   text: `SELECT id FROM tenants WHERE id > $1 AND ${which} IS NULL ORDER BY id LIMIT ${atOnce}`,
 })
 const pages = {
-  /** Those whose rows are there: deleted ones, too, until they are erased. */
+  /** Tenants with stored rows, including deleted ones until they are erased. */
   stored: page('erased_at', 'stored'),
-  /** Those that are not deleted. */
+  /** Tenants that are not deleted. */
   active: page('deleted_at', 'active'),
 } as const
 
 /**
- * All tenants one after the other, for what is done tenant by tenant: row security hides rows from a statement without one. However
- * many there are, a page of them is in memory.
+ * All tenants one after the other, for work that is done tenant by tenant, because row security hides rows from a statement without a tenant. Only
+ * one page of tenants is in memory.
  */
 export async function* tenantIds(
   database: Pick<Database, 'systemBatch'>,
@@ -61,7 +61,7 @@ export async function* tenantIds(
   }
 }
 
-/** Running work by key: concurrent requests for the same key get the same promise. */
+/** Shares running work by key: concurrent requests for the same key get the same promise. */
 export class SingleFlight<T> {
   readonly #underWay = new Map<string, Promise<T>>()
 

@@ -15,7 +15,7 @@ const pem = (description: string) =>
     }),
   )
 
-/** TLS of a listener as it stands in a role file. Without `cert` it speaks plain HTTP. */
+/** The TLS settings of a listener in a role file. Without `cert` the listener uses plain HTTP. */
 export const ListenerTls = Settings({
   cert: pem('Certificate of this listener, and those between it and its authority.'),
   key: pem('Private key of the certificate.'),
@@ -26,7 +26,7 @@ export const ListenerTls = Settings({
   }),
 })
 
-/** TLS towards peers as it stands in a role file, for those of their addresses that begin with https. */
+/** The TLS settings towards peers in a role file, for peers whose addresses begin with https. */
 export const PeerTls = Settings(
   {
     ca: pem('Authorities that sign the certificates of peers; those of the system by default.'),
@@ -38,14 +38,14 @@ export const PeerTls = Settings(
 
 type Given = { -readonly [K in 'cert' | 'key' | 'ca']?: string | undefined }
 
-/** What was read, as Node takes it. Undefined: nothing is set. */
+/** The contents of the files, in the form for Node. Undefined: nothing is set. */
 export interface TlsFiles {
   readonly cert?: string
   readonly key?: string
   readonly ca?: string
 }
 
-/** A sentence about what cannot work; undefined when it can. */
+/** A sentence about settings that cannot work. Undefined when they can. */
 export function tlsProblem({ cert, key, ca, requestClientCert }: Static<typeof ListenerTls>): string | undefined {
   if ((cert === undefined) !== (key === undefined)) return 'has a certificate or a key alone; set both `cert` and `key`'
   if (!requestClientCert) return undefined
@@ -55,7 +55,7 @@ export function tlsProblem({ cert, key, ca, requestClientCert }: Static<typeof L
     : undefined
 }
 
-/** How often the files are checked. Certificates are renewed days before the old ones expire. */
+/** Milliseconds between checks of the files. Certificates are renewed days before the old ones expire. */
 const lookEveryMs = 10_000
 
 interface TlsLog {
@@ -64,8 +64,8 @@ interface TlsLog {
 }
 
 /**
- * Certificates and keys as their files have them now: they are renewed while a process runs. Files that cannot be used are left
- * alone until they can, since a certificate may be written before its key.
+ * Certificates and keys as their files currently are, because they are renewed while a process runs. Files that are unusable are ignored until they
+ * become usable, because a certificate may be written before its key.
  */
 export class LiveTls {
   readonly #given: Given
@@ -73,10 +73,10 @@ export class LiveTls {
   readonly #listeners = new Set<(files: TlsFiles) => void>()
   readonly #timer: NodeJS.Timeout | undefined
   #files: TlsFiles
-  /** What could not be used is said once. */
+  /** The problem that was last reported, so that it is logged only once. */
   #refused: string | undefined
 
-  /** `files`: what `given` led to at the start. */
+  /** `files`: the contents of the files of `given` at the start. */
   constructor(given: Given, files: TlsFiles, log: TlsLog, everyMs = lookEveryMs) {
     this.#given = given
     this.#files = files
@@ -88,11 +88,11 @@ export class LiveTls {
   get files(): TlsFiles {
     return this.#files
   }
-  /** Called with what connections are to use from now on. */
+  /** Registers a listener for the files that connections must use from now on. */
   onChange(listener: (files: TlsFiles) => void): void {
     this.#listeners.add(listener)
   }
-  /** Reads the files anew. Never rejects. */
+  /** Reads the files again. Never rejects. */
   async look(): Promise<void> {
     try {
       const files = await readAll(this.#given, (name, path) => readFile(path, 'utf8').catch(unreadable(name, path)))
@@ -114,7 +114,7 @@ export class LiveTls {
   }
 }
 
-/** Reads the files, and follows them. Undefined: none is set. Throws an Error that names the one that cannot be used. */
+/** Reads the files and follows their changes. Undefined: no file is set. Throws an Error that names an unusable file. */
 export function followTls({ cert, key, ca }: Given, log: TlsLog): LiveTls | undefined {
   if ((cert === undefined) !== (key === undefined)) throw new Error('tls needs both `cert` and `key`, or none of them')
   const given = { cert, key, ca }
@@ -126,7 +126,7 @@ export function followTls({ cert, key, ca }: Given, log: TlsLog): LiveTls | unde
   return new LiveTls(given, files, log)
 }
 
-/** New connections of a listener get the certificates of now; those that stand keep theirs. */
+/** New connections of a listener use the current certificates; existing connections keep theirs. */
 export const liveTls = fp(
   async (app: FastifyInstance, { tls }: { readonly tls?: LiveTls | undefined }) => {
     const server = app.server as unknown as Server
@@ -146,10 +146,10 @@ async function readAll(given: Given, read: (name: string, path: string) => Promi
   return Object.fromEntries(await Promise.all(all)) as TlsFiles
 }
 
-/** Throws what OpenSSL says of files that cannot be used, or that the key is of another certificate. */
+/** Throws OpenSSL's error for files that cannot be used, or a key that does not match its certificate. */
 function checkUsable(files: TlsFiles): void {
   const { cert, key = '', ca } = files
-  // A file that is empty, because it is just being written, would count as none.
+  // An empty file, which is just being written, would count as no certificate authority.
   if (ca !== undefined) void new X509Certificate(ca)
   if (cert !== undefined && !new X509Certificate(cert).checkPrivateKey(createPrivateKey(key)))
     throw new Error('tls.key is not the key of tls.cert')

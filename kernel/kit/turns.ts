@@ -1,6 +1,6 @@
 import type { ModelFetch } from '#contracts/model'
 
-/** Does what has one name one after another, and what has other names meanwhile. */
+/** Runs work with the same name one after the other, and work with different names concurrently. */
 export class Turns {
   readonly #last = new Map<string, Promise<unknown>>()
 
@@ -17,7 +17,7 @@ export class Turns {
   }
 }
 
-/** The same fetch, of which a large answer is read when it is its turn: that is awaited for each part behind what is small. */
+/** A fetch whose large answers take turns: each part of a large answer waits behind small work. */
 export const inTurns =
   (fetch: ModelFetch, smallBytes: number, turnOf: (part: Uint8Array) => Promise<void>): ModelFetch =>
   async (input, init) => {

@@ -14,26 +14,23 @@ import { takeStreams } from './bodies.ts'
 
 interface UploadRoute {
   readonly url: string
-  /** Who may call, as of `access()`. */
+  /** Who may call the route, in the form of `access()`. */
   readonly who: string
   readonly tags: readonly string[]
   readonly params?: TSchema
   readonly refusals?: readonly Listed[]
   readonly onRequest?: onRequestHookHandler | ((...request: never[]) => Promise<void>)
-  /** Undefined: this role keeps no uploads. */
+  /** Undefined: this role stores no uploads. */
   readonly links: LinkedObjects | undefined
   tenantOf(request: FastifyRequest): string
 }
 
-/**
- * Takes files for attachments in as they are, while they arrive: base64 in JSON is a third more to send, and has to be whole in
- * memory.
- */
+/** Accepts attachment files as raw bytes while they arrive. Base64 in JSON is a third larger, and must be in memory as a whole. */
 export function uploadRoute(
   app: App,
   { url, who, tags, params, refusals = [], onRequest, links, tenantOf }: UploadRoute,
 ) {
-  // In a scope of its own: other routes read JSON.
+  // Use a separate scope, because other routes read JSON.
   void app.register(async (scope) => {
     takeStreams(scope)
     scope.post(
@@ -65,7 +62,7 @@ export function uploadRoute(
             ),
           },
         },
-        // Of the body there is nothing to check before it has arrived.
+        // The body cannot be validated before it has arrived.
         validatorCompiler: () => () => true,
       },
       async (request, reply) => {

@@ -12,18 +12,18 @@ const network = '[0-9A-Fa-f:.]+/[0-9]{1,3}'
 const url = 'https?://[^\\s,]+'
 const listOf = (entry: string): string => `^(${entry})(,\\s*(${entry}))*$`
 
-/** The form of a setting that names hosts; several may be in one text, with commas between. */
+/** The form of a setting that names hosts. One text may contain several, separated by commas. */
 const hostForm = {
   pattern: listOf(`${name}|${network}|${url}`),
   expects: 'a host name or address without a port, a network such as 10.0.0.0/8, or a URL whose host is meant',
 }
-/** The form of a setting that names origins, as browsers write them. */
+/** The form of a setting that names origins, in browsers' notation. */
 const originForm = {
   pattern: listOf('[a-z][a-z0-9+.-]*://[^/\\s,]+'),
   expects: 'an origin such as https://console.example.com, without a path',
 }
 
-/** What a role file says of it, for each listener. */
+/** The settings for each listener in a role file. */
 export const webGuardSettings = {
   hosts: Type.Optional(
     Type.Array(Type.String(hostForm), {
@@ -41,8 +41,8 @@ export const webGuardSettings = {
 }
 
 /**
- * The default hosts of a listener without authentication. A page of the web that reaches this machine through DNS
- * comes under a name: never under an address, which probes use.
+ * The default hosts of a listener without authentication. A web page that reaches this machine through DNS rebinding uses a name, never an address;
+ * probes use addresses.
  */
 const withoutProof = ['localhost', '0.0.0.0/0', '::/0'] as const
 
@@ -51,14 +51,14 @@ const entriesOf = (settings: readonly string[]): string[] =>
 
 const bare = (host: string): string => host.replace(/^\[|\]$/g, '')
 
-/** The network that an entry names, if any; a single address counts as one. Throws for an invalid one. */
+/** The network that an entry names, if any. A single address counts as a network. Throws for an invalid entry. */
 function namedNetwork(entry: string): Network[] {
   const network = networkOf(entry)
   if (!network && entry.includes('/')) throw new Error(`'${entry}' is not a network`)
   return network ? [network] : []
 }
 
-/** Whether a host, as it stands in a request, is one of those of a setting. */
+/** Whether the host of a request is one of the hosts in a setting. */
 function hostMatcher(settings: readonly string[]): (host: string) => boolean {
   const hosts = entriesOf(settings).map((entry) => (entry.includes('://') ? new URL(entry).hostname : entry))
   const networks = hosts.flatMap((host) => namedNetwork(bare(host)))
@@ -75,15 +75,15 @@ function hostMatcher(settings: readonly string[]): (host: string) => boolean {
 }
 
 /**
- * What web pages may do at a listener. A page whose own name resolves to this machine (DNS rebinding) makes its visitor's browser
- * send requests here and reads the answers, but the browser names the page's host in them; another page's requests name its origin,
- * and their answers it cannot read, but a write is done all the same. What is no browser sends no origin. Requests over a link of
- * peers are not checked, because no browser can open one.
+ * Decides what web pages may do at a listener. With DNS rebinding, a page whose name resolves to this machine makes its visitor's browser send
+ * requests here and reads the answers; the browser then names the page's host. Requests of other pages name their origin; such a page cannot read
+ * answers, but its writes would take effect. Clients other than browsers send no origin. Requests over a link are not checked, because no browser
+ * can open a link.
  */
 export class WebGuard {
   readonly #origins: ReadonlySet<string>
   readonly #named: boolean
-  /** Whatever host is asked for is answered: then a request without an origin need not be looked at. */
+  /** True when requests for any host are answered, so that a request without an origin need not be checked. */
   anyHost: boolean
   #serves: (host: string) => boolean
 
@@ -94,20 +94,20 @@ export class WebGuard {
     this.#serves = hosts ? hostMatcher(hosts) : () => true
   }
 
-  /** A route of the listener asks for no proof of who calls: without hosts in the role file it has some all the same. */
+  /** Called when a route of the listener requires no authentication. Without hosts in the role file the defaults then apply. */
   withoutProof(): void {
     if (this.#named) return
     this.anyHost = false
     this.#serves = hostMatcher(withoutProof)
   }
 
-  /** Why a request is refused; undefined when it is not. `ownOrigins`: its route judges origins itself. */
+  /** Why a request is refused; undefined: it is not. `ownOrigins`: the route judges origins itself. */
   refusal({ raw, hostname, host, headers: { origin } }: FastifyRequest, ownOrigins: boolean): AppError | undefined {
-    // No page can make a browser take a listener for a proxy.
+    // No page can make a browser use a listener as a proxy.
     if (isProxied(raw)) return undefined
     if (!this.#serves(hostname)) return httpErrors.unknownHost()
     if (origin === undefined || ownOrigins || this.#origins.has(origin.toLowerCase())) return undefined
-    // A page of this very listener, or of a proxy that hands its requests on under its own name.
+    // The page comes from this very listener, or from a proxy that forwards its requests under its own name.
     if (origin.replace(/^https?:\/\//, '') === host.toLowerCase()) return undefined
     return httpErrors.originNotAllowed()
   }

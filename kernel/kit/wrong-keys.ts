@@ -13,39 +13,42 @@ export const wrongKeysPerMinute = Type.Integer({
 })
 
 const windowMs = 60_000
-/** How many addresses are remembered; further ones replace the oldest. */
+/** How many addresses are remembered. Further addresses replace the oldest. */
 const mostAddresses = 10_000
-/** How much longer each refusal of an address waits, and how long at most; beyond so many at once they are answered at once. */
+/**
+ * Milliseconds by which each further refusal of an address waits longer, and the longest wait; above a number of waiting refusals, further ones are
+ * answered at once.
+ */
 const holdMs = 5
 const longestHoldMs = 1_000
 const mostHeld = 200
-/** Keys that worked lately. */
+/** How many recently valid keys are remembered. */
 const mostKeys = 10_000
 
 interface Failures {
   count: number
-  /** Attempts that were refused unseen. */
+  /** Attempts that were refused without a look-up. */
   refused: number
-  /** When they are forgotten, by the clock. */
+  /** When the failures are forgotten, by the clock. */
   readonly until: number
 }
 
 /**
- * The throttle of those who try keys. After so many wrong ones from an address within a minute it hears 429 for the rest of it, and
- * nothing is looked up for it; of IPv6 a /64 counts as one address. Keys that worked in this process lately go on working from
- * there, so that a bad neighbour behind a shared address does not affect others. Each process counts for itself.
+ * Throttles guessing of keys. After too many wrong keys from an address within a minute, the address gets 429 for the rest of that minute, and
+ * nothing is looked up for it; an IPv6 /64 counts as one address. Keys that recently worked in this process continue to work from there, so that a
+ * bad neighbour behind a shared address does not affect others. Each process counts by itself.
  */
 export class WrongKeys {
   readonly #mostPerMinute: number
   readonly #now: () => number
   readonly #failures = new Map<string, Failures>()
   readonly #good = new Set<string>()
-  /** The one that is the last of them. */
+  /** The most recent of them. */
   #newest: string | undefined
-  /** Refusals that wait to be answered. */
+  /** Refusals that wait for their answer. */
   #held = 0
 
-  /** `now` in milliseconds, by a clock that never goes back. */
+  /** `now`: milliseconds of a clock that never goes back. */
   constructor(mostPerMinute: number, now = () => performance.now()) {
     this.#mostPerMinute = mostPerMinute
     this.#now = now
@@ -56,7 +59,7 @@ export class WrongKeys {
    * undefined. Further requests are answered with growing delays, up to a second: refusing thousands a second would affect all clients.
    */
   check(address: string, known: () => boolean): Promise<never> | undefined {
-    // Nearly always no address has failed.
+    // Shortcut: nearly always no address has failed.
     if (this.#failures.size === 0) return undefined
     const failures = this.#of(countedAs(address))
     if (!failures || failures.count < this.#mostPerMinute || known()) return undefined
@@ -64,14 +67,14 @@ export class WrongKeys {
     return this.#refuse(failures, accessErrors.tooManyWrongKeys({ headers: { 'retry-after': String(seconds) } }))
   }
 
-  /** `key` is some text that stands for the key, such as its hash. */
+  /** `key` is a text that represents the key, such as its hash. */
   isGood(key: string): boolean {
     return this.#good.has(key)
   }
   worked(key: string): void {
     if (key === this.#newest) return
     this.#newest = key
-    // Last in the order of a set is what was added last: the first is the one that is out of use for longest.
+    // Re-add the key, so that the first key in the set is the one unused for longest.
     this.#good.delete(key)
     this.#good.add(key)
     if (this.#good.size > mostKeys) this.#good.delete(this.#good.values().next().value!)

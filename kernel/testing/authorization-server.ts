@@ -3,7 +3,7 @@ import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
 
-/** A request of a token, as an authorization server reads it. */
+/** A token request, as an authorization server reads it. */
 export interface Asked {
   readonly grant: string
   readonly form: Readonly<Record<string, string>>
@@ -20,8 +20,8 @@ interface Code {
 export type AuthorizationServer = Awaited<ReturnType<typeof startAuthorizationServer>>
 
 /**
- * An authorization server as the specifications demand one: it registers clients (RFC 7591), wants PKCE with S256, compares redirect URIs
- * letter by letter, uses codes and refresh tokens once, and names itself in its answers (RFC 9207).
+ * An authorization server that follows the specifications strictly: it registers clients (RFC 7591), requires PKCE with S256, compares redirect
+ * URIs exactly, accepts codes and refresh tokens once, and names itself in its answers (RFC 9207).
  */
 export async function startAuthorizationServer(t: Pick<TestContext, 'after'>) {
   const codes = new Map<string, Code>()
@@ -30,25 +30,25 @@ export async function startAuthorizationServer(t: Pick<TestContext, 'after'>) {
   let made = 0
   const server = {
     url: '',
-    /** Beside what it has by itself; `undefined` takes away. */
+    /** Additional metadata; `undefined` removes a field. */
     metadata: {} as Record<string, unknown>,
     asked: [] as Asked[],
     registered: [] as Record<string, unknown>[],
-    /** What it says of a client beside its id. */
+    /** Fields of a client's registration besides its id. */
     clients: {} as Record<string, unknown>,
     revoked: [] as string[],
-    /** What it answers to whoever takes a token back. */
+    /** The status of its answer to a token revocation. */
     revokes: 200,
-    /** What token answers say beside the tokens; `refresh_token: undefined` gives none. */
+    /** Fields of token answers besides the tokens; `refresh_token: undefined` gives none. */
     more: { expires_in: 3_600 } as Record<string, unknown>,
-    /** Answers each request of a token with this status and error instead. */
+    /** Answers each token request with this status and error instead. */
     refusal: undefined as readonly [number, string] | undefined,
     /** Awaited before each answer with tokens. */
     gate: Promise.resolve(),
     isValid: (authorization: string | undefined) => valid.has((authorization ?? '').replace(/^Bearer /, '')),
-    /** Tokens that were given out are taken no more. */
+    /** Makes all issued tokens invalid. */
     forget: () => valid.clear(),
-    /** What a browser does with a link: its owner agrees, and is sent back to where the answer says. */
+    /** Does what a browser does with a link: the owner agrees, and is redirected to where the answer says. */
     agree(link: string, more: Record<string, string> = {}): string {
       const asked = new URL(link).searchParams
       const client = server.registered.find(({ client_id: id }) => id === asked.get('client_id'))

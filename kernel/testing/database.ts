@@ -8,14 +8,14 @@ import pg from 'pg'
 import { Redis } from 'ioredis'
 import { startPostgres } from '#kit/postgres'
 
-/** A server with a migrated template database, as the test script hands it to every test process. */
+/** A server with a migrated template database, which the test script passes to every test process. */
 interface TestServer {
   /** A role that may create databases but is no superuser, in a database that is never cloned. */
   readonly dsn: string
   readonly template: string
 }
 
-// Commits of a test need not survive a power cut, and 20 databases share these connections.
+// A test's commits need not survive a power cut, and 20 databases share these connections.
 const settings = {
   fsync: 'off',
   synchronous_commit: 'off',
@@ -24,7 +24,7 @@ const settings = {
   max_connections: '300',
 }
 
-// Names of the variables by which cli/scripts/test.ts passes the one server on to its children.
+// The variables by which cli/scripts/test.ts passes the one server to its child processes.
 const dsnVariable = 'AGENT_ORC_TEST_DSN'
 const templateVariable = 'AGENT_ORC_TEST_TEMPLATE'
 
@@ -43,7 +43,7 @@ const open = async <T>(dsn: string, work: (client: pg.Client) => Promise<T>): Pr
   }
 }
 
-/** The DSN of another database of the same server and role. */
+/** The DSN of another database on the same server with the same role. */
 function inDatabase(dsn: string, database: string): string {
   const url = new URL(dsn)
   url.pathname = `/${encodeURIComponent(database)}`
@@ -53,8 +53,8 @@ function inDatabase(dsn: string, database: string): string {
 const uniqueName = (kind: string): string => `ao_${kind}_${randomBytes(6).toString('hex')}`
 
 /**
- * Starts the server of a test run, or uses the developer's own, and migrates a template database. Here and in
- * cli/scripts/test.ts the environment is read although plugins may not: no role file stands behind a test run.
+ * Starts the server of a test run, or uses the developer's own, and migrates a template database. Unlike plugins, this and cli/scripts/test.ts may
+ * read the environment, because a test run has no role file.
  */
 export async function startTestServer(): Promise<{ server: TestServer; unref(): void; stop(): Promise<void> }> {
   const own = process.env['AGENT_ORC_TEST_POSTGRES'] || process.env['POSTGRES_DSN']
@@ -74,8 +74,8 @@ export async function startTestServer(): Promise<{ server: TestServer; unref(): 
 }
 
 /**
- * A folder in memory, where Linux has one with room to spare: a database of a test is 600 files, and making them on a disk
- * takes four times the CPU. In containers it is often too small.
+ * A folder in memory, if Linux has one with enough room: a test database is 600 files, and creating them on a disk takes four times the CPU. In
+ * containers the folder is often too small.
  */
 async function roomInMemory(): Promise<string | undefined> {
   const folder = '/dev/shm'
@@ -117,10 +117,10 @@ async function createTemplate(dsn: string, template: string): Promise<void> {
   )
 }
 
-/** Loads a file of a plugin by its address, not by an import: the kernel depends on no plugin, only its test harness uses some. */
+/** Loads a plugin's file by address instead of an import: the kernel depends on no plugin, only its test harness uses some. */
 export const load = (path: string): Promise<unknown> => import(new URL(`../../${path}`, import.meta.url).href)
 
-// One server per process, started by the first test that asks: under a bare `node --test file` no other process holds one.
+// One server per process, started by the first test that needs it: under a bare `node --test file` no other process provides one.
 let ofThisProcess: Promise<TestServer> | undefined
 
 async function testServer(): Promise<TestServer> {
@@ -143,9 +143,8 @@ export async function freshDatabase(t: Pick<TestContext, 'after'>): Promise<stri
 }
 
 /**
- * Drops by force, because a failed test may have left connections, and its own message matters more than theirs. What only a
- * superuser could end, such as an autovacuum, is waited for. A database that remains is no failure of the test, whose other
- * hooks have to run.
+ * Drops by force, because a failed test may have left connections, and its own message matters more than theirs. Connections that only a superuser
+ * could end, such as an autovacuum, are waited for. A database that remains does not fail the test, whose other hooks must run.
  */
 async function drop(dsn: string, name: string): Promise<void> {
   for (let attempt = 0; attempt < 50; attempt++) {
@@ -159,11 +158,11 @@ async function drop(dsn: string, name: string): Promise<void> {
 }
 
 /**
- * The URL of a Redis server with a key prefix of this test's own, removed after it. Without a server the test is skipped
- * with the reason, and undefined is returned; with CI=true that is a failure instead.
+ * The URL of a Redis server with a key prefix for this test, whose keys are removed after it. Without a server the test is skipped with the reason,
+ * and undefined is returned; with CI=true that is a failure instead.
  */
 export async function redisForTests(t: Pick<TestContext, 'after' | 'skip'>): Promise<string | undefined> {
-  // The environment is read here although plugins may not: no role file stands behind a test.
+  // Unlike plugins, this may read the environment, because a test has no role file.
   const address = process.env['REDIS_URL'] || 'redis://127.0.0.1:6379'
   const client = new Redis(address, { lazyConnect: true, retryStrategy: () => null, connectTimeout: 2_000 })
   client.on('error', () => {})

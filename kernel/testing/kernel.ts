@@ -18,7 +18,7 @@ export interface TestKernel extends Running {
 }
 
 interface TestKernelOptions extends BootOptions {
-  /** Names of the listeners to open on free ports; all those of the standard roles by default. */
+  /** Names of the listeners to open on free ports. Absent: all those of the standard roles. */
   readonly listeners?: readonly string[]
   readonly requests?: boolean
 }
@@ -90,7 +90,7 @@ export async function databasePlugin(dsn: string): Promise<Entry> {
   return { name: 'database', plugin, config: { dsn, migrate: false } }
 }
 
-/** The object store's backend on disk, in a folder that exists or not; without one it is not configured. */
+/** The object store's disk backend, in a folder that need not exist. Without a folder the backend is not configured. */
 export async function diskStoragePlugin(dir: string | undefined): Promise<Entry> {
   const { default: plugin } = (await load('providers/storage-disk/index.ts')) as { default: Plugin }
   return { name: 'storage-disk', plugin, config: dir === undefined ? {} : { dir } }
@@ -113,17 +113,17 @@ export async function runStorePlugin(): Promise<Plugin> {
 }
 
 export interface TestRoleOptions {
-  /** By plugin; they come before those of the file. */
+  /** Settings by plugin, which replace those of the file. */
   readonly settings?: Readonly<Record<string, object>>
-  /** Opens the ports, of which the variables have to have free ones then. */
+  /** Opens the ports; the variables must then name free ones. */
   readonly listen?: boolean
-  /** As the role file says by default. */
+  /** Absent: as in the role file. */
   readonly preload?: boolean
 }
 
 /**
- * Boots a role file of ours, with `plugins` in it, on a database of its own. Its variables have the sample values of
- * config/check.env, under `variables`.
+ * Boots one of our role files, with `plugins` added, on a database of its own. Variables have the sample values of config/check.env, unless
+ * `variables` sets them.
  */
 export async function testRole(
   t: Pick<TestContext, 'after'>,
@@ -137,13 +137,13 @@ export async function testRole(
   const env = {
     ...parseEnv(await readFile(join(root, 'config/check.env'), 'utf8')),
     POSTGRES_DSN: await freshDatabase(t),
-    // The sample servers do not exist: PostgreSQL and what is in this process stand in.
+    // The sample servers do not exist, so PostgreSQL and parts of this process replace them.
     REDIS_URL: '',
     SIDECAR_URL: '',
     VFS_BASE_URL: '',
     AGENT_ORC_DATA: data,
     LOG_LEVEL: 'silent',
-    // Tests ask the ports of runner and sidecar as they are.
+    // Tests call the ports of runner and sidecar without signatures.
     RUNNER_SIGNING_KEY_CURRENT: '',
     ...variables,
   }
@@ -182,7 +182,7 @@ export async function testConductor(
     requires: { database: Database, tokens: Tokens },
     setup: async ({ deps }) => (parts.push(deps), {}),
   })
-  // Nothing answers at this runner's address: the tests run no profile.
+  // Nothing answers at this runner's address, because the tests run no profile.
   const kernel = await testRole(t, 'conductor', [...plugins, probe], { RUNNER_URLS: 'http://127.0.0.1:1' })
   const { database, tokens } = parts[0]!
   // Imported here, because other users of the harness need no plugin.

@@ -8,7 +8,7 @@ import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/
 import { CallToolRequestSchema, type CallToolResult, ListToolsRequestSchema } from '@modelcontextprotocol/sdk/types.js'
 
 export type Content = CallToolResult['content']
-/** Says that the list has changed: on the call's own stream, or on the one for unasked messages. */
+/** Announces that the list has changed: on the call's own stream, or on the one for unsolicited messages. */
 type Announce = (where: 'call' | 'stream') => Promise<void>
 export interface ExternalTool {
   readonly description?: string
@@ -22,30 +22,30 @@ interface ExternalCall {
   progress(done: number, total: number): Promise<void>
 }
 
-/** An external MCP server with sessions, as other people run them. */
+/** An external MCP server with sessions, like those that other people run. */
 export interface ExternalServer {
   readonly url: string
   readonly tools: Map<string, ExternalTool>
-  /** Names of the tools that were executed, in their order. */
+  /** Names of the executed tools, in order. */
   readonly calls: string[]
   readonly authorizations: (string | undefined)[]
-  /** Sessions that were opened, and those of them that took their leave. */
+  /** Sessions that were opened, and those that their clients ended. */
   readonly opened: string[]
   readonly left: string[]
-  /** Streams for unasked messages that are open. */
+  /** How many streams for unsolicited messages are open. */
   readonly listening: () => number
   /** Forgets every session, as a restart does. */
   forget(): void
-  /** Called for each request, before anything else; true: it has answered, or never will. */
+  /** Called before anything else for each request. True: it has answered, or never will. */
   before: (request: IncomingMessage, response: ServerResponse, body: string) => boolean
 }
 
 interface ExternalOptions {
-  /** Says that its list may change. */
+  /** True: the server declares that its list may change. */
   readonly listChanged?: boolean
   /** How many tools a page of the list has. */
   readonly pageSize?: number
-  /** What it answers for a session that it does not know: 404 by default. */
+  /** The status for an unknown session; 404 by default. */
   readonly forgotten?: number
 }
 

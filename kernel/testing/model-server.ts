@@ -21,9 +21,9 @@ export interface ModelRequest {
 export interface ModelServer {
   /** `http://127.0.0.1:<port>/v1`: the base URL of both providers. */
   readonly url: string
-  /** Every request so far, oldest first; not kept when `record` is false. */
+  /** Every request so far, oldest first. Empty when `record` is false. */
   readonly requests: readonly ModelRequest[]
-  /** Replies to the next requests, one each; after them `reply` of the options answers. */
+  /** Sets the replies to the next requests, one each. After them `reply` of the options answers. */
   next(...replies: ModelReply[]): void
   stop(): Promise<void>
 }
@@ -34,7 +34,7 @@ export interface ModelServerOptions {
   /** False for benchmarks: no request is recorded. */
   readonly record?: boolean
   readonly port?: number
-  /** Longer prompts are refused in the words of the vendor. */
+  /** Longer prompts are refused with the vendor's words. */
   readonly contextTokens?: number
 }
 
@@ -71,7 +71,7 @@ export async function startModelServer(
     })
     requests.push(entry)
   }
-  // A benchmark asks for the same answer thousands of times: it is encoded once.
+  // A benchmark requests the same answer thousands of times, so it is encoded once.
   const encoded = new Map<string, Buffer>()
   const whole = (key: string, frames: () => Frames): Buffer | string => {
     if (options.record !== false) return frames().all()
@@ -143,7 +143,7 @@ async function answer(
     if (reply.hangAfter === index) return
     if (reply.delayMs) await new Promise((resolve) => setTimeout(resolve, reply.delayMs))
     if (response.destroyed) return
-    // Waits until the bytes have left: they would be lost with the connection that is cut next.
+    // Wait until the bytes have left, because cutting the connection next would lose them.
     await new Promise((resolve) => response.write(delta, resolve))
   }
   if (reply.hangAfter !== undefined) return
@@ -151,7 +151,7 @@ async function answer(
   response.end(frames.tail)
 }
 
-/** Text in `count` pieces that join to it: words when no count is given, the text over and over when it is too short. */
+/** Text in `count` pieces, which joined give the text: words when no count is given. A text that is too short is repeated. */
 function pieces(text: string, count: number | undefined): string[] {
   const words = text.match(/\S+\s*|\s+/g) ?? []
   if (count === undefined) return words

@@ -26,7 +26,7 @@ export interface ModelScript {
   readonly closed?: () => Promise<unknown>
   /** A prompt that the model server fails, before or in its answer. */
   readonly failure?: string
-  /** An id that the provider does not serve. Leave it out where any id is passed on. */
+  /** An id that the provider does not serve. Omit it for a provider that passes on any id. */
   readonly unknownModel?: string
 }
 
@@ -195,7 +195,7 @@ const asked = (toolCallId: string, toolName: string, input: unknown) =>
 const answered = (toolCallId: string, toolName: string) =>
   ({ type: 'tool-result', toolCallId, toolName, output: { type: 'text', value: 'It is blue.' } }) as const
 
-/** Answers what `testModelProvider` asks, for providers that speak to a model server. */
+/** Gives the answers that `testModelProvider` expects, for providers that talk to a model server. */
 const scripted = ({ messages }: ModelRequestBody): ModelReply => {
   const asked = JSON.stringify(messages.find(({ role }) => role === 'user')?.content)
   if (asked.includes('tool please')) {
@@ -224,7 +224,7 @@ export const modelScript: ModelScript = {
 
 const key = 'key-canary'
 
-/** How a request of a provider arrives at its model server. */
+/** The form in which a provider's request arrives at its model server. */
 interface CallScript {
   readonly path: string
   /** The header with the key, and its value for a key. */
@@ -232,7 +232,7 @@ interface CallScript {
   headerOf(key: string): string
 }
 
-/** Gives the provider with these settings; undefined when it is not offered. */
+/** Makes the provider with these settings. Undefined when it is not offered. */
 type MakeProvider = (
   t: TestContext,
   config: { apiKey?: string; baseUrl?: string },
@@ -240,8 +240,8 @@ type MakeProvider = (
 type Offered = (t: TestContext, config: { apiKey?: string; baseUrl: string }) => Promise<ModelProvider>
 
 /**
- * How a provider calls a model server over HTTP, as tests: when it is offered, what it sends, what it does with connections, and that
- * it shows no key. The server at `baseUrl` speaks all its dialects.
+ * Tests how a provider calls a model server over HTTP: when it is offered, what it sends, how it uses connections, and that it reveals no key. The
+ * server at `baseUrl` supports all its dialects.
  */
 export function testModelCalls(make: MakeProvider, script: CallScript): void {
   const offered: Offered = async (t, config) => {

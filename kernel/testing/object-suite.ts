@@ -14,7 +14,7 @@ import {
 
 const sha256Of = (data: Uint8Array): string => createHash('sha256').update(data).digest('hex')
 
-/** An object of so many bytes, in pieces. */
+/** An object of this many bytes, in pieces. */
 export function newObject(
   content: string | Uint8Array,
   when: WriteCondition = {},
@@ -27,7 +27,7 @@ export function newObject(
   return { body: body(), sha256: () => sha256Of(data), contentType, when }
 }
 
-/** Keys that are hard on file systems, URLs and lists. */
+/** Keys that are difficult for file systems, URLs and lists. */
 export const oddKeys = [
   'plain.txt',
   'a',
@@ -60,15 +60,15 @@ const whole: ObjectQuery = { prefix: '', after: '', limit: 1_000, folders: false
 const inUtf8 = (keys: readonly string[]): string[] => [...keys].sort((a, b) => Buffer.from(a).compare(Buffer.from(b)))
 
 interface ObjectSuiteOptions {
-  /** The server behind the backend is a stand-in for tests that lists in an order of its own: only what it lists is looked at. */
+  /** The server is a stand-in that lists in an order of its own, so only the listed contents are checked. */
   readonly ownOrder?: boolean
-  /** The longest key, where the store keeps some of the bytes for itself. */
+  /** The longest key, for a store that uses some bytes of keys itself. */
   readonly keyBytes?: number
 }
 
 type Check = (sentence: string, body: (store: ObjectBackend) => Promise<void>) => void
 
-/** What every backend of the object store promises, as tests. `make` gives an empty one; called for each test. */
+/** The guarantees of every object store backend, as tests. `make` gives an empty backend and is called for each test. */
 export function testObjectBackend(
   name: string,
   make: (t: TestContext) => Promise<ObjectBackend>,

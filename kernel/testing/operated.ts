@@ -6,18 +6,18 @@ import { type Consumed, definePlugin, type Refs } from '../plugin.ts'
 import { freshDatabase } from './database.ts'
 import { testRole } from './kernel.ts'
 
-/** What tests read of an answer. */
+/** The fields of an answer that tests read. */
 export interface TestBody {
   readonly [field: string]: unknown
 }
 export interface TestAnswer {
   readonly status: number
   readonly text: string
-  /** Empty if it is not JSON. */
+  /** Empty if the body is not JSON. */
   readonly body: TestBody
   readonly headers: Readonly<Record<string, unknown>>
 }
-/** Makes a request with a key. `body` is sent as JSON, a text as it is. */
+/** Makes a request with a key. `body` is sent as JSON; a text is sent unchanged. */
 export type TestCall<A = TestAnswer> = (
   method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE',
   url: string,
@@ -26,12 +26,12 @@ export type TestCall<A = TestAnswer> = (
 ) => Promise<A>
 
 interface OperatedOptions<R extends Refs> {
-  /** What the test uses of the conductor's plugins. */
+  /** The capabilities of the conductor's plugins that the test uses. */
   readonly needs: R
-  /** The database of another one: its second conductor. */
+  /** The database of another conductor, which makes this its second one. */
   readonly dsn?: string | undefined
   readonly variables?: Readonly<Record<string, string>>
-  /** Of plugins, before those of the role file. */
+  /** Settings by plugin, which come before those of the role file. */
   readonly settings?: Readonly<Record<string, object>>
 }
 
@@ -76,7 +76,7 @@ export async function operatedConductor<const R extends Refs>(
     }
   }
   const operator = callerWith(bootstrap)
-  /** The key of the owner of another tenant, which is made for it. */
+  /** The owner's key of another tenant, which is created for it. */
   const keyOf = async (id: string): Promise<string> => {
     const { body } = await operator('POST', '/api/tenants', { id, name: id, ownerKey: true })
     return (body['ownerKey'] as { readonly token: string }).token
@@ -84,13 +84,13 @@ export async function operatedConductor<const R extends Refs>(
   return {
     kernel,
     dsn: where,
-    /** What the test needs. */
+    /** The capabilities that the test needs. */
     parts: found[0]!,
     bootstrap,
     operator,
-    /** Calls whose answers are as Fastify gives them. */
+    /** Calls whose answers have Fastify's form. */
     askingWith,
-    /** Undefined: without a key, as anybody. */
+    /** With undefined the call has no key, like an anonymous one. */
     callerWith,
     keyOf,
     other: async (id: string): Promise<TestCall> => callerWith(await keyOf(id)),

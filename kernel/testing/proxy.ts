@@ -2,16 +2,16 @@ import { once } from 'node:events'
 import { connect, createServer, type Socket } from 'node:net'
 import type { TestContext } from 'node:test'
 
-/** What to do with bytes on their way to the server, and with their connection. */
+/** What happens to bytes on their way to the server, and to their connection. */
 export type Verdict = 'pass' | 'cut' | 'cut_answer'
 
-/** A TCP proxy that can fail in the ways a network does. Every fault holds for open and for new connections. */
+/** A TCP proxy that can fail like a network. Every fault applies to open and to new connections. */
 export interface Proxy {
   /** The server's URL, through the proxy. */
   readonly url: string
   /** Resets all connections, and each new one as soon as it is made. */
   cut(): void
-  /** Swallows every byte: nothing is refused, nothing is answered. What was swallowed stays lost, so the connections are reset by `heal`. */
+  /** Swallows every byte: nothing is refused, nothing is answered. Swallowed bytes stay lost, so `heal` resets the connections. */
   hang(): void
   /** Delays every byte by so many milliseconds, in both directions. */
   delay(ms: number): void
@@ -83,7 +83,7 @@ class TcpProxy implements Proxy {
     await new Promise((resolve) => this.#server.close(resolve))
   }
 
-  /** Closing one end of a pair resets the other; only TCP knows a reset. */
+  /** Closing one end of a pair resets the other. Only TCP has resets. */
   #resetAll(): void {
     for (const socket of this.#upstreams) socket.destroy()
   }
@@ -126,7 +126,7 @@ class TcpProxy implements Proxy {
     })
   }
 
-  /** Byte order survives a change of the delay: each piece leaves after the one before it. */
+  /** Changing the delay keeps the byte order, because each piece leaves after the previous one. */
   #carry(from: Socket, to: Socket, mayPass: (bytes: Buffer) => boolean): void {
     let free = 0
     const write = (bytes: Buffer): void => {

@@ -10,7 +10,7 @@ import { type Runtime, Runtimes } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
 import { entriesOf } from './kernel.ts'
 
-/** A whole profile, with `fields` laid over it. */
+/** A complete profile, overridden by `fields`. */
 export const testProfile = (name: string, fields: Partial<Profile> = {}): Profile => ({
   name,
   id: `prof_${name}`,
@@ -30,7 +30,7 @@ export const testProfile = (name: string, fields: Partial<Profile> = {}): Profil
 
 export type EnvelopeFields = Partial<Omit<RunEnvelope, 'profile'>> & { readonly profile?: Partial<Profile> }
 
-/** A valid run envelope with fresh ids; `fields` are laid over it. */
+/** A valid run envelope with fresh ids, overridden by `fields`. */
 export function testEnvelope(fields: EnvelopeFields = {}): RunEnvelope {
   return {
     runId: `run_${randomBytes(8).toString('hex')}`,
@@ -85,7 +85,7 @@ export function terminalOf(events: readonly RunEvent[]): Extract<RunEvent, { typ
 export const textOf = (events: readonly RunEvent[]): string =>
   events.map((event) => (event.type === 'assistant' ? event.text : '')).join('')
 
-/** Boots `plugins` in a test kernel and takes the runtime `name` out of it. */
+/** Boots `plugins` in a test kernel and returns its runtime `name`. */
 export async function runtimeOf(
   t: Pick<TestContext, 'after'>,
   name: string,

@@ -17,13 +17,13 @@ export interface RuntimeScript {
   readonly hang?: string
   /** A prompt that makes the runtime call a tool. */
   readonly tool?: string
-  /** The runtime declares `replays`: a repeated attempt of `tool` goes on behind what is finished. */
+  /** The runtime declares `replays`: a repeated attempt of `tool` continues after the finished part. */
   readonly replays?: boolean
-  /** A prompt to remember `word` by, and one whose answer then contains it. Tests state and separation of sessions. */
+  /** A prompt that asks to remember `word`, and a prompt whose answer then contains it. Tests the state and the separation of sessions. */
   readonly memory?: { tell(word: string): string; readonly ask: string }
-  /** Headers that prove who calls, for a base URL where that is demanded. */
+  /** The headers that authenticate the caller, for a base URL that requires them. */
   readonly sign?: SignRequest
-  /** Laid over every envelope, e.g. the profile's model or the address of a tool server. */
+  /** Fields that override those of every envelope, e.g. the profile's model or the address of a tool server. */
   readonly envelope?: EnvelopeFields
 }
 
@@ -35,7 +35,7 @@ interface Link extends Omit<SidecarLink, 'run'> {
   run(...of: Parameters<Runtime['run']>): AsyncIterable<Buffer>
 }
 
-/** No test waits this long: a runtime that takes longer has failed. */
+/** Milliseconds. A runtime that takes longer has failed. */
 const timeout = 20_000
 
 /**
@@ -180,7 +180,7 @@ function testReplay(suite: RuntimeSuite, tool: string): void {
     const first = suite.envelope(tool)
     const events = await collectRun(await suite.open(t), first)
     const replay = finishedPart(events)
-    // On another host, which knows only the replay.
+    // Repeat on another host, which knows only the replay.
     const again = { ...first, attempt: 2, replay, firstSeq: events.length + 1 }
     const link = await suite.open(t)
     const rest = await collectRun(link, again)

@@ -13,13 +13,13 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import type { AddressInfo } from 'node:net'
 import { workerProtocolHeader } from '#contracts/wire/sidecar'
 
-/** The command that starts the suite's worker; a stand-in for a remote substrate runs it with the environment it was given. */
+/** The command that starts the suite's worker. A stand-in for a remote substrate runs it with the given environment. */
 export const suiteWorker: readonly string[] = [
   process.execPath,
   fileURLToPath(new URL('./sandbox-worker.ts', import.meta.url)),
 ]
 
-/** An order as the suite makes it, with fresh names; `fields` are laid over it. */
+/** An order of the suite with fresh names, overridden by `fields`. */
 export function testOrder(runnerUrl: string, fields: Partial<LaunchOrder> = {}): LaunchOrder {
   const sessionId = fields.sessionId ?? `sess-00000000-${randomBytes(4).toString('hex')}`
   return {
@@ -39,7 +39,7 @@ export function testOrder(runnerUrl: string, fields: Partial<LaunchOrder> = {}):
   }
 }
 
-/** Boots `plugins` in a test kernel, for every tenant unless they say otherwise, and takes the provider `name` out of it; undefined when it is not offered. */
+/** Boots `plugins` in a test kernel, for every tenant unless they say otherwise, and returns its provider `name`. Undefined when it is not offered. */
 export const sandboxProviderOf = async (
   t: Pick<TestContext, 'after'>,
   name: string,
@@ -67,7 +67,7 @@ export interface Launches {
   /** Launches a sandbox and waits for the first poll of its worker. */
   start(fields?: Partial<LaunchOrder>): Promise<Started>
   becomes(sandboxId: string, state: SandboxState): Promise<void>
-  /** Destroys whatever was launched. */
+  /** Destroys everything that was launched. */
   end(): Promise<void>
 }
 
@@ -100,7 +100,7 @@ export async function openLaunches(
     becomes: (id, state) => until(async () => (await provider.status(id)) === state, `${id} ${state}`),
     async end() {
       for (const id of launched) {
-        // A sandbox that the test has ended is not destroyed again after it, when its provider may be closed.
+        // A sandbox that the test itself has ended is not destroyed again afterwards, when its provider may be closed.
         launched.delete(id)
         await provider.destroy(id)
       }
@@ -110,7 +110,7 @@ export async function openLaunches(
   return launches
 }
 
-/** Waits until `holds` is true. Its attempts and the test's own timeout bound it. */
+/** Waits until `holds` is true, limited by its attempts and by the test's own timeout. */
 export async function until(holds: () => Promise<boolean>, what: string): Promise<void> {
   for (let attempt = 0; !(await holds()); attempt++) {
     assert.ok(attempt < 2_000, `never ${what}`)
@@ -142,14 +142,14 @@ function read(path: string): string {
 export interface Poll {
   readonly token: string
   readonly protocol: string | string[] | undefined
-  /** From a copy of the worker that `fork` started. */
+  /** True for a poll from a copy of the worker that `fork` started. */
   readonly copy: boolean
 }
 
 /** One session as the suite's runner sees it. */
 export interface SuiteSession {
   readonly polls: readonly Poll[]
-  /** Resolves when a poll that fits has arrived since now. */
+  /** Resolves when a matching poll has arrived after this call. */
   polled(fits?: (poll: Poll) => boolean, times?: number): Promise<void>
   /** Has the worker execute one of its tools. */
   call(name: string, input?: Readonly<Record<string, unknown>>): Promise<unknown>
@@ -157,13 +157,13 @@ export interface SuiteSession {
   shutdown(): void
 }
 
-/** The runner's end of the sandbox suite: a real HTTP server that speaks as much of the worker's wire as the suite needs. */
+/** The runner's end of the sandbox suite: a real HTTP server with the part of the worker's wire that the suite needs. */
 export interface SuiteRunner {
   readonly url: string
   session(sessionId: string): SuiteSession
 }
 
-/** How long a poll without a command is held: workers then poll some 30 times a second. */
+/** Milliseconds that a poll without a command is held. Workers then poll some 30 times a second. */
 const holdMs = 10
 
 export async function startSuiteRunner(t: Pick<TestContext, 'after'>): Promise<SuiteRunner> {
@@ -192,7 +192,7 @@ export async function startSuiteRunner(t: Pick<TestContext, 'after'>): Promise<S
 
 function createSession() {
   const polls: Poll[] = []
-  /** Commands that no worker has answered yet: a new worker must not repeat what another one has done. */
+  /** Commands that no worker has answered yet. A new worker must not repeat what another one has done. */
   const commands = new Map<number, { id: number; kind: string }>()
   let lastId = 0
   const answers = new Map<string, (content: unknown) => void>()

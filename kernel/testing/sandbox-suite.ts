@@ -7,28 +7,27 @@ import { workerProtocol, workerVariables } from '#contracts/wire/worker'
 import { type Launches, openLaunches, testOrder, until } from './sandbox-launches.ts'
 
 /**
- * The parts of the suite that some substrates cannot pass. `environment`: its workers have only the variables that were ordered.
- * `pause`: it can be paused. `copies`: the worker may start processes. `template`: it knows which templates there are when
- * it is asked to launch. `exit`: it notices a worker that ends.
+ * The parts of the suite that some substrates cannot pass. `environment`: its workers have only the ordered variables. `pause`: it can be paused.
+ * `copies`: the worker may start processes. `template`: at launch it knows which templates exist. `exit`: it notices a worker that ends.
  */
 export type SandboxPart = 'environment' | 'pause' | 'copies' | 'template' | 'exit'
 
 export interface SandboxSuiteOptions {
-  /** Laid over every order, e.g. the template to start from; its environment is added. */
+  /** Fields that override those of every order, e.g. the template to start from. The environment is added. */
   readonly order?: Partial<Pick<LaunchOrder, 'template' | 'resources' | 'command' | 'env'>>
-  /** Parts that are not tested, each with the reason, which is printed. */
+  /** Parts that are not tested, each with a reason that is printed. */
   readonly cannot?: Readonly<Partial<Record<SandboxPart, string>>>
   /** Variables that the substrate adds to the environment of every worker. */
   readonly adds?: readonly string[]
-  /** Names what exists on the substrate now (processes, folders, API objects): the same before a launch and after its end. */
+  /** Names everything that exists on the substrate now (processes, folders, API objects). It must be the same before a launch and after its end. */
   readonly remains?: () => Promise<readonly string[]>
   /** The limit of one test; substrates that start machines need more than the default. */
   readonly timeoutMs?: number
 }
 
-/** Enough for a local substrate on a machine that is busy with other tests. */
+/** Milliseconds: enough for a local substrate on a machine that is busy with other tests. */
 const defaultTimeoutMs = 60_000
-/** Variables that the provider may add: the runner's address, its folders, and what any process has. */
+/** Variables that the provider may add: the runner's address, its folders, and those of any process. */
 const ownVariables = [
   workerVariables.runnerUrl,
   workerVariables.stateDir,
@@ -40,9 +39,9 @@ const ownVariables = [
 const canary = 'AGENT_ORC_SUITE_CANARY'
 
 /**
- * The contract of a sandbox provider as tests. `make` is called for each of them; undefined skips, after it said why. The
- * suite is the runner: a real HTTP server that a launched worker polls. The worker is its own, `order.command`; a provider
- * of a remote substrate is tested against a stand-in that runs `suiteWorker` where the substrate would start a machine.
+ * The contract of a sandbox provider as tests. `make` is called for each test; undefined skips it, after giving the reason. The suite acts as the
+ * runner: a real HTTP server that a launched worker polls. The worker is the suite's own, `order.command`; a provider of a remote substrate is
+ * tested against a stand-in that runs `suiteWorker` where the substrate would start a machine.
  */
 export function testSandboxProvider(
   name: string,

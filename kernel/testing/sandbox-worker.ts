@@ -13,12 +13,12 @@ interface Command {
   readonly input: Readonly<Record<string, string & readonly string[]>>
 }
 
-// No role file stands behind this process: its environment is what the suite looks at.
+// This process has no role file: its environment is what the suite checks.
 const { env } = process
 const base = `${env['AGENT_ORC_RUNNER_URL']}/runner/worker/${encodeURIComponent(env['AGENT_ORC_SESSION_ID'] ?? '')}`
 const workspace = env['AGENT_ORC_WORKSPACE'] ?? process.cwd()
 const inWorkspace = (path: string): string => resolve(workspace, path)
-/** A copy that `fork` started: it only polls, and so shows whether it runs. */
+/** A copy that `fork` started. It only polls, which shows whether it runs. */
 const copy = process.argv[2] === 'copy'
 
 const tools: Readonly<Record<string, (input: Command['input']) => unknown>> = {
@@ -33,7 +33,7 @@ const tools: Readonly<Record<string, (input: Command['input']) => unknown>> = {
 let after = 0
 for (;;) {
   const answer = await call('GET', copy ? '/poll?copy=1' : `/poll?after=${after}&tools=1&wait=20`).catch(() => '')
-  // The runner could not be reached, or had no command: it held the poll for a moment already.
+  // The runner could not be reached, or had no command after holding the poll for a moment.
   if (answer === '') await moment()
   else {
     for (const command of (JSON.parse(answer) as { commands: Command[] }).commands) {
@@ -47,7 +47,7 @@ for (;;) {
 async function answerTool({ callId, name, input }: Command): Promise<void> {
   const result = await Promise.resolve(tools[name]?.(input)).catch(String)
   const answer = JSON.stringify({ ok: true, content: JSON.stringify(result ?? null) })
-  // The tool may have used up all connections; a lost answer would keep the suite waiting.
+  // The tool may have used up all connections, and a lost answer would keep the suite waiting, so retry.
   while (
     await call('PUT', `/tools/${encodeURIComponent(callId)}`, answer).then(
       () => false,
@@ -77,7 +77,7 @@ function call(method: string, path: string, body?: string): Promise<string> {
       'x-agent-orc-worker-protocol': '1',
       'content-type': 'application/json',
     }
-    // One connection for each request, so that no connection goes stale during a pause.
+    // One connection per request, so that no connection goes stale during a pause.
     const sent = request(base + path, { method, headers, agent: false }, (response) => {
       let text = ''
       response.setEncoding('utf8')

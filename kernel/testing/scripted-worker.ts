@@ -12,28 +12,28 @@ import {
   workerProtocol,
 } from '#contracts/wire/worker'
 
-/** What a scripted worker does with the commands it gets. */
+/** How a scripted worker handles the commands that it gets. */
 export interface WorkerScript {
-  /** Executes a run. Text is sent as a line as it is. Unless given, each run answers `ok`. */
+  /** Executes a run. A text is sent unchanged as a line. Absent: each run answers `ok`. */
   readonly run?: (envelope: RunEnvelope, signal: AbortSignal) => AsyncIterable<RuntimeEvent | string>
   readonly tool?: (name: string, input: Readonly<Record<string, unknown>>, signal: AbortSignal) => Promise<ToolResult>
   readonly state?: () => StateBundle | undefined
 }
 
-/** The worker's end of the polling protocol, as small as it can be: for tests of what is on the other end. */
+/** A minimal worker's end of the polling protocol, for tests of the other end. */
 export interface ScriptedWorker {
   readonly sessionId: string
-  /** The newest token that the runner has given it. */
+  /** The newest token from the runner. */
   readonly token: string
   /** All commands so far, each once. */
   readonly commands: readonly WorkerCommand[]
-  /** The rev of the state that it sent last. */
+  /** The rev of the state that it last sent. */
   readonly stateRev: number
-  /** Resolves when it was told to shut down, is refused, or was stopped; after a refusal to its status. */
+  /** Resolves when the worker was told to shut down, was refused, or was stopped; after a refusal to the status. */
   readonly left: Promise<number | undefined>
   /** Calls a path of the runner with its token. */
   call(path: string, init?: RequestInit): Promise<Response>
-  /** Vanishes: every connection is cut. */
+  /** Disappears: every connection is cut. */
   stop(): void
 }
 
@@ -111,7 +111,7 @@ class PollingWorker implements ScriptedWorker {
   }
 
   #obey(command: WorkerCommand): void {
-    // The poll goes on while the command is carried out. When a connection is cut, the test has done it.
+    // Polling continues while the command is carried out. A cut connection is the test's doing.
     const start = (work: Promise<void>): void => void work.catch(() => {})
     if (command.kind === 'run') start(this.#run(command.envelope))
     if (command.kind === 'cancel') this.#runs.get(command.runId)?.abort(new Error('cancelled'))
@@ -124,7 +124,7 @@ class PollingWorker implements ScriptedWorker {
     }
   }
 
-  /** Uploads the events of a run while it goes on. */
+  /** Uploads the events of a run during the run. */
   async #run(envelope: RunEnvelope): Promise<void> {
     const abort = new AbortController()
     const { runId } = envelope

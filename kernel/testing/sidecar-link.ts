@@ -13,13 +13,13 @@ interface Init {
   readonly signal?: AbortSignal
 }
 
-/** The headers that prove to a sidecar who calls. */
+/** The headers that authenticate the caller to a sidecar. */
 export type SignRequest = (request: SignedParts) => Readonly<Record<string, string>>
 
-/** A sidecar at a base URL, in whatever language it is written. `sign`: for one that demands proof. */
+/** A sidecar at a base URL, in any language. `sign` is for a sidecar that requires proof. */
 export function sidecarAt(baseUrl: string, sign?: SignRequest): SidecarLink {
   const base = baseUrl.replace(/\/+$/, '')
-  // One agent per exchange, destroyed with it: a connection left open would hold up the server's stop.
+  // One agent per exchange, destroyed with it, because an open connection would delay the server's stop.
   const exchange = async function* <T>(path: string, init: Init, read: (r: Response) => AsyncIterable<T>) {
     const agent = new Agent()
     try {
@@ -92,7 +92,7 @@ async function bundleOf(response: Response): Promise<StateBundle> {
   }
 }
 
-/** An adapter without a host, so that the suite tests the adapter and not what a host repairs. */
+/** An adapter without a host, so that the suite tests the adapter and not the host's repairs. */
 export function bareSidecar(runtime: Runtime): SidecarLink {
   return {
     health: async () => ({ ok: true, runtime: 'bare', runtimes: [], instance: 'bare', inflight: 0 }),
@@ -115,8 +115,8 @@ export function bareSidecar(runtime: Runtime): SidecarLink {
 }
 
 /**
- * Makes of a sidecar what its runner makes of it: events without `seq` are stamped, and fields that the specification lets a
- * sidecar leave out are filled in. A line that is no event is passed on, and the reader refuses it.
+ * Does what a runner does with a sidecar's stream: stamps events without `seq`, and fills in fields that the specification lets a sidecar leave
+ * out. A line that is no event is passed on, and the reader refuses it.
  */
 export const stamping = (link: SidecarLink): SidecarLink => ({
   ...link,

@@ -23,27 +23,27 @@ export interface ApiRequest {
 
 export interface ApiAnswer {
   readonly status: number
-  /** Written as JSON; text as it is. */
+  /** Sent as JSON; a text is sent unchanged. */
   readonly body?: unknown
   readonly headers?: Readonly<Record<string, string>>
-  /** Instead of a body. */
+  /** Sent instead of a body. */
   readonly stream?: (response: ServerResponse) => void
 }
 
-/** A way in which a request fails. */
+/** How a request fails. */
 export type ApiFault =
   /** The request is carried out, and the connection is cut before the answer. */
   | 'lose_answer'
   /** The connection is cut before the request is carried out. */
   | 'lose_request'
-  /** This is answered, and the request is not carried out. */
+  /** This answer is sent, and the request is not carried out. */
   | ApiAnswer
 
-/** Stands for the HTTP API of another company, and fails on demand. */
+/** A stand-in for another company's HTTP API, which fails on demand. */
 export interface StandInApi {
   readonly url: string
   readonly requests: readonly ApiRequest[]
-  /** The next `times` requests whose `METHOD /path` begins with `start` meet this fault. */
+  /** Gives this fault to the next `times` requests whose `METHOD /path` begins with `start`. */
   plan(start: string, fault: ApiFault, times?: number): void
 }
 
@@ -85,27 +85,27 @@ export async function startStandInApi(
 
 interface MachineCommand {
   readonly command: readonly string[]
-  /** The whole environment; paths that `mounts` names are mapped to this machine. */
+  /** The complete environment. Paths in `mounts` are mapped to this machine. */
   readonly env: Readonly<Record<string, string>>
 }
 
 /**
- * Stands for the machine that a remote substrate would start: processes of this machine, with a folder of their own. It needs
- * Linux, because it finds its processes by their working folder in /proc.
+ * A stand-in for the machine that a remote substrate would start: processes of this machine with their own folder. It needs Linux, because it finds
+ * its processes by their working folder in /proc.
  */
 export interface StandInMachine {
   readonly folder: string
-  /** Where a path of the machine is on this one. */
+  /** The location of the machine's path on this machine. */
   locate(path: string): string
   start(command: MachineCommand): ChildProcess
   /** The processes that run in it, whoever started them. */
   pids(): Promise<number[]>
-  /** Resolves when everything stands still. */
+  /** Stops all processes, and resolves when none runs. */
   freeze(): Promise<void>
   thaw(): Promise<void>
-  /** Asks everything that runs to end. */
+  /** Asks all running processes to end. */
   terminate(): Promise<void>
-  /** Ends everything that runs; files stay. */
+  /** Ends all running processes. Files stay. */
   halt(): Promise<void>
   destroy(): Promise<void>
 }
@@ -126,7 +126,7 @@ export async function createStandInMachine(mounts: readonly string[]): Promise<S
     }
     return found
   }
-  /** Signals again and again, because a process may have started another one just before. */
+  /** Signals repeatedly, because a process may have just started another one. */
   const signalUntil = async (signal: NodeJS.Signals, done: (states: (string | undefined)[]) => boolean) => {
     for (;;) {
       const running = await pids()

@@ -10,22 +10,22 @@ import { entriesOf } from './kernel.ts'
 export interface ToolCase {
   readonly tool: string
   readonly input: Readonly<Record<string, unknown>>
-  /** Whether the tool succeeds; it does by default. */
+  /** Whether the tool succeeds; true by default. */
   readonly ok?: boolean
   readonly matches?: RegExp
 }
 
 export interface ToolScript {
-  /** At least one for each tool of the plugin, so that none is left untested. */
+  /** At least one call for each tool of the plugin, so that every tool is tested. */
   readonly calls: readonly ToolCase[]
-  /** A call that takes until it is stopped. */
+  /** A call that continues until it is stopped. */
   readonly slow?: Pick<ToolCase, 'tool' | 'input'>
-  /** A call whose effect must happen once for each `idempotencyKey`, and how often it has happened. */
+  /** A call whose effect must happen once per `idempotencyKey`, and a count of the effects. */
   readonly effect?: Pick<ToolCase, 'tool' | 'input'> & { count(): number | Promise<number> }
 }
 
 const timeout = 20_000
-/** The names of functions that every model server takes. */
+/** The form of function names that every model server accepts. */
 const nameForm = /^[a-zA-Z0-9_-]{1,64}$/
 
 /** A call's context as the runner makes it. */
@@ -39,7 +39,7 @@ export const testToolContext = (fields: Partial<ToolContext> = {}): ToolContext 
   ...fields,
 })
 
-/** The contract of a plugin that adds tools, as tests. `make` gives the plugin and what it requires; called for each test. */
+/** The contract of a plugin that adds tools, as tests. `make` gives the plugin and its requirements; called for each test. */
 export function testToolProvider(
   name: string,
   make: (t: TestContext) => Promise<readonly (Plugin | Entry)[]> | readonly (Plugin | Entry)[],
@@ -129,7 +129,7 @@ async function call(
   return result
 }
 
-/** An AppError with a sentence is an answer, also when it is thrown; any other exception is a bug of the tool. */
+/** A thrown AppError with a sentence is an answer; any other exception is a bug of the tool. */
 async function told(
   tool: PlatformTool,
   input: Readonly<Record<string, unknown>>,

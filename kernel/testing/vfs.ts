@@ -10,9 +10,9 @@ import { load } from './database.ts'
 import { testKernel, type TestKernel } from './kernel.ts'
 
 export interface TestVfsOptions {
-  /** Settings of the server beside its folder, as a role file has them. */
+  /** Settings of the server other than its folder, in the form of a role file. */
   readonly settings?: Readonly<Record<string, unknown>>
-  /** A folder that is there already, e.g. that of a server before. */
+  /** An existing folder, e.g. that of an earlier server. */
   readonly dir?: string
   readonly plugins?: readonly (Plugin | Entry)[]
 }
@@ -22,7 +22,7 @@ export interface TestVfs {
   readonly url: string
   /** The folder of the server. */
   readonly dir: string
-  /** Base64 of the key that it verifies with. */
+  /** Base64 of the key with which the server verifies. */
   readonly key: string
   readonly signer: Signer
   /** Signs as runners do. */
@@ -30,7 +30,7 @@ export interface TestVfs {
   readonly client: VfsClient
 }
 
-/** A VirtualFS server as its role runs it, on a port of its own, with objects on disk and a client of it. */
+/** A VirtualFS server as its role runs it, on its own port, with objects on disk and a client. */
 export async function testVfs(
   t: TestContext,
   { settings = {}, dir: given, plugins = [] }: TestVfsOptions = {},

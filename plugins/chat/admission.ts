@@ -8,7 +8,7 @@ import { type ClientAddress, type Held, heldStreams, rateLimit, Sweep, type Wron
 import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
 
-/** A published agent as the holder of one of its keys meets it. */
+/** A published agent, as seen by the holder of one of its keys. */
 export interface Agent {
   readonly id: string
   readonly slug: string
@@ -17,11 +17,11 @@ export interface Agent {
   readonly rateLimitRpm: number
   readonly syncMaxDurationMs: number
   readonly exposeToolEvents: boolean
-  /** Where the ends of its runs are told. */
+  /** Where the ends of its runs are reported. Null: nowhere. */
   readonly webhookUrl: string | null
-  /** Published and not switched off. */
+  /** True when the agent is published and not switched off. */
   readonly active: boolean
-  /** Another one after every change of the agent. */
+  /** A token that changes with every change of the agent. */
   readonly revision: string
 }
 
@@ -31,8 +31,8 @@ export interface ChatCaller {
   readonly keyId: string
   readonly agent: Agent
   /**
-   * Present when the caller was let in from memory: the statement that starts a run for it checks that key and agent are unchanged. This
-   * reads them anew, and rejects as it would for a request with a key that is not valid.
+   * Present when the caller was admitted from memory; the statement that starts a run then checks that key and agent are unchanged. Reads the
+   * caller from the database, and rejects as it would for a request with an invalid key.
    */
   readonly renew?: () => Promise<ChatCaller>
 }
@@ -51,7 +51,7 @@ const memoryKey = ({ tenantId, slug, hash }: Shown): string => `${tenantId}/${sl
 
 interface KeyLookup extends Agent {
   readonly keyId: string
-  /** Its last use is not on record yet, or was over a minute ago. */
+  /** The last use of the key is not on record yet, or was over a minute ago. */
   readonly unrecorded: boolean
 }
 
@@ -73,7 +73,7 @@ const alive = {
   name: 'chat-keys-alive',
   text: `SELECT key.id ${fromLiveKeys} AND key.id = ANY ($2::text[]) AND agent.enabled AND agent.unpublished_at IS NULL`,
 }
-/** For requests that carry no valid key. */
+/** Finds the allowed origins for requests without a valid key. */
 const origins = {
   name: 'chat-origins',
   text: `SELECT allowed_origins FROM published_agents WHERE tenant_id = $1 AND slug = $2 AND unpublished_at IS NULL`,
@@ -83,11 +83,11 @@ const used = {
   text: `UPDATE published_agent_keys SET last_used_at = now() WHERE tenant_id = $1 AND id = ANY($2)`,
 }
 
-// No other text names a tenant or a slug, and PostgreSQL would refuse some of it with an error.
+// No other text names a tenant or a slug, and PostgreSQL would answer some other texts with an error.
 const name = /^[A-Za-z0-9_.-]{1,128}$/
 const namesOf = (request: FastifyRequest) => request.params as { readonly tenant: string; readonly agent: string }
 
-/** How many callers are remembered, and for how long. A revoked key is refused all the same, by the statement that starts its run. */
+/** How many callers are remembered, and for how long. A revoked key is still refused, by the statement that starts its run. */
 const mostRemembered = 10_000
 const rememberMs = 60_000
 const recordEveryMs = 1_000
@@ -96,16 +96,17 @@ const exposed =
   'x-request-id, x-conversation-id, x-public-run-id, retry-after, ratelimit, ratelimit-policy, idempotency-replayed'
 const methods = 'GET, POST, DELETE, OPTIONS'
 const headers = 'authorization, content-type, last-event-id, idempotency-key'
-/** Browsers ask again after ten minutes, so a withdrawn origin does not stay usable for long. Seconds. */
+/** Seconds. Browsers repeat the preflight after ten minutes, so a withdrawn origin does not stay usable for long. */
 const maxAge = '600'
 
-/** Lets a script of `origin` read this reply, its ids and its limits. */
+/** Lets a script of `origin` read this reply, including its headers with ids and limits. */
 const allow = (reply: FastifyReply, origin: string): FastifyReply =>
   reply.header('access-control-allow-origin', origin).header('access-control-expose-headers', exposed)
 
 /**
- * While the gateway stops, its database cannot be reached, or an address is throttled, the allowed origins cannot be read. The answer says nothing but that,
- * so any script may read it: otherwise a browser shows its user a network failure, and the script cannot see `Retry-After`.
+ * Makes an error readable for scripts of any origin. While the gateway stops, its database is away, or an address is throttled, the allowed origins
+ * cannot be read. Without this a browser would report a network failure, and the script could not see `Retry-After`. The answer reveals nothing
+ * else.
  */
 export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply: FastifyReply): void {
   if (![429, 503].includes(reply.statusCode) || origin === undefined || reply.hasHeader('access-control-allow-origin'))
@@ -122,7 +123,7 @@ interface AdmissionOptions {
   readonly registry: Registry
 }
 
-/** Whether a request may chat: its key, the origin of the page that sent it, and the limit of the key. */
+/** Decides whether a request may chat, by its key, by the origin of the page that sent it, and by the limit of the key. */
 export class ChatAdmission {
   readonly #database: Database
   readonly #tokens: Tokens
@@ -131,9 +132,9 @@ export class ChatAdmission {
   readonly #wrongKeys: WrongKeys
   readonly #requests: Counter
   readonly #duration: Histogram
-  /** The scopes that it guards. */
+  /** The scopes that this admission guards. */
   readonly #scopes: App[] = []
-  /** Keys whose use has to be recorded, with their tenants. It is recorded in the background, so it delays no request. */
+  /** Keys whose use must be recorded, with their tenants. This happens in the background, so that it delays no request. */
   readonly #used = new Map<string, string>()
   readonly #remembered = new Map<string, { readonly caller: ChatCaller; readonly until: number }>()
   readonly #recording = new Sweep(
@@ -174,19 +175,19 @@ export class ChatAdmission {
     })
   }
 
-  /** The open streams of the scopes that it guards. */
+  /** The open streams of the guarded scopes. */
   held(): Iterable<Held> {
     return heldStreams(this.#scopes, (request) => request.getDecorator<ChatCaller | null>(caller))
   }
-  /** Those of these keys of a tenant that may still chat. */
+  /** Those of a tenant's keys that may still chat. */
   async alive(tenantId: string, keyIds: readonly string[]): Promise<string[]> {
     const found = await this.#database.unit<{ id: string }>(tenantId, { ...alive, values: [tenantId, keyIds] })
     return found.map(({ id }) => id)
   }
 
   /**
-   * From here on every request of the scope has a caller. It is read anew, so that a key that was revoked fails on the very next
-   * request, or comes from memory where the statement that starts the run looks at the key and its agent again.
+   * Gives every request of the scope a caller. With `database` the caller is read for each request, so that a revoked key fails on the very next
+   * one. With `memory` it may be remembered, because the statement that starts the run checks the key and its agent again.
    */
   guard(app: App, from: 'database' | 'memory'): void {
     this.#scopes.push(app)
@@ -199,17 +200,17 @@ export class ChatAdmission {
       request.setDecorator(caller, remembered ? { ...remembered, renew } : await renew())
     })
     if (from === 'database') return
-    // A caller from memory is read anew before it gets an error: if its key was revoked, it is told that first.
+    // Before a caller from memory gets an error, it is read from the database: if its key was revoked, it must be told that instead.
     app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
       const { renew } = request.getDecorator<ChatCaller | null>(caller) ?? {}
       const status = Number(error.status)
-      // With 401 it was read anew already.
+      // A 401 comes from such a read already.
       if (renew && status !== 401 && !(status >= 500)) await renew()
       throw error
     })
   }
 
-  /** The tenant, slug and key hash of a request; undefined when its token cannot be a key of ours. */
+  /** The tenant, slug and key hash of a request. Undefined when its token cannot be a key of this server. */
   #shown(request: FastifyRequest): Shown | undefined {
     const { tenant: tenantId, agent: slug } = namesOf(request)
     const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
@@ -218,8 +219,8 @@ export class ChatAdmission {
   }
 
   /**
-   * The remembered caller. Undefined, so that the database decides, for an origin that memory does not allow, and for a request with
-   * an idempotency key: it may join a run and start none, and then no statement would check its key.
+   * The remembered caller. Undefined leaves the decision to the database: for an origin that memory does not allow, and for a request with an
+   * idempotency key, which may join a run and so reach no statement that checks the key.
    */
   #recall(
     { headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest,
@@ -233,7 +234,7 @@ export class ChatAdmission {
   async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<ChatCaller> {
     const { origin } = request.headers
     const key = shown && memoryKey(shown)
-    // Whoever shows no token tries none.
+    // A request without a token does not count as an attempt to guess a key.
     const tried = bearerForm.test(request.headers.authorization ?? '')
     if (tried)
       await this.#wrongKeys.check(this.#clientOf(request), () => key !== undefined && this.#wrongKeys.isGood(key))
@@ -241,12 +242,12 @@ export class ChatAdmission {
     const found = shown && (await this.#find(request, shown))
     if (!found) {
       if (tried) this.#wrongKeys.failed(this.#clientOf(request), key)
-      // Without these headers a browser would show its user a network failure instead of the 401.
+      // Without these headers a browser would report a network failure instead of the 401.
       if (origin !== undefined && (await this.#admits(request, origin))) allow(reply, origin)
       throw invalidKey()
     }
     if (origin !== undefined) {
-      // Exact, as browsers serialise it: `null`, a longer host or a user part is another origin.
+      // Compare exactly, as browsers serialize it: `null`, a longer host or a user part is another origin.
       if (!found.agent.allowedOrigins.includes(origin)) throw chatErrors.originNotAllowed()
       allow(reply, origin)
     }
@@ -282,7 +283,7 @@ export class ChatAdmission {
     return row?.allowed_origins.includes(origin) === true
   }
 
-  /** Lets scripts of other origins read answers, and answers their preflights: they carry no key, so the agent of the URL decides. */
+  /** Lets scripts of other origins read answers, and answers their preflights. A preflight carries no key, so the agent in the URL decides. */
   crossOrigin(app: App): void {
     judgeOrigins(app)
     app.addHook('onRequest', (_request, reply, done) => {
@@ -297,7 +298,7 @@ export class ChatAdmission {
       app.options(url, { ...access('public'), schema: { hide: true, params: ChatParams } }, async (request, reply) => {
         const { origin } = request.headers
         if (origin === undefined) return reply.code(204).header('allow', methods).send()
-        // An unknown agent answers like one that does not list the origin.
+        // An unknown agent answers like an agent that does not list the origin.
         if (!(await this.#admits(request, origin))) throw chatErrors.originNotAllowed()
         return allow(reply, origin)
           .code(204)

@@ -28,9 +28,9 @@ interface ChatParts {
   readonly idempotency: Idempotency
   readonly follower: Follower
   readonly log: FastifyBaseLogger
-  /** Tenants for which a run was accepted, or may have been: their requests are counted by the ingress meter. */
+  /** Tenants for which a run was accepted, or may have been. The ingress meter counts their requests. */
   readonly accepted: Set<string>
-  /** Tenants with a stored public run whose start is in doubt: the sweep has to look at them. */
+  /** Tenants with a stored public run whose start is in doubt, for the sweep to check. */
   readonly doubtful: Set<string>
   readonly waits: SyncWaits
   readonly heartbeatMs: number
@@ -98,9 +98,9 @@ export function chatRoutes(app: App, parts: ChatParts): void {
 }
 
 /**
- * Checks a request and gives its chat its ids; with an `Idempotency-Key` those that the first request of the key chose.
- * What was answered is never stored: a repeat joins the run by its id, whichever process began it and however it ended.
- * The synchronous and the streamed call share keys: a client that falls back from one to the other gets the same run.
+ * Checks a request and gives its chat ids; with an `Idempotency-Key` it reuses the ids that the first request with the key chose. Answers are never
+ * stored: a repeat joins the run by its id, whichever process began the run and however it ended. The synchronous and the streamed call share keys,
+ * so a client that falls back from one to the other gets the same run.
  */
 async function openChat(parts: ChatParts, caller: ChatCaller, body: ChatBody, key: string | undefined): Promise<Chat> {
   check(body)
@@ -117,16 +117,16 @@ async function openChat(parts: ChatParts, caller: ChatCaller, body: ChatBody, ke
 
 type Ids = Pick<PublicRun, 'conversationId' | 'publicRunId' | 'runId'>
 
-/** A chat that a request asks for, under the ids that it has, or will have once it is begun. */
+/** A requested chat, under the ids that its run has or will have once it is begun. */
 class Chat {
   readonly run: PublicRun & { replayed?: boolean }
-  /** Stops reading the run. It is not the request's own signal: a client that leaves while its run is being started does not undo the start. */
+  /** Stops reading the run. It is separate from the request's signal, because a client that disconnects during the start must not undo the start. */
   readonly left = new AbortController()
   readonly #parts: ChatParts
   #caller: ChatCaller
   readonly #body: ChatBody
   readonly #attempt: Attempt<Ids> | undefined
-  /** `joined`: an earlier request of the same key began it. `refused`: certainly not begun. */
+  /** `joined`: an earlier request with the same key began the run. `refused`: the run was certainly not begun. */
   #state: 'new' | 'begun' | 'joined' | 'refused' = 'new'
   #deserted = false
 
@@ -139,8 +139,8 @@ class Chat {
   }
 
   /**
-   * Has the conductor begin the run, or joins the one that an earlier request of the key began. Resolves to its frames.
-   * Rejects with what the client is told; only an error that names the run may have begun it.
+   * Has the conductor begin the run, or joins the run that an earlier request with the key began. Resolves to its frames. Rejects with the client's
+   * error; if the error names the run, the run may have begun.
    */
   async start(afterSeq: number): Promise<Frames> {
     const { database, accepted } = this.#parts
@@ -150,20 +150,20 @@ class Chat {
       this.#state = 'joined'
       this.run.replayed = true
       const { outcome } = earlier
-      // It ended before the conductor had taken it: the client gets an error answer, not a stream.
+      // The run ended before the conductor had taken it, so the client gets an error answer instead of a stream.
       if (outcome && outcome.status !== 'ok' && outcome.seq === 0) throw noAnswer(this.run, outcome)
-      // A repeated stream is sent from its beginning, also when the end is known.
+      // A repeated stream starts from its beginning, even when the end is known.
       if (outcome) return this.#frames(afterSeq, afterSeq === endingOnly ? { over: outcome } : {})
     }
-    // An open run is started again under the same ids, which the conductor does once: until a caller was told of it, it may still
-    // be taken back, and the conductor has to know that somebody waits for it.
+    // An open run is started again under the same ids, which the conductor does at most once. Until a caller was told of the run it may be taken
+    // back, so the conductor must know that somebody waits for it.
     try {
       const { events } = await this.#begin(afterSeq)
       if (this.#state === 'new') this.#state = 'begun'
       accepted.add(tenantId)
       return this.#frames(afterSeq, { events })
     } catch (error) {
-      // A new run would be refused now; the one that it joins goes on, unless it is the one that was.
+      // The refusal concerns a new run. An earlier run that is still stored continues, so join it.
       const goesOn = earlier?.status === 'running' && beganNothing(error) && (await this.#isStored())
       if (goesOn) return this.#frames(afterSeq, {})
       throw await this.#failed(error)
@@ -174,7 +174,7 @@ class Chat {
     return (await findRun(this.#parts.database, tenantId, publicRunId)) !== undefined
   }
 
-  /** Starts the run. When nothing was started for a caller from memory, the caller is read from the database and tried once more. */
+  /** Starts the run. When nothing was started for a caller from memory, the caller is read from the database and the start is retried once. */
   async #begin(afterSeq: number): Promise<StartedRun> {
     const { dispatch } = this.#parts
     const start = () => dispatch.start(this.run.tenantId, this.#task(), afterSeq, this.left.signal)
@@ -207,8 +207,8 @@ class Chat {
   }
 
   /**
-   * Releases the idempotency key; called before the answer, so that a client that repeats the request finds its key free. A refused
-   * request forgets its key, unless an earlier request has it, too, which may still be starting the run.
+   * Releases the idempotency key. It is called before the answer, so that a client that repeats the request finds the key free. A refused request
+   * forgets its key, unless an earlier request with the key may still be starting the run.
    */
   async settle(): Promise<void> {
     if (this.#state === 'refused' && !this.#attempt?.repeated) await this.#attempt?.forget()
@@ -272,7 +272,7 @@ class Chat {
   }
 }
 
-// A row that exists was written by the conductor's start, in one commit with the run.
+// If the row exists, the conductor's start wrote it in one commit with the run.
 const keep = {
   name: 'chat-keep',
   text: `WITH fresh AS (
@@ -294,8 +294,8 @@ const keep = {
 }
 
 /**
- * Keeps a chat that the conductor may or may not have begun, as `dispatching`, so that its client can ask for it. Writes
- * nothing when the run is there. False: it continues a conversation that this agent does not have.
+ * Stores a chat that the conductor may or may not have begun as `dispatching`, so that its client can ask for it. Writes nothing when the run
+ * exists. False: the chat continues a conversation that this agent does not have.
  */
 export async function keepInDoubt(database: Database, run: PublicRun, body: ChatBody): Promise<boolean> {
   const { tenantId, conversationId, publishedId, publicRunId, runId } = run

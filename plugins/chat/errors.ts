@@ -2,7 +2,7 @@ import { type AppError, errorTable, unauthorized } from '#kernel'
 
 export const unreachable = 'The agent cannot be reached right now. Send the message again later.'
 
-/** What a client of a published agent may be told, besides why its conversation begins no run. */
+/** The errors of a published agent's clients, except the reasons why a conversation begins no run. */
 export const chatErrors = errorTable('chat', {
   originNotAllowed: { status: 403, message: 'This agent may not be called from this origin.' },
   notPublished: { status: 404, message: 'This agent is not published.', about: 'The agent is disabled.' },

@@ -57,7 +57,7 @@ export default definePlugin({
   },
   async setup({ config, deps, log, metrics: registry, stopping, routes, onStart, onStop }) {
     const { database, tokens, kv, dispatch, idempotency, limits, links } = deps
-    // Said at boot, not at the first chat: without the pepper no key could be checked.
+    // Fail at boot instead of at the first chat: without the pepper no key can be checked.
     if (!database.absent) tokens.hash('ao:pub-key:v1', '')
     const follower = createFollower({ database, dispatch, log, registry })
     const sweep = createSweep(database, log)

@@ -24,18 +24,18 @@ export interface PublicRun extends RunIds {
   readonly runId: string
 }
 
-/** How a public run ended, as clients may know it. */
+/** How a public run ended, in the form that clients may see. */
 export interface Outcome {
   readonly status: 'ok' | 'error' | 'lost'
-  /** The answer, or a sentence for the client that says what went wrong. */
+  /** The answer, or a sentence that tells the client what went wrong. */
   readonly message: string
-  /** Of the terminal event; 0 when there was none. */
+  /** The `seq` of the terminal event; 0 when there was none. */
   readonly seq: number
 }
 
 export interface StoredRun extends PublicRun {
   readonly status: 'dispatching' | 'running' | Outcome['status']
-  /** Undefined while it is open. */
+  /** Undefined while the run is open. */
   readonly outcome: Outcome | undefined
 }
 
@@ -44,10 +44,10 @@ export const bodyIds = ({ publicRunId, conversationId }: RunIds) => ({
   conversation_id: conversationId,
 })
 
-/** `replayed`: an earlier request of the same key began it. */
+/** `replayed`: an earlier request with the same key began the run. */
 export type NamedRun = RunIds & { readonly replayed?: boolean }
 
-/** Headers that name a run, so that a client that reconnects knows it before the first event. */
+/** Headers that name a run, so that a reconnecting client knows the run before the first event. */
 export const idHeaders = ({ publicRunId, conversationId, replayed }: NamedRun) => ({
   'x-public-run-id': publicRunId,
   'x-conversation-id': conversationId,
@@ -75,7 +75,7 @@ export async function findRun(database: Database, tenantId: string, id: string):
   return { ...run, status, outcome: isOpen ? undefined : { status, message, seq } }
 }
 
-/** A constant of the wire as words of four bytes, of which the last two may overlap: it is compared and written by the word. */
+/** A constant of the wire format as words of four bytes; the last two may overlap. Comparing and writing go word by word. */
 type Constant = { readonly length: number; readonly words: Int32Array }
 function constant(text: string): Constant {
   const bytes = Buffer.from(text)
@@ -89,7 +89,7 @@ function isAt(view: DataView, at: number, { length, words }: Constant): boolean 
   for (let i = 0; i < last; i++) if (view.getInt32(at + 4 * i, true) !== words[i]) return false
   return view.getInt32(at + length - 4, true) === words[last]
 }
-/** Returns where it ends. */
+/** Writes the constant, and returns the offset behind it. */
 function put(view: DataView, at: number, { length, words }: Constant): number {
   const last = words.length - 1
   for (let i = 0; i < last; i++) view.setInt32(at + 4 * i, words[i]!, true)
@@ -101,7 +101,7 @@ const viewOf = ({ buffer, byteOffset, length }: Buffer): DataView => new DataVie
 const newline = 0x0a
 const quote = 0x22
 const backslash = 0x5c
-// A delta as `createEventEncoder` writes it, around its text, and the frame that the text goes into, which is shorter.
+// The bytes around the text of a delta, as `createEventEncoder` writes them, and those of the SSE frame that the text moves into, which is shorter.
 const mark = ',"text":"'
 const delta = {
   head: constant('{"type":"assistant","runId":"'),
@@ -109,18 +109,18 @@ const delta = {
   tail: constant('","delta":true}\n'),
 }
 const frame = { id: constant('id: '), data: constant('\nevent: delta\ndata: {"text":"'), tail: constant('"}\n\n') }
-/** The text of a delta begins within this many bytes of its line, and so does that of a frame. */
+/** The text begins within this many bytes, both in the line of a delta and in its frame. */
 const headBytes = 512
 
 /**
- * The client's view of the events of `chunk`, as SSE frames of specification 4.21.1 with the event's seq as their id, and `last`
- * behind them. The terminal event is left out: its frame names the public run.
+ * The client's view of the events of `chunk`: SSE frames of specification 4.21.1 with the event's seq as their id, followed by `last`. The terminal
+ * event is left out, because its frame names the public run.
  */
 export const encodeFrames = (chunk: LogChunk, exposeToolEvents: boolean, last = ''): Buffer =>
-  // A line of another form may look like a delta that goes on in the next line: then lines are missing.
+  // A line in another form may look like a delta that runs into the next line. The line count then differs, and the slow way is taken.
   framesOf(chunk, exposeToolEvents, last, true) ?? framesOf(chunk, exposeToolEvents, last, false)!
 
-/** `moving`: the text of a delta in canonical form is JSON already, and moves byte by byte. Undefined when a line was lost so. */
+/** `moving`: a delta in canonical form has its text as JSON already, so the text is copied byte by byte. Undefined when this merged two lines. */
 function framesOf(chunk: LogChunk, exposeToolEvents: boolean, last: string, moving: boolean): Buffer | undefined {
   const { lines, firstSeq, count } = chunk
   const size = lines.length
@@ -132,7 +132,7 @@ function framesOf(chunk: LogChunk, exposeToolEvents: boolean, last: string, movi
   let joined = 0
   let seq = firstSeq
   let id: Buffer = Buffer.from(String(seq))
-  /** Where in a delta's line its text begins, less the digits of its seq: the same in every delta of a run. */
+  /** Where the text begins in a delta's line, without the digits of its seq. The offset is the same in every delta of a run. */
   let textAt = 0
   for (let start = 0, next = 0; start < size; start = next, id = after(id, ++seq)) {
     if (moving && isAt(view, start, delta.head)) {
@@ -145,7 +145,7 @@ function framesOf(chunk: LogChunk, exposeToolEvents: boolean, last: string, movi
       to = put(out, to, frame.data)
       for (; at < size; at++) {
         const byte = lines[at]!
-        // A control character, which would end a line of SSE, is escaped in JSON.
+        // JSON escapes control characters, so a byte that would end an SSE line cannot be part of the text.
         if (byte === quote || byte < 0x20) break
         bytes[to++] = byte
         if (byte === backslash) bytes[to++] = lines[++at]!
@@ -168,17 +168,17 @@ function framesOf(chunk: LogChunk, exposeToolEvents: boolean, last: string, movi
   return parts.length === 0 && last === '' ? rest : Buffer.concat([...parts, rest, Buffer.from(last)])
 }
 
-/** The digits of `seq`, made of those of the number before it. */
+/** The digits of `seq`, derived from the digits of the previous number. */
 function after(digits: Buffer, seq: number): Buffer {
   if (seq % 10 === 0) return Buffer.from(String(seq))
   digits[digits.length - 1]!++
   return digits
 }
 
-/** Lines that no client sees, told by their first bytes. */
+/** Lines that clients do not see, recognized by their first bytes. */
 const silent = ['{"type":"usage"', '{"type":"session_init"', '{"type":"result"', '{"type":"error"']
 
-/** A call of a tool waits for a person. */
+/** Marks an event that says that a tool call waits for a person. */
 const waiting = `"stage":"${approvalStage}"`
 
 function frameOf(line: Buffer, seq: number, exposeToolEvents: boolean): string {
@@ -188,7 +188,7 @@ function frameOf(line: Buffer, seq: number, exposeToolEvents: boolean): string {
   if (head.startsWith('{"type":"progress"') && !isWaiting && !line.includes('"supersedes":')) return ''
   const event = parseLine(line)
   if (event?.['type'] === 'assistant') return sseFrame('delta', JSON.stringify({ text: event['text'] }), seq)
-  // The run is done again from there: a client that shows its text as it comes takes that part back.
+  // The run is repeated from this event on. A client that shows text as it arrives removes that part.
   if (event?.['type'] === 'progress' && typeof event['supersedes'] === 'number') {
     return sseFrame('superseded', JSON.stringify({ from: event['supersedes'] }), seq)
   }
@@ -206,13 +206,13 @@ function frameOf(line: Buffer, seq: number, exposeToolEvents: boolean): string {
   return ''
 }
 
-/** The terminal event, when `chunk` ends with one. */
+/** The terminal event, if `chunk` ends with one. */
 export function terminalEvent(chunk: LogChunk): Record<string, unknown> | undefined {
   const end = endOf(chunk)
   return end && parseLine(end.lines)
 }
 
-/** What a terminal event stands for. It hides what an error says: that may name providers, addresses or sessions. */
+/** The outcome that a terminal event stands for. It hides the error's text, which may name providers, addresses or sessions. */
 function outcomeOf(event: Readonly<Record<string, unknown>>, seq: number): Outcome {
   const text = (value: unknown): string => (typeof value === 'string' ? value : '')
   return event['type'] === 'error'
@@ -231,32 +231,32 @@ function terminalFrame(ids: RunIds, { status, message, seq }: Outcome): string {
   )
 }
 
-/** Tells a client that the stream ended here and not the run: it resumes with `Last-Event-ID`. */
+/** Tells a client that only the stream ended here, not the run. The client resumes with `Last-Event-ID`. */
 const closing = ': closing\n\n'
-/** The key of the reader is not valid any more. This ends the stream of that reader; the run goes on. */
+/** Tells a reader that its key is no longer valid. This ends the reader's stream; the run continues. */
 const revoked = ({ publicRunId }: RunIds): string => {
   const { code, message } = invalidKey()
   return sseFrame('error', JSON.stringify({ code, message, public_run_id: publicRunId }))
 }
-/** How often a run is looked for that the conductor does not know yet. */
+/** Milliseconds between two looks for a run that the conductor does not know yet. */
 const lookAgainMs = 300
-/** Of the event that a log begins with. A run that no runner took has no other. */
+/** The `seq` of a log's first event. A run that no runner took has no other event. */
 const acceptedSeq = 1
-/** What a reader is told of a run that was begun for somebody else and taken back, before anybody was told that it is accepted. */
+/** The outcome for a reader of a run that another request began and that was taken back before anybody was told that it is accepted. */
 const takenBack: Outcome = { status: 'error', message: unreachable, seq: 0 }
 
 /** How a run ended, or why its end was not waited for here. */
 export type Told = Outcome | 'unreachable' | 'stopping'
 
-/** SSE frames of one run, at last its terminal one, or a comment that says that only the stream is over. Returns what was told. */
+/** SSE frames of one run. The last is its terminal frame, or a comment that only the stream is over. Returns the outcome. */
 export type Frames = AsyncGenerator<Buffer | string, Told>
 
 export interface Reading {
   readonly afterSeq: number
   readonly exposeToolEvents: boolean
-  /** The run's events behind `afterSeq`, where they are at hand; otherwise the conductor is asked for them. */
+  /** The run's events after `afterSeq`, if they are at hand. Otherwise the conductor is asked for them. */
   readonly events?: AsyncIterable<LogChunk> | undefined
-  /** How the run ended, to be told at once instead of its events. */
+  /** How the run ended. If given, it is sent at once instead of the events. */
   readonly over?: Outcome | undefined
 }
 
@@ -267,7 +267,7 @@ interface Dependencies {
   readonly registry: Registry
 }
 
-/** Reads the logs of runs for clients. It holds nothing but a cursor of each: a client that leaves ends its reading and not the run. */
+/** Reads the logs of runs for clients. It holds only a cursor per reader: a client that disconnects ends its reading, not the run. */
 export function createFollower({ database, dispatch, log, registry }: Dependencies) {
   let size = 0
   const registers = [registry]
@@ -285,10 +285,10 @@ export function createFollower({ database, dispatch, log, registry }: Dependenci
       this.set(size)
     },
   })
-  // A run that was lost is announced as an error.
+  // A lost run counts as an error.
   const ended = ({ status }: Outcome): void => terminal.inc({ status: status === 'ok' ? 'done' : 'error' })
   return {
-    // One generator from the conductor's chunks to the socket: every layer costs a delta some microtasks.
+    // A single generator from the conductor's chunks to the socket, because every layer costs a delta some microtasks.
     async *frames(run: PublicRun, reading: Reading, signal: AbortSignal): Frames {
       const { tenantId, publicRunId, runId } = run
       let { events, afterSeq } = reading
@@ -314,13 +314,13 @@ export function createFollower({ database, dispatch, log, registry }: Dependenci
               const frames = encodeFrames(chunk, reading.exposeToolEvents)
               if (frames.length > 0) yield frames
             }
-            // The log ends before the run does: the conductor is stopping, or no runner took the run.
+            // The log ended before the run did: the conductor is stopping, or no runner took the run.
             begun = signal.aborted || afterSeq > acceptedSeq
           } catch (error) {
             if (signal.aborted || !isAppError(error) || error.code !== 'not_found') throw error
           }
           if (begun) break
-          // The conductor does not know it yet, or never will: its row says when it is over, and is gone with a run that was taken back.
+          // The conductor does not know the run yet, or never will. The row of the run says when it is over; a run that was taken back has no row.
           const row = await findRun(database, tenantId, publicRunId)
           const outcome = row ? row.outcome : takenBack
           if (outcome) {

@@ -6,28 +6,28 @@ import { bodyIds, idHeaders, type NamedRun, type Outcome } from './public-run.ts
 
 const stoppingHere = 'This server is stopping; the run goes on, and its answer can be fetched later.'
 
-/** True when a start that failed so has certainly begun nothing; after any other failure the run may exist. */
+/** True when a start that failed with this error has certainly begun nothing. After any other failure the run may exist. */
 export const beganNothing = (error: unknown): error is AppError =>
   isAppError(error) && (error.status < 500 || error.retryable)
 
-/** What a client is told of a start that began nothing. A failure of ours says no more than that; a refusal keeps its code. */
+/** The client's error for a start that began nothing. A failure of the server reveals no details; a refusal keeps its code. */
 export function refusal(cause: AppError): AppError {
   const { code, headers } = cause
   if (code === 'session_busy' || code === 'conversation_busy') return runErrors.conversationBusy({ cause })
   if (code === 'conversation_not_found') return runErrors.conversationNotFound({ cause })
   if (code === 'conversation_ended') return runErrors.conversationEnded({ cause })
   if (code.startsWith('unknown_profile')) return chatErrors.notPublished({ cause })
-  // Which budget it is, and how large, is the tenant's.
+  // Which budget is exhausted, and how large it is, concerns the tenant only.
   if (code === billingErrors.budgetExceeded.row.code)
     return billingErrors.budgetExceeded({ message: 'This agent has used up its budget; try again later.', cause })
   if (code === 'upstream') return chatErrors.upstream({ message: unreachable, headers, retryable: true, cause })
   return cause.status < 500 ? cause : chatErrors.unavailable({ headers, cause })
 }
 
-/** Why a request has no answer of its run: how the run ended, or why nobody waits for its end any longer. */
+/** Why a request has no answer: how its run ended, or why nobody waits for its end any longer. */
 export type NoAnswer = Outcome | 'unreachable' | 'timeout' | 'stopping' | 'gone'
 
-/** What a request tells a client whose run has no answer for it, or none yet. It names the run. */
+/** The client's error when its run has no answer, or none yet. It names the run. */
 export function noAnswer(ids: NamedRun, reason: NoAnswer, cause?: unknown): AppError {
   const options = { detail: bodyIds(ids), headers: idHeaders(ids), cause }
   if (reason === 'timeout') return chatErrors.syncTimeout(options)

@@ -30,7 +30,7 @@ interface Dependencies {
 
 const tags = ['chat']
 
-/** What a client may ask about its runs. Those of another agent do not exist for it. */
+/** The routes for a client's runs. Runs of another agent do not exist for the client. */
 export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs }: Dependencies): void {
   const stored = async ({ tenantId, agent }: ChatCaller, id: string): Promise<StoredRun> => {
     const run = isId('prun', id) ? await findRun(database, tenantId, id) : undefined
@@ -105,7 +105,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
   )
 }
 
-/** What a client may ask about its conversations. */
+/** The routes for a client's conversations. */
 export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'database'>): void {
   app.get(
     '/v1/chat/:tenant/:agent/conversations/:id',
@@ -154,9 +154,9 @@ const conversation = {
   name: 'chat-conversation',
   text: `SELECT 1 FROM conversations WHERE tenant_id = $1 AND id = $2 AND published_id = $3`,
 }
-/** Messages of one read are about as many bytes at most, or a single one. */
+/** Approximate bytes of messages per read; a larger message is read alone. */
 const readBytes = 1024 * 1024
-// The length of a text is known without reading it. `newest`: the place of the last message that is asked for.
+// The length of a text is known without reading it. `newest`: the position of the last requested message.
 const messages = {
   name: 'chat-messages',
   text: `SELECT role, content, at, public_run_id, attachments, position, newest FROM (
@@ -170,10 +170,7 @@ const messages = {
          ) sized WHERE before < ${readBytes} ORDER BY position`,
 }
 
-/**
- * The newest messages of a conversation of this agent, oldest of them first, read by and by where they are large. Undefined for
- * any other conversation.
- */
+/** The newest messages of a conversation of this agent, oldest first, read in portions where they are large. Undefined for any other conversation. */
 async function readHistory(
   database: Database,
   tenantId: string,
@@ -209,7 +206,7 @@ const toMessage = ({ role, content, at, public_run_id, attachments }: MessageRow
   role,
   content,
   at,
-  // A client knows the run of its own message by the answer.
+  // The answer names the run, so the client's own message need not.
   ...(role === 'assistant' ? { public_run_id } : {}),
   ...(attachments ? { attachments } : {}),
 })

@@ -78,14 +78,14 @@ export const EventStream = eventStream(
   '`delta` {text}: a chunk of the answer. `tool` {id, name, status} while tools run, if the agent shows them. At the end `done` {public_run_id, conversation_id, message} or `error` {code, message, public_run_id}. `id` resumes, `: ping` means nothing.',
 )
 
-/** What any request of a key may be refused with. */
+/** The refusals that any request with a key may get. */
 export const refusals = [
   unauthorized,
   chatErrors.originNotAllowed,
   chatErrors.notPublished,
   accessErrors.tooManyWrongKeys,
 ] as const
-/** What a new message may be refused with, too. */
+/** Further refusals that a new message may get. */
 export const chatRefusals = [
   ...refusals,
   runErrors.conversationNotFound,

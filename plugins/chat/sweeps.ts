@@ -5,18 +5,18 @@ import { Sweep, tenantIds } from '#kit'
 
 interface TenantTask {
   readonly everyMs: number
-  /** For how long a tenant is swept every time after something happened in it. */
+  /** Milliseconds after an event in a tenant during which every sweep includes the tenant. */
   readonly lingerMs: number
-  /** How often all tenants are swept. */
+  /** Milliseconds between sweeps of all tenants. */
   readonly fullSweepMs: number
   sweep(tenantId: string): Promise<unknown>
-  /** Called after each sweep. `all`: every tenant was due. */
+  /** Called after each sweep. `all`: the sweep included every tenant. */
   onSwept(all: boolean, failures: readonly unknown[]): void
 }
 
 /**
- * A task that has to be done tenant by tenant, because row security hides rows from a statement without a tenant. Tenants
- * in which something happened lately are swept every time, all of them now and then, for what other processes left.
+ * Runs a task tenant by tenant, because row security hides rows from a statement without a tenant. Tenants with recent events are swept every time.
+ * All tenants are swept now and then, for what other processes left behind.
  */
 function createTenantSweep(database: Database, task: TenantTask, now = (): number => performance.now()) {
   const { everyMs, lingerMs, fullSweepMs, sweep, onSwept } = task
@@ -59,11 +59,11 @@ function createTenantSweep(database: Database, task: TenantTask, now = (): numbe
   }
 }
 
-/** Rows that one statement ends. */
+/** How many rows one statement ends. */
 const sweptAtOnce = 200
 
-// A start that came so late finds its public run `lost`, and is refused. A run that has ended while its public run is open was
-// begun by an earlier release, whose gateway died before it could write the end.
+// A start that comes after this finds its public run `lost` and is refused. An ended run whose public run is open was begun by an earlier release,
+// whose gateway died before it could write the end.
 const end = {
   name: 'chat-sweep',
   text: `WITH orphan AS (
@@ -95,13 +95,16 @@ const end = {
 const lostMessage = 'The run was lost in a restart. Send the message again.'
 const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((code) => [code, publicMessageOf(code)])))
 
-/** Ends open public runs that nobody else will end: those in doubt that never came to be, as `lost`. A tenant with one in doubt is touched. */
+/**
+ * Ends open public runs that nobody else will end. A run in doubt that was never started becomes `lost`. Call `touch` for a tenant with a run in
+ * doubt.
+ */
 export function createSweep(database: Database, log: FastifyBaseLogger) {
   let counts = { swept: 0, finished: 0, lost: 0 }
   let isBoot = true
   return createTenantSweep(database, {
     everyMs: 5_000,
-    // So long after the doubt arose, the run has ended or was never started.
+    // Milliseconds after which a run in doubt has ended, or was never started.
     lingerMs: 60_000,
     fullSweepMs: 30_000,
     async sweep(tenantId) {
@@ -124,8 +127,8 @@ export function createSweep(database: Database, log: FastifyBaseLogger) {
   })
 }
 
-// A minute is counted 5 s after it is over. A run that is committed later still is found by the overlap of the next count:
-// no transaction of ours takes 5 minutes.
+// A minute is counted 5 s after it is over. The next count overlaps and finds runs that were committed later, because none of our transactions
+// takes 5 minutes.
 const count = {
   name: 'chat-ingress',
   text: `WITH before AS (SELECT counted_until FROM ingress_watermarks WHERE tenant_id = $1),
@@ -147,21 +150,20 @@ const count = {
 }
 
 /**
- * The meter `ingress`: accepted public chats by agent and minute. Nothing is counted in memory; the runs themselves are, so
- * what failed, or what a gateway accepted that has died since, is counted later. The amount of a minute is set, never added
- * to, so that a count repeated after a crash changes nothing; of several gateways that count at once one does, behind the
- * lock on the watermark.
+ * The meter `ingress`: accepted public chats per agent and minute. It counts the stored runs, not requests in memory, so that a failed count, or
+ * runs of a gateway that has died since, are counted later. The amount of a minute is set, never added to, so a repeated count changes nothing.
+ * When several gateways count at once, the lock on the watermark lets one of them do it.
  */
 export const createIngress = (database: Database, log: FastifyBaseLogger, now?: () => number) =>
   createTenantSweep(
     database,
     {
       everyMs: 30_000,
-      // Long enough for the minute of a chat to be over, and for late commits to be visible.
+      // Milliseconds: long enough for the minute of a chat to be over, and for late commits to be visible.
       lingerMs: 3 * 60_000,
       fullSweepMs: 10 * 60_000,
       sweep: (tenantId) => database.batch(tenantId, [{ ...count, values: [tenantId] }]),
-      // One line for all tenants: when the database cannot be reached, that is so for each of them.
+      // Log one line for all tenants: when the database is away, every tenant fails in the same way.
       onSwept(_everybody, [err, ...more]) {
         if (err !== undefined) log.error({ err, failures: more.length + 1 }, 'ingress.flush_failed')
       },

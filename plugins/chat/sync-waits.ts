@@ -1,10 +1,10 @@
 import type { ServerResponse } from 'node:http'
 import type { Held } from '#kit'
 
-/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer; `revoked`: its key is no longer valid. */
+/** Why a synchronous call stopped waiting. `gone`: its client disconnected, so nobody reads the answer. `revoked`: its key is no longer valid. */
 export type GaveUp = 'timeout' | 'stopping' | 'gone' | 'revoked'
 
-/** Who waits. */
+/** Whose key waits. */
 type Waiter = Pick<Held, 'tenantId' | 'keyId'>
 
 /** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
@@ -22,12 +22,12 @@ export class SyncWaits {
     else stopping.addEventListener('abort', stop, { once: true })
   }
 
-  /** The waits to end when a key is not valid any more. */
+  /** The waits that must end when their key becomes invalid. */
   *held(): Generator<Held> {
     for (const [giveUp, { tenantId, keyId }] of this.#giveUps) yield { tenantId, keyId, end: () => giveUp('revoked') }
   }
 
-  /** What `work` resolves to, or why there is nothing yet. */
+  /** Resolves to the result of `work`, or to the reason why there is none yet. */
   async for<T>(work: () => Promise<T>, ms: number, waiter: Waiter, client: ServerResponse): Promise<T | GaveUp> {
     if (this.#drained) return 'stopping'
     const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()

@@ -4,7 +4,7 @@ import type { Statement } from '#contracts/database'
 interface Columns {
   readonly names: readonly string[]
   readonly parsers: readonly ((text: string) => unknown)[]
-  /** A row without values: copying it gives all rows of the statement one hidden class. */
+  /** A row of nulls. Copying it gives all rows of a statement one hidden class. */
   readonly blank: Readonly<Record<string, null>>
 }
 
@@ -15,9 +15,9 @@ interface PreparedStatement {
 }
 
 /**
- * PostgreSQL keeps the plan of a prepared statement. In tables that are nearly empty and were never analyzed any index is as good as
- * another, and one by tenant alone may be what is kept: the statement then reads all rows of its tenant until autovacuum comes. So it is
- * prepared anew after so many uses, when the tables have grown.
+ * PostgreSQL keeps the plan of a prepared statement. In tables that are nearly empty and were never analyzed any index looks equally good, and
+ * PostgreSQL may keep a plan by tenant alone, which then reads all rows of the tenant until autovacuum runs. So a statement is prepared anew after
+ * these numbers of uses, when the tables have grown.
  */
 const preparedAnew = new Set([300, 3_000, 30_000, 300_000])
 
@@ -53,7 +53,7 @@ const noColumns: Columns = { names: [], parsers: [], blank: {} }
  * one ReadyForQuery, and from the second use on the description of the rows.
  */
 export class Batch {
-  /** The name by which pg calls back, and which it wraps with its read timeout. */
+  /** pg calls back by this name, and wraps the function with its read timeout. */
   callback: Done = () => {}
   readonly #prepared: Prepared
   readonly #steps: Step[]
@@ -61,7 +61,7 @@ export class Batch {
   #tag = ''
   #unreadable: Error | undefined
 
-  /** Throws, before anything is sent, on a value that cannot be encoded and on a name used for two texts. */
+  /** Throws before anything is sent: on a value that cannot be encoded, and on one name with two texts. */
   constructor(statements: readonly Statement[], prepared: Prepared) {
     this.#prepared = prepared
     this.#steps = statements.map(({ name = '', text, values = [] }) => {
@@ -77,7 +77,7 @@ export class Batch {
       let known = this.#prepared.get(step.name)
       if (!known || preparedAnew.has(++known.uses)) {
         if (step.name !== '') {
-          // Whether an earlier batch that failed got as far as preparing it is unknown; closing nothing is no error.
+          // A failed earlier batch may or may not have prepared this statement. Closing an unknown statement is no error.
           connection.close({ type: 'S', name: step.name }, true)
           known = { text: step.text, columns: undefined, uses: known?.uses ?? 0 }
           this.#prepared.set(step.name, known)
@@ -112,7 +112,7 @@ export class Batch {
         if (text !== null) row[names[i]!] = parsers[i]!(text!)
       }
     } catch (error) {
-      // A throw here would end the process: this runs inside the socket's data event.
+      // Keep the error instead of throwing: this runs inside the socket's data event, where a throw would end the process.
       this.#unreadable ??= error as Error
     }
     step.rows.push(row)
@@ -133,7 +133,7 @@ export class Batch {
     this.callback(error)
   }
 
-  // Not before: a deferred constraint fails after the last statement has completed, and only now is the commit done.
+  // Wait for ReadyForQuery: a deferred constraint fails after the last statement has completed, and only now is the commit done.
   handleReadyForQuery(): void {
     this.callback()
   }
@@ -143,7 +143,7 @@ export class Batch {
     return this.#at
   }
 
-  /** The rows and the tag; to be called after the callback came without an error. */
+  /** The rows and the tag. Call it only after the callback came without an error. */
   result(): BatchResult {
     if (this.#unreadable) throw this.#unreadable
     return { rows: this.#steps.map((step) => step.rows), tag: this.#tag }
@@ -158,7 +158,7 @@ export class Batch {
 
 type WireValue = string | Buffer | null
 
-/** A JavaScript value on the wire; PostgreSQL infers the type from the statement. Objects are JSON. */
+/** Encodes a JavaScript value for the wire. PostgreSQL infers the type from the statement; objects are sent as JSON. */
 function encodeValue(value: unknown): WireValue {
   if (value === null || value === undefined) return null
   if (typeof value === 'string') return value
@@ -184,7 +184,7 @@ type Parser = (text: string) => unknown
 
 /** `2026-01-02 03:04:05.678901+00` as `2026-01-02T03:04:05.678Z`. */
 export function isoTime(text: string): string {
-  // The usual form by position, at a fraction of what `Date` costs; sessions run in UTC.
+  // Converts the usual form by position, at a fraction of the cost of `Date`. Sessions run in UTC.
   if (text[10] === ' ' && text.endsWith('+00')) {
     const fraction = text.slice(20, -3)
     return `${text.slice(0, 10)}T${text.slice(11, 19)}.${fraction.slice(0, 3).padEnd(3, '0')}Z`
@@ -213,5 +213,5 @@ const parsers = new Map<number, Parser>([
   [1114, asText], // timestamp without time zone
 ])
 
-/** Parsers for our connections only: `pg.types.setTypeParser` would change those of every user of pg in this process. */
+/** Parsers for our connections only: `pg.types.setTypeParser` would change them for every user of pg in this process. */
 const parserFor = (oid: number): Parser => parsers.get(oid) ?? defaultParser(oid)

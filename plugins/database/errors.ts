@@ -1,23 +1,23 @@
 import { type AppError, unavailable } from '#kernel'
 import { databaseErrors, sqlState } from '#contracts/database'
 
-// Connection exceptions, shutdowns, too many connections.
+// SQLSTATE classes of connection exceptions, shutdowns, and too many connections.
 const awayStates = /^(08|57P0|53300)/
 
-/** True when no server answered, or one that is starting, stopping or full: the same may work a moment later. */
+/** True when no server answered, or a server that is starting, stopping or full. The same call may work a moment later. */
 export function isServerAway(error: unknown): boolean {
   const state = sqlState(error)
   // Node's and pg's own errors (refused, reset, terminated, timed out) carry no SQLSTATE, though EPIPE looks like one.
   return state === undefined || 'syscall' in (error as object) || awayStates.test(state)
 }
 
-/** True when the connection failed, not the statement: it cannot be used again. */
+/** True when the connection failed, not the statement. The connection cannot be used again. */
 export function isConnectionFailure(error: unknown): boolean {
   const { severity } = error as { severity?: string }
   return severity === 'FATAL' || severity === 'PANIC' || isServerAway(error)
 }
 
-// The type of a result changed under a prepared statement, by a migration of a newer release. A new connection prepares anew.
+// True when a migration of a newer release changed the result type of a prepared statement. A new connection prepares the statement anew.
 export const isStalePlan = (error: unknown): boolean =>
   sqlState(error) === '0A000' && (error as Error).message.includes('cached plan must not change result type')
 
@@ -35,13 +35,13 @@ export const databaseBusy = (cause?: unknown): AppError =>
 /** The index of the refused statement in its batch. */
 export const placeOf = (error: unknown): number | undefined => (error as { place?: number } | undefined)?.place
 
-/** A statement's own error for a log, without what PostgreSQL says about the values of the row. */
+/** A copy of a statement's error for logs, without PostgreSQL's detail about the row's values. */
 export function statementError(error: Error, place: number): Error {
   const known = error as Error & { detail?: string; where?: string; place?: number }
   delete known.detail
   delete known.where
   known.place = place
-  // It was made inside a socket event; from here its stack leads to the caller.
+  // The error was made inside a socket event. From here its stack leads to the caller.
   Error.captureStackTrace(error, statementError)
   return error
 }

@@ -11,21 +11,21 @@ export interface Task {
   readonly everyMs: number
   readonly hungMs: number
 }
-/** The messages of the thread: each loss, and changes between renewing and failing. */
+/** The messages of the thread: every loss of the lease, and each change between renewing and failing. */
 export type Heard = { readonly what: 'renewed' | 'lost' } | { readonly what: 'failed'; readonly why: string }
 
-/** Renews with the values of the newest pulse, until there was no pulse for too long. */
+/** Renews the lease with the values of the newest pulse, until no pulse has come for too long. */
 class Renewal {
   readonly #task: Task
   readonly #port: MessagePort
-  /** An answer that takes longer comes too late: another connection may be quicker. */
+  /** Milliseconds to wait for an answer. A later answer is useless, and another connection may be quicker. */
   readonly #answerMs: number
   readonly #timer: NodeJS.Timeout
   #values: unknown[] | undefined
   #client: pg.Client | undefined
   #beating = false
   #ended = false
-  /** Since the last pulse, counted in beats: a process that was stopped as a whole was not hung. */
+  /** Time since the last pulse, counted in beats instead of clock time: a process that was suspended as a whole was not hung. */
   #quietMs = 0
   #told: string | undefined
 
@@ -53,7 +53,7 @@ class Renewal {
     this.#quietMs += this.#task.everyMs
     if (this.#hung && !before) {
       const msg = `this process has been hung for ${this.#task.hungMs} ms: its lease is not renewed any more, and its runs go to others`
-      // The logger's thread hangs: write this line directly.
+      // The main thread, which logs, hangs, so this line is written directly.
       writeSync(2, `${JSON.stringify({ level: 50, time: new Date().toISOString(), msg })}\n`)
     }
     void this.#beat()
@@ -87,7 +87,7 @@ class Renewal {
       connectionTimeoutMillis: this.#answerMs,
       query_timeout: this.#answerMs,
     })
-    // A connection that breaks between two beats fails the next one, which opens another.
+    // A connection that breaks between two beats makes the next beat fail, which then opens another connection.
     client.on('error', () => {})
     try {
       await client.connect()

@@ -2,9 +2,9 @@ import { SHARE_ENV, Worker } from 'node:worker_threads'
 import type { Heartbeat, HeartbeatOptions } from '#contracts/database'
 import type { Heard, Task } from './heartbeat-thread.ts'
 
-/** Its heap is that of a client with one statement. */
+/** Heap limits in MB, enough for one client with one statement. */
 const resourceLimits = { maxOldGenerationSizeMb: 24, maxYoungGenerationSizeMb: 1 }
-/** How long an orderly end may take. */
+/** Milliseconds that an orderly end may take. */
 const endMs = 2_000
 
 /** The main thread's side of the heartbeat. A heartbeat thread that fails is replaced at the next pulse. */
@@ -16,7 +16,7 @@ export function openHeartbeat(dsn: string, options: HeartbeatOptions): Heartbeat
 
   const start = (): Worker => {
     const workerData: Task = { dsn, renew, everyMs, hungMs }
-    // Without the preloads of this process: they would cost more than the thread itself.
+    // Start the thread without the preloads of this process, which would cost more than the thread itself.
     const started = new Worker(new URL('./heartbeat-thread.ts', import.meta.url), {
       name: 'heartbeat',
       workerData,
@@ -25,7 +25,7 @@ export function openHeartbeat(dsn: string, options: HeartbeatOptions): Heartbeat
       trackUnmanagedFds: false,
       resourceLimits,
     })
-    // The process ends when everything else is over, and takes the thread along.
+    // The thread does not keep the process alive.
     started.unref()
     started.on('message', (heard: Heard) => {
       beats = heard.what === 'renewed'

@@ -7,7 +7,7 @@ import { databaseAway, isServerAway } from './errors.ts'
 const firstPauseMs = 100
 const longestPauseMs = 5_000
 
-/** LISTEN on one dedicated connection, opened at first use and again when it breaks: pooled ones would miss notifications. */
+/** LISTEN on one dedicated connection, because pooled ones would miss notifications. It is opened at first use, and again when it breaks. */
 export class NotificationListener {
   readonly #dsn: string
   readonly #log: FastifyBaseLogger
@@ -34,18 +34,18 @@ export class NotificationListener {
       if (listeners.size > 0 || channels.get(channel) !== listeners) return
       channels.delete(channel)
       const client = await this.#connecting?.catch(() => undefined)
-      // The channel may have been requested again meanwhile.
+      // The channel may have been requested again in the meantime.
       if (client && !channels.has(channel)) await this.#command(client, 'UNLISTEN', channel).catch(() => {})
     }
     try {
-      // An older connection does not listen to this channel yet; after `open` a second LISTEN is harmless.
+      // A connection that was already open does not listen to this channel yet. After a new `open` the second LISTEN is harmless.
       await this.#command(await this.#connected(), 'LISTEN', channel)
     } catch (error) {
       if (!isAppError(error) && !isServerAway(error)) {
         await stop()
         throw error
       }
-      // LISTEN runs as soon as the server can be reached; notifications until then are lost, as in any outage.
+      // LISTEN is sent as soon as the server can be reached. Earlier notifications are lost, as in any outage.
       if (!this.#connecting) this.#broken()
     }
     return stop
@@ -58,7 +58,7 @@ export class NotificationListener {
     await client?.end()
   }
 
-  /** One command after the other: pg takes no second one while the first is under way. */
+  /** Runs one command at a time, because pg accepts no second one while the first is under way. */
   #command(client: pg.Client, verb: string, channel: string): Promise<unknown> {
     const send = () => client.query(`${verb} ${pg.escapeIdentifier(channel)}`)
     return (this.#turn = this.#turn.catch(() => {}).then(send))

@@ -6,15 +6,15 @@ import { ownNamespace, rowSecurityProblems } from './row-security.ts'
 const longestMs = 30 * 60_000
 
 /**
- * Brings the database to this release's schema, and resolves to the names of what it applied. Any number of processes may
- * do so at once. Rows of a later release are left alone, so that the previous binary runs on the next schema. Migrations of
- * plugins come after ours: those keep the record of them.
+ * Brings the database to this release's schema, and resolves to the names of the migrations that it applied. Any number of processes may do so at
+ * once. Rows of a later release are left alone, so that the previous binary runs on the next schema. Our migrations come before those of plugins,
+ * because ours create the table that records them.
  */
 export async function migrate(dsn: string, migrations?: readonly Migration[]): Promise<string[]> {
   const client = new pg.Client({
     connectionString: dsn,
     connectionTimeoutMillis: 5_000,
-    // The only limit of a migration: it is there to notice a server that vanished without closing the connection.
+    // The only limit of a migration. It detects a server that vanished without closing the connection.
     query_timeout: longestMs,
     keepAlive: true,
     application_name: 'agent-orc migrate',
@@ -34,15 +34,15 @@ export async function migrate(dsn: string, migrations?: readonly Migration[]): P
 async function createLedger(client: pg.Client): Promise<void> {
   const sql = `CREATE TABLE IF NOT EXISTS schema_migrations (
     number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())`
-  // IF NOT EXISTS is not atomic: two first boots may collide in the catalog, and then the table exists.
+  // IF NOT EXISTS is not atomic: two first boots may collide in the catalog. The table exists in that case too.
   await client.query(sql).catch((error: { code?: string }) => {
     if (!['23505', '42P07', '42710'].includes(error.code ?? '')) throw error
   })
 }
 
 /**
- * The row goes in first: a second process waits on its primary key until the first one has committed and then finds the
- * work done, or takes over when it failed. No advisory lock, which a transaction pooler would break.
+ * Insert the row first: a second process waits on its primary key until the first one has committed, and then finds the work done, or takes over
+ * when the first one failed. An advisory lock would break behind a transaction pooler.
  */
 async function apply(client: pg.Client, m: Migration): Promise<boolean> {
   await client.query('BEGIN')
@@ -59,7 +59,7 @@ async function apply(client: pg.Client, m: Migration): Promise<boolean> {
   }
 }
 
-/** False: it has been applied. */
+/** False: the migration is already applied. */
 async function claim(client: pg.Client, { plugin, number, name, checksum }: Migration): Promise<boolean> {
   const [columns, values] =
     plugin === undefined
@@ -69,9 +69,9 @@ async function claim(client: pg.Client, { plugin, number, name, checksum }: Migr
   return rowCount === 1
 }
 
-/** Refuses what a plugin does outside its namespace, and tables of it in which tenants could meet. */
+/** Applies a plugin's migration, and refuses changes outside its namespace and tables that mix the rows of tenants. */
 async function applyWithin(client: pg.Client, plugin: string, { name, sql }: Migration): Promise<void> {
-  // No other migration changes the schema between the two looks: it would hold a row of this ledger, or wait here too.
+  // No other migration can change the schema between the two inspections: it would hold a row of this ledger, or wait here too.
   await client.query('LOCK TABLE schema_migrations IN SHARE ROW EXCLUSIVE MODE')
   const before = await censusOf(client)
   await client.query(sql)
@@ -98,7 +98,7 @@ async function checkSame(client: pg.Client, { plugin, number, name, checksum }: 
   )
 }
 
-/** The error of a lost connection stays as it is, since the migration may be tried again; any other becomes `MigrationFailed`. */
+/** The error of a lost connection is kept, because the migration may be retried. Any other error becomes `MigrationFailed`. */
 const describe = (error: unknown, m: Migration): unknown =>
   error instanceof MigrationFailed || isServerAway(error)
     ? error
@@ -123,13 +123,13 @@ export async function missingMigrations(client: pg.Client, wanted: readonly Migr
 interface Relation {
   readonly schema: string
   readonly relation: string
-  /** As a sentence names it: `table runs`, `view notes.newest`. */
+  /** The name as a sentence uses it: `table runs`, `view notes.newest`. */
   readonly name: string
-  /** Its columns with their types: whether somebody changed it. */
+  /** The columns with their types, to detect changes. */
   readonly columns: string
 }
 
-/** What the schema consists of, to be compared before and after a migration of a plugin. */
+/** The contents of the schema, compared before and after a plugin's migration. */
 interface Census {
   readonly relations: ReadonlyMap<string, Relation>
   readonly problems: readonly string[]
@@ -167,7 +167,7 @@ function trespasses(plugin: string, before: Census, after: Census): string[] {
   return [
     ...created.filter((one) => !isOwn(one)).map(({ name }) => `it creates the ${name}, but ${where}`),
     ...touched.filter((one) => !isOwn(one)).map(({ name }) => `it changes or drops the ${name}, but ${where}`),
-    // Earlier problems are not its fault, such as the view of an extension that an operator installed.
+    // Problems from before are not this migration's fault, for example the view of an extension that an operator installed.
     ...after.problems.filter((problem) => !before.problems.includes(problem)),
   ]
 }

@@ -5,7 +5,7 @@ import type { Plugin } from '#kernel'
 const ours = new URL('../../migrations/', import.meta.url)
 
 export interface Migration {
-  /** Name of the plugin from outside that it belongs to; undefined for those of this release. */
+  /** The name of the external plugin that the migration belongs to. Undefined: the migration belongs to this release. */
   readonly plugin?: string
   /** Orders the migrations of one plugin, or of this release. */
   readonly number: number
@@ -16,7 +16,7 @@ export interface Migration {
   readonly checksum: string
 }
 
-/** PostgreSQL refused a migration, or its file is not the one that was applied: trying again changes nothing. */
+/** PostgreSQL refused a migration, or its file differs from the one that was applied. A retry changes nothing. */
 export class MigrationFailed extends Error {}
 
 /** The migrations of this release, in number order. */
@@ -28,8 +28,8 @@ export async function readMigrations(folder: URL = ours): Promise<Migration[]> {
 }
 
 /**
- * The migrations that the plugins of a role bring along: by plugin in their order, and by number. They are recorded under the
- * plugin's own name, not the role file's entry, because the tables are the same.
+ * The migrations that the plugins of a role bring along: by plugin in the given order, then by number. They are recorded under the plugin's own
+ * name, not under its entry in the role file, because the tables are the same.
  */
 export async function readPluginMigrations(
   plugins: readonly Pick<Plugin, 'name' | 'migrations'>[],
@@ -57,7 +57,7 @@ export async function readPluginMigrations(
   return all
 }
 
-/** Short enough to begin the names of tables, of which PostgreSQL keeps 63 bytes. The schema of pg-boss is reserved. */
+/** The form of plugin names. They are short because they begin table names, of which PostgreSQL keeps 63 bytes. The schema of pg-boss is reserved. */
 const pluginForm = /^(?=.{1,40}$)(?!pgboss$)[a-z][a-z0-9]*(-[a-z0-9]+)*$/
 
 async function readFolder(folder: URL): Promise<Migration[]> {
@@ -76,7 +76,7 @@ async function readMigration(folder: URL, file: string): Promise<Migration> {
   const number = /^(\d{4})_[a-z0-9]+(?:[_-][a-z0-9]+)*\.sql$/.exec(file)?.[1]
   if (number === undefined) throw new Error(`migrations/${file} is not named NNNN_<what>.sql, in lower case.`)
   const sql = await readFile(new URL(file, folder), 'utf8')
-  // A checkout with CRLF line ends is the same migration.
+  // Normalize line ends, so that a checkout with CRLF gives the same checksum.
   const checksum = createHash('sha256').update(sql.replaceAll('\r\n', '\n')).digest('hex')
   return { number: Number(number), name: file.slice(0, -4), sql, checksum }
 }

@@ -5,39 +5,39 @@ import type { Connections, Statement, Work } from '#contracts/database'
 import { Batch, type BatchResult, type Prepared } from './batch.ts'
 import { databaseAway, databaseBusy, isConnectionFailure, isStalePlan, statementError } from './errors.ts'
 
-/** Limits that keep one bad statement or caller from holding the database. Milliseconds. */
+/** Milliseconds. These limits keep one bad statement or caller from blocking the database. */
 const limits = {
   connectionTimeoutMillis: 5_000,
   statement_timeout: 30_000,
   idle_in_transaction_session_timeout: 60_000,
-  // The server's own limit comes first; this one is for an answer that is lost in the network.
+  // The server's own limit comes first. This one is for an answer that is lost in the network.
   query_timeout: 35_000,
 }
 
-/** One connection, for as long as `ConnectionPool.lease` lends it. */
+/** A connection, valid for as long as `ConnectionPool.lease` lends it. */
 export interface LeasedConnection {
-  /** Throws, not rejects, when a value cannot be encoded: then nothing was sent. */
+  /** Throws synchronously when a value cannot be encoded. Nothing was sent in that case. */
   send(statements: readonly Statement[]): Promise<BatchResult>
 }
 
 export interface ConnectionPool {
-  /** Lends a connection. It goes back to the pool afterwards, or is closed when it failed or `discard` was called. */
+  /** Lends a connection to `work`. Afterwards it returns to the pool, or is closed when it failed or `discard` was called. */
   lease<T>(work: (connection: LeasedConnection, discard: () => void) => Promise<T>): Promise<T>
   counts(): { readonly inUse: number; readonly waiting: number }
-  /** Ends the connections. Those of a listener end with it, and this does nothing. */
+  /** Ends the connections. Does nothing for the pool of a listener, which ends with the listener. */
   close(): Promise<void>
 }
 
-/** Whether the database may be used. */
+/** Says whether the database may be used. */
 export interface Gate {
-  /** Makes the error that says why it may not be used yet; undefined once it may. */
+  /** Makes the error that says why the database may not be used yet. Undefined: it may be used. */
   readonly closed: (() => Error) | undefined
 }
 
 interface PoolOptions {
   /** Called when an idle connection breaks. */
   readonly onError: (error: Error) => void
-  /** While it is closed, no connection is lent. */
+  /** While the gate is closed, no connection is lent. */
   readonly gate: Gate
   /** The listener that owns the connections; undefined in a command that has no listener. */
   readonly listener?: App | undefined
@@ -53,14 +53,14 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
     max: size,
     // Idle connections stay: opening one costs more than keeping it, and pg would set a timer at every release.
     idleTimeoutMillis: 0,
-    // Times arrive in one form, whatever the server's default is.
+    // Fixes the form of times, whatever the server's default is.
     options: '-c TimeZone=UTC -c DateStyle=ISO',
   }
   const pool = listener ? await poolOf(listener, settings) : new pg.Pool(settings)
   const prepared = new WeakMap<pg.PoolClient, Prepared>()
   pool.on('connect', (client) => {
     prepared.set(client, new Map())
-    // A connection that breaks while lent out is reported to its statement; without a listener it would end the process.
+    // The statement reports the error of a connection that breaks while it is lent. Without this listener the error would end the process.
     client.on('error', () => {})
   })
   tellErrors(pool, onError)
@@ -85,7 +85,7 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
   }
 }
 
-/** Connections beside the pool, for a library that has its own SQL. They are opened when they are needed, and closed when idle. */
+/** Connections beside the pool, for a library with its own SQL. They are opened on demand and closed when idle. */
 export function openConnections(dsn: string, size: number, gate: Gate, onError: (error: Error) => void): Connections {
   const pool = new pg.Pool({ ...limits, connectionString: dsn, application_name: 'agent-orc jobs', max: size })
   tellErrors(pool, onError)
@@ -101,7 +101,7 @@ export function openConnections(dsn: string, size: number, gate: Gate, onError: 
 
 function tellErrors(pool: pg.Pool, onError: (error: Error) => void): void {
   pool.on('error', (error: Error & { client?: unknown }) => {
-    // pg attaches its client, with all its settings, which a log would print.
+    // pg attaches its client with all its settings to the error, and a log would print them.
     delete error.client
     onError(error)
   })
@@ -130,7 +130,7 @@ async function answer(client: pg.PoolClient, batch: Batch, discard: () => void):
 /** How many connections each kind of work may hold at once. Units are limited by their lanes instead. */
 export type Limits = Readonly<Record<Work, number>>
 
-/** How long a unit of work waits for its turn, in milliseconds. Reads wait for each other, and no other work waits for them. */
+/** Milliseconds that a unit of work waits for its turn. Reads wait only for other reads, and no other work waits for them. */
 const patience: Readonly<Record<Work, number>> = { claims: 5_000, requests: 5_000, reads: 10_000 }
 
 interface Waiter {
@@ -138,13 +138,13 @@ interface Waiter {
   readonly timer: NodeJS.Timeout
 }
 
-/** The connections of one kind of work: at most half of them for one tenant, and tenants that wait take turns. */
+/** The connections of one kind of work. One tenant gets at most half of them, and waiting tenants take turns. */
 class Share {
   readonly #work: Work
   readonly #most: number
   #free: number
   readonly #held = new Map<string, number>()
-  /** Waiting work by tenant, the next one first. It waits because its tenant has its maximum, or nothing is free. */
+  /** Waiting work by tenant; the first tenant is next. Work waits because its tenant has its maximum, or because no connection is free. */
   readonly #waiting = new Map<string, Set<Waiter>>()
 
   constructor(work: Work, size: number) {
@@ -157,7 +157,7 @@ class Share {
     for (const waiters of this.#waiting.values()) count += waiters.size
     return count
   }
-  /** Undefined: enter at once. Each entry is followed by one `leave`. */
+  /** Undefined: enter at once. Each entry must be followed by one `leave`. */
   enter(tenant: string): Promise<void> | undefined {
     if (this.#free > 0 && this.#heldBy(tenant) < this.#most) this.#take(tenant)
     else return this.#wait(tenant)
@@ -183,7 +183,7 @@ class Share {
       const [first] = waiters
       this.#take(tenant)
       this.#forget(tenant, first!)
-      // Others come first from now on.
+      // Move the tenant to the end, so that others come first.
       if (waiters.size > 0 && this.#waiting.delete(tenant)) this.#waiting.set(tenant, waiters)
       first!.enter()
     }
@@ -219,7 +219,7 @@ export class Shares {
       reads: new Share('reads', reads),
     }
   }
-  /** Resolves to what `use` resolves to, which begins when it is its turn. Rejects with 503 `database_busy` when that takes too long. */
+  /** Runs `use` when its turn comes, and resolves to its result. Rejects with 503 `database_busy` when the wait is too long. */
   async within<T>(work: Work, tenant: string, use: () => Promise<T>): Promise<T> {
     const share = this.#shares[work]
     const turn = share.enter(tenant)
@@ -245,7 +245,7 @@ interface Division {
   readonly readsPercent: number
 }
 
-/** Each kind of work has at least one connection; what the lanes, requests and reads leave is for other claims. */
+/** Each kind of work has at least one connection. What lanes, requests and reads leave is for the claims outside the lanes. */
 export function divide({ size, lanes, requestsPercent, readsPercent }: Division): Limits {
   const rest = size - lanes
   const part = (percent: number): number => Math.max(1, Math.floor((rest * percent) / 100))

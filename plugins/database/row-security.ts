@@ -16,7 +16,7 @@ const untenanted = [
   'kv_windows',
 ]
 
-// As PostgreSQL writes the expression of our migrations back. Compared whole: `... OR true` names the same setting.
+// The policy expression of our migrations, as PostgreSQL writes it back. It is compared as a whole, because `... OR true` names the same setting.
 const tenantOnly = `(tenant_id = NULLIF(current_setting('app.tenant_id'::text, true), ''::text))`
 const hashOnly =
   /^\((\w+) = decode\(NULLIF\(current_setting\('app\.auth_hash'::text, true\), ''::text\), 'hex'::text\)\)$/
@@ -39,7 +39,7 @@ interface Table {
   readonly references: readonly { readonly name: string; readonly target: string; readonly pairs: readonly string[] }[]
 }
 
-/** The schema of pg-boss, whose tables have no tenant data: jobs say what to do, never with which data. */
+/** The schema of pg-boss is exempt, because its tables hold no tenant data: jobs say what to do, never with which data. */
 const exempt = `n.nspname <> 'pgboss'`
 
 /** SQL: the namespace `n` is not one of PostgreSQL's own, such as those of temporary tables. */
@@ -77,7 +77,7 @@ const bypasses = `
   FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.prosecdef AND ${ownNamespace}
   ORDER BY 1`
 
-/** Everything in the schema that would show a tenant's rows to another one, as sentences; empty when row security is complete. */
+/** Sentences about everything in the schema that would show a tenant's rows to another tenant. Empty when row security is complete. */
 export async function rowSecurityProblems(tx: Pick<SystemTx, 'query'>): Promise<string[]> {
   const found = await tx.query<Table>({ text: tables })
   const others = await tx.query<{ problem: string }>({ text: bypasses })
@@ -95,7 +95,7 @@ function tableProblems(table: Table): string[] {
   if (!table.forced) problems.push('has row security not FORCEd, so its owner, which is us, sees all rows')
   if (!policies.some(isTenantPolicy)) problems.push('has no policy for the tenant with USING and WITH CHECK')
   for (const policy of policies) {
-    // A restrictive policy only ever takes rows away. A permissive one adds rows: the tenant's, or the one of a known hash.
+    // A restrictive policy can only remove rows. A permissive policy adds rows, so it must be the tenant's or the one of a known hash.
     if (policy.permissive && !isTenantPolicy(policy) && lookupColumn(policy) === undefined) {
       problems.push(`has the policy ${policy.name}, which shows more than the tenant's rows`)
     }
@@ -103,7 +103,7 @@ function tableProblems(table: Table): string[] {
   if (!uniques.some((unique) => unique.primary)) problems.push('has no primary key')
   const hashes = policies.map(lookupColumn)
   for (const { name, columns } of uniques) {
-    // The hash of a 256-bit token belongs to one tenant by itself; no tenant can probe for another's.
+    // The hash of a 256-bit token belongs to a single tenant, and no tenant can probe for another's hash.
     const hashAlone = columns.length === 1 && hashes.includes(columns[0])
     if (!columns.includes('tenant_id') && !hashAlone) problems.push(`is unique by ${name} without tenant_id`)
   }
@@ -118,6 +118,6 @@ function tableProblems(table: Table): string[] {
 const isTenantPolicy = (policy: Policy): boolean =>
   policy.permissive && policy.command === '*' && policy.using === tenantOnly && policy.check === tenantOnly
 
-/** The column of a policy `FOR SELECT` that shows the row whose hash the caller knows: how authentication finds the tenant. */
+/** The column of a policy `FOR SELECT` that shows the row whose hash the caller knows. Authentication finds the tenant this way. */
 const lookupColumn = (policy: Policy): string | undefined =>
   policy.command === 'r' ? hashOnly.exec(policy.using ?? '')?.[1] : undefined

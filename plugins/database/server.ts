@@ -8,7 +8,7 @@ import { migrate, missingMigrations } from './migrate.ts'
 import { type Migration, MigrationFailed, readMigrations } from './migrations.ts'
 import type { Gate } from './pool.ts'
 
-/** The server's address in parts, as platforms hand it out: `POSTGRES_USER`, `PGHOST` and so on. Specification 1.1. */
+/** The server's address in parts, as platforms provide it: `POSTGRES_USER`, `PGHOST` and so on. Specification 1.1. */
 interface AddressParts {
   readonly host?: string
   readonly port?: number
@@ -32,7 +32,7 @@ export function dsnOf({ host, port, user, password, database }: AddressParts): s
   return `postgres://${at}${address}:${port ?? 5432}/${name}`
 }
 
-/** Why a DSN names no server at all, in a sentence without the DSN: it may hold a password. */
+/** A sentence that says why a DSN names no server at all. It never quotes the DSN, which may hold a password. */
 export function dsnProblem(dsn: string): string | undefined {
   // pg takes any other text for the name of a local database, and would try to connect to it for ever.
   if (dsn.startsWith('/')) return undefined
@@ -45,7 +45,7 @@ export function dsnProblem(dsn: string): string | undefined {
   }
 }
 
-/** The database cannot be used now, but may be later, without a restart. */
+/** The database cannot be used now, but may become usable without a restart. */
 export class NotYet extends Error {}
 
 // A network that drops all packets must not block an attempt for ever.
@@ -95,10 +95,10 @@ export async function prepare(dsn: string, migrates: boolean, ofPlugins: readonl
 
 class RoleRefused extends Error {}
 
-/** True for an error that waiting does not change. */
+/** True for an error that waiting cannot cure. */
 const isFinal = (error: unknown): boolean => error instanceof RoleRefused || error instanceof MigrationFailed
 
-/** Row security is what keeps tenants apart: a role for whom it does not hold may not be used. Specification 1.1. */
+/** Refuses a role that bypasses row security, because row security is what separates tenants. Specification 1.1. */
 async function refuseExempt(client: pg.Client): Promise<void> {
   const { rows } = await client.query<{ name: string; exempt: boolean }>(
     'SELECT rolname AS name, rolsuper OR rolbypassrls AS exempt FROM pg_roles WHERE rolname = current_user',
@@ -127,14 +127,14 @@ export function createReadinessCheck(database: Pick<Database, 'systemBatch'>): R
   }
 }
 
-/** How long the boot waits for a slow database, e.g. for a long migration, which then continues in the background. */
+/** Milliseconds that the boot waits for a slow database, for example for a long migration, which then continues in the background. */
 const bootMs = 10_000
 const waits = { firstMs: 250, longestMs: 2_000 }
 
 interface OpeningOptions {
   /** One attempt; resolves to the migrations it applied. */
   readonly prepare: () => Promise<readonly string[]>
-  /** The boot fails without the database within 10 s; otherwise it continues without it. */
+  /** True: the boot fails without the database within 10 s. False: the boot continues without it. */
   readonly required: boolean
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
@@ -143,8 +143,8 @@ interface OpeningOptions {
 }
 
 /**
- * Tries to make the database usable, again and again until it is. Resolves when it is, or when the boot should continue without
- * it; rejects when an operator has to act. The gate opens once, for good: an outage after that shows in each connection.
+ * Tries until the database is usable. Resolves then, or when the boot should continue without the database; rejects when an operator must act. The
+ * gate opens once and for good: a later outage shows in each connection.
  */
 export async function openDatabase(options: OpeningOptions): Promise<Gate> {
   const { log, stopping, required } = options
@@ -159,7 +159,7 @@ export async function openDatabase(options: OpeningOptions): Promise<Gate> {
     gate.closed = undefined
   }
   const mayPass = (error: unknown): boolean => {
-    // During the boot a wrong password ends it. Later only harmful or permanent errors end the process.
+    // During the boot a wrong password ends the process. Later only harmful or permanent errors do.
     if (!(error instanceof NotYet) && (booting || isFinal(error))) return false
     const { message } = error as Error
     if (reason.message !== message) log.warn(`waiting: ${message}`)

@@ -17,13 +17,13 @@ interface Transactions extends Pick<Database, 'unit'> {
   of(work: Work): OfWork
 }
 
-// Transaction-local on purpose (`true`): a setting of the session would be the next tenant's when the pool reuses the connection.
+// The setting is local to the transaction (`true`) on purpose: a session setting would leak to the next tenant when the pool reuses the connection.
 const set = (name: string, value: string): Statement => ({
   name: 'ao_set',
   text: 'SELECT set_config($1, $2, true)',
   values: [name, value],
 })
-/** Time limits of statements in milliseconds; claims have only that of the connection. The limit is set with the tenant. */
+/** Time limits of statements in milliseconds, set together with the tenant. Claims have only the limit of the connection. */
 const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000 }
 const setTenant = (tenantId: string, work: Work): Statement =>
   work === 'claims'
@@ -41,9 +41,9 @@ const begin: Statement = { name: 'ao_begin', text: 'BEGIN' }
 const commit: Statement = { name: 'ao_commit', text: 'COMMIT' }
 const rollback: Statement = { name: 'ao_rollback', text: 'ROLLBACK' }
 
-/** `shares`: who may use how many connections of the pool. Units are bounded by their lanes. */
+/** `shares` says which work may use how many connections of the pool. Units are bounded by their lanes. */
 export function createTransactions(pool: ConnectionPool, shares: Shares): Transactions {
-  /** The tenant is only set where it changes: most groups have one. */
+  /** Set the tenant only where it changes: most groups have one tenant. */
   const together = async (units: readonly Unit[]): Promise<object[][]> => {
     const statements: Statement[] = []
     const places: number[] = []
@@ -109,7 +109,7 @@ function interactive<T>(
       await tx.finish(commit)
       return result
     } catch (error) {
-      // If the rollback cannot be sent, the connection is closed, which rolls back as well.
+      // If the rollback cannot be sent, the connection is closed, which also rolls back.
       await tx.finish(rollback).catch(discard)
       throw error
     }
@@ -128,7 +128,7 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
     return sent
   }
   const queries = (statements: readonly Statement[]): Promise<object[][]> => {
-    // The connection may belong to another tenant by now.
+    // The connection may belong to another tenant by now, so a late statement is refused.
     if (over) return Promise.reject(new Error('This transaction is over: await every query inside its function.'))
     if (statements.length === 0) return Promise.resolve([])
     const result = last.then(async () => (await send(statements)).rows.slice(-statements.length))
@@ -149,7 +149,7 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
       if (!begun && before.length === 0) return
       const { tag } = await send([...before, statement])
       begun = false
-      // After a failed statement PostgreSQL answers COMMIT with ROLLBACK, which must not pass for a success.
+      // After a failed statement PostgreSQL answers COMMIT with ROLLBACK. That must not count as success.
       if (tag !== statement.text) {
         throw new Error('The transaction was rolled back, because the error of a failed statement was ignored.', {
           cause: failure,
@@ -159,9 +159,9 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
   }
 }
 
-/** Transactions at once: one more than needed to keep the server busy while another answer is in transit. */
+/** Concurrent transactions: one more than the server needs to stay busy while another answer is in transit. */
 export const lanes = 2
-/** The most units of a transaction: limited, because one refused statement repeats them all singly. */
+/** The most units of one transaction. It is limited, because one refused statement repeats all units singly. */
 const groupSize = 32
 const groupBytes = 1024 * 1024
 
@@ -177,7 +177,7 @@ interface Waiting extends Unit {
   readonly reject: (error: unknown) => void
 }
 
-/** Why a group failed, and which of its units the server refused; -1 when that is not known. */
+/** Why a group failed, and the index of the unit that the server refused; -1 when the index is not known. */
 export class GroupRefused extends Error {
   readonly unit: number
   constructor(cause: unknown, unit: number) {
@@ -186,12 +186,12 @@ export class GroupRefused extends Error {
   }
 }
 
-/** Sends units as one transaction in one round trip; resolves to the rows of each, or rejects with `GroupRefused`. */
+/** Sends units as one transaction in one round trip. Resolves to the rows of each unit, or rejects with `GroupRefused`. */
 export type SendTogether = (units: readonly Unit[]) => Promise<object[][]>
 
 /**
- * Runs single-statement units of work. Alone a unit leaves at once; while the lanes are taken, units wait together and
- * leave as one transaction. Measured at 64 chats at a time: 5 commits a chat become 0.5, and a third of PostgreSQL's CPU.
+ * Runs single-statement units of work. A single unit leaves at once; while the lanes are taken, units wait and leave together as one transaction.
+ * Measured with 64 concurrent chats: commits per chat fall from 5 to 0.5, and PostgreSQL's CPU use to a third.
  */
 export function createUnits(
   send: SendTogether,
@@ -211,19 +211,19 @@ export function createUnits(
     return group
   }
   const together = async (group: Waiting[]): Promise<void> => {
-    // One order for every transaction, so that two of them never wait for each other's rows. Tenants first: some lock a row of their
-    // tenant beside what they name, as starts and ends of runs lock what is billed.
+    // Every transaction uses the same order, so that no two wait for each other's rows. Tenants come first, because some units lock a row of their
+    // tenant beside what they name, as starts and ends of runs do for billing.
     if (group.length > 1) group.sort((a, b) => compare(a.tenantId, b.tenantId) || compare(a.order, b.order))
     try {
       const rows = await send(group)
       group.forEach((unit, i) => unit.resolve(rows[i]!))
     } catch (error) {
       const { cause, unit } = error as GroupRefused
-      // A lost answer says nothing about the units: each caller decides whether to repeat.
+      // A lost answer does not say whether the units were committed. Each caller decides whether to retry.
       if (group.length === 1 || sqlState(cause) === undefined) for (const one of group) one.reject(cause)
       else {
-        // The refused unit rolled back the others, too: nothing was committed. The others stay together and are sent again; it runs
-        // alone, because it may have been refused only because of them (a deadlock, a row that they had just written).
+        // The refused unit rolled the others back, so nothing was committed. The others are sent again together. The refused unit runs alone,
+        // because the others may have caused the refusal (a deadlock, a row that they had just written).
         const alone = unit < 0 ? group.splice(0) : group.splice(unit, 1)
         if (group.length > 0) await together(group)
         for (const one of alone) await together([one])
@@ -248,7 +248,7 @@ export function createUnits(
 
 const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0)
 
-/** Units of one tenant in their order, and tenants in turn: the backlog of one tenant does not delay another's units. */
+/** Orders units so that each tenant's units keep their order and tenants take turns. One tenant's backlog then does not delay another's units. */
 function byTurns(units: readonly Waiting[]): Waiting[] {
   const turns = new Map<string, number>()
   const ranked = units.map((unit) => {

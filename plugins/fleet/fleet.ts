@@ -18,9 +18,9 @@ export class RunnerFleet implements Fleet {
   readonly #all = new Set<Member>()
   readonly #listeners = { live: new Set<Listener>(), draining: new Set<Listener>() }
   readonly #warned = new Set<string>()
-  /** Each runner once, by its hash, until something changes: two URLs whose runners report one hash are one runner. */
+  /** Each runner once, by its hash, until something changes. Two URLs whose runners report one hash are one runner. */
   #known: Map<string | undefined, Member> | undefined
-  // Conductors that start together do not begin with the same runner.
+  // Starts at random, so that conductors that start together do not all begin with the same runner.
   #turn = Math.floor(Math.random() * 1_000)
 
   constructor(options: FleetOptions) {
@@ -47,7 +47,7 @@ export class RunnerFleet implements Fleet {
   find(hash: string): Member | undefined {
     return this.#byHash.get(hash)
   }
-  /** The member behind this very URL. */
+  /** The member with exactly this URL. */
   at(url: string): Member | undefined {
     return [...this.#all].find((member) => member.url === url)
   }
@@ -68,7 +68,8 @@ export class RunnerFleet implements Fleet {
     const { sessionId, without, runner = hashOfSession(sessionId) } = order
     const own = runner === undefined || without?.has(runner) ? undefined : this.find(runner)
     const here = own?.state === 'unreachable' ? undefined : own
-    // Whoever asks a runner in the moment in which it ends gets no answer, and cannot know whether it took the run.
+    // A restorable session avoids a runner that is about to stop: a call at the moment of its end gets no answer, and the caller cannot know
+    // whether the runner took the run.
     if (here && !(order.stored && here.stopping)) return here.link
     const [chosen] = eligible(order, this.members())
       .map((member) => ({ member, weight: rendezvous(sessionId, member.link.hash) }))
@@ -85,7 +86,7 @@ export class RunnerFleet implements Fleet {
   readonly askAll: Fleet['askAll'] = async (ask, ms) => {
     const present = this.members().filter(({ state }) => state !== 'unreachable')
     const signal = AbortSignal.timeout(ms)
-    // A link need not observe its signal.
+    // Abort here too, because a link need not observe its signal.
     const late = once(signal, 'abort').then(() => Promise.reject(signal.reason as Error))
     late.catch(() => {})
     const answers = await Promise.allSettled(present.map(({ link }) => Promise.race([ask(link, signal), late])))
@@ -109,7 +110,7 @@ export class RunnerFleet implements Fleet {
   changed(): void {
     this.#known = undefined
   }
-  /** Calls the listeners. One that throws stops neither the others nor the probe. */
+  /** Calls the listeners. A listener that throws stops neither the others nor the probe. */
   tell(news: RunnerNews, link: RunnerLink): void {
     for (const listener of this.#listeners[news]) {
       try {
@@ -144,7 +145,7 @@ export class RunnerFleet implements Fleet {
   }
 }
 
-/** Undefined for the runner of this process while it does not know its address yet. */
+/** Undefined for the runner of this process until it knows its own address. */
 function hashOf(member: Member): string | undefined {
   try {
     return member.link.hash
@@ -153,10 +154,10 @@ function hashOf(member: Member): string | undefined {
   }
 }
 
-/** What a session needs of its runner. */
+/** The requirements of a session on its runner. */
 type SessionNeeds = Pick<Homecoming, 'runtime' | 'pool' | 'substrate' | 'without'>
 
-/** Live members that may take a session: those that certainly can, or if there are none, those that do not say whether they can. */
+/** Live members that may take a session: those that certainly can. If there are none, those that do not say whether they can. */
 function eligible({ runtime, pool, substrate, without }: SessionNeeds, members: readonly Member[]): readonly Member[] {
   if (runtime !== undefined && pool?.runtimes && !pool.runtimes.includes(runtime)) return []
   const allowed = members.filter(
@@ -171,11 +172,11 @@ function eligible({ runtime, pool, substrate, without }: SessionNeeds, members: 
   return able.length > 0 ? able : allowed.filter((member) => !can(member).includes(false))
 }
 
-/** Rendezvous hashing: every conductor that knows the same runners chooses the same one, without asking anybody. */
+/** Rendezvous hashing: every conductor that knows the same runners chooses the same runner, without communication. */
 const rendezvous = (sessionId: string, hash: string): string =>
   createHash('sha256').update(`${sessionId}\n${hash}`).digest('hex')
 
-/** The sentence of a 503: what was asked for and what there is. Tenants read it, so it holds counts and no addresses. */
+/** The sentence of a 503: what was requested and what exists. Tenants read it, so it holds counts and no addresses. */
 function whyNone({ runtime, pool, substrate }: SessionNeeds, members: readonly Member[]): string {
   const inPool = pool ? ' in its pool' : ''
   const inSandbox =

@@ -15,8 +15,8 @@ import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner
 import { createObserver, tellUsage, topologyRoutes } from './topology.ts'
 
 /**
- * The runners of this conductor, those behind URLs and the one in this process if there is one: where sessions are placed, what
- * tenants see of them, and what operators change. Specification 4.14.
+ * The runners of this conductor: those behind URLs, and the runner in this process if there is one. Covers where sessions are placed, what tenants
+ * see of the runners, and what operators change. Specification 4.14.
  */
 export default definePlugin({
   name: 'fleet',

@@ -4,12 +4,12 @@ import type { FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
 import { keysDiffer } from './remote-runner.ts'
 
 const probeTimeoutMs = 2_000
-/** A runner that was never reached is asked this soon again: conductor and runners usually start together. */
+/** Milliseconds until a runner that was never reached is asked again. Conductor and runners usually start together. */
 const firstRetryMs = 100
-/** A runner that is about to stop waits for its sessions to be saved: it is looked at this often. */
+/** Milliseconds between two looks at a runner that is about to stop and waits for its sessions to be saved. */
 const drainingMs = 250
 
-/** What is told of a runner: that it is live with an empty memory, or about to stop. */
+/** News about a runner: it is live with an empty memory, or it is about to stop. */
 export type RunnerNews = 'live' | 'draining'
 
 /** What a member needs of its fleet. */
@@ -21,7 +21,7 @@ interface MemberFleet {
 }
 
 export interface FleetOptions {
-  /** How often each runner is asked. */
+  /** How often each runner is asked, in milliseconds. */
   readonly intervalMs: number
   readonly log: FastifyBaseLogger
 }
@@ -29,14 +29,14 @@ export interface FleetOptions {
 /** A runner as this conductor knows it: whether it lives, what it can do, how busy it is. */
 export class Member {
   readonly link: CountedLink
-  /** '' for the runner of this process, which lives as long as the process does. */
+  /** Empty for the runner of this process, which lives as long as the process. */
   readonly url: string
   readonly #fleet: MemberFleet
   readonly #stopping = new AbortController()
-  /** Its answer to the last successful probe. */
+  /** The runner's answer to the last successful probe. */
   #known: RunnerInfo | undefined
   #reached = false
-  /** The latest probe was answered, but this conductor could not show who it is. */
+  /** The latest probe was answered, but the runner did not accept this conductor's identity. */
   refused = false
   #drained = false
   #runningWhenAsked = 0
@@ -55,17 +55,17 @@ export class Member {
     if (this.url !== '' && !this.#reached) return 'unreachable'
     return this.#drained || this.stopping ? 'draining' : 'live'
   }
-  /** It said that it is about to stop; one that an operator drains keeps the sessions that it has. */
+  /** True when the runner said that it is about to stop. A runner that an operator drains keeps its sessions instead. */
   get stopping(): boolean {
     return this.#known?.state === 'draining'
   }
-  /** Runs under way on it as far as can be told: what it said, and what this conductor has sent and seen end since. */
+  /** Estimated runs under way on the runner: the number that it reported, adjusted by the runs that this conductor has sent and seen end since. */
   get load(): number {
     const reported = this.#known?.activeRuns ?? this.#runningWhenAsked
     const { running } = this.link
     return Math.max(running, reported + running - this.#runningWhenAsked)
   }
-  /** Undefined: it could not say, because its sidecars did not answer it. */
+  /** Undefined: the runner could not say, because its sidecars did not answer. */
   supports(runtime: string): boolean | undefined {
     const known = this.#known
     if (!known) return this.url === '' ? true : undefined
@@ -74,14 +74,14 @@ export class Member {
     if (known.capabilities.length > 0) return false
     return known.capabilitiesKnown === false ? undefined : true
   }
-  /** Whether it has this substrate, or with `true` a default one. Undefined as for a runtime. */
+  /** Whether the runner has this substrate, or with `true` a default one. Undefined: the runner could not say. */
   hasSubstrate(substrate: string | true): boolean | undefined {
     const known = this.#known
     if (!known) return this.url === '' ? true : undefined
     if (substrate === true ? known.defaultSubstrate !== undefined : known.substrates.includes(substrate)) return true
     return known.substratesKnown === false ? undefined : false
   }
-  /** No new sessions until told otherwise; what is there goes on. */
+  /** True: the runner gets no new sessions until told otherwise. Existing sessions continue. */
   drain(on: boolean): void {
     this.#drained = on
     this.#fleet.changed()
@@ -102,7 +102,7 @@ export class Member {
     }
   }
 
-  /** Asks the runner now, then again and again until stopped. */
+  /** Asks the runner now, and then periodically until stopped. */
   async start(): Promise<void> {
     await this.probe()
     if (this.#stopping.signal.aborted) return
@@ -116,7 +116,7 @@ export class Member {
     clearTimeout(this.#timer)
     this.#stopping.abort()
   }
-  /** Asks the runner now; a probe under way is joined. Never rejects. */
+  /** Asks the runner now, or joins a probe that is under way. Never rejects. */
   probe(): Promise<void> {
     return (this.#probing ??= this.#probe().finally(() => {
       this.#probing = undefined
@@ -126,7 +126,7 @@ export class Member {
     const stopping = this.#stopping.signal
     const ask = () => this.link.info(AbortSignal.any([stopping, AbortSignal.timeout(probeTimeoutMs)]))
     try {
-      // One lost answer may only mean a busy event loop: the runner is asked once more before it counts as away.
+      // One lost answer may only mean a busy event loop, so the runner is asked once more before it counts as unreachable.
       this.#learn(await ask().catch((error) => (this.#reached && !stopping.aborted ? ask() : Promise.reject(error))))
     } catch (error) {
       this.#miss(error)
@@ -134,7 +134,7 @@ export class Member {
   }
   #learn(info: RunnerInfo): void {
     const was = this.#reached
-    // A runner of another maker may not say which process it is: if it could not be reached, it then counts as a new process.
+    // A foreign runner may not report which process it is. After an outage it then counts as a new process.
     const fresh = this.#known?.instance !== info.instance || (!info.instance && !was)
     this.#known = info
     this.#reached = true
@@ -163,10 +163,13 @@ interface CountedLink extends RunnerLink {
   readonly running: number
 }
 
-/** The link itself but for its runs. `refused` is called when a run's stream fails with 503: the runner may be away. */
+/**
+ * A link that behaves like the given one and counts runs. `refused` is called when a run's stream fails with 503, because the runner may be
+ * unreachable.
+ */
 function counted(link: RunnerLink, refused: () => void): CountedLink {
   let running = 0
-  /** A run's stream, counted from its first read to its end; nothing is added to a chunk's cost but its own promise. */
+  /** A run's stream, counted from its first read to its end. A chunk costs one additional promise. */
   const count = (source: AsyncIterable<Buffer>): AsyncIterable<Buffer> => {
     let chunks: AsyncIterator<Buffer> | undefined
     let over = false

@@ -16,14 +16,14 @@ interface RunnerAddress {
   readonly state: FleetMember['state']
 }
 
-/** Changes the runners of this conductor process; other conductors have to be told themselves. Specification 4.14. */
+/** Changes the runners of this conductor process. Other conductors must be told separately. Specification 4.14. */
 export interface Membership {
-  /** Adds the runners behind these URLs, or those of RUNNER_URLS, and asks the ones that are known again. Removes none. */
+  /** Adds the runners behind these URLs, or those of RUNNER_URLS, and asks known runners again. It never removes a runner. */
   reconcile(urls?: readonly string[]): Promise<readonly (RunnerAddress & { readonly added: boolean })[]>
-  /** No new sessions there; undefined for an unknown hash. */
+  /** Gives the runner no new sessions. Undefined for an unknown hash. */
   drain(hash: string): RunnerAddress | undefined
   undrain(hash: string): RunnerAddress | undefined
-  /** `unroutableSessions`: how many it still had. Null: not measured. */
+  /** `unroutableSessions`: how many sessions the runner still had. Null: not measured. */
   remove(hash: string): Promise<(RunnerAddress & { readonly unroutableSessions: number | null }) | undefined>
 }
 
@@ -100,7 +100,7 @@ const Removed = Type.Object({
 
 const tags = ['topology']
 
-/** Changes of the fleet, on the signed plane. They are of this process: call each conductor. Specification 4.14. */
+/** Changes of the fleet, on the signed listener. They apply to this process only, so call each conductor. Specification 4.14. */
 export function membershipRoutes(app: App, membership: Membership, log: FastifyBaseLogger): void {
   const changed = <T extends RunnerAddress>(runner: T | undefined, said: string): T => {
     if (!runner) throw fleetErrors.notFound()

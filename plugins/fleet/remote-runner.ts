@@ -9,17 +9,17 @@ import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { openOnRead, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
 import { guardedLookup, isNetworkAddress, outboundUrl, type Refusal, systemResolve } from '#kit/outbound'
 
-/** How long a runner may take over anything but a run. */
+/** Milliseconds that a runner may take for any call but a run. */
 const callTimeoutMs = 10_000
 const connectMs = 3_000
 
-/** The answer has the stored pool, which no conductor needs. */
+/** The runner answers with the stored pool, which no conductor needs, so the reply is reduced to its status. */
 const putPool = { ...runnerWire.putPool, reply: { status: 204 } } as const
 
 export const keysDiffer =
   'The runner wants another proof of who calls: RUNNER_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.'
 
-/** How a conductor connects to its runners. Gateways ask conductors only, so they need no key for this. */
+/** How a conductor connects to its runners. Gateways ask only conductors, so gateways need no key for runners. */
 export const runnerPeers = (resolve = systemResolve): Omit<PeersOptions, 'identity'> => ({
   connectMs,
   timeoutMs: callTimeoutMs,
@@ -41,10 +41,9 @@ const refusals: Readonly<Record<Refusal, string>> = {
 }
 
 /**
- * A runner's base URL, without a slash at its end. Runners usually have private or loopback addresses: they live on the
- * network that operators keep closed, and only the signed plane and the configuration can name one. An operator's mistake
- * can still reach little: one GET that follows no redirect and must be answered as a runner does, and never where clouds keep
- * their credentials, whatever name leads there: `runnerPeers` looks at what a name resolves to.
+ * A runner's base URL, without a trailing slash. Private and loopback addresses are allowed: runners usually live on a closed network, and only the
+ * signed plane and the configuration can name one. A mistaken URL can reach little: one GET that follows no redirects and must be answered as a
+ * runner does. Addresses where clouds keep their credentials are refused, whatever name leads there: `runnerPeers` checks what a name resolves to.
  */
 export function checkRunnerUrl(text: string): string {
   const url = outboundUrl(text, { permits: isNetworkAddress, schemes: ['http', 'https'] })
@@ -56,7 +55,7 @@ export function checkRunnerUrl(text: string): string {
 const refuse = (text: string, why: string) =>
   invalidRequest({ message: `The runner URL '${text.replace(/\/\/[^/]*@/, '//…@')}' ${why}.` })
 
-/** The runner behind a URL. Its hash is what it reports itself; until it was asked, what its URL would give. */
+/** The runner behind a URL. Its hash is the one that it reports; before the first answer, the hash that its URL would give. */
 export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
   let hash = runnerHash(url)
   return {
@@ -137,7 +136,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
   }
 }
 
-/** Sends one change by itself: a runner of another maker takes no pages of changes. */
+/** Sends a single change, because a foreign runner accepts no pages of changes. */
 function tell(peer: Peer, tenant: string, { kind, key, profile, pool }: BroadcastChange): Promise<unknown> {
   if (profile) return peer.ask(runnerWire.putProfile, { tenant, body: profile })
   if (pool) return peer.ask(putPool, { tenant, body: pool })
@@ -151,14 +150,14 @@ interface Reading {
   readonly signal: AbortSignal
 }
 
-/** The stream of a run that its runner keeps: a closed connection does not end the run, so a reader that wants its end asks for it. */
+/** The stream of a run that its runner keeps. Closing the connection does not end such a run, so a reader that wants it to end asks for that. */
 function keptRun(peer: Peer, { tenant, runId, signal }: Reading, open: () => Promise<LinesAnswer>) {
   let answer: LinesAnswer | undefined
   let cancelled = false
   const cancel = (): void => {
     if (cancelled || answer?.complete || signal.reason === leaving) return
     cancelled = true
-    // On a link the reset of the exchange has cancelled the run already.
+    // On a link, resetting the exchange has cancelled the run already.
     if (answer?.linked) return
     const query = isFailingStop(signal.reason) ? { reason: signal.reason } : {}
     peer.ask(runnerWire.cancelRun, { tenant, params: { runId }, query }).catch(() => undefined)

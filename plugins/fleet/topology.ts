@@ -8,15 +8,15 @@ import { type Fleet, type FleetMember, type RunnerLink, RunnerTopology, type Run
 import { rateLimit, SingleFlight } from '#kit'
 import type { RunnerFleet } from './fleet.ts'
 
-/** A runner that takes longer is shown without its figures: one dead runner must not delay the whole answer. */
+/** Milliseconds. A slower runner is shown without its figures, because one dead runner must not delay the whole answer. */
 const probeTimeoutMs = 1_500
 
-/** What one probe of a runner gave. */
+/** The result of one probe of a runner. */
 interface Observation {
   readonly member: FleetMember
   /** The latest probe succeeded. */
   readonly healthy: boolean
-  /** How long that probe took. Null: it failed, or was not made because the runner cannot be reached. */
+  /** How long that probe took, in milliseconds. Null: the probe failed, or was skipped because the runner cannot be reached. */
   readonly latencyMs: number | null
   readonly topology: RunnerTopology | null
 }
@@ -28,12 +28,12 @@ interface Probe {
 
 interface ObserverOptions {
   readonly fleet: Pick<RunnerFleet, 'members'>
-  /** How long an observation is shown to whoever asks. */
+  /** Milliseconds for which an observation is reused. */
   readonly freshMs: number
   readonly now?: () => number
 }
 
-/** Looks at the runners when somebody asks: each is probed once per `freshMs`, however many ask meanwhile. */
+/** Probes the runners on demand: each one at most once per `freshMs`, however many callers ask. */
 export function createObserver({ fleet, freshMs, now = Date.now }: ObserverOptions): () => Promise<Observation[]> {
   const probes = new WeakMap<RunnerLink, Probe>()
   const probe = async (link: RunnerLink): Promise<Pick<Observation, 'latencyMs' | 'topology'>> => {
@@ -67,7 +67,7 @@ const state = (...names: string[]) => Type.Union(names.map((name) => Type.Litera
 export const orNull = <T extends Parameters<typeof Type.Union>[0][number]>(schema: T, description: string) =>
   Type.Union([schema, Type.Null()], { description })
 
-/** How a runner is, as this conductor knows it. */
+/** The state of a runner, as this conductor knows it. */
 export const memberState = Type.Union([Type.Literal('live'), Type.Literal('draining'), Type.Literal('unreachable')])
 
 const Slot = Type.Object({
@@ -105,7 +105,7 @@ export async function topologyRoutes(
   app: App,
   { guard, kv, requestsPerMinute, observe }: TopologyRoutes,
 ): Promise<void> {
-  /** Each reading may probe the whole fleet, so a tenant has few of them. */
+  /** Each reading may probe the whole fleet, so a tenant gets a low rate limit. */
   const limit = await rateLimit(app, {
     name: 'topology',
     keyOf: (request) => `ao:topology:${guard.callerOf(request).tenantId}`,
@@ -131,7 +131,7 @@ export async function topologyRoutes(
   )
 }
 
-/** What a tenant may see of a runner: how it is and what it can do, not where it is. Specification 2.12. */
+/** What a tenant may see of a runner: its state and its abilities, not its address. Specification 2.12. */
 function entryOf({ member, healthy, latencyMs, topology }: Observation): Static<typeof TopologyEntry> {
   const { hash, capabilities, capabilitiesKnown, state } = member
   return {
@@ -151,7 +151,7 @@ function entryOf({ member, healthy, latencyMs, topology }: Observation): Static<
 const slotOf = ({ runtime, kind, state, observedInstances }: RunnerTopology['sidecars'][number]) => ({
   runtime,
   kind,
-  // A stub is configured to have no sidecar behind it, which is no fault.
+  // A stub has no sidecar on purpose, so its state is not shown as a fault.
   state: state === 'stub' ? 'cold' : state,
   observedInstances:
     observedInstances?.map(({ instance, inflight, lastSeenAt }) => ({
@@ -161,16 +161,16 @@ const slotOf = ({ runtime, kind, state, observedInstances }: RunnerTopology['sid
     })) ?? null,
 })
 
-/** A sidecar of another maker may call itself `<host>:<id>` or `<host>/<id>`. */
+/** The id of a sidecar instance without its host: a foreign sidecar may call itself `<host>:<id>` or `<host>/<id>`. */
 const withoutHost = (instance: string): string =>
   instance.slice(Math.max(...[...':/@'].map((c) => instance.lastIndexOf(c))) + 1)
 
-/** How long all runners together may take; one that has not answered by then is left out. */
+/** Milliseconds that all runners together may take. A runner that has not answered by then is left out. */
 const usageWindowMs = 1_500
 
 /**
- * Tells what a tenant has of the limits that hold on each runner: as much as on the runner where it has most. Those who ask while an
- * answer is on its way share it.
+ * Reports how much a tenant uses of the limits that hold on each runner: the figure of the runner where it uses most. Concurrent callers share one
+ * answer.
  */
 export function tellUsage(limits: TenantLimits, fleet: Pick<Fleet, 'askAll'>): void {
   const asking = new SingleFlight<readonly (RunnerUsage | undefined)[]>()

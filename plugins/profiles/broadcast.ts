@@ -3,14 +3,14 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { BroadcastPage, BroadcastRevisions } from '#contracts/broadcast'
 import type { Fleet, RunnerLink } from '#contracts/runner'
 
-/** How long an answer waits for the runners: enough for those that are up, little for those that are not. */
+/** Milliseconds that an answer waits for the runners: enough for runners that are up, little for those that are not. */
 const patienceMs = 500
-/** After a failure the next look comes this soon, then after twice as long, up to the usual time between looks. */
+/** Milliseconds until the first retry after a failure. The pause then doubles, up to the usual time between looks. */
 const firstRetryMs = 1_000
 
 /** The recorded changes of profiles and pools. */
 export interface ChangeLog {
-  /** What changed after a revision; without one the newest change alone. `more`: that was not all. Undefined: nothing. */
+  /** The changes after a revision; without one, only the newest change. `more`: the page is not complete. Undefined: nothing changed. */
   page(tenantId: string, after: number | undefined): Promise<{ page: BroadcastPage; more: boolean } | undefined>
   /** The newest revision of every tenant, some thousands at a time. */
   revisions(): AsyncIterable<BroadcastRevisions>
@@ -21,22 +21,22 @@ interface BroadcastOptions {
   readonly fleet: Pick<Fleet, 'all' | 'onLive'> | undefined
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
   readonly changes: ChangeLog
-  /** Between two looks at what all runners have. */
+  /** Milliseconds between two looks at what all runners have. */
   readonly everyMs: number
   /** Ends the watch and all deliveries. */
   readonly signal: AbortSignal
 }
 
-/** What one runner is being told of one tenant. A change that comes meanwhile makes it look once `again`. */
+/** The delivery of one tenant's changes to one runner. A change that arrives meanwhile sets `again`, which causes one more look. */
 interface Delivery {
   again: boolean
   done: Promise<boolean>
 }
 
 /**
- * Brings every runner to the newest profiles and pools. It keeps no state of its own: the database knows what changed and each
- * runner how far it has followed. What a runner missed, for whatever reason, it is told when it becomes live, with the next
- * change of the tenant, or at the next look, by this conductor or any other.
+ * Brings every runner to the newest profiles and pools. It keeps no state: the database knows what changed, and each runner knows how far it has
+ * followed. A runner that missed a change gets it when it becomes live, with the tenant's next change, or at the next look, from this conductor or
+ * any other.
  */
 export class BroadcastSender {
   readonly #options: BroadcastOptions
@@ -51,8 +51,8 @@ export class BroadcastSender {
   }
 
   /**
-   * To be called after a change has committed. Resolves when every runner has it, or after half a second: the rest is told in
-   * the background until it has it. Never rejects.
+   * Call it after a change has committed. Resolves when every runner has the change, or after half a second; the remaining runners are then told in
+   * the background. Never rejects.
    */
   async changed(tenantId: string): Promise<void> {
     const { fleet, signal } = this.#options
@@ -63,7 +63,7 @@ export class BroadcastSender {
     enough.abort()
   }
 
-  /** Looks after all runners until `signal` aborts. To be called before the fleet begins: it hears of each that becomes live. */
+  /** Keeps all runners up to date until `signal` aborts. Call it before the fleet begins, so that it hears of each runner that becomes live. */
   async watch(): Promise<void> {
     const { fleet, everyMs, signal } = this.#options
     if (!fleet) return
@@ -79,7 +79,7 @@ export class BroadcastSender {
     }
   }
 
-  /** Asks runners of which tenants they lack changes, and sends those. False when one runner could not be told. */
+  /** Asks the runners for which tenants they lack changes, and sends those. False when a runner could not be told. */
   async #look(links: readonly RunnerLink[]): Promise<boolean> {
     const { changes, log, signal } = this.#options
     const well = new Set(links)
@@ -101,7 +101,7 @@ export class BroadcastSender {
     return well.size === links.length
   }
 
-  /** One tenant at a time: a runner that was restarted is behind with all of them. */
+  /** Catches up one tenant at a time, because a restarted runner is behind with all of them. */
   async #catchUp(link: RunnerLink, revisions: BroadcastRevisions): Promise<boolean> {
     try {
       for (const tenantId of await link.behind(revisions)) if (!(await this.#tell(link, tenantId))) return false
@@ -111,7 +111,7 @@ export class BroadcastSender {
     }
   }
 
-  /** Tells a runner all that it lacks of a tenant; joins a delivery that is under way. False when it could not be told. */
+  /** Sends a runner everything that it lacks of a tenant, or joins a delivery that is under way. False when the runner could not be told. */
   #tell(link: RunnerLink, tenantId: string): Promise<boolean> {
     const ofRunner = this.#deliveries.get(link) ?? new Map<string, Delivery>()
     this.#deliveries.set(link, ofRunner)
@@ -141,7 +141,7 @@ export class BroadcastSender {
 
   async #deliver(link: RunnerLink, tenantId: string): Promise<void> {
     const { changes, signal } = this.#options
-    // Nearly always a runner lacks only the newest change. If it lacks more, its answer says what.
+    // Nearly always a runner lacks only the newest change. If it lacks more, its answer says from where on.
     let after: number | undefined
     while (!signal.aborted) {
       const next = await changes.page(tenantId, after)
@@ -155,7 +155,7 @@ export class BroadcastSender {
     }
   }
 
-  /** Logs the first failure of a runner in a row. */
+  /** Logs only the first of a runner's consecutive failures. */
   #failed(link: RunnerLink, err: unknown): false {
     const { log, signal } = this.#options
     if (signal.aborted || this.#failing.has(link)) return false

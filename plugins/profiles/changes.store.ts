@@ -4,10 +4,10 @@ import type { ChangeLog } from './broadcast.ts'
 import { type PoolRow, toPool } from './pools.ts'
 import { type ProfileRow, profileColumns, toProfile } from './store.ts'
 
-/** Changes of one page, and about how many bytes of profiles: what a conductor holds of them at a time, for each runner. */
+/** Limits of one page: its changes, and approximately its bytes of profiles. A conductor holds one page per runner at a time. */
 const pageChanges = 200
 const pageBytes = 1024 * 1024
-/** Revisions that are asked about at a time. */
+/** How many revisions are asked about at a time. */
 const pageTenants = 5_000
 
 /** The columns of a profile are null for a pool, and for a profile that is gone. */
@@ -17,16 +17,16 @@ interface ChangeRow extends Pick<PoolRow, 'description' | 'runners' | 'runtimes'
   after: number
   kind: 'profile' | 'pool'
   key: string
-  /** Null for a profile, and for a pool that is gone. */
+  /** Null for a profile, and for a deleted pool. */
   pool_name: string | null
   pool_created_at: string
   more: boolean
 }
 
-// Never null: otherwise a deletion or a small change could overtake one that the page has no room for.
+// Never null: otherwise a deletion or a small change could overtake a change that does not fit into the page.
 const size = 'coalesce(octet_length(p.document::text), 0)'
 
-// One statement, so that a change and the row it is about are read at one moment. A profile larger than a page is a page by itself.
+// One statement reads a change and its row at the same instant. A profile larger than a page is sent as a page by itself.
 const readPage = {
   name: 'broadcast_page',
   text: `
@@ -46,7 +46,7 @@ const readPage = {
     WHERE before < $4 ORDER BY revision`,
 }
 
-// Deleted tenants are left out: nobody can run anything of theirs.
+// Deleted tenants are left out, because nobody can run anything for them.
 const readRevisions = {
   name: 'broadcast_revisions',
   text: `SELECT id, broadcast_revision FROM tenants

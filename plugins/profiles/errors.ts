@@ -18,7 +18,7 @@ export const profileErrors = errorTable('profiles', {
   },
 })
 
-/** Why a profile is not stored, whatever it was before. */
+/** The refusals of a profile that may not be stored, on creation and on replacement. */
 export const unfit = [
   invalidRequest,
   profileErrors.poolWithoutRuntime,

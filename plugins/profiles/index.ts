@@ -24,8 +24,8 @@ import { createView } from './view.ts'
 import { profileErrors } from './errors.ts'
 
 /**
- * Profiles with their versions, the pools of runners that they name, and the broadcast by which every runner follows both.
- * Specification 4.3 and 4.6.
+ * Profiles with their versions, the runner pools that they name, and the broadcast that keeps every runner up to date with both. Specification 4.3
+ * and 4.6.
  */
 export default definePlugin({
   name: 'profiles',

@@ -9,19 +9,19 @@ import type { ProfileDocument } from './document.ts'
 import { idChanged, idTaken, nameTaken, preconditionFailed, tooManyProfiles, unknownProfile } from './errors.ts'
 import type { Creator, Expected, ProfileStore } from './store.ts'
 
-/** Profiles of one tenant, the names of deleted ones included. */
+/** The most names per tenant, including those of deleted profiles. */
 const mostNames = 10_000
-/** Profiles of one part of a list; each may be a megabyte. */
+/** Profiles per portion of a list. Each profile may be a megabyte. */
 const listed = 8
-/** Changes that a runner is told at a time. */
+/** Changes that a runner is sent at a time. */
 const pageChanges = 200
 
 /** The newest state of a name. */
 interface Entry {
   readonly revision: number
-  /** Goes on counting when the name is used again. */
+  /** Continues to count when the name is used again. */
   readonly version: number
-  /** Undefined: it was deleted. */
+  /** Undefined: the profile was deleted. */
   readonly profile: Profile | undefined
 }
 interface OfTenant {
@@ -30,7 +30,10 @@ interface OfTenant {
   readonly entries: Map<string, Entry>
 }
 
-/** The profiles of a process without a database, and their changes for its runners. They end with it; older versions are not kept. */
+/**
+ * The profiles of a process without a database, and their changes for its runners. They are lost when the process ends, and older versions are not
+ * kept.
+ */
 export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
   readonly #tenants = new Map<string, OfTenant>()
 
@@ -100,7 +103,7 @@ export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
     const entries = [...(this.#tenants.get(tenantId)?.entries.values() ?? [])]
     return entries.flatMap(({ profile }) => (profile ? [profile] : []))
   }
-  /** The stored profile, if the write may replace it; throws otherwise. */
+  /** The stored profile, if the write may replace it. Throws otherwise. */
   #expect(tenantId: string, name: string, { id, versions }: Expected): Profile {
     const { profile, version } = this.#tenants.get(tenantId)?.entries.get(name) ?? {}
     if (!profile) throw unknownProfile()
@@ -108,7 +111,7 @@ export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
     if (versions && !versions.includes(version!)) throw preconditionFailed(version!)
     return profile
   }
-  /** Stores a profile, or without one deletes it. */
+  /** Stores a profile; undefined deletes it. */
   #write(tenantId: string, name: string, made: Profile | undefined): Profile | undefined {
     const tenant = this.#tenants.get(tenantId) ?? { revision: 0, entries: new Map<string, Entry>() }
     this.#tenants.set(tenantId, tenant)

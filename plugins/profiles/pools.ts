@@ -76,7 +76,7 @@ export function poolRoutes(
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
-      // No other text is the id of a pool, and PostgreSQL would refuse some of it with an error.
+      // No other text is the id of a pool, and PostgreSQL would answer some other texts with an error.
       if (!isId('pool', request.params.id)) throw noSuchPool()
       await deletePool(database, tenantId, request.params.id)
       await broadcast.changed(tenantId)
@@ -107,7 +107,7 @@ export const toPool = (row: PoolRow): Pool => ({
   createdAt: row.created_at,
 })
 
-/** Of 16 KB at most: a pool names a thousand runners. */
+/** Pools per portion of a list. Each has at most 16 KB, because a pool names up to a thousand runners. */
 const poolsAtOnce = 64
 
 function listPools(database: Database, tenantId: string, page: Page): Promise<Listing<Pool>> {
@@ -122,7 +122,7 @@ function listPools(database: Database, tenantId: string, page: Page): Promise<Li
   return readList({ database, tenantId }, list, page, toPool)
 }
 
-/** The runtimes of a pool, for the sentence that refuses a profile; null: any. Undefined: no such pool. */
+/** The runtimes of a pool, for the sentence that refuses a profile. Null: any runtime. Undefined: no such pool. */
 export async function runtimesOfPool(
   database: Database,
   tenantId: string,
@@ -148,7 +148,7 @@ async function insertPool(database: Database, tenantId: string, id: string, pool
   return toPool(rows[0]!)
 }
 
-/** The foreign key refuses a pool that profiles name: a check beforehand would miss a profile that is written meanwhile. */
+/** Relies on the foreign key to refuse a pool that profiles name. A check beforehand would miss a profile that is written meanwhile. */
 async function deletePool(database: Database, tenantId: string, id: string): Promise<void> {
   const remove = { text: 'DELETE FROM pools WHERE tenant_id = $1 AND id = $2 RETURNING id', values: [tenantId, id] }
   const [rows] = await database.batch<[object[]]>(tenantId, [remove]).catch(async (error: unknown) => {

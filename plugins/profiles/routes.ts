@@ -131,7 +131,7 @@ export function profileWriteRoutes(app: App, guard: Guard, service: ProfileServi
   )
 }
 
-/** A name that no profile can have is an unknown one, and never reaches the database. */
+/** Throws `not_found` for a name that no profile can have, so that it never reaches the database. */
 export function knownName(name: string): string {
   if (!isProfileName(name)) throw unknownProfile()
   return name

@@ -2,7 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { PageQuery } from '#contracts/paging'
 import { Profile, ProfileInput, profileName } from '#contracts/profiles'
 
-// A profile that was read may be sent back as it is: what the server computes is accepted and ignored.
+// A profile that was read may be sent back unchanged: fields that the server computes are accepted and ignored.
 const computed = {
   version: Type.Optional(Type.Unknown({ description: 'Counted by the server; ignored on write. See `If-Match`.' })),
   createdAt: Type.Optional(Type.Unknown({ description: 'Set by the server; ignored on write.' })),
@@ -11,14 +11,14 @@ const computed = {
 
 export const CreateProfile = Type.Object({ ...ProfileInput.properties, ...computed }, { additionalProperties: false })
 
-/** The path says which profile; a name in the body must agree. */
+/** The path names the profile. A name in the body must agree. */
 export const ReplaceProfile = Type.Object(
   { ...CreateProfile.properties, name: Type.Optional(ProfileInput.properties.name) },
   { additionalProperties: false },
 )
 export type ReplaceProfile = Static<typeof ReplaceProfile>
 
-/** Where the live fleet would run a sandbox worker of the profile now. Specification 2.6. */
+/** Where the live fleet would currently run a sandbox worker of the profile. Specification 2.6. */
 export const WorkerPlacement = Type.Object(
   {
     substrate: Type.Union([Type.String(), Type.Null()], { description: 'Null when none could be chosen.' }),
@@ -87,7 +87,7 @@ export type VersionEntry = Static<typeof VersionEntry>
 export const ProfileVersion = Type.Object({ ...VersionEntry.properties, profile: Type.Object(stored) })
 export type ProfileVersion = Static<typeof ProfileVersion>
 
-/** Any text: a name that no profile can have is simply unknown. */
+/** Any text is accepted: a name that no profile can have is simply unknown. */
 export const NameParams = Type.Object({ name: Type.String() })
 export const VersionParams = Type.Object({
   name: Type.String(),
@@ -104,10 +104,10 @@ export const WriteHeaders = Type.Object({
   ),
 })
 
-/** The version in quotes. `workerPlacement` depends on the fleet and is no part of what a writer could overwrite. */
+/** The version in quotes. `workerPlacement` depends on the fleet and is not part of the entity that a writer could overwrite. */
 export const etagOf = (version: number | undefined): string => `"${version}"`
 
-/** The versions that an `If-Match` header allows; undefined: any. A weak tag never matches, nor one that is not ours. */
+/** The versions that an `If-Match` header allows. Undefined: any version. A weak or foreign tag never matches. */
 export function matchedVersions(ifMatch: string | undefined): number[] | undefined {
   const text = ifMatch?.trim()
   if (text === undefined || text === '*') return undefined

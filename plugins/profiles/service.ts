@@ -27,18 +27,18 @@ import type { Expected, ProfileStore, Writer } from './store.ts'
 import { checkSkills } from './skills.ts'
 import { findVersion } from './versions.store.ts'
 
-/** The catalogues in which the names of a profile are looked up. One that this role leaves out knows no name. */
+/** The catalogues that resolve the names in a profile. A catalogue that this role lacks knows no name. */
 interface References {
   readonly skills: Skills | undefined
   readonly mcpServers: McpServers | undefined
   readonly egress: Egress | undefined
   readonly apps: Apps | undefined
   readonly approvals: Approvals | undefined
-  /** Absent: every tenant may use every model. */
+  /** Undefined: every tenant may use every model. */
   readonly models: ModelAccess | undefined
 }
 
-/** Writes commit first and are broadcast afterwards: what is stored is the truth. Specification 4.3. */
+/** Writes commit first and are broadcast afterwards, because the database is the source of truth. Specification 4.3. */
 export function createProfileService(
   store: ProfileStore,
   database: Database,
@@ -54,13 +54,13 @@ export function createProfileService(
     if (runtimes && !runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
   }
   const sizeOf = (document: ProfileDocument): number => Buffer.byteLength(JSON.stringify(document))
-  /** Every runner keeps a copy of every profile, and every version is stored for ever. */
+  /** Profiles are limited in size, because every runner keeps a copy of every profile and every version is stored for ever. */
   const checkSize = (tenantId: string, document: ProfileDocument): void => {
     const { profileBytes: most } = limits?.of(tenantId) ?? defaultLimits
     if (sizeOf(document) > most) throw overLimit('profileBytes', most)
     limits?.stored.admit(tenantId)
   }
-  /** The versions are what grows: each write adds one. */
+  /** Counts the bytes of each write, because each write adds a version. */
   const written = (tenantId: string, document: ProfileDocument): Promise<void> => {
     limits?.stored.add(tenantId, sizeOf(document))
     return broadcast.changed(tenantId)
@@ -94,7 +94,7 @@ export function createProfileService(
       await written(tenantId, document)
       return profile
     },
-    /** History is never rewritten: the old state becomes the newest version once more. */
+    /** History is never rewritten: restoring stores the old state as a new version. */
     async restore(
       tenantId: string,
       name: string,
@@ -117,7 +117,7 @@ export function createProfileService(
 }
 export type ProfileService = ReturnType<typeof createProfileService>
 
-/** An unknown name is refused when the profile is written, not when a run lacks what it stands for. Specification 4.3. */
+/** Refuse unknown names when the profile is written, not when a run needs them. Specification 4.3. */
 async function checkReferences(
   { skills, mcpServers, egress, apps, approvals }: References,
   tenantId: string,
@@ -137,7 +137,7 @@ async function checkReferences(
   if (secret !== undefined) throw missingSecret(secret)
 }
 
-/** A name that matches no tool of the profile is refused: with a typing error its calls would run without an approval. */
+/** Refuses a name that matches no tool of the profile: with a typing error, calls of the intended tool would run without an approval. */
 function checkApprovals(approvals: Approvals | undefined, document: ProfileDocument): void {
   const { requireApproval = [], tools, mcpServers, apps = [], runtime, workerMode } = document
   if (requireApproval.length > 0 && !approvals) throw withoutApprovals()
@@ -150,7 +150,7 @@ function checkApprovals(approvals: Approvals | undefined, document: ProfileDocum
     if (!isOwn && !isOfServer) {
       throw invalidField(`body/requireApproval/${i}`, `names no tool of this profile: '${pattern}'`)
     }
-    // Elsewhere calls of MCP servers are not made by somebody who asks first.
+    // Only the general runtime outside a sandbox asks before it calls a tool of an MCP server.
     if (isOfServer && (runtime !== 'general' || workerMode === 'sandbox')) {
       const message = `may stand for tools of MCP servers, whose calls wait only in the runtime general outside a sandbox: '${pattern}'`
       throw invalidField(`body/requireApproval/${i}`, message)

@@ -12,7 +12,7 @@ import { profileErrors } from './errors.ts'
 
 type Attaching = Pick<Profile, 'skills' | 'tools' | 'mcpServers' | 'workerMode' | 'sandbox'>
 
-/** Refuses a profile that names a skill which is not there, or which it cannot use. Specification 4.3. */
+/** Refuses a profile that names a missing skill, or one that the profile cannot use. Specification 4.3. */
 export async function checkSkills(skills: Skills | undefined, tenantId: string, profile: Attaching): Promise<void> {
   const [first] = profile.skills
   if (first === undefined) return
@@ -23,8 +23,8 @@ export async function checkSkills(skills: Skills | undefined, tenantId: string, 
 }
 
 /**
- * The profile as a session is created from it: with the versions of its skills that the session keeps. A skill that was deleted
- * is left out, and the run says so; one whose newest version the profile cannot use is refused as it would be on a write.
+ * The profile as a session is created from it, with the skill versions that the session keeps. A deleted skill is left out, and the run reports
+ * that. A skill whose newest version the profile cannot use is refused, as it would be on a write.
  */
 export async function pinSkills(
   skills: Skills | undefined,
@@ -45,7 +45,7 @@ function checkAll(profile: Attaching, skills: readonly SkillNeeds[]): void {
     throw skillErrors.skillsTooLarge()
 }
 
-/** What a skill is allowed to use, its profile must have: `allowed-tools` never gives an agent a tool. */
+/** A profile must have the tools that its skill may use: `allowed-tools` never gives an agent a tool. */
 function checkFit(profile: Attaching, { name, allowedTools, requiresSandbox }: SkillNeeds): void {
   const sandboxed = substrateOf(profile) !== undefined
   if (requiresSandbox && !sandboxed) throw skillErrors.skillNeedsSandbox({ name })
@@ -59,6 +59,6 @@ function checkFit(profile: Attaching, { name, allowedTools, requiresSandbox }: S
   })
 }
 
-/** Tools of an external MCP server are known when it is asked; a profile that names the server may use them. */
+/** The tools of an external MCP server are known only once it is asked, so a profile that names the server may use any of them. */
 const isOfServer = ({ mcpServers }: Attaching, tool: string): boolean =>
   mcpServers.some((server) => tool.startsWith(`mcp__${server}__`) || tool === `mcp__${server}`)

@@ -21,10 +21,10 @@ export interface ProfileStore {
   find(tenantId: string, name: string): Promise<Profile | undefined>
   /** A profile with its pool, and the revision of the tenant's profiles and pools at that moment. */
   findPlaced(tenantId: string, name: string): Promise<PlacedProfile | undefined>
-  /** By name. `q`: a part of the name, in any case. */
+  /** Sorted by name. `q`: a part of the name, case-insensitive. */
   list(tenantId: string, q: string | undefined, page: Page): Promise<Listing<Profile>>
   count(tenantId: string): Promise<number>
-  /** `conflict` 409 when its name or id is taken, `limit_exceeded` 409 when there are as many as may be. */
+  /** `conflict` 409 when its name or id is taken, `limit_exceeded` 409 when the tenant has reached its limit. */
   insert(tenantId: string, name: string, id: string, document: ProfileDocument, writer: Creator): Promise<Profile>
   /** `not_found` 404, `conflict` 409 for another id, `precondition_failed` 412 for another version. */
   replace(
@@ -38,7 +38,7 @@ export interface ProfileStore {
   remove(tenantId: string, name: string, expected: Expected): Promise<void>
 }
 
-/** Who writes a version and what it repeats: the database keeps both with it. */
+/** Who writes a version, and which version it repeats. The database keeps both with the version. */
 export interface Writer {
   readonly keyId: string
   readonly restoredFrom?: number
@@ -49,10 +49,10 @@ export interface Creator extends Writer {
   readonly most: number
 }
 
-/** What the stored profile must be for a write to change it. */
+/** The conditions that the stored profile must meet for a write to change it. */
 export interface Expected {
   readonly id?: string | undefined
-  /** The versions that it may have; any by default. */
+  /** The versions that the stored profile may have. Undefined: any version. */
   readonly versions?: readonly number[] | undefined
 }
 
@@ -112,7 +112,7 @@ const writtenBy = ({ keyId, restoredFrom }: Writer): Statement => ({
   values: [keyId, restoredFrom === undefined ? '' : String(restoredFrom)],
 })
 
-/** In PostgreSQL, which makes each write a version and a change for the runners. */
+/** The store in PostgreSQL. Each write adds a version, and a change for the runners. */
 export class PostgresProfileStore implements ProfileStore {
   readonly #database: Database
 
@@ -141,7 +141,7 @@ export class PostgresProfileStore implements ProfileStore {
       where: 'p.tenant_id = $1 AND ($2::text IS NULL OR position(lower($2) IN lower(p.name)) > 0)',
       values: [tenantId, q ?? null],
       order: { 'p.name': 'text' },
-      // A profile may be as large as a request, a megabyte.
+      // Profiles per portion of a list. A profile may be as large as a request, a megabyte.
       atOnce: 8,
     }
     return readList({ database: this.#database, tenantId }, list, page, toPlaced)
@@ -158,7 +158,7 @@ export class PostgresProfileStore implements ProfileStore {
     document: ProfileDocument,
     { most, ...writer }: Creator,
   ): Promise<Profile> {
-    // Whoever adds a profile holds the row of the tenant, so that each is counted before the next is added.
+    // Adding a profile locks the row of the tenant, so that each profile is counted before the next one is added.
     const lock = { text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE', values: [tenantId] }
     const insert = {
       text: `INSERT INTO profiles AS p (tenant_id, name, id, document) SELECT $1, $2, $3, $4
@@ -214,7 +214,7 @@ export class PostgresProfileStore implements ProfileStore {
   }
 }
 
-/** Reads back what the same transaction wrote, with the pool; or, when it wrote nothing, the row that prevented it. */
+/** Reads back what the same transaction wrote, with the pool. If the transaction wrote nothing, reads the row that prevented the write. */
 const findWritten = (tenantId: string, name: string): Statement => ({
   text: `SELECT ${placedColumns} FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
   values: [tenantId, name],
@@ -223,22 +223,21 @@ const findWritten = (tenantId: string, name: string): Statement => ({
 const refused = (row: ProfileRow, { id }: Expected): Error =>
   id !== undefined && row.id !== id ? idChanged() : preconditionFailed(row.version)
 
-/** Translates two errors of PostgreSQL: jsonb cannot hold some characters of JSON, and a pool may be gone since it was looked up. */
+/** Translates two errors of PostgreSQL: jsonb cannot hold some characters of JSON, and a pool may have been deleted since the check. */
 const readable = (error: unknown, { pool = '' }: ProfileDocument): unknown => {
   if (violatedConstraint(error) === 'profiles_pool') return profileErrors.unknownPool({ name: pool })
   return ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText(error) : error
 }
 
-/** A profile takes about ten kilobytes, in the worst case some hundreds. */
+/** How many profiles are remembered. One takes about ten kilobytes, in the worst case some hundreds. */
 const mostRemembered = 1_000
 
 /**
- * Profiles for the plugins that run or publish them. Those that sessions were created from lately are remembered: whoever starts
- * a run with one has the store compare its revision in the statement that starts it, so a profile from memory is as good as one
- * that was read, and costs no round trip.
+ * Profiles for the plugins that run or publish them. Recently used profiles are cached. The statement that starts a run compares the profile's
+ * revision, so a cached profile is as good as one that was read, and saves a round trip.
  */
 export function createProfileLookup(store: ProfileStore, skills: Skills | undefined): Profiles {
-  // A Map keeps insertion order, so its first entry is the oldest: that one is dropped when the map is full.
+  // A Map keeps insertion order: its first entry is the oldest, which is dropped when the map is full.
   const known = new Map<string, PlacedProfile>()
   let generation = 0
   skills?.onOthers(() => {
@@ -253,7 +252,7 @@ export function createProfileLookup(store: ProfileStore, skills: Skills | undefi
       const remembered = fresh ? undefined : known.get(key)
       if (remembered) return remembered
       const began = generation
-      // A skill that changes raises the revision of the profiles that name it: what is remembered is out of date then.
+      // A changed skill raises the revision of the profiles that name it, which makes the cached profile outdated.
       const found = await pinSkills(skills, tenantId, await store.findPlaced(tenantId, name))
       known.delete(key)
       if (found && began === generation) known.set(key, found)
@@ -263,7 +262,7 @@ export function createProfileLookup(store: ProfileStore, skills: Skills | undefi
   }
 }
 
-/** Profiles in memory cost nothing to look up; the versions of their skills are those of now. */
+/** Adds the current skill versions to profiles that are held in memory, whose lookup costs nothing. */
 export const withPins = (profiles: Profiles, skills: Skills | undefined): Profiles => ({
   find: (tenantId, name) => profiles.find(tenantId, name),
   findIn: (tx, name) => profiles.findIn(tx, name),

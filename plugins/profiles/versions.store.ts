@@ -27,7 +27,7 @@ const toEntry = (row: EntryRow): VersionEntry => ({
   ...(row.restored_from === null ? {} : { restoredFrom: row.restored_from }),
 })
 
-// The versions of a deleted profile stay, but there is no profile to show them of.
+// The versions of a deleted profile are kept, but there is no profile to show them for.
 const exists = (tenantId: string, name: string): Statement => ({
   text: 'SELECT FROM profiles WHERE tenant_id = $1 AND name = $2',
   values: [tenantId, name],
@@ -49,7 +49,7 @@ export async function listVersions(
     atOnce: 200,
   }
   const found = await readList({ database, tenantId }, list, page, toEntry)
-  // Whatever exists has a version.
+  // Every existing profile has a version, so none means that there is no profile.
   if (found.total === 0) throw unknownProfile()
   return found
 }

@@ -2,7 +2,7 @@ import type { Fleet, FleetMember } from '#contracts/runner'
 import { type Profile, substrateOf } from '#contracts/profiles'
 import type { ProfileView, WorkerPlacement } from './schema.ts'
 
-/** Adds what is computed when a profile is read. */
+/** Adds the fields that are computed when a profile is read. */
 export type ViewOf = (profile: Profile) => ProfileView
 
 export const createView =
@@ -14,8 +14,8 @@ export const createView =
   }
 
 /**
- * What would happen to a sandbox worker of this profile now, by what the live runners report that may take its sessions.
- * Undefined: it has no sandbox worker, or no runner has said what it can do. Specification 2.6.
+ * What would currently happen to a sandbox worker of this profile, judged by the reports of the live runners that may take its sessions. Undefined:
+ * the profile has no sandbox worker, or no runner has reported its abilities. Specification 2.6.
  */
 export function workerPlacementOf(profile: Profile, fleet: readonly FleetMember[]): WorkerPlacement | undefined {
   const { placement: pool } = profile
@@ -34,7 +34,7 @@ export function workerPlacementOf(profile: Profile, fleet: readonly FleetMember[
   return typeof requested === 'string' ? asRequested(requested, runners) : byDefault(runners)
 }
 
-/** Sessions go to the runners that have it. */
+/** Sessions go to the runners that have the requested substrate. */
 function asRequested(requested: string, runners: readonly FleetMember[]): WorkerPlacement {
   if (runners.some(({ substrates }) => substrates.includes(requested))) {
     return { substrate: requested, source: 'profile', servable: true }
@@ -47,7 +47,7 @@ function asRequested(requested: string, runners: readonly FleetMember[]): Worker
   return { substrate: null, source: 'unresolved', servable: false, requested, detail }
 }
 
-/** Sessions go to the runners that have a default. */
+/** Sessions go to the runners that have a default substrate. */
 function byDefault(runners: readonly FleetMember[]): WorkerPlacement {
   const defaults = sorted(runners.flatMap(({ defaultSubstrate }) => defaultSubstrate ?? []))
   const [only] = defaults

@@ -16,7 +16,7 @@ interface PublishingOptions {
   readonly profiles: Pick<Profiles, 'find'>
   /** Undefined: this installation has no webhooks. */
   readonly webhooks: Webhooks | undefined
-  /** Undefined: publishing costs nothing. */
+  /** Undefined: publishing is free of charge. */
   readonly billing?: Billing | undefined
   readonly limits?: Pick<TenantLimits, 'stored'> | undefined
   /** Undefined: answers carry no `publicUrl`. */
@@ -65,7 +65,7 @@ export function createPublishingService(options: PublishingOptions) {
         expose_tool_events: body.exposeToolEvents ?? false,
         webhook_url: body.webhookUrl ?? null,
       })
-      // What was published before is kept, for its conversations.
+      // The rows of earlier publications are kept for their conversations.
       limits?.stored.add(tenantId, JSON.stringify(row).length)
       return toAgent(tenantId, row)
     },
@@ -102,7 +102,7 @@ const slugOf = (profile: string): string =>
 
 const shape = /^[a-z][a-z0-9+.-]*:\/\/[^/?#@\\\s]+$/i
 
-/** A browser sends exactly `scheme://host[:port]`, so anything else in the list could never match, or match too much. */
+/** Refuses any entry that is not exactly `scheme://host[:port]`. Browsers send this form, so another entry could never match, or match too much. */
 function checkOrigins(origins: readonly string[]): void {
   for (const [i, origin] of origins.entries()) {
     const exact = shape.test(origin) ? serialized(origin) : undefined
@@ -160,7 +160,7 @@ async function insertAgent(database: Database, tenantId: string, agent: NewAgent
     // The profile was deleted since it was read.
     if (sqlState(error) === '23503') throw unknownProfile()
     if (sqlState(error) !== '23505') throw error
-    // A profile that is published already violates the index of slugs first; it must not be told to choose another slug.
+    // A profile that is already published violates the index of slugs first. Its owner must not be told to choose another slug.
     throw violatedConstraint(error) === 'published_agents_active_slug' &&
       !(await findAgent(database, tenantId, agent.profile_name))
       ? slugTaken(agent.slug)
@@ -191,7 +191,7 @@ function listAgents<T>(
     where: 'tenant_id = $1 AND unpublished_at IS NULL',
     values: [tenantId],
     order: { profile_name: 'text' },
-    // Of some 30 KB at most: an agent has up to a hundred origins.
+    // Agents per portion of a list. Each has at most some 30 KB, because an agent has up to a hundred origins.
     atOnce: 64,
   }
   return readList({ database, tenantId }, list, page, toAgent)
@@ -203,7 +203,7 @@ interface AgentChange {
   readonly syncMaxDurationSeconds?: number
   readonly exposeToolEvents?: boolean
   readonly enabled?: boolean
-  /** Null takes it away. */
+  /** Null removes the URL. */
   readonly webhookUrl?: string | null
 }
 

@@ -9,7 +9,7 @@ export const publishingErrors = errorTable('publishing', {
   },
 })
 
-/** What may be wrong with how an agent is to be published. */
+/** The refusals of settings with which an agent cannot be published. */
 export const unfit = [invalidRequest, webhookErrors.invalidWebhook, publishingErrors.webhooksUnavailable] as const
 
 export const unknownProfile = notFound

@@ -15,10 +15,10 @@ interface AgentKeyOptions {
   readonly limits?: Pick<TenantLimits, 'stored'> | undefined
 }
 
-/** A key with its entries in indexes, beside its label. */
+/** Estimated bytes of a key with its index entries, without its label. */
 const bytesOfKey = 400
 
-// No other text is the id of a key, and PostgreSQL would refuse some of it with an error.
+// No other text is the id of a key, and PostgreSQL would answer some other texts with an error.
 const keyIdForm = /^key_[0-9a-z]{1,64}$/
 
 /** The keys of published agents. Specification 2.2, 4.4. */
@@ -28,7 +28,7 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
     return { id: newId('key'), token, hash: tokens.hash('ao:pub-key:v1', token) }
   }
   return {
-    /** The key expires with that of the caller at the latest: ADR 55. */
+    /** The key expires no later than the caller's own key: ADR 55. */
     async issue(caller: Caller, profile: string, { label, expiresAt: asked }: KeyBody): Promise<IssuedKey> {
       limits?.stored.admit(caller.tenantId)
       const { token, ...minted } = mint()
@@ -128,14 +128,14 @@ async function listKeys(
 interface KeyReplacement {
   readonly profile: string
   readonly id: string
-  /** When the new key expires at the latest. */
+  /** The latest time at which the new key may expire. */
   readonly latest: Date | undefined
   readonly graceSeconds: number
 }
 
 /**
- * Adds a key like another one, which works for `graceSeconds` more. `over`: that one does not work any more. Undefined when the
- * publication that the profile has now has no such key.
+ * Adds a key like an existing one, which keeps working for `graceSeconds`. `over`: the existing key no longer works. Undefined when the profile's
+ * current publication has no such key.
  */
 async function replaceKey(
   database: Database,

@@ -40,7 +40,7 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
           ...failures(...unfit, ...fundsErrors, notFound, conflict, limitErrors.limitExceeded),
         },
       },
-      // Every field is optional, and so is the body.
+      // Every field is optional, so the body is optional too.
       preValidation: async (request) => void (request.body ??= {}),
     },
     async (request, reply) => {
@@ -144,7 +144,7 @@ export function metricsRoutes(app: App, guard: Guard, service: PublishingService
   )
 }
 
-/** A name that no profile can have is not published, and never reaches the database. */
+/** Throws for a name that no profile can have, so that it never reaches the database. */
 function publishable(name: string): string {
   if (!isProfileName(name)) throw publishingErrors.notPublished()
   return name
@@ -215,7 +215,7 @@ function lifeRoutes(app: App, guard: Guard, service: AgentKeyService): void {
           ...failures(invalidRequest, notFound, conflict, publishingErrors.notPublished),
         },
       },
-      // Its only field is optional, and so is the body.
+      // The only field is optional, so the body is optional too.
       preValidation: async (request) => void (request.body ??= { graceSeconds: 0 }),
     },
     async (request, reply) => {

@@ -21,15 +21,18 @@ import { leadsTo } from '#kit/outbound'
 import { createEventWriter, HostedRun, type RunOutcome } from './run.ts'
 
 const drainTickMs = 25
-/** A conductor has stored a fetched conversation by then. Until then the copy here counts as the only one. */
+/** Milliseconds after which a conductor has stored a fetched conversation. Until then the copy here counts as the only one. */
 const storedMs = 1_000
-/** Runners ask every few seconds. When none has asked for this long, a stopping sidecar waits for none to fetch its conversations. */
+/**
+ * Milliseconds. Runners ask every few seconds; when none has asked for this long, a stopping sidecar does not wait for its conversations to be
+ * fetched.
+ */
 const nobodyMs = 15_000
 
-/** What a sidecar has. */
+/** The runtimes and restrictions of a sidecar. */
 interface Offered {
   readonly runtimes: ReadonlyMap<string, Runtime>
-  /** Who may use the models of a provider; every tenant where it is absent. */
+  /** Which tenants may use the models of a provider. A provider that is missing here serves every tenant. */
   readonly tenants: ReadonlyMap<string, TenantList>
 }
 
@@ -41,14 +44,14 @@ export class RunHost {
   readonly #tenants: Offered['tenants']
   /** Providers whose models are not for every tenant. */
   readonly #restricted: Offered['tenants']
-  /** Runtimes whose conversations need not be fetched from here. */
+  /** Runtimes that restore conversations from the log, so that these need not be fetched from here. */
   readonly #restorable: ReadonlySet<string>
   readonly #log: FastifyBaseLogger
   readonly #count: ReturnType<typeof createMetrics>
   readonly #write = createEventWriter()
-  /** The newest run of each session, until it has let go of it. */
+  /** The newest run of each session, until the run has released the session. */
   readonly #sessions = new Map<string, HostedRun>()
-  /** Sessions whose conversation changed since it was last exported, with a count of their runs; not those that their logs restore. */
+  /** Sessions whose conversation changed since its last export, each with a count of its runs. Sessions that are restored from the log are left out. */
   readonly #changes = new Map<string, number>()
   #files: Promise<LinkedFiles> | undefined
   #inflight = 0
@@ -79,14 +82,14 @@ export class RunHost {
 
   health(): SidecarHealth {
     this.#lastAsked = Date.now()
-    // Computed for each request, because a package that a runtime lacks may be installed meanwhile.
+    // Computed per request, because a package that a runtime needs may be installed in the meantime.
     const missing = Object.fromEntries(
       [...this.#runtimes].flatMap(([name, { missing: why }]) => (why === undefined ? [] : [[name, why]])),
     )
     return {
       ok: true,
       runtime: this.#mode,
-      // A runner offers what its sidecars report, so a stopping sidecar reports none and gets no new session.
+      // A runner offers the runtimes that its sidecars report. A stopping sidecar reports none and so gets no new session.
       runtimes: this.#draining ? [] : this.#names(),
       ...(Object.keys(missing).length > 0 ? { missing } : {}),
       instance: this.instance,
@@ -99,7 +102,10 @@ export class RunHost {
     }
   }
 
-  /** Throws `sidecar_draining` when this sidecar is about to stop, unless the conversation is only here: the run goes elsewhere then. */
+  /**
+   * Throws `sidecar_draining` when this sidecar is about to stop, so that the run goes elsewhere. A conversation that exists only here may still
+   * run.
+   */
   refuseWhenStopping({ sessionId, profile }: RunEnvelope): void {
     if (!this.#draining || this.#changes.has(sessionId)) return
     const stored = this.#restorable.has(profile.runtime) || Date.now() - this.#lastExport >= storedMs
@@ -121,7 +127,7 @@ export class RunHost {
       log: this.#log,
       write: this.#write,
       bring: async (...run) => (await this.#linked()).bring(...run),
-      // The former run has ended, but its adapter may still be cleaning up: this run starts after that.
+      // The previous run has ended, but its adapter may still be cleaning up. This run starts after that.
       after: this.#sessions.get(sessionId)?.released,
       onEnd: (outcome) => {
         this.#inflight--
@@ -139,7 +145,7 @@ export class RunHost {
     return run.lines
   }
 
-  /** A conductor refuses such a profile first, if it knows; here is where the key is. */
+  /** A conductor that knows of the restriction refuses such a profile earlier. This check is here because the provider's key is here. */
   #refuseModel({ tenantId, profile: { model } }: RunEnvelope): void {
     const provider = model.split('/')[0]!
     if (this.#restricted.get(provider)?.allows(tenantId) !== false) return
@@ -149,7 +155,7 @@ export class RunHost {
     })
   }
 
-  /** `name` is the runtime's, which may be left out where the host serves only one. */
+  /** `name` is the runtime. It may be left out where the host serves only one. */
   async exportState(name: string | undefined, sessionId: string): Promise<StateBundle | undefined> {
     const runtime = this.#find(name, sessionId)
     const before = this.#changes.get(sessionId)
@@ -184,7 +190,7 @@ export class RunHost {
     while (Date.now() < until && (this.#inflight > 0 || unfetched())) await sleep(drainTickMs)
   }
 
-  /** Ends every run with an `interrupted` error and waits until they have let go. */
+  /** Ends every run with an `interrupted` error, and waits until all runs have released their sessions. */
   async stop(): Promise<void> {
     const all = [...this.#sessions.values()]
     for (const run of all) run.abort('interrupted')
@@ -192,7 +198,7 @@ export class RunHost {
     await (await this.#files)?.close()
   }
 
-  /** Loaded with the first run that needs it: most have nothing large. */
+  /** Loaded by the first run that needs it, because most runs link nothing large. */
   #linked(): Promise<LinkedFiles> {
     return (this.#files ??= import('#kit/linked-files').then((kit) => new kit.LinkedFiles()))
   }
@@ -237,11 +243,11 @@ export const localLink = (host: RunHost): SidecarLink => ({
   forget: (runtime, sessionId) => host.forget(runtime, sessionId),
 })
 
-/** Where a run that came over the network may be sent. An empty list allows any host. */
+/** Which hosts a run that came over the network may contact. An empty list allows any host. */
 interface Destinations {
-  /** Those of the runners, for the tools of sessions. */
+  /** Hosts of the runners, for the tools of sessions. */
   readonly runnerHosts: readonly string[]
-  /** Those of external MCP servers. */
+  /** Hosts of external MCP servers. */
   readonly mcpHosts: readonly string[]
 }
 

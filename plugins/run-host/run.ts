@@ -17,9 +17,9 @@ import {
 import type { Runtime } from '#contracts/runtime'
 import { sidecarErrors } from '#contracts/sidecar-errors'
 
-/** How long an adapter may take to stop after its signal aborted, or to clean up after its last event. */
+/** Milliseconds that an adapter may take to stop after its signal aborted, or to clean up after its last event. */
 const graceMs = 2_000
-/** Larger delays overflow the timer, and it fires at once. */
+/** Timers overflow on larger delays and fire at once. */
 const maxTimerMs = 2_147_483_647
 
 type ErrorEvent = Extract<RuntimeEvent, { type: 'error' }>
@@ -27,7 +27,7 @@ type TerminalEvent = Extract<RuntimeEvent, { type: 'result' | 'error' }>
 
 export type RunOutcome = 'ok' | 'error' | 'cancelled'
 
-/** Why the host ended a run that its adapter had not ended. */
+/** Why the host ended a run whose adapter had not ended it. */
 type Ending = 'cancelled' | 'timeout' | 'interrupted'
 
 const endings: Readonly<Record<Ending, ErrorEvent>> = {
@@ -44,17 +44,16 @@ const eventTooLarge = failed('The runtime sent an event that is too large.')
 interface HostOptions {
   readonly log: FastifyBaseLogger
   readonly write: EventWriter
-  /** Resolves to the envelope with the contents of its linked attachments. */
+  /** Resolves to the envelope in which linked attachments are replaced by their contents. */
   bring(envelope: RunEnvelope, signal: AbortSignal): Promise<RunEnvelope>
-  /** The former run of this session; the adapter is not called before it resolved. */
+  /** The previous run of this session. The adapter is not called before this has resolved. */
   readonly after: Promise<void> | undefined
   onEnd(outcome: RunOutcome): void
 }
 
 /**
- * One run: whatever its adapter does, the stream ends with exactly one `result` or `error`, and it ends in time. It goes
- * `running`, perhaps `stopping` (the adapter was told to stop; what it used is still counted), `ended` (the terminal event is
- * written; the adapter cleans up).
+ * One run. Whatever its adapter does, the stream ends in time and with exactly one `result` or `error`. The states are `running`, perhaps
+ * `stopping` (the adapter was told to stop; its usage still counts), and `ended` (the terminal event is written; the adapter cleans up).
  */
 export class HostedRun {
   readonly #envelope: RunEnvelope
@@ -71,7 +70,7 @@ export class HostedRun {
   #deadline: NodeJS.Timeout | undefined
   #grace: NodeJS.Timeout | undefined
   #unsubscribe: (() => void) | undefined
-  /** Wakes an adapter that waits for room, because it has to stop. */
+  /** Wakes an adapter that waits for room, because the adapter must stop. */
   #goOn: (() => void) | undefined
 
   constructor(envelope: RunEnvelope, runtime: Runtime, options: HostOptions) {
@@ -85,7 +84,7 @@ export class HostedRun {
   get ended(): boolean {
     return this.#state === 'ended'
   }
-  /** Resolves when the adapter has let go of the session, or its grace is over. */
+  /** Resolves when the adapter has released the session, or its grace period is over. */
   get released(): Promise<void> {
     return this.#released.promise
   }
@@ -98,7 +97,7 @@ export class HostedRun {
     if (signal.aborted) onAbort()
     const { timeoutMs, resume, attempt = 1 } = this.#envelope
     this.#deadline = setTimeout(() => this.abort('timeout'), Math.min(timeoutMs, maxTimerMs))
-    // This is the first event: a runner keeps the session's bundle until it learns that the sidecar has the conversation.
+    // Write this event first: a runner keeps the session's bundle until it learns that the sidecar has the conversation.
     if (resume) void this.#take({ type: 'progress', stage: 'resumed' })
     if (attempt > 1 && !this.#runtime.replays) void this.#take(repeated)
     void this.#drive()
@@ -141,7 +140,7 @@ export class HostedRun {
     try {
       await iterator?.return?.()
     } catch {
-      // The run has its last event, so an error of the adapter's clean-up changes nothing any more.
+      // The run has its last event, so an error in the adapter's clean-up changes nothing.
     }
     clearTimeout(this.#grace)
     this.#released.resolve()
@@ -169,7 +168,7 @@ export class HostedRun {
     if (this.#state === 'running' && texts.every(isShort)) return this.#queue.push(this.#encoder.texts(texts))
     return this.#takeAll(eventsOf([texts]))
   }
-  /** Resolves when the adapter may go on; undefined: it may. */
+  /** Resolves when the adapter may continue. Undefined: it may continue at once. */
   #take(event: RuntimeEvent): Promise<void> | undefined {
     if (this.#state === 'ended') return undefined
     if (isTerminal(event)) return void this.#finish(event)
@@ -177,17 +176,17 @@ export class HostedRun {
     const line = this.#encode(event)
     return typeof line === 'string' ? this.#queue.push(line) : void this.#finish(line)
   }
-  /** An event of a run that is being stopped: only its usage is still counted. */
+  /** Handles an event of a run that is being stopped: only its usage still counts. */
   #takeLast(event: RuntimeEvent): Promise<void> {
     const line = event?.type === 'usage' && !this.#counted ? this.#encode(event) : undefined
     if (typeof line === 'string') {
       this.#counted = true
       void this.#queue.push(line)
     }
-    // An adapter that yields without end would otherwise keep every timer of this process from firing.
+    // Yield to the event loop: an adapter that yields events without end would keep every timer of this process from firing.
     return new Promise((resolve) => void setImmediate(resolve))
   }
-  /** Ends the run with this event, unless it was to be ended for another reason before. */
+  /** Ends the run with this event, unless another reason has already decided its end. */
   #finish(event: TerminalEvent): void {
     if (this.ended) return
     const last = this.#why ? endings[this.#why] : event
@@ -201,14 +200,14 @@ export class HostedRun {
     this.#queue.close()
     this.#grace = setTimeout(this.#released.resolve, graceMs)
     this.#options.onEnd(last.type === 'result' ? 'ok' : last.code === 'cancelled' ? 'cancelled' : 'error')
-    // The reason is given, because making the default one, an error with a stack, costs more than the rest of this method.
+    // Pass a reason: the default one, an error with a stack, costs more than the rest of this method.
     this.#stop.abort('over')
   }
-  /** The event's line, or what to end the run with instead. */
+  /** The event as a line, or the error that must end the run instead. */
   #encode(event: RuntimeEvent): string | ErrorEvent {
     const seq = this.#encoder.next
     const line = this.#options.write(this.#encoder, event)
-    // The refused event may have taken a stamp; readers expect no gap.
+    // The refused event may have used a stamp, and readers expect no gap.
     if (typeof line !== 'string') this.#encoder = this.#encoderFrom(seq)
     return line
   }
@@ -217,7 +216,7 @@ export class HostedRun {
   }
 }
 
-/** The run begins again: readers drop the events that they have of it. */
+/** The run restarts, so readers discard the events that they have of it. */
 const repeated: RuntimeEvent = {
   type: 'progress',
   stage: 'repeated',
@@ -227,14 +226,14 @@ const repeated: RuntimeEvent = {
 
 const isTerminal = (event: RuntimeEvent): event is TerminalEvent => isTerminalType(event?.type)
 
-/** What a client sees of a throw: an AppError says what it means, the text of anything else stays in the log. */
+/** What a client sees of a thrown error: the message of an AppError. The text of any other error stays in the log. */
 function thrown(error: unknown): ErrorEvent {
   if (!isAppError(error)) return failed('The runtime failed.')
   const message = error.sentence ?? 'The runtime refused the run.'
   return { type: 'error', code: error.code, message, ...(error.retryable ? { retryable: true } : {}) }
 }
 
-/** Checks an adapter's event and writes it as a stamped line, or says what ends the run instead. Never throws. */
+/** Checks an adapter's event and writes it as a stamped line, or returns the error that ends the run. Never throws. */
 type EventWriter = (encoder: EventEncoder, event: unknown) => string | ErrorEvent
 
 export function createEventWriter(): EventWriter {
@@ -257,7 +256,7 @@ export function createEventWriter(): EventWriter {
   }
 }
 
-// The hot path: there are about twenty of these for each other event.
+// The hot path: there are about twenty deltas per other event.
 const isDelta = (event: unknown): event is Extract<RuntimeEvent, { type: 'assistant' }> =>
   typeof event === 'object' &&
   event !== null &&
@@ -267,7 +266,7 @@ const isDelta = (event: unknown): event is Extract<RuntimeEvent, { type: 'assist
 /** True for a text whose line is certainly not too large. */
 const isShort = (text: unknown): boolean => typeof text === 'string' && text.length < maxLineBytes / 16
 
-/** An adapter does not stamp its events: fields of those names would stand in the line twice. */
+/** Removes stamps: an adapter does not stamp its events, and fields of those names would appear twice in the line. */
 function unstamped(event: RuntimeEvent): RuntimeEvent {
   if (!('runId' in event || 'sessionId' in event || 'seq' in event || 'at' in event)) return event
   const { runId: _, sessionId: __, seq: ___, at: ____, ...rest } = event as RuntimeEvent & Record<string, unknown>

@@ -6,21 +6,21 @@ import type { RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { ToolContext, ToolResult } from '#contracts/tools'
 
-/** The tools of apps that a run has beside those of its session, by name; a conductor calls them. */
+/** The app tools that a run has in addition to those of its session, by name. A conductor calls them. */
 export type RunApps = ReadonlyMap<string, AppTool>
 
-/** One that is called like a tool of the session is not there: that one was named. */
+/** An app tool with the name of a session tool is dropped, because the profile named the session tool explicitly. */
 export function appsOf({ tools }: Pick<RunnerSession, 'tools'>, offered: readonly AppTool[]): RunApps {
   return new Map(offered.filter(({ name }) => !tools.includes(name)).map((tool) => [tool.name, tool]))
 }
 
-/** The profile as a runtime gets it: the tools of apps are among those that it finds at the session's endpoint. */
+/** The profile as a runtime gets it, with app tools among the tools of the session's endpoint. */
 export const withApps = (profile: Profile, apps: RunApps): Profile => ({
   ...profile,
   tools: [...profile.tools, ...apps.keys()],
 })
 
-/** Has a conductor call the app: accounts never leave it. */
+/** Has a conductor call the app, because app accounts never leave the conductor. */
 export async function callApp(
   delegations: Pick<Delegations, 'call'>,
   { name, toolkit, tool }: AppTool,
@@ -31,7 +31,7 @@ export async function callApp(
     throw runnerErrors.toolNotAllowed({ message: `The input of '${name}' is no object.` })
   }
   const app = { toolkit, ...(tool === undefined ? {} : { tool }), input: input as Record<string, unknown> }
-  // Drawn for each call: ids of models repeat, and a call that is executed again is found by the ledger of its run.
+  // Draw a new id per call, because the ids of models repeat. The ledger of the run recognizes a call that is executed again.
   const answer = delegations.call(context, { id: randomUUID(), parentRunId: context.runId, app })
   context.report?.({ type: 'progress', stage: appCallStage, message: `'${name}' is called.` })
   const { ok, content } = await answer

@@ -4,23 +4,23 @@ import type { BroadcastPool } from '#contracts/runner'
 
 type OnProfile = (tenantId: string, name: string, profile: Profile | undefined) => void
 
-/** The profiles and pools that conductors broadcast to this runner, per tenant. They live in memory only: a conductor sends them again. */
+/** The profiles and pools that conductors broadcast to this runner, per tenant. They live only in memory, because a conductor sends them again. */
 export class BroadcastReceiver {
   readonly #revisions = new Map<string, number>()
   readonly #profiles = new Map<string, Map<string, Profile>>()
   readonly #pools = new Map<string, Map<string, BroadcastPool>>()
   readonly #onProfile: OnProfile
 
-  /** `onProfile` is told of what is here now; undefined: it was deleted. */
+  /** `onProfile` receives the profile that is now here. Undefined: the profile was deleted. */
   constructor(onProfile: OnProfile = () => {}) {
     this.#onProfile = onProfile
   }
 
   /**
-   * Any number of conductors send pages, late, twice and in any order. One that does not continue what is here, or ends before
-   * it, changes nothing. One that begins before it and ends behind it was read when all of it was newer than what is here. So
-   * nothing older ever replaces what is newer, and a profile that was deleted stays so without being remembered. Returns how
-   * far this runner has followed the tenant then.
+   * Applies a page and returns up to which revision this runner has followed the tenant. Any number of conductors send pages, late, repeatedly and
+   * in any order, so a page that does not continue the current state, or ends before it, changes nothing. A page that begins before the current
+   * state and ends after it was read when all its contents were newer. So old data never replaces newer data, and a deleted profile stays deleted
+   * without being remembered.
    */
   take(tenantId: string, { after, revision, changes }: BroadcastPage): number {
     const at = this.#revisions.get(tenantId) ?? 0
@@ -39,7 +39,7 @@ export class BroadcastReceiver {
   behind(newest: BroadcastRevisions): string[] {
     return Object.keys(newest).filter((tenantId) => (this.#revisions.get(tenantId) ?? 0) < newest[tenantId]!)
   }
-  /** An older version than the one that is here changes nothing. */
+  /** A profile older than the current one changes nothing. */
   putProfile(tenantId: string, profile: Profile): void {
     const held = this.profile(tenantId, profile.name)
     if (held && isOlder(profile, held)) return
@@ -58,7 +58,7 @@ export class BroadcastReceiver {
   putPool(tenantId: string, pool: BroadcastPool): void {
     put(this.#pools, tenantId, pool.id, pool)
   }
-  /** False: it was not here. */
+  /** False: there was no such pool. */
   deletePool(tenantId: string, id: string): boolean {
     return remove(this.#pools, tenantId, id)
   }
@@ -76,7 +76,7 @@ const remove = <T>(shelves: Shelves<T>, tenantId: string, key: string): boolean 
   return deleted
 }
 
-/** By version; by time when one of the two comes from a release without versions. */
+/** Compares versions, or times when one of the two profiles comes from a release without versions. */
 const isOlder = (one: Profile, other: Profile): boolean =>
   one.version !== undefined && other.version !== undefined
     ? one.version < other.version

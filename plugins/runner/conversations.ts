@@ -14,8 +14,8 @@ import {
 } from './sessions.ts'
 
 /**
- * The conversations of this runner's sessions. Each is held by whatever executes the session's runs, a sidecar of this runner or
- * the worker in the session's own sandbox: it is brought there, fetched from there and forgotten there.
+ * The conversations of this runner's sessions. Each one is held by the executor of the session's runs: a sidecar of this runner, or the worker in
+ * the session's sandbox. The runner brings it there, fetches it from there and has it forgotten there.
  */
 export class Conversations {
   readonly #table: SessionTable
@@ -29,14 +29,14 @@ export class Conversations {
     this.#log = log
   }
 
-  /** The session left this runner. */
+  /** Called when the session left this runner. */
   forget(session: RunnerSession): void {
     this.#executors.vfs?.forget(session.tenantId, session.id)
     this.#forgetting.begin(session)
   }
-  /** Called when the executor lacks the conversation. Returns the answer, upon which the conductor hydrates it and asks again, perhaps elsewhere. */
+  /** Called when the executor lacks the conversation. The returned error makes the conductor hydrate the session and retry, perhaps elsewhere. */
   lost(session: LiveSession): AppError {
-    // As if this runner had never had the session.
+    // Behave as if this runner had never had the session.
     this.#table.remove(session)
     session.activeRunId = undefined
     this.#executors.vfs?.forget(session.tenantId, session.id)
@@ -79,7 +79,7 @@ export class Conversations {
     return sessions.filter(isUnsaved).map(({ tenantId, id: sessionId }) => ({ tenantId, sessionId }))
   }
 
-  /** Counts the bundle that is on its way, or refuses it. */
+  /** Counts the bytes of the bundle that is on its way, or refuses the bundle. */
   #hold(session: LiveSession, bundle: StateBundle | undefined): void {
     try {
       this.#table.hold(session.tenantId, session.id, bundle?.bytes.byteLength ?? 0)
@@ -97,7 +97,7 @@ export class Conversations {
       if (!bundle) return await link.forget(runtime, session.id)
       await link.hydrate(runtime, session.id, bundle)
       session.conversation = true
-      // A sidecar has it now; the state of a sandbox stays here.
+      // A sidecar has the conversation now. The state of a sandbox is kept here as well.
       if (!isWorker(session.profile)) this.#hold(session, undefined)
     } catch (error) {
       // Without its conversation the session must not be used.
@@ -105,7 +105,7 @@ export class Conversations {
       throw error
     }
   }
-  /** Best effort: a sidecar forgets idle sessions by itself too. */
+  /** Best effort: a sidecar also forgets idle sessions by itself. */
   async #tellForgotten(session: RunnerSession): Promise<void> {
     const { sidecars, sandboxes } = this.#executors
     const { runtime } = session.profile
@@ -122,10 +122,10 @@ export class Conversations {
 const handleOf = ({ profile }: LiveSession, bundle: StateBundle | undefined): string | undefined =>
   restoredFromLog(profile.runtime) ? undefined : bundle?.runtimeSessionId
 
-/** A sweep drops all idle sessions of a minute at once: telling all executors at the same time would open a connection for each. */
+/** A sweep drops all sessions that became idle within a minute. Telling all executors at once would open a connection for each. */
 const atOnce = 16
 
-/** Tells the executors of sessions that left this runner's memory to forget them, too. */
+/** Tells executors to forget the sessions that left this runner's memory. */
 export class Forgetting {
   readonly #tell: (session: RunnerSession) => Promise<void>
   readonly #waiting = new Map<string, RunnerSession>()
@@ -140,7 +140,10 @@ export class Forgetting {
     this.#waiting.set(session.id, session)
     this.#next()
   }
-  /** Before a session comes back: resolves once its sidecar has been told, or it would forget the conversation that is brought now. */
+  /**
+   * Call it before a session returns. Resolves once its sidecar was told, because the sidecar would otherwise forget the conversation that is
+   * brought now.
+   */
   finish(sessionId: string): Promise<void> | undefined {
     const session = this.#waiting.get(sessionId)
     return session ? this.#start(session) : this.#underWay.get(sessionId)

@@ -20,12 +20,12 @@ import { toolNamesOf } from './skills.ts'
 import { createToolCalls } from './tool-calls.ts'
 
 const sweepEveryMs = 60_000
-/** How long runs get to end when the runner stops; their readers may be gone. */
+/** Milliseconds that runs get to end when the runner stops. Their readers may be gone. */
 const stopMs = 5_000
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
-/** The sessions of one runner and the runs in them. Specification 4.22: a trusted network, so the tenant of a call is a plain header. */
+/** The sessions of one runner and the runs in them. Specification 4.22: the network is trusted, so a plain header names a call's tenant. */
 export default definePlugin({
   name: 'runner',
   config: Settings({

@@ -5,7 +5,7 @@ import type { ExecuteRun } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import { type Executors, linkOf, type LiveSession } from './sessions.ts'
 
-/** Throws `links_unread` unless each linked attachment is in the store that this runner has. */
+/** Throws `links_unread` unless every linked attachment is in this runner's object store. */
 export async function requireLinks(
   objects: ObjectStore | undefined,
   tenantId: string,
@@ -22,14 +22,14 @@ export async function requireLinks(
   }
 }
 
-/** The order with its attachments whole where the sidecar, of an earlier release perhaps, cannot read links. */
+/** The order, with full attachments if its sidecar cannot read links, as those of earlier releases cannot. */
 export async function readableBy(
   order: ExecuteRun,
   session: LiveSession,
   { executors, objects }: { readonly executors: Executors; readonly objects: ObjectStore | undefined },
 ): Promise<ExecuteRun> {
   if (!objects || !hasLinks(order)) return order
-  // One that cannot be reached is asked for the run anyway, for a while.
+  // A sidecar that cannot be reached is still asked to take the run for a while, so its health decides nothing here.
   const health = await linkOf(executors, session)
     .health()
     .catch(() => undefined)
@@ -45,5 +45,5 @@ export async function readableBy(
   return { ...order, attachments }
 }
 
-/** What is said to a conductor that it has to send the attachments themselves. */
+/** The answer to a conductor that must send the attachments themselves. */
 export const readsNoLinks = ({ code }: AppError): boolean => code === runnerErrors.linksUnread.row.code

@@ -1,9 +1,9 @@
 import type { AttachRun, ExecuteRun } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 
-/** Unread bytes of a run; beyond that its sidecar has to wait. */
+/** Bytes. With more unread bytes of a run its sidecar has to wait. */
 const highWater = 256 * 1024
-/** Read bytes are kept in pieces of about this size: a delta as a piece of its own would take more memory than its text. */
+/** Read bytes are merged into pieces of about this size: a delta as a separate piece would take more memory than its text. */
 const pieceBytes = 8 * 1024
 const pieceParts = 32
 
@@ -16,25 +16,25 @@ interface Piece {
 
 interface Unread {
   readonly lines: Buffer
-  /** The seq of the line behind them. */
+  /** The seq of the line after this piece. */
   readonly next: number
 }
 
 /** The writer of an output, which is told about its reader. */
 export interface OutputOwner {
-  /** The reason is that of the reader's signal, or `client_gone` when it stopped reading. */
+  /** `reason` is that of the reader's signal, or `client_gone` when the reader stopped reading. */
   readerGone(reason: unknown): void
   readerCame(): void
 }
 
 /**
- * What a run has written. One reader at a time takes it; the newest of what was taken stays, so that another one can go on
- * behind any event of it. What nobody has taken is never dropped.
+ * The output of a run. One reader at a time consumes it. The newest read bytes are kept, so that another reader can continue after any event among
+ * them. Unread bytes are never dropped.
  */
 export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   readonly runId: string
   readonly keepMs: number
-  /** Undefined once the owner need not be told anything any more. */
+  /** Undefined once the owner no longer needs to be informed. */
   owner: Owner | undefined
   readonly #keepBytes: () => number
   #epoch: number
@@ -50,7 +50,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   #failure: unknown
   #room: PromiseWithResolvers<void> | undefined
 
-  /** `keepBytes` says how much may stay of what was read, unless the run is not to be kept. Readers wait until it is shown. */
+  /** `keepBytes` returns how many read bytes may be kept; a run that is not to be kept keeps none. Readers wait until the output is shown. */
   constructor(run: ExecuteRun, keepBytes: () => number, owner: Owner) {
     this.runId = run.runId
     this.keepMs = run.keepMs ?? 0
@@ -60,7 +60,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.owner = owner
   }
 
-  /** The epoch of the claim under which it is read. */
+  /** The epoch of the claim under which the output is read. */
   get epoch(): number {
     return this.#epoch
   }
@@ -77,13 +77,13 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   get isRead(): boolean {
     return this.#unread.length === 0
   }
-  /** Resolves when the sidecar may go on; undefined: it may. */
+  /** Resolves when the sidecar may continue. Undefined: it may continue at once. */
   get room(): Promise<void> | undefined {
     if (this.#state === 'closed' || this.#unreadBytes < highWater) return undefined
     return (this.#room ??= Promise.withResolvers<void>()).promise
   }
 
-  /** Adds whole lines; `next` is the seq of the line behind them. */
+  /** Adds whole lines. `next` is the seq of the line after them. */
   write(lines: Buffer, next: number): void {
     if (lines.length === 0) return
     this.#unread.push({ lines, next })
@@ -104,7 +104,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.#reader?.serve()
   }
 
-  /** A new reader, from behind an event on. The former reader is cut off. */
+  /** A new reader, which starts after an event. The previous reader is cut off. */
   attach({ afterSeq, epoch }: Pick<AttachRun, 'afterSeq' | 'epoch'>, signal: AbortSignal): AsyncIterator<Buffer> {
     if (epoch < this.#epoch) throw runnerErrors.attemptSuperseded()
     const first = this.#kept[0]?.firstSeq ?? this.#readTo
@@ -114,7 +114,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.owner?.readerCame()
     return (this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal))
   }
-  /** Ends the iteration of the present reader. */
+  /** Ends the iteration of the current reader. */
   cut(): void {
     this.#reader?.cut()
   }
@@ -139,7 +139,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.#settle()
     return lines
   }
-  /** Small chunks leave together; a large one leaves alone, since joining it with others would be a copy of it. */
+  /** Small chunks are joined. A large chunk is returned alone, because joining would copy it. */
   #unreadAtOnce(): Unread {
     const large = this.#unread.findIndex(({ lines }) => lines.length >= pieceBytes)
     const taken = this.#unread.splice(0, large < 0 ? this.#unread.length : Math.max(1, large))
@@ -157,10 +157,10 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     piece.bytes += chunk.length
     if (piece.parts.length === pieceParts || piece.bytes >= pieceBytes) piece.parts = [join(piece.parts)]
     this.#keptBytes += chunk.length
-    // The last piece stays whole, unless a single line is larger than anybody may keep.
+    // The last piece stays whole, unless a single line exceeds the kept maximum.
     while (this.#keptBytes > (this.#kept.length > 1 ? limit : highWater)) this.#keptBytes -= this.#kept.shift()!.bytes
   }
-  /** All is read: what stays of it moves into memory of its own. Its chunks would keep the whole blocks that they were cut from. */
+  /** Everything is read: moves the kept bytes into memory of their own. As slices, they would keep alive the whole blocks that they were cut from. */
   #settle(): void {
     if (this.#state !== 'closed' || !this.isRead || this.#kept.length === 0) return
     const parts = this.#kept.flatMap((piece) => piece.parts)
@@ -188,7 +188,7 @@ class Reader implements AsyncIterator<Buffer> {
   readonly #output: RunOutput
   readonly #signal: AbortSignal
   readonly #onAbort = (): void => this.#output.owner?.readerGone(this.#signal.reason)
-  /** The kept bytes that it has to read first. */
+  /** The kept bytes that this reader must read first. */
   #missed: Buffer | undefined
   #waiting: Pick<PromiseWithResolvers<IteratorResult<Buffer>>, 'resolve' | 'reject'> | undefined
   #gone = false
@@ -212,7 +212,7 @@ class Reader implements AsyncIterator<Buffer> {
     if (early) this.#output.owner?.readerGone('client_gone')
     return { done: true, value: undefined }
   }
-  /** Called when there may be something to read: settles a read that waits. */
+  /** Called when there may be something to read. Resolves a waiting read. */
   serve(): void {
     const waiting = this.#waiting
     if (!waiting) return

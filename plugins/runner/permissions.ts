@@ -5,7 +5,7 @@ import type { ExecuteRun, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { ToolContext, ToolResult } from '#contracts/tools'
 
-/** What people have decided of the calls of one attempt of a run. */
+/** People's decisions on the calls of one attempt of a run. */
 export class Permissions {
   readonly #decided: Readonly<Record<string, CallDecision>>
   readonly #counts = new Map<string, number>()
@@ -16,9 +16,9 @@ export class Permissions {
   }
 
   /**
-   * Names a call as in every attempt: by its own id with what is called, or, where the runtime names none, by what is called and how
-   * often it was before: a second transfer of the same sum is another one. A worker in a sandbox chooses its ids itself, so an id that
-   * was allowed allows neither other arguments nor a second call.
+   * A key that names the same call in every attempt: its id together with what is called. If the runtime gives no id, the key is what is called and
+   * how often that was called before, because a second transfer of the same sum is another call. A worker in a sandbox chooses its ids itself, so
+   * an allowed id permits neither other arguments nor a second call.
    */
   keyOf({ name, input, callId }: Call): string {
     const call = callOf(name, input)
@@ -47,7 +47,7 @@ interface Call {
 }
 interface RunThatAsks {
   readonly runId: string
-  /** Undefined where its profile has no call wait. */
+  /** Undefined when no call of the profile needs an approval. */
   readonly permissions: Permissions | undefined
   readonly report: NonNullable<ToolContext['report']>
 }
@@ -58,8 +58,8 @@ interface Caller {
 }
 
 /**
- * What a call is answered that may not be made; undefined: it may. One that nobody has decided yet waits here until its conductor has
- * the decision, or leaves the run until there is one.
+ * The refusal of a call that may not be made. Undefined: the call may be made. An undecided call waits here until its conductor has the decision,
+ * or parks the run until there is one.
  */
 export async function refusalOf(
   delegations: Pick<Delegations, 'call'>,
@@ -67,7 +67,7 @@ export async function refusalOf(
   call: Call,
 ): Promise<ToolResult | undefined> {
   if (!needsApproval(session.profile, call.name)) return undefined
-  // Nobody would be told of it.
+  // Nobody would be asked about the call.
   if (!run?.permissions)
     return { ok: false, content: `'${call.name}' needs an approval, for which only calls of a run can wait.` }
   const key = run.permissions.keyOf(call)
@@ -93,7 +93,7 @@ export async function refusalOf(
   return undefined
 }
 
-/** The same for a call that a runtime makes by itself, of a tool of an MCP server: it asks before it does. */
+/** Does the same for a call that a runtime makes by itself, of a tool of an MCP server. The runtime asks before the call. */
 export async function askFor(
   delegations: Pick<Delegations, 'call'>,
   { callId, ...caller }: Caller & { readonly callId: string | undefined },
@@ -105,13 +105,13 @@ export async function askFor(
   return refused ?? { ok: true, content: '' }
 }
 
-/** The same for equal calls. */
+/** A text that is the same for equal calls. */
 export const callOf = (name: string, input: unknown): string =>
   createHash('sha256')
     .update(JSON.stringify([name, sorted(input ?? {})]))
     .digest('base64')
 
-/** Sorts the keys, so that the same arguments in another order are equal. */
+/** Sorts the keys, so that the same arguments in another order compare as equal. */
 const sorted = (value: unknown): unknown => {
   if (Array.isArray(value)) return value.map(sorted)
   if (typeof value !== 'object' || value === null) return value

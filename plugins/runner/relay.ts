@@ -15,22 +15,22 @@ import {
 import { type FailingStop } from '#contracts/runner'
 import type { MeasuredCalls } from '#contracts/workers'
 
-/** Why a run was ended here, as the code of its `error` event. */
+/** Why the runner ended a run, as the code of the run's `error` event. */
 export type EndCode =
   | FailingStop
   | (EndingCode & ('cancelled' | 'runner_stopping' | 'session_shutdown' | 'sidecar_lost' | 'bad_event'))
 
-/** The line that ended a run, and the code in it when it is an `error`. */
+/** The line that ended a run, and its code when it is an `error`. */
 export interface Terminal {
   readonly by: 'sidecar' | 'runner'
   readonly code: string | undefined
 }
 
 /**
- * Watches one run's stream line by line without parsing its deltas. Lines that carry our stamps (`seq`, `runId`) go on as the bytes they
- * came in. The lines of a sidecar that does not stamp (its first line shows that), or that is distrusted, are all parsed and stamped
- * here. A sidecar does not know of the lines that tools insert between its own: from the first inserted line on, each
- * of its lines gets another `seq`. Where the runner measures the model calls of a worker, its own lines of usage are left out.
+ * Watches one run's stream line by line without parsing its deltas. Lines with our stamps (`seq`, `runId`) pass as the bytes in which they arrived.
+ * If the sidecar does not stamp, which its first line shows, or is distrusted, all its lines are parsed and stamped here. The sidecar does not know
+ * of lines that tools insert, so after the first inserted line each of its lines gets another `seq`. Where the runner measures a worker's model
+ * calls, the worker's own usage lines are dropped.
  */
 export class Relay {
   readonly #runId: string
@@ -42,16 +42,16 @@ export class Relay {
   #stamped: boolean | undefined
   #terminal: Terminal | undefined
   #handle: string | undefined
-  /** The sidecar's `seq` before which each inserted line stands, in order. */
+  /** The sidecar's `seq` before which each inserted line stands, ascending. */
   readonly #inserted: number[] = []
-  /** The sidecar's `seq` of each line that was left out, in order. */
+  /** The sidecar's `seq` of each dropped line, ascending. */
   readonly #dropped: number[] = []
-  /** Tool calls that were executed here, and those that its lines tell of. */
+  /** How many tool calls were executed here, and how many the lines report. */
   #called = 0
   #told = 0
-  /** Who measures its model calls. */
+  /** The measurement of the run's model calls, if the runner measures them. */
   #calls: MeasuredCalls | undefined
-  /** The text of an unstamped run so far. */
+  /** The text so far, kept only for an unstamped run. */
   #answer: string[] = []
   #answerLength = 0
 
@@ -78,11 +78,11 @@ export class Relay {
     return this.#handle
   }
 
-  /** From now on what the sidecar says of its usage is left out. What was measured is inserted, the last of it before the end. */
+  /** From now on drops the sidecar's usage and inserts the measured usage instead, the last of it before the end. */
   measuredBy(calls: MeasuredCalls): void {
     this.#calls = calls
   }
-  /** A line of the runner's own, before the sidecar has begun. */
+  /** A line that the runner writes before the sidecar has begun. */
   own(event: RuntimeEvent): Buffer {
     if (this.#encoder.next !== this.#next) {
       this.#encoder = createEventEncoder(this.#runId, this.#sessionId, this.#next)
@@ -91,24 +91,24 @@ export class Relay {
     this.#next++
     return line
   }
-  /** A line between those of the sidecar. */
+  /** A line that the runner inserts between those of the sidecar. */
   insert(event: RuntimeEvent): Buffer {
     if (event.type === 'progress' && event.stage === calledStage) {
       this.#called++
       return nothing
     }
-    // A sidecar that does not stamp has its lines counted as they come.
+    // Lines of a sidecar that does not stamp are numbered as they arrive, so inserting shifts nothing.
     if (this.#stamped !== false || this.#distrusted) this.#inserted.push(this.#due)
     return this.own(event)
   }
-  /** What of a chunk goes on. After a line that is no event this holds the `error` that ends the run. */
+  /** The part of a chunk that passes on. After a line that is no event this is the `error` that ends the run. */
   pass(chunk: Buffer): Buffer {
     if (oversized(chunk)) return this.end('bad_event')
     this.#stamped ??= !this.#distrusted && hasStamp(firstLine(chunk), this.#runId, this.#due)
     if (!this.#stamped) return this.#restamp(chunk)
     return this.#passStamped(chunk)
   }
-  /** Makes the terminal line of a run that did not end itself. */
+  /** The terminal line of a run that did not end itself. */
   end(reason: EndCode): Buffer {
     return this.fail(reason, endings[reason].message, 'lost' in endings[reason])
   }
@@ -118,11 +118,11 @@ export class Relay {
     return Buffer.concat([usage, this.own({ type: 'error', code, message, ...(retryable ? { retryable } : {}) })])
   }
 
-  /** The stamp that the next line of the sidecar must have. */
+  /** The stamp that the sidecar's next line must have. */
   get #due(): number {
     return this.#next - this.#inserted.length + this.#dropped.length
   }
-  /** Ends the model calls of a run that ends, and returns the lines of what they have used, and of tool calls that a worker has kept to itself. */
+  /** Ends the model calls of a run that ends. Returns the lines with their usage, and with tool calls that the worker did not report. */
   #lastUsage(): Buffer {
     const unsaid = this.#distrusted ? this.#called - this.#told : 0
     this.#called = this.#told
@@ -140,7 +140,7 @@ export class Relay {
     if (type === 'result') this.#finish('sidecar', undefined)
     if (type === 'error') this.#finish('sidecar', event['code'] ?? '')
   }
-  /** Looks at each line without cutting it out: a delta, nine lines in ten, only at both its ends. Parsing it at every hop costs threefold. */
+  /** Checks each line in place: a delta, nine lines in ten, only at both its ends. Parsing every line at every hop would cost three times as much. */
   #passStamped(chunk: Buffer): Buffer {
     const view = new DataView(chunk.buffer, chunk.byteOffset, chunk.length)
     const shifted: Buffer[] | undefined = this.#inserted.length > 0 ? [] : undefined
@@ -161,14 +161,14 @@ export class Relay {
     }
     return shifted ? Buffer.concat(shifted) : chunk
   }
-  /** Reads a line that is no delta, for what the runner has to know. False: it is no valid event. */
+  /** Reads a line that is no delta for what the runner must know. False: the line is no valid event. */
   #sound(line: Buffer): boolean {
     const event = peekType(line) && parseLine(line)
     if (!event || !hasStamp(line, this.#runId, this.#due)) return false
     this.#saw(event)
     return true
   }
-  /** The line with the `seq` that readers see; undefined when it does not have the `seq` that is due. */
+  /** The line with the `seq` that readers see. Undefined when it does not have the expected `seq`. */
   #shifted(line: Buffer): Buffer | undefined {
     const seq = this.#due
     const start = line.indexOf(this.#head)
@@ -176,7 +176,7 @@ export class Relay {
     const from = start + this.#head.length
     const digits = String(seq)
     if (line.toString('latin1', from, from + digits.length + 1) !== `${digits},`) return undefined
-    // `supersedes` names another line by its `seq`, which has to be mapped, too. This is rare, so it may be slow.
+    // `supersedes` names another line by its `seq`, so it is mapped too. This is rare, so it may be slow.
     if (line.includes('"supersedes":')) {
       const event = parseLine(line)
       if (event?.['type'] === 'progress' && typeof event['supersedes'] === 'number') {
@@ -200,7 +200,7 @@ export class Relay {
     }
     return Buffer.concat(out)
   }
-  /** Parses a line and adds its event with a stamp to `out`. False: it is no valid event. */
+  /** Parses a line and adds its stamped event to `out`. False: the line is no valid event. */
   #restamped(text: string, out: Buffer[]): boolean {
     const said = parseLine(Buffer.from(text))
     const event = said && readUnstamped(said, () => this.#answer.join(''))
@@ -220,7 +220,7 @@ export class Relay {
       this.#saw(event)
       return true
     } catch {
-      // JSON can nest so deep that it parses and still overflows the stack when written.
+      // JSON can be nested so deeply that it parses and still overflows the stack when written.
       return false
     }
   }
@@ -231,7 +231,7 @@ export class Relay {
   }
 }
 
-/** How many of `seqs`, which ascend, are at most `most`. A binary search: a worker's tool calls decide how many there are. */
+/** How many of the ascending `seqs` are at most `most`. A binary search, because a worker's tool calls determine their number. */
 function upTo(seqs: readonly number[], most: number): number {
   let low = 0
   for (let high = seqs.length; low < high;) {
@@ -242,11 +242,11 @@ function upTo(seqs: readonly number[], most: number): number {
   return low
 }
 
-/** Longest answer put together here: a line holds it even if each UTF-16 unit takes six bytes of JSON. */
+/** The longest answer that is assembled here, in UTF-16 units. A line can hold it even if each unit takes six bytes of JSON. */
 const maxAnswer = Math.floor((maxLineBytes - 4_096) / 6)
-/** A handle travels in a header of the state routes. */
+/** Only such handles are kept, because a handle travels in a header of the state routes. */
 const sendable = /^[\x21-\x7e]{1,1024}$/
-/** The stamp follows the type. */
+/** The stamp follows the type, so it begins within this many bytes. */
 const latestStart = 40
 const closingBrace = 0x7d
 const newline = Buffer.from('\n')
@@ -254,7 +254,10 @@ const nothing = Buffer.alloc(0)
 const deltaHead = Buffer.from('{"type":"assistant","runId":"')
 const [head0, head8, head16] = [0, 8, 16].map((at) => deltaHead.readDoubleLE(at))
 const head21 = deltaHead.readDoubleLE(21)
-/** Eight bytes at a time, and ASCII is no NaN: byte by byte, or by `compare`, it costs more than all else that is done with a line. */
+/**
+ * Compares eight bytes at a time as a float, which works because ASCII is no NaN. Byte by byte, or with `compare`, this would cost more than
+ * everything else that is done with a line.
+ */
 const isDelta = (chunk: DataView, start: number, end: number): boolean =>
   end - start > deltaHead.length &&
   chunk.getFloat64(start, true) === head0 &&
@@ -267,7 +270,7 @@ const firstLine = (chunk: Buffer): Buffer => {
   return end < 0 ? chunk : chunk.subarray(0, end)
 }
 
-/** A link that cuts lines bounds them itself; an in-process one may not. */
+/** A link that cuts lines limits them itself. An in-process link may not. */
 const oversized = (chunk: Buffer): boolean =>
   chunk.length > maxLineBytes && linesOf(chunk).some((line) => line.length > maxLineBytes)
 

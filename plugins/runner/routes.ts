@@ -15,7 +15,7 @@ import { leadsTo } from '#kit/outbound'
 import type { Runner } from './runner.ts'
 import { linkOf } from './sessions.ts'
 
-/** What this runner is and can, what conductors tell it, and what its sessions hold outside of it. Counts are across tenants. */
+/** What this runner is and can do, what conductors tell it, and what its sessions hold outside of it. Counts include all tenants. */
 export function runnerRoutes(app: App, runner: Runner): void {
   const { table, broadcast } = runner
   const { sidecars, sandboxes, vfs } = runner.executors
@@ -84,7 +84,7 @@ const readable = async <T>(lease: Promise<T> | undefined): Promise<T | undefined
     throw isAppError(cause) && cause.status < 500 ? cause : runnerErrors.upstream({ cause })
   })
 
-/** Sessions in this runner's memory, and their state out of it and into it. */
+/** The sessions in this runner's memory, and the export and import of their state. */
 export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: object, message: string): void }): void {
   serve(app, runnerWire.sessions, ({ headers }) => {
     const ofTenant = [...runner.table.all()].filter((session) => session.tenantId === headers[tenantHeader])
@@ -144,13 +144,13 @@ export function skillRoutes(app: App, runner: Runner): void {
 interface RunServices {
   readonly sessions: RunnerSessions
   readonly toolkit: Toolkit
-  /** Where runs may send their sidecar; anywhere when empty. */
+  /** The hosts to which runs may send their sidecar. Empty: any host. */
   readonly mcpHosts: readonly string[]
 }
 
 /** The runs of sessions, and the tools that they use. */
 export function runRoutes(app: App, runner: Runner, { sessions, toolkit, mcpHosts }: RunServices): void {
-  // The first line is the runner's own and comes at once; a refusal comes instead of it, while a status can still be sent.
+  // The runner writes the first line itself and at once. A refusal comes instead of that line, while a status can still be sent.
   serve(app, runnerWire.execute, async ({ headers, body, signal }) => {
     const strange = mcpHosts.length > 0 && body.mcpServers?.find(({ url }) => !leadsTo(url, mcpHosts))
     if (strange) {
@@ -171,13 +171,13 @@ export function runRoutes(app: App, runner: Runner, { sessions, toolkit, mcpHost
   serve(app, runnerWire.sessionToolSpecs, ({ headers, params }) => ({
     json: sessions.toolSpecs(sessionOf(runner, headers[tenantHeader], params.id)),
   }))
-  // A tool's own failure is 200 with `ok: false`; other statuses are the wire's.
+  // A failure of the tool itself is 200 with `ok: false`. Other statuses belong to the wire protocol.
   serve(app, runnerWire.invokeTool, async ({ headers, params, body, signal }) => {
     const session = sessionOf(runner, headers[tenantHeader], params.id)
     return { json: { result: await sessions.invokeTool(session, body.name, body.input, signal, body.callId) } }
   })
 
-  // Tool calls that wait for a run of another profile: a conductor learns of one by the run's events, starts that run and answers.
+  // Tool calls that wait for a run of another profile. A conductor learns of such a call by the run's events, starts the child run and answers.
   serve(app, runnerWire.delegations, async ({ headers, params }) => {
     const { id, tenantId } = sessionOf(runner, headers[tenantHeader], params.id)
     return { json: [...(await runner.delegations(tenantId, id))] }
@@ -193,14 +193,14 @@ export function runRoutes(app: App, runner: Runner, { sessions, toolkit, mcpHost
   })
 }
 
-/** The session when it is the tenant's; otherwise the one answer for foreign and unknown ids. */
+/** The session, if it belongs to the tenant. Foreign and unknown ids get the same answer. */
 function sessionOf({ table }: Runner, tenantId: string, id: string): RunnerSession {
   const session = table.find(tenantId, id)
   if (!session) throw runnerErrors.unknownSession()
   return session
 }
 
-/** Copies the fields of the wire one by one, because a runner's session holds more than callers may see. */
+/** Copies field by field, because a runner's session holds more than callers may see. */
 function onWire(session: RunnerSession): Static<typeof WireSession> {
   const { id, tenantId, profile, tools, status, createdAt, lastUsedAt, runtimeSessionId, activeRunId } = session
   return {
@@ -217,11 +217,11 @@ function onWire(session: RunnerSession): Static<typeof WireSession> {
   }
 }
 
-/** What a bundle is when its sender does not say. Specification 4.23. */
+/** The content type of a bundle whose sender names none. Specification 4.23. */
 const contentTypeOf = (profile: Profile): string =>
   profile.runtime === 'general' ? 'application/json' : 'application/gzip'
 
-/** Node ignores characters that are not base64, so the text is checked first. Both alphabets are accepted, and padding may be missing. */
+/** Checks the text first, because Node ignores characters that are not base64. Both alphabets are accepted, and padding may be missing. */
 function decode(text: string): Buffer {
   if (!/^[A-Za-z0-9+/_-]*={0,2}$/.test(text) || text.replace(/=+$/, '').length % 4 === 1)
     throw invalidRequest({ message: 'stateB64 is not base64.' })

@@ -18,49 +18,47 @@ import { readableBy, readsNoLinks, requireLinks } from './links.ts'
 import { Permissions } from './permissions.ts'
 import { skillsAbsent, withSkills } from './skills.ts'
 
-/** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
+/** Milliseconds after the deadline during which a sidecar may still end the run itself, with the answer so far. */
 const graceMs = 3_000
-/** How long a sidecar's stream is read on after the run has ended, before its connection is closed. */
+/** Milliseconds for which a sidecar's stream is read after the run has ended, before its connection is closed. */
 const unwindMs = 1_000
-/** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
+/** Milliseconds that a sidecar may take to say that it lacks the conversation. It answers before it calls a model. */
 const stateMissingMs = 2_000
-/** How long the runner asks again while a sidecar is still busy with the session's former run, or cannot be reached because it restarts. */
+/** Milliseconds for which the runner retries while a sidecar is busy with the session's previous run, or is restarting and cannot be reached. */
 const busyMs = 3_000
 const busyRetryMs = 25
-/** The same for a sidecar that cannot be reached, when another runner can take the run. */
+/** Milliseconds for the same retries at an unreachable sidecar when another runner can take the run. */
 const awayMs = 250
 /** Larger delays overflow the timer. */
 const maxTimerMs = 2 ** 31 - 1
-/** Nothing of the run reached the sidecar, or one that has just started knows no signature of before: the next one it does. */
+/** Nothing of the run reached the sidecar, or the sidecar has just started and does not know older signatures; it will accept the next one. */
 const isAway = ({ code, retryable }: AppError): boolean => retryable && /^(sidecar_unreachable|unavailable)$/.test(code)
-/** The sidecar lacks the conversation, or drains and it is stored elsewhere; or this runner cannot read what is linked. */
+/** The sidecar lacks the conversation, or drains while the conversation is stored elsewhere; or this runner cannot read the linked attachments. */
 const lacksState = (error: AppError): boolean =>
   ['session_state_missing', 'sidecar_draining'].includes(error.code) || readsNoLinks(error)
 
-/** The runs of a runner, as one of them sees them. */
+/** What one run sees of its runner. */
 export interface RunContext {
   readonly table: SessionTable
   readonly conversations: Conversations
   readonly executors: Executors
-  /** Undefined: this runner keeps no skills, or has no store with linked attachments. */
+  /** Undefined: this runner keeps no skills, or has no object store for linked attachments. */
   readonly skills: SkillCache | undefined
   readonly objects: ObjectStore | undefined
   readonly log: { warn(fields: object, message: string): void }
-  /** How much a run may keep of what was read. */
+  /** How many read bytes a run may keep. */
   readonly keepBytes: () => number
-  /** Where sidecars reach the MCP endpoint of a session; known once the kernel listens. */
+  /** The URL at which sidecars reach the MCP endpoint of a session. Known once the kernel listens. */
   mcpUrl(sessionId: string): string
-  /** Called when the run is over: only its output is left. */
+  /** Called when the run is over and only its output remains. */
   over(run: Run): void
 }
 
 /**
- * One run. The promises kept here, whatever the sidecar does: the first line is ours, stamps are consecutive, the stream ends
- * with exactly one `result` or `error`, and it ends soon after the deadline or an abort. The first reason to end counts.
- *
- * It goes `preparing` (its sandbox is made ready), `asking` (the sidecar has the envelope and may refuse it), `streaming`,
- * `ended` (the terminal line is written and the session free; the sidecar is being left), `over`. It is driven by the sidecar
- * and not by its reader, who may leave it to another one.
+ * One run. Whatever the sidecar does, the first line is the runner's, stamps are consecutive, the stream ends with exactly one `result` or `error`,
+ * and it ends soon after the deadline or an abort. The first reason to end counts. The states are `preparing` (its sandbox is made ready), `asking`
+ * (the sidecar has the envelope and may refuse it), `streaming`, `ended` (the terminal line is written and the session is free; the sidecar stream
+ * is being closed) and `over`. The sidecar drives the run, not the reader, who may hand it to another reader.
  */
 export class Run implements OutputOwner {
   readonly session: LiveSession
@@ -68,14 +66,14 @@ export class Run implements OutputOwner {
   readonly depth: number
   readonly skills: readonly SkillContent[] | undefined
   readonly apps: RunApps | undefined
-  /** What people have decided of its calls; undefined where none of them waits. */
+  /** People's decisions on the run's calls. Undefined when no call of the run needs an approval. */
   readonly permissions: Permissions | undefined
   readonly output: RunOutput<Run>
   readonly #host: RunContext
   readonly #relay: Relay
   readonly #abort = new AbortController()
   readonly #over = Promise.withResolvers<void>()
-  /** Resolves when nothing of the run is left. */
+  /** Resolves when nothing of the run remains. */
   readonly over = this.#over.promise
   #toolsToken = ''
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
@@ -99,14 +97,14 @@ export class Run implements OutputOwner {
     this.output = new RunOutput(order, host.keepBytes, this)
   }
 
-  /** Aborts when the run is ended from here. */
+  /** Aborts when the runner ends the run. */
   get signal(): AbortSignal {
     return this.#abort.signal
   }
   get runId(): string {
     return this.output.runId
   }
-  /** Shown by whoever executes the run, to use the session's tools until it ends. Most runs never need it. */
+  /** The token with which the executor of the run uses the session's tools until the run ends. Most runs never need it. */
   get toolsToken(): string {
     return (this.#toolsToken ||= randomBytes(32).toString('base64url'))
   }
@@ -114,7 +112,7 @@ export class Run implements OutputOwner {
     return this.#state === 'ended' || this.#state === 'over'
   }
 
-  /** Call it once. Returns the first reader. */
+  /** Starts the run and returns its first reader. Call it once. */
   start(order: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
     this.#deadline = setTimeout(() => this.end('timeout'), Math.min(order.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
@@ -122,19 +120,19 @@ export class Run implements OutputOwner {
     const absent = profile.skills.length === 0 ? undefined : skillsAbsent(profile)
     if (absent) this.#write(this.#relay.own(absent))
     const reader = this.output.attach({ afterSeq: order.firstSeq - 1, epoch: this.output.epoch }, signal)
-    // The order is not kept beyond the sidecar's first line: a prompt may be large, and a run may take long.
+    // The order is dropped after the sidecar's first line: a prompt may be large, and a run may take long.
     void this.#begin(order).then(
       (first) => this.#carry(first),
       (error: unknown) => this.#broke(error),
     )
     return reader
   }
-  /** Puts an event between the sidecar's own; too late for a run that is over. */
+  /** Inserts an event between those of the sidecar. Does nothing when the run is over. */
   readonly report = (event: RuntimeEvent): void => {
     if (this.#state === 'preparing') this.#write(this.#relay.own(event))
     else if (!this.ended) this.#write(this.#relay.insert(event))
   }
-  /** A model call is over. What it used counts, so the run cannot be refused any more as if nothing had happened. */
+  /** Called when a model call is over. Its usage counts, so the run can no longer be refused as if nothing had happened. */
   readonly #used = (usage: UsageEvent): void => {
     this.output.show()
     this.report(usage)
@@ -184,7 +182,7 @@ export class Run implements OutputOwner {
         this.#take(read.value)
         const room = this.output.room
         if (room) await room
-        // After its terminal line it is read to its end, which keeps its connection for the next run.
+        // Read the stream to its end after the terminal line, which keeps the connection for the next run.
         read = await this.#source!.next()
       }
     } catch (error) {
@@ -201,13 +199,13 @@ export class Run implements OutputOwner {
     this.#finish()
   }
   #takePrepared(ready: PreparedRun | undefined): void {
-    // Too late for a run that has ended meanwhile.
+    // The run has ended meanwhile, so the prepared sandbox is given back.
     if (this.#state === 'over') return ready?.over()
     this.#prepared = ready
     if (ready?.calls) this.#relay.measuredBy(ready.calls)
     if (ready && this.#state === 'preparing') this.#write(this.#relay.own(ready.event))
   }
-  /** Asks the sidecar to execute the run. It may still be leaving the session's former run, if that one was cut off from here. */
+  /** Asks the sidecar to execute the run. The sidecar may still be closing the session's previous run, if the runner cut that run off. */
   async #ask(order: ExecuteRun, takenAt: number): Promise<IteratorResult<Buffer> | undefined> {
     if (this.#state !== 'preparing') return undefined
     this.#state = 'asking'
@@ -234,12 +232,12 @@ export class Run implements OutputOwner {
       Date.now() <= askedAt + (this.#canMove(error) ? awayMs : busyMs)
     return retry(ask, { firstMs: busyRetryMs, longestMs: busyRetryMs, mayPass })
   }
-  /** What the sidecar is told of the run. */
+  /** What the sidecar is sent to execute the run. */
   #envelope(order: ExecuteRun, takenAt: number): RunEnvelope {
     const { session, apps } = this
     const handle = order.runtimeSessionId ?? session.runtimeSessionId
     const profile = this.skills ? withSkills(session.profile, this.skills) : session.profile
-    // Tools and apps are called here, and what is linked is read from here, now or in the conversation.
+    // Tools and apps are called through this runner, and linked contents of this run or of the conversation are read from it.
     const asksRunner =
       session.tools.length > 0 || apps || profile.requireApproval || session.conversation || order.attachments
     return {
@@ -263,7 +261,7 @@ export class Run implements OutputOwner {
       ...(order.replay === undefined ? {} : { replay: order.replay }),
     }
   }
-  /** The sidecar has taken the run. One that should hold a conversation may still say that it does not. */
+  /** Called when the sidecar took the run. A sidecar that should hold a conversation may still say that it lacks it. */
   readonly #accepted = (): void => {
     if (!this.session.conversation) this.output.show()
   }
@@ -309,16 +307,16 @@ export class Run implements OutputOwner {
   #write(lines: Buffer): void {
     this.output.write(lines, this.#relay.next)
   }
-  /** `lines` hold the terminal one. */
+  /** Ends the run. `lines` contain the terminal line. */
   #close(lines: Buffer): void {
     const terminal = this.#relay.terminal!
     this.#markEnded()
     if (terminal.by === 'sidecar') this.session.conversation = true
-    // The session is free before the terminal line can be seen.
+    // Free the session before the terminal line can be seen.
     this.#host.table.free(this.session, statusAfter(terminal))
     this.#write(lines)
     this.output.close()
-    // A sidecar that failed by itself stops no tool that it had called: the next attempt of the run gets the result.
+    // When the sidecar failed by itself, the tools that it had called continue, so that the next attempt of the run gets their results.
     if (terminal.by === 'runner' && !this.#sourceOver)
       this.#abort.abort(new Error(`the run was ended: ${terminal.code}`))
     this.#unwind(terminal.by)
@@ -329,7 +327,7 @@ export class Run implements OutputOwner {
     const unknown = readsNoLinks(error) ? error : this.#host.conversations.lost(this.session)
     this.output.close(error.code === 'session_state_missing' ? unknown : error)
   }
-  /** Leaves the sidecar's stream, which `#carry` reads on to its end. */
+  /** Gives up the sidecar's stream, which `#carry` reads to its end. */
   #unwind(by: Terminal['by']): void {
     if (!this.#source) return this.#finish()
     if (by === 'runner') this.#source.return?.().catch(() => {})

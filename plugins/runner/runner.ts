@@ -15,10 +15,10 @@ import type { Runs } from './runs.ts'
 import { canMove, type Executors, type SessionTable } from './sessions.ts'
 
 const drainTickMs = 25
-/** When no conductor has asked for this long, a stopping runner waits for none to fetch its conversations. */
+/** Milliseconds. When no conductor has asked for this long, a stopping runner does not wait for its conversations to be fetched. */
 const nobodyMs = 10_000
 
-/** What a runner is made of. */
+/** The parts of a runner. */
 interface RunnerParts {
   readonly executors: Executors
   /** Tool calls that wait for a run of another profile. */
@@ -29,11 +29,11 @@ interface RunnerParts {
   readonly broadcast: BroadcastReceiver
   /** Undefined: this runner keeps no skills. */
   readonly skills: SkillCache | undefined
-  /** What agents wrote with the tools of this runner; undefined where it has none that write. */
+  /** What agents wrote to the object store with this runner's tools. Undefined: no tool here writes. */
   readonly written: WrittenObjects | undefined
   /** Known once the kernel listens. */
   readonly baseUrl: () => string
-  /** Runtimes this runner announces; empty: those that its sidecars report. */
+  /** The runtimes that this runner announces. Empty: those that its sidecars report. */
   readonly capabilities: readonly string[]
   /** Names of its tools. */
   readonly tools: readonly string[]
@@ -42,9 +42,9 @@ interface RunnerParts {
 
 /** One runner. A conductor in this process has it as its link; the routes serve it to all others. */
 export interface Runner extends RunnerLink, RunnerParts {
-  /** When a conductor on the network last asked how this runner is: a stopping runner only waits for conductors that ask. */
+  /** When a conductor on the network last asked for this runner's state. A stopping runner only waits for conductors that ask. */
   askedAt: number
-  /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
+  /** A new session under an id of this runner. Throws AppError 404 `unknown_profile` when the profile was never broadcast here. */
   createSession(tenantId: string, profileName: string): RunnerSession
 }
 
@@ -65,7 +65,7 @@ export function createRunner(parts: RunnerParts): Runner {
       instance,
       state: table.draining ? 'draining' : 'live',
       capabilities: [...capabilities],
-      // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
+      // To a conductor an empty list means "all runtimes", so a runner whose sidecars did not answer must say that it does not know.
       capabilitiesKnown: capabilities.length > 0,
       ...(missing.length > 0 ? { missing: Object.fromEntries(missing) as Record<string, string> } : {}),
       substrates: [...(sandboxes?.substrates ?? [])],
@@ -101,7 +101,7 @@ export function createRunner(parts: RunnerParts): Runner {
     getSession: async (tenantId, id) => table.find(tenantId, id),
     async deleteSession(tenantId, id) {
       const session = table.find(tenantId, id)
-      // A session that is not here may have files that it wrote when it was, before a restart.
+      // A session that is not in memory may have files from before a restart.
       if (!session) return void vfs?.close(tenantId, id)
       table.remove(session)
       void runs.shutdown(session).then(() => {
@@ -133,8 +133,8 @@ export function createRunner(parts: RunnerParts): Runner {
 }
 
 /**
- * Takes nothing new, and resolves when the runs are over and conductors have fetched every conversation that changed, or
- * after `ms`. What then still runs is stopped. A conductor in this process saves what it has before its runner stops.
+ * Takes nothing new. Resolves when the runs are over and conductors have fetched every changed conversation, or after `ms`; runs that are still
+ * under way are then stopped. A conductor in this process saves its conversations before its runner stops.
  */
 export async function drain(runner: Runner, ms: number): Promise<void> {
   const { table, runs } = runner
@@ -148,10 +148,10 @@ export async function drain(runner: Runner, ms: number): Promise<void> {
 type Slot = RunnerTopology['sidecars'][number]
 
 const probeMs = 1_000
-/** How long a success counts as recent: then a failed probe is `degraded`, not `unreachable`. */
+/** Milliseconds for which a success counts as recent. Meanwhile a failed probe means `degraded`, not `unreachable`. */
 const recentMs = 60_000
 
-/** How this process is, what it holds and which sidecars it sees. */
+/** The state of this process, what it holds, and which sidecars it sees. */
 export function createTopology(sidecars: Sidecars, table: SessionTable): () => Promise<RunnerTopology> {
   const lastSeen = new WeakMap<SidecarLink, { readonly health: SidecarHealth; readonly at: number }>()
   const probe = async (link: SidecarLink): Promise<Pick<Slot, 'state' | 'observedInstances'>> => {
@@ -162,7 +162,7 @@ export function createTopology(sidecars: Sidecars, table: SessionTable): () => P
     const { instance, inflight } = seen.health
     return {
       state: health?.ok ? 'live' : 'degraded',
-      // A sidecar of another maker may not say which instance it is; then none was observed.
+      // A foreign sidecar may not say which instance it is. None was observed in that case.
       observedInstances: instance === '' ? null : [{ instance, inflight, lastSeenAt: new Date(seen.at).toISOString() }],
     }
   }
@@ -190,7 +190,7 @@ function processSnapshot(): RunnerTopology['process'] {
     allocBytes: memory.heapUsed,
     sysBytes: memory.rss,
     heapInuseBytes: memory.heapTotal,
-    // Node has no goroutines, and a zero would read as a measurement.
+    // Node has no goroutines, and a zero would look like a measurement.
     numGoroutine: null,
     numCPU: availableParallelism(),
     uptimeSeconds: Math.round(process.uptime()),

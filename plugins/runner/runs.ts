@@ -10,16 +10,16 @@ import { canMove, type LiveSession } from './sessions.ts'
 import { skillsOf } from './skills.ts'
 import { Ledgers } from './tool-calls.ts'
 
-/** Bytes that were read and are kept for another reader: of all runs together, of one run at most, and of one run in any case. */
+/** Read bytes that are kept for another reader: of all runs together, of one run at most, and of one run in any case. */
 const keptInAll = 16 * 1024 * 1024
 const mostKept = 256 * 1024
 const leastKept = 16 * 1024
-/** At most so many runs that have ended are kept for another reader; beyond that the first of them goes. */
+/** The most ended runs that are kept for another reader. Beyond it the run that ended first is dropped. */
 const maxEnded = 4_096
 const maxEndedBytes = 32 * 1024 * 1024
 
 export interface RunsOptions extends Omit<RunContext, 'keepBytes' | 'over' | 'mcpUrl'> {
-  /** Where sidecars reach the MCP endpoints of this runner; known once the kernel listens. */
+  /** The base URL at which sidecars reach the MCP endpoints of this runner. Known once the kernel listens. */
   mcpBase(): string
 }
 
@@ -29,9 +29,9 @@ export class Runs {
   readonly #host: RunContext
   /** The runs that are not over. */
   readonly #runs = new Set<Run>()
-  /** What the newest run of each session has written, by tenant and session. */
+  /** The output of the newest run of each session, by tenant and session. */
   readonly #outputs = new Map<string, RunOutput<Run>>()
-  /** The outputs of runs that are over, by the same key; the first to end first. */
+  /** The outputs of ended runs, by the same key, in the order in which the runs ended. */
   readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
   #endedBytes = 0
 
@@ -49,7 +49,7 @@ export class Runs {
   get size(): number {
     return this.#runs.size
   }
-  /** True while a run is under way, or the end of one was not read yet. */
+  /** True while a run is under way, or while the end of a run was not read yet. */
   get busy(): boolean {
     return this.#runs.size > 0 || [...this.#ended.keys()].some((key) => !this.#outputs.get(key)!.isRead)
   }
@@ -57,7 +57,7 @@ export class Runs {
   of(session: RunnerSession): Run | undefined {
     return this.#outputs.get(tenantKey(session.tenantId, session.id))?.owner
   }
-  /** Whether an Authorization header has the token of the session's run under way. */
+  /** Whether an Authorization header has the token of the run that is under way in the session. */
   admits(session: RunnerSession, authorization = ''): boolean {
     const run = this.of(session)
     const shown = Buffer.from(bearerForm.exec(authorization)?.[1] ?? '')
@@ -73,13 +73,13 @@ export class Runs {
       if (output?.runId !== from.runId) throw runnerErrors.unknownRun()
       return output.attach(from, signal)
     })
-  /** Ends a run under way with an `error` event: of the reason when the run fails by it, else `cancelled`. Idempotent. */
+  /** Ends a run under way with an `error` event. Its code is the reason if runs fail by that reason, otherwise `cancelled`. Idempotent. */
   cancel(tenantId: string, runId: string, reason?: string): void {
     for (const run of this.#runs) {
       if (run.session.tenantId === tenantId && run.runId === runId) run.stop(reason)
     }
   }
-  /** The session is shut down: resolves when nothing is left of its run. */
+  /** Ends the session's run for a shutdown. Resolves when nothing of the run remains. */
   async shutdown(session: RunnerSession): Promise<void> {
     this.ledgers.drop(session)
     const run = this.of(session)
@@ -107,7 +107,7 @@ export class Runs {
     this.#outputs.set(key, run.output)
     return run
   }
-  /** Returns the session when it is free for this run, and throws otherwise. */
+  /** Returns the session when it is free for this run. Throws otherwise. */
   #claim(tenantId: string, order: ExecuteRun): LiveSession {
     const { table } = this.#host
     if (order.limits) table.allow(tenantId, order.limits)
@@ -120,15 +120,15 @@ export class Runs {
     if (former && !former.ended) {
       const { epoch } = former.output
       if (order.epoch !== undefined && order.epoch < epoch) throw runnerErrors.attemptSuperseded()
-      // A later attempt means that the former reader lost its claim. It may be frozen, and then nobody reads the former run to its end.
+      // A later attempt means that the previous reader lost its claim. That reader may be frozen and never read the previous run to its end.
       const isLater = former.runId === order.runId && (order.attempt ?? 1) > former.attempt
       if (isLater || (order.epoch ?? 0) > epoch) former.end('cancelled')
     }
     if (session.status === 'running' || session.hydrating) throw runnerErrors.sessionBusy()
-    // A session whose state is saved goes on elsewhere. One that is not saved yet goes on here, where its conversation is.
+    // While draining, a session whose state is saved moves elsewhere. An unsaved session continues here, where its conversation is.
     if (table.draining && canMove(session, Date.now())) throw runnerErrors.runnerDraining()
     table.admit(session)
-    // What a run that waits for people has done is not done again when it goes on.
+    // When a run resumes after waiting for people, its finished calls must not be repeated, so it needs a ledger.
     const keeps = session.profile.onCrash === 'retry' || session.profile.requireApproval
     if (keeps && !this.ledgers.open(session, order)) throw runnerErrors.attemptSuperseded()
     return session
@@ -148,7 +148,7 @@ export class Runs {
       this.#drop(oldest)
     }
   }
-  /** Forgets what an ended run has written. Nothing happens while the session's newest run is under way. */
+  /** Forgets the output of an ended run. Does nothing while the session's newest run is under way. */
   #drop(key: string): void {
     const ended = this.#ended.get(key)
     if (!ended) return

@@ -7,18 +7,18 @@ import type { SidecarLink, Sidecars } from '#contracts/sidecar'
 import type { VfsManager } from '#contracts/vfs-manager'
 import type { SandboxWorkers } from '#contracts/workers'
 
-/** True when only this process has the newest conversation: it would be lost with the process. */
+/** True when only this process has the newest conversation, which would be lost with the process. */
 export const isUnsaved = ({ profile, status, changes, exported }: LiveSession): boolean =>
   changes > exported && !restoredFromLog(profile.runtime) && status !== 'running' && status !== 'shutdown'
 
-/** A conductor has stored an exported conversation by then. Until then the copy here counts as the only one. */
+/** Milliseconds after which a conductor has stored an exported conversation. Until then the copy here counts as the only one. */
 const storedMs = 1_000
 
 /** True when another runner can take the session: its last export is whole, and stored by now. */
 export const canMove = (session: LiveSession, now: number): boolean =>
   session.status !== 'running' && !isUnsaved(session) && now - session.exportedAt > storedMs
 
-/** Who executes the runs of this runner, and has what its sessions leave behind. */
+/** The executors of this runner's runs, and the holders of what its sessions leave behind. */
 export interface Executors {
   readonly sidecars: Sidecars
   /** Undefined: this runner has no sandboxes. */
@@ -28,9 +28,9 @@ export interface Executors {
 }
 
 export const isWorker = ({ workerMode }: Profile): boolean => workerMode === 'sandbox'
-/** True for a profile whose worker runs in a sandbox, or only its tools do. */
+/** True for a profile whose worker, or only its tools, run in a sandbox. */
 export const hasSandbox = (profile: Profile): boolean => isWorker(profile) || profile.sandbox !== undefined
-/** Whoever executes the runs of a session. Throws AppError 503 when this runner has neither. */
+/** The executor of a session's runs. Throws AppError 503 when this runner has none. */
 export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSession): SidecarLink {
   if (!isWorker(session.profile)) return sidecars.forRuntime(session.profile.runtime)
   if (!sandboxes) throw runnerErrors.noSandboxSubstrate()
@@ -39,14 +39,14 @@ export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSessio
 
 interface TableOptions {
   readonly max: number
-  /** Bytes of the profiles in the sessions of one tenant; beyond it those that rest longest leave. */
+  /** The most bytes of profiles in the sessions of one tenant. Beyond it the longest-idle sessions are evicted. */
   readonly maxProfileBytes: number
   readonly idleTtlMs: number
-  /** What a session of this profile, which names some, may use. */
+  /** The tools that a session of this profile may use, given that the profile names some. */
   readonly toolsOf: (profile: Profile) => readonly string[]
-  /** A session left memory without being shut down: the conductor can hydrate it again. */
+  /** Called when a session left memory without being shut down. The conductor can hydrate it again. */
   readonly onEvict: (session: RunnerSession) => void
-  /** Whether a session has files that would go with it. */
+  /** Whether a session has files that would be lost with it. */
   readonly hasFiles: (session: RunnerSession) => boolean
 }
 
@@ -56,7 +56,7 @@ export class SessionTable {
   // A Map keeps insertion order, so deleting and setting again moves a session to the recently used end.
   readonly #sessions = new Map<string, LiveSession>()
   readonly #shares = new TenantShares()
-  /** The runner is about to stop: the table takes no new session. */
+  /** The runner is about to stop, so the table takes no new session. */
   draining = false
 
   constructor(options: TableOptions) {
@@ -84,7 +84,7 @@ export class SessionTable {
     for (const { profile } of this.all()) counts[profile.runtime] = (counts[profile.runtime] ?? 0) + 1
     return counts
   }
-  /** Throws `unknown_session` when another tenant has the id: the same answer as for no session. */
+  /** Throws `unknown_session` when another tenant has the id, which is also the answer for a missing session. */
   create(tenantId: string, id: string, profile: Profile): LiveSession {
     if (this.draining) throw runnerErrors.runnerDraining()
     if (!isClientId(id)) throw runnerErrors.invalidSessionId()
@@ -97,7 +97,7 @@ export class SessionTable {
     session.profile = this.#shares.add(session)
     return session
   }
-  /** What a tenant may have here, as a conductor says. */
+  /** Sets the limits of a tenant on this runner, as a conductor states them. */
   allow(tenantId: string, { stateBytes }: NonNullable<ExecuteRun['limits']>): void {
     this.#shares.allow(tenantId, stateBytes)
   }
@@ -109,12 +109,12 @@ export class SessionTable {
     if (more > 0) this.#admit(tenantId, more, session)
     this.#shares.hold(session, bytes)
   }
-  /** What the sessions of a tenant have in the memory of this process. */
+  /** Bytes that the sessions of a tenant occupy in the memory of this process. */
   bytesOf(tenantId: string): number {
     const { bytes, stateBytes } = this.#shares.sizeOf(tenantId)
     return bytes + stateBytes
   }
-  /** Throws 429 `limit_reached` when a tenant has more than it may, or would with so many bytes more for `session`. */
+  /** Throws 429 `limit_reached` when a tenant uses more than it may, or would with `more` bytes for `session`. */
   admit(session: LiveSession): void {
     this.#admit(session.tenantId, 0, session)
   }
@@ -125,13 +125,13 @@ export class SessionTable {
     this.#sessions.delete(session.id)
     this.#sessions.set(session.id, session)
   }
-  /** A run begins in it. */
+  /** Marks the session as running this run. */
   occupy(session: LiveSession, runId: string): void {
     session.status = 'running'
     session.activeRunId = runId
     this.touch(session)
   }
-  /** Its run is over. */
+  /** Marks the session as free, because its run is over. */
   free(session: LiveSession, status: 'idle' | 'errored'): void {
     session.activeRunId = undefined
     if (session.status === 'shutdown') return
@@ -153,7 +153,7 @@ export class SessionTable {
       if (session.status !== 'running') this.#evict(session)
     }
   }
-  /** Sessions whose state is stored elsewhere leave first, those that rest longest before others. */
+  /** Makes room for more bytes of a tenant. Sessions whose state is stored elsewhere leave first, the longest-idle ones before others. */
   #admit(tenantId: string, more: number, but?: LiveSession): void {
     const most = this.#shares.limitOf(tenantId)
     const exceeds = (): boolean => this.bytesOf(tenantId) + more > most
@@ -170,7 +170,7 @@ export class SessionTable {
     this.remove(session)
     this.#options.onEvict(session)
   }
-  /** In a full table a tenant with half of it gives up its own sessions; otherwise the one idle for longest goes. */
+  /** In a full table, a tenant with half of all sessions gives up one of its own; otherwise the longest-idle session leaves. */
   #makeRoom(tenantId: string): void {
     const { max, maxProfileBytes } = this.#options
     const mostProfiles = Math.min(maxProfileBytes, this.#shares.limitOf(tenantId))
@@ -185,7 +185,7 @@ export class SessionTable {
     }
     throw runnerErrors.runnerFull()
   }
-  /** False: none of the tenant's sessions rests. */
+  /** Evicts the longest-idle session of the tenant. False: none of its sessions is idle. */
   #evictOldest(tenantId: string): boolean {
     const oldest = this.#shares.oldestAtRest(tenantId)
     if (oldest) this.#evict(oldest)
@@ -194,8 +194,8 @@ export class SessionTable {
 }
 
 /**
- * A session as this plugin changes it; other plugins see it as the read-only `RunnerSession`. All have the same fields from the start:
- * a runner has tens of thousands of them, and one whose fields come and go takes a kilobyte more.
+ * A session as this plugin changes it; other plugins see the read-only `RunnerSession`. All fields exist from the start, so that all sessions share
+ * one hidden class: a runner has tens of thousands of sessions, and one whose fields come and go takes a kilobyte more.
  */
 export class LiveSession implements RunnerSession {
   readonly tenantId: string
@@ -208,16 +208,16 @@ export class LiveSession implements RunnerSession {
   activeRunId: string | undefined = undefined
   runtimeSessionId: string | undefined = undefined
   limits: ExecuteRun['limits'] = undefined
-  /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
+  /** The sidecar should hold a conversation, because a run ended there or a bundle was taken over. */
   conversation = false
-  /** The conversation is on its way; no run may begin before it is here. */
+  /** Pending while the conversation is on its way. No run may begin before it has arrived. */
   hydrating: Promise<void> | undefined = undefined
-  /** Counts the runs that may have changed the conversation, and how many of them the last export contained. */
+  /** Counts the runs that may have changed the conversation. The next field says how many of them the last export contained. */
   changes = 0
   exported = 0
-  /** When that export was given out; 0: never. */
+  /** When the last export was handed out; 0: never. */
   exportedAt = 0
-  /** The state of it that is in the memory of this process: a bundle on its way, or the copy of what its sandbox has. */
+  /** Bytes of the session's state in the memory of this process: a bundle on its way, or the copy of what its sandbox has. */
   stateBytes = 0
 
   constructor(tenantId: string, id: string, profile: Profile, tools: readonly string[]) {
@@ -242,49 +242,49 @@ interface Snapshot {
 }
 
 interface Share {
-  /** Least recently used first. */
+  /** The tenant's sessions, least recently used first. */
   readonly sessions: Map<string, LiveSession>
-  /** By what names one version of a profile. */
+  /** By the key that names one version of a profile. */
   readonly snapshots: Map<string, Snapshot>
-  /** Of the profiles. */
+  /** Bytes of the profiles. */
   bytes: number
-  /** Of the states of sessions. */
+  /** Bytes of the sessions' states. */
   stateBytes: number
 }
 
 /**
- * What each tenant has of the memory of one runner: its sessions, the profiles in them, and their states. Sessions of the same
- * version of a profile share one copy.
+ * What each tenant occupies in the memory of one runner: its sessions, their profiles, and their states. Sessions with the same version of a
+ * profile share one copy.
  */
 class TenantShares {
   readonly #shares = new Map<string, Share>()
-  /** How many bytes a tenant may have, where that is not the default. */
+  /** How many bytes each tenant may have. A tenant that is missing here has the default. */
   readonly #limits = new Map<string, number>()
 
   limitOf(tenantId: string): number {
     return this.#limits.get(tenantId) ?? defaultLimits.stateBytes
   }
-  /** Undefined: a conductor of an earlier release has not said. */
+  /** Undefined bytes: a conductor of an earlier release has not stated the limit. */
   allow(tenantId: string, bytes: number | undefined): void {
     if (bytes === undefined || bytes === defaultLimits.stateBytes) this.#limits.delete(tenantId)
     else this.#limits.set(tenantId, bytes)
   }
-  /** What a session with this profile would add: nothing when others have it. */
+  /** Bytes that a session with this profile would add: none when other sessions have the profile. */
   bytesOf(tenantId: string, profile: Profile): number {
     return this.#shares.get(tenantId)?.snapshots.has(versionOf(profile)) ? 0 : JSON.stringify(profile).length
   }
-  /** The session has so many bytes of state from now on. */
+  /** Sets the bytes of the session's state. */
   hold(session: LiveSession, bytes: number): void {
     const share = this.#shares.get(session.tenantId)!
     share.stateBytes += bytes - session.stateBytes
     session.stateBytes = bytes
   }
-  /** The sessions of a tenant that have a state, least recently used first. */
+  /** The sessions of a tenant that hold state, least recently used first. */
   *holders(tenantId: string): Generator<LiveSession> {
     for (const session of this.#shares.get(tenantId)?.sessions.values() ?? []) if (session.stateBytes > 0) yield session
   }
 
-  /** Counts a session, and returns the profile for it. */
+  /** Counts a session, and returns the shared copy of its profile. */
   add(session: LiveSession): Profile {
     const { tenantId, id, profile } = session
     const share = this.#shares.get(tenantId) ?? { sessions: new Map(), snapshots: new Map(), bytes: 0, stateBytes: 0 }
@@ -326,7 +326,7 @@ class TenantShares {
     const { sessions, bytes = 0, stateBytes = 0 } = this.#shares.get(tenantId) ?? {}
     return { sessions: sessions?.size ?? 0, bytes, stateBytes }
   }
-  /** The session of the tenant that rests longest. */
+  /** The longest-idle session of the tenant. */
   oldestAtRest(tenantId: string): LiveSession | undefined {
     for (const session of this.#shares.get(tenantId)?.sessions.values() ?? [])
       if (session.status !== 'running') return session
@@ -334,7 +334,7 @@ class TenantShares {
   }
 }
 
-/** A conductor of an earlier release names no version: then only the same text is the same profile. */
+/** A conductor of an earlier release names no version. Profiles are then the same only if their texts are equal. */
 const versionOf = (profile: Profile): string => {
   const { name, version, updatedAt, placement, pinnedSkills } = profile
   return JSON.stringify(version === undefined ? profile : [name, version, updatedAt, placement, pinnedSkills])

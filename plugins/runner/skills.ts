@@ -5,16 +5,16 @@ import { runnerErrors } from '#contracts/runner-errors'
 import { type SkillCache, type SkillContent, skillScriptTool, skillsOfTools, skillTools } from '#contracts/skills'
 import { hasSandbox } from './sessions.ts'
 
-/** Characters of all descriptions in the index together. Models read it with every message. */
+/** Characters of all descriptions in the index together. Models read the index with every message. */
 const indexChars = 12_000
 
-/** The tools of a session: those of its profile, and those by which its skills are read. */
+/** The tools of a session: those of its profile, and those that read its skills. */
 export function toolNamesOf(profile: Profile): readonly string[] {
   const added = hasSandbox(profile) ? [...skillTools, skillScriptTool] : skillTools
   return [...new Set([...profile.tools, ...added])]
 }
 
-/** The skills of a session in the versions that it keeps. AppError 409 `skills_missing` until a conductor has brought all of them. */
+/** The session's skills, in the versions that the session keeps. Throws AppError 409 `skills_missing` until a conductor has brought all of them. */
 export function skillsOf(cache: SkillCache | undefined, { tenantId, profile }: RunnerSession): readonly SkillContent[] {
   const { pinnedSkills = [] } = profile
   if (!cache) throw runnerErrors.skillsNotKept()
@@ -25,7 +25,7 @@ export function skillsOf(cache: SkillCache | undefined, { tenantId, profile }: R
   throw runnerErrors.skillsMissing({ detail: { digests } })
 }
 
-/** Tells which of the skills that a profile names the session does not have: they were deleted before it began. */
+/** The skills that a profile names and its session lacks, because they were deleted before the session began. */
 export function skillsAbsent({ skills, pinnedSkills = [] }: Profile): RuntimeEvent | undefined {
   const absent = skills.filter((name) => name !== skillsOfTools && !pinnedSkills.some((pinned) => pinned.name === name))
   if (absent.length === 0) return undefined
@@ -47,7 +47,7 @@ export function withSkills(profile: Profile, skills: readonly SkillContent[]): P
 function indexOf(skills: readonly SkillContent[], sandboxed: boolean): string {
   const whole = skills.map(({ description }) => description.replaceAll(/\s+/g, ' '))
   const most = longestOf(whole.map(({ length }) => length))
-  // Never half a character: servers of models refuse a text with one.
+  // Never cut a character in half: model servers refuse such a text.
   const shown = whole.map((text) =>
     text.length <= most ? text : `${text.slice(0, Math.max(0, most - 1)).replace(/[\uD800-\uDBFF]$/, '')}…`,
   )
@@ -63,7 +63,7 @@ function indexOf(skills: readonly SkillContent[], sandboxed: boolean): string {
   ].join('\n')
 }
 
-/** How long a description may be for all of them to fit: the longest are cut, to one length, and the others are left alone. */
+/** The length to which descriptions are cut so that all fit. Only the longest ones are cut, all to the same length. */
 function longestOf(lengths: readonly number[]): number {
   let left = indexChars
   const sorted = lengths.toSorted((a, b) => a - b)

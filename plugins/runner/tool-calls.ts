@@ -22,12 +22,12 @@ interface RunsUnderWay {
   of(session: RunnerSession): Run | undefined
 }
 
-/** So many calls of a tenant pass at once; further ones wait, each for this long at most. */
+/** Concurrent tool calls per tenant. Further calls wait, each at most this many milliseconds. */
 const pace = { atOnce: 20, longestMs: 30_000 } as const
 
 /**
- * Calls tools on behalf of sessions: only those of their toolkit, stopped with their run, not twice in a run that is tried again, and
- * of each tenant no more than its share: a model calls on as fast as it is answered.
+ * Calls tools on behalf of sessions. A session may call only its toolkit, calls stop with their run, and a retried run does not repeat them. Each
+ * tenant gets at most its share, because a model issues calls as fast as they are answered.
  */
 export function createToolCalls(
   toolkit: Toolkit,
@@ -40,7 +40,7 @@ export function createToolCalls(
     if (most === undefined) return
     const waitMs = turns.turnOf(tenantId, 60_000 / most)
     if (waitMs === undefined) throw overLimit('toolCallsPerMinute', most, pace.longestMs / 1_000)
-    // A call whose run is over is told so by its tool.
+    // If the run ends during the wait, the call proceeds and its tool sees the aborted signal.
     if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
   }
   return async (session, name, input, signal, callId) => {
@@ -52,8 +52,8 @@ export function createToolCalls(
     }
     const runId = session.activeRunId ?? ''
     const ledger = runId === '' ? undefined : runs.ledgers.of(session)
-    // A cancelled run stops the tool it is waiting for, whoever holds the connection. A connection that breaks under a run
-    // that is tried again stops nothing: the next attempt gets the result.
+    // A cancelled run stops the tool that it waits for, whoever holds the connection. A broken connection does not stop the tool if the run will be
+    // retried: the next attempt gets the result.
     const stop = !run ? signal : ledger ? run.signal : AbortSignal.any([signal, run.signal])
     await turn(session, stop)
     const { profile } = session
@@ -74,7 +74,7 @@ export function createToolCalls(
       runId,
       depth: run?.depth ?? 0,
       signal: stop,
-      // Outside a run whoever calls has named it for all runs.
+      // Outside a run the caller's id is unique across all runs.
       ...(callId === undefined ? {} : { idempotencyKey: runId === '' ? callId : `${runId}:${callId}` }),
       ...(run ? { report: run.report } : {}),
       ...(sandboxes && hasSandbox(profile) ? { sandbox } : {}),
@@ -92,7 +92,7 @@ export function createToolCalls(
   }
 }
 
-/** Bytes of all ledgers of a runner together; beyond that the least recently used one is dropped. */
+/** Bytes of all ledgers of a runner together. Beyond that the least recently used ledger is dropped. */
 const maxBytes = 64 * 1024 * 1024
 
 interface Entry {
@@ -101,13 +101,13 @@ interface Entry {
   id: string | undefined
   /** The newest attempt that knows of the call. */
   attempt: number
-  /** The result came with the replay, so a runtime that goes on behind the replay has it already. */
+  /** The result came with the replay. A runtime that continues after the replay already has it. */
   replayed: boolean
 }
 
 interface Outcome {
   readonly result: ToolResult
-  /** False: the call was stopped, and whether it had an effect is not known. */
+  /** False: the call was stopped, and whether it had an effect is unknown. */
   readonly finished: boolean
 }
 
@@ -118,7 +118,7 @@ interface Attempt {
   readonly replay?: Replay
 }
 
-/** The ledgers of runs that are tried again after a crash. Other runs have none. */
+/** The ledgers of runs that may be executed again. Other runs have none. */
 export class Ledgers {
   readonly #limit: number
   readonly #ledgers = new Map<string, Ledger>()
@@ -140,7 +140,7 @@ export class Ledgers {
     const ledger: Ledger =
       former?.runId === runId ? former : new Ledger(runId, (bytes) => this.#grew(key, ledger, bytes))
     if (ledger !== former) this.#drop(key)
-    // Set again, so that it is the youngest.
+    // Set the ledger again, so that it becomes the most recently used.
     this.#ledgers.delete(key)
     this.#ledgers.set(key, ledger)
     ledger.begin(attempt, replay)
@@ -170,7 +170,7 @@ export class Ledger {
   readonly #entries: Entry[] = []
   /** The newest attempt. */
   attempt = 0
-  /** The size of all its results. */
+  /** The size of all results, in bytes. */
   bytes = 0
 
   constructor(runId: string, onGrow: (bytes: number) => void) {
@@ -199,8 +199,8 @@ export class Ledger {
     }
   }
   /**
-   * Answers a call that a former attempt has made, with the result it got or is about to get; each answers once, in order.
-   * Any other call is executed. `id` is given by runtimes that go on behind the replay, and never by those that begin again.
+   * Answers a call that an earlier attempt made with the result that it got or is about to get. Each recorded call answers once, in order; any
+   * other call is executed. `id` is given by runtimes that continue after the replay, and never by those that begin again.
    */
   async call(
     name: string,
@@ -227,7 +227,7 @@ export class Ledger {
     if (outcome.finished) this.#grow(outcome.result.content.length)
     return outcome.result
   }
-  /** The first entry of a former attempt that fits: by its own id if there is one, else by what was called. */
+  /** The first matching entry of an earlier attempt: by its own id if there is one, otherwise by what was called. */
   #find(call: string, id: string | undefined): Entry | undefined {
     const fitting = this.#entries.filter(
       (entry) => entry.attempt < this.attempt && entry.call === call && (id === undefined || !entry.replayed),

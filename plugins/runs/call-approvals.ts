@@ -10,12 +10,15 @@ import type { ExecuteRun } from '#contracts/runner'
 import type { OrderedRun } from './ending.ts'
 import { readReplay } from './replay.ts'
 
-/** Milliseconds between two looks at a call that waits while its run cannot be left: at first because its events are on their way. */
+/**
+ * Milliseconds between two looks at a call that waits while its run cannot be parked. The first looks are close together, because the run's events
+ * are still arriving.
+ */
 const looksMs = [20, 50, 100, 250, 500, 1_000, 2_000] as const
 
 export interface CallApprovalsDeps {
   readonly store: RunStore
-  /** Undefined: in this role nobody can approve anything. */
+  /** Undefined: this role has no approvals, so nobody can approve a call. */
   readonly approvals: Approvals | undefined
   readonly log: FastifyBaseLogger
   readonly givingUp: AbortSignal
@@ -23,12 +26,12 @@ export interface CallApprovalsDeps {
 
 type Call = ApprovalCall['approval']
 
-/** What has to be known of the run to leave it. */
+/** The parts of a run that parking it needs. */
 interface Leaving {
   readonly log: { readonly lastSeq: number }
-  /** Stores its events; false: it is another process's. */
+  /** Stores the run's pending events. False: another process holds the claim. */
   flush(): Promise<boolean>
-  /** The store has it without a conductor. */
+  /** Called once the store has parked the run, so that no conductor executes it. */
   parked(): void
 }
 
@@ -38,7 +41,7 @@ export class CallApprovals {
   readonly #order: OrderedRun
   readonly #run: Leaving
   readonly #waiting = new Map<string, Call>()
-  /** The last event when it was looked whether the run can be left. */
+  /** The `seq` of the last event at the previous look, so that an unchanged log is not read again. */
   #looked = 0
 
   constructor(deps: CallApprovalsDeps, order: OrderedRun, run: Leaving) {
@@ -47,7 +50,7 @@ export class CallApprovals {
     this.#run = run
   }
 
-  /** What was decided of the run's calls, for whoever executes it next. */
+  /** The decisions on the run's calls, for the next conductor that executes the run. */
   async decided(): Promise<Pick<ExecuteRun, 'decided'>> {
     const { claim, session } = this.#order
     if (!this.#deps.approvals || !hasApprovals(session.profile)) return {}
@@ -55,15 +58,15 @@ export class CallApprovals {
   }
 
   /**
-   * Whether a call may be made. As a rule the run is left before that is known, and asks again when it goes on; `over` aborts then. Where
-   * it cannot be left it waits here.
+   * Answers whether a call may be made. Usually the run is parked before people decide, `over` aborts, and the call asks again when the run
+   * resumes. A run that cannot be parked waits here.
    */
   async answer({ approval }: ApprovalCall, over: AbortSignal): Promise<DelegationAnswer> {
     const { approvals } = this.#deps
     const { claim, task, session } = this.#order
     const { profile } = session
     const { key, tool } = approval
-    // What a runner says is about a call that its own copy of the profile has wait.
+    // Trust the profile, not the runner: a call waits only if the conductor's copy of the profile says so.
     if (!needsApproval(profile, tool)) return { ok: true, content: '' }
     if (!approvals) return { ok: false, content: `'${tool}' needs an approval, and nobody can give one here.` }
     const { tenantId, runId, sessionId } = claim
@@ -88,8 +91,8 @@ export class CallApprovals {
   }
 
   /**
-   * Leaves the run until everything is decided, if nothing else of it is under way: whoever goes on with it finds in its log what was
-   * done. A run of which more is to be replayed than may be waits where it is.
+   * Parks the run until every call is decided, provided that nothing else of the run is under way. The next conductor finds in the log what was
+   * finished. A run whose replay would exceed `maxReplayBytes` is not parked and waits in this process.
    */
   async #leave(approvals: Approvals): Promise<void> {
     const { log } = this.#run
@@ -101,7 +104,7 @@ export class CallApprovals {
     if (!past || past.bytes > maxReplayBytes || past.lastSeq !== log.lastSeq || !this.#areAll(past.replay)) return
     if (await this.#deps.store.park(claim, (tx) => approvals.left(tx, claim.runId))) this.#run.parked()
   }
-  /** True when all calls without a result wait for people, as far as the log tells, and all that wait are in it. */
+  /** True when the log shows that every call without a result waits for people, and that every waiting call is in the log. */
   #areAll(replay: Replay): boolean {
     const done = new Set(replay.flatMap((event) => (event.type === 'tool_result' ? [event.id] : [])))
     const open = replay.filter((event) => event.type === 'tool_call').filter(({ id }) => !done.has(id))

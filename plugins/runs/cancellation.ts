@@ -11,16 +11,16 @@ export interface Executor {
   readonly limits: RunLimits
   local(tenantId: string, runId: string): Run | undefined
   begin(order: RunOrder): Run
-  /** Whether a run of this session could go anywhere now. While it could not, it keeps its place in the line. */
+  /** Whether a run of this session could be placed on a runner now. While it could not, the run keeps its place in the session's queue. */
   takes(sessionId: string): boolean
 }
 
-/** How long a caller waits for a run to be over before it goes on without. Specification 4.8. */
+/** How long a caller waits for a run to end before the call proceeds without it. Specification 4.8. */
 export const drainWaitMs = 2_000
 
 /** The result of cancelling a run. */
 interface Cancelled {
-  /** A process executed the run and was given time to end it. False for a run that waited in a queue, or was over. */
+  /** A process was executing the run and was given time to end it. False for a run that was queued or already over. */
   readonly waited: boolean
   /** The holder of the claim released it. */
   readonly drained: boolean
@@ -78,7 +78,10 @@ export class Cancellation {
     return { waited, drained, stolen }
   }
 
-  /** Cancels, waits for the claim to be released, steals it if it is not, and marks the row. The answer has every step that failed; none stops the next. */
+  /**
+   * Cancels the run, waits for its claim to be released, takes the claim if it is not, and marks the row. A failed step does not stop the next one;
+   * the answer names every step that failed.
+   */
   async terminate(tenantId: string, runId: string, reason: Stop): Promise<Terminated> {
     const cancelled = this.#executor.local(tenantId, runId) !== undefined
     const warnings = cancelled ? [] : ['not_executing_here']

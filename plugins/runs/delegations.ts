@@ -26,24 +26,24 @@ import type { OrderedRun } from './ending.ts'
 import type { Funds } from './funds.ts'
 import type { RunUsage } from './usage.ts'
 
-/** The stages of events which say that calls of tools wait for a conductor. */
+/** The stages of events that announce a tool call waiting for a conductor. */
 export const waitingStages = [delegationStage, appCallStage, conductorCallStage, approvalStage] as const
-/** Whether calls of tools may wait for a conductor. */
+/** Whether a run of this profile may make tool calls that wait for a conductor. */
 export const mayWait = (profile: Profile): boolean =>
   (profile.apps ?? []).length > 0 || profile.tools.includes('delegate') || hasApprovals(profile)
 
-/** A run that was not delegated, with those that it has led to. */
+/** A root run, which nobody delegated, together with all runs that it led to. */
 interface Tree {
-  /** Runs that were delegated in it, and those of them that have not ended. */
+  /** How many runs were delegated in the tree, and how many of them are still under way. */
   runs: number
   open: number
-  /** Runs here that delegate in it, by their ids: told what a run that they have delegated has cost by now. */
+  /** The delegating runs that execute here, by run id. Each callback hears what a delegated run has cost so far. */
   readonly told: Map<string, (runId: string, cents: number) => void>
 }
 
 /**
- * The trees of delegations whose runs execute here. A tree is together in one process, because the process of a run starts its
- * children; one that is taken over begins to count anew.
+ * The delegation trees whose runs execute here. One process holds a whole tree, because the process of a run also starts its children. When another
+ * process takes over a tree, its counts start from zero.
  */
 export class DelegationTrees {
   readonly #limits: TenantLimits | undefined
@@ -68,7 +68,7 @@ export class DelegationTrees {
     const tree = this.#trees.get(key)
     if (tree?.told.delete(runId) && tree.told.size === 0) this.#trees.delete(key)
   }
-  /** Tells the run that delegated this one, while it executes here, what this one costs: so that those which run at once do not pass its limit together. */
+  /** Reports the cost of this run to its parent while the parent executes here, so that parallel children cannot exceed the parent's limit together. */
   tellerOf({ tenantId, runId }: Claim, parent: ParentRun): (cents: number) => void {
     const key = tenantKey(tenantId, parent.rootId ?? parent.runId)
     return (cents) => this.#trees.get(key)?.told.get(parent.runId)?.(runId, cents)
@@ -94,16 +94,16 @@ export interface DelegationsDeps {
   readonly log: FastifyBaseLogger
 }
 
-/** What calls of a run need of it. */
+/** The parts of a run that its tool calls use. */
 interface DelegatingRun {
   readonly usage: RunUsage
   readonly funds: Pick<Funds, 'share'> | undefined
   readonly approvals: Pick<CallApprovals, 'answer'>
-  /** Called when the children have cost more than was left. */
+  /** Called when the children have cost more than the run had left. */
   onExceeded(): void
 }
 
-/** What the tool calls of one run have a conductor do: child runs, which end with it, and calls of apps and of tools. */
+/** The tool calls of one run that a conductor carries out: child runs, which end with their parent, and calls of apps and of conductor tools. */
 export class Delegations {
   readonly #deps: DelegationsDeps
   readonly #run: DelegatingRun
@@ -114,7 +114,7 @@ export class Delegations {
   readonly #root: string
   readonly #tree: Tree
   readonly #endUserId: string | undefined
-  /** Of the chat that it answers, if any: whom it is delegated to answers the same visitor. */
+  /** The chat that the run answers, if any. A child run gets it too, so that it serves the same visitor. */
   readonly #chat: { readonly public_run_id?: unknown }
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
@@ -131,7 +131,7 @@ export class Delegations {
     this.#chat = answersVisitor(task.metadata) ? { public_run_id: task.metadata!['public_run_id'] } : {}
   }
 
-  /** Called when an event of the run's runner says that a tool waits. */
+  /** Called when an event from the runner says that a tool call waits. */
   readonly look = oneAtATime<RunnerLink>(async (link) => {
     if (!this.#over.signal.aborted)
       await this.#take(link).catch((err: unknown) => this.#warn(err, 'the delegations of a runner could not be read'))
@@ -166,7 +166,7 @@ export class Delegations {
   }
   async #executed({ tool, input }: ConductorCall): Promise<DelegationAnswer> {
     const part = this.#deps.conductorTools.get(tool)
-    // Of what a runner says only the tools of the profile count: its session has no others.
+    // Do not trust the runner: accept only tools of the profile, because the session has no others.
     if (!part || !this.#profile.tools.includes(tool)) return { ok: false, content: `'${tool}' is not available here.` }
     const { tenantId, sessionId, runId } = this.#claim
     const visitor = answersVisitor(this.#chat) ? ({ visitor: true } as const) : {}
@@ -234,7 +234,7 @@ export class Delegations {
       depth: this.#depth + 1,
       ...(left === undefined ? {} : { budgetCents: left }),
     }
-    // A repeated call joins the run that the first one has started.
+    // A repeated call joins the run that the first call started.
     const metadata = { ...(this.#endUserId === undefined ? {} : { end_user_id: this.#endUserId }), ...this.#chat }
     const spent = { parentSpentCents: this.#run.funds?.share() ?? 0 }
     const about = Object.keys(metadata).length === 0 ? {} : { metadata }
@@ -259,8 +259,8 @@ export class Delegations {
 }
 
 /**
- * Calls `work`, which never rejects, one at a time: a second look must not start a child that the first one is about to start.
- * Calls meanwhile cause one more, however many there are: a worker can repeat its events as often as it likes.
+ * Runs `work`, which never rejects, one call at a time, so that a second look cannot start a child that the first look is about to start. All calls
+ * made meanwhile cause a single further run, because a worker can repeat its events without limit.
  */
 function oneAtATime<Given>(work: (given: Given) => Promise<void>): (given: Given) => void {
   let next: { readonly given: Given } | undefined
@@ -284,14 +284,14 @@ interface WritesDeps {
   readonly log: FastifyBaseLogger
 }
 
-/** Puts on record what the agent of a run writes to the object store: called with its runner whenever the run tells of a write. */
+/** Records what the agent of a run writes to the object store. Called with the run's runner whenever the run announces a write. */
 export function noteWrites({ objectWrites, log }: WritesDeps, claim: Claim): (runner: RunnerLink) => void {
   const { tenantId, sessionId, runId } = claim
   let after = 0
   return oneAtATime(async (runner) => {
     try {
       for (;;) {
-        // It also tells the runner what it may forget.
+        // The same call tells the runner which writes it may forget.
         const writes = await runner.objectWrites(tenantId, sessionId, runId, after)
         if (writes.length === 0) return
         await objectWrites.noted(claim, writes)
@@ -303,6 +303,6 @@ export function noteWrites({ objectWrites, log }: WritesDeps, claim: Claim): (ru
   })
 }
 
-/** The conductor that had the call before is gone, and a call must not be made twice. */
+/** The previous conductor of this call is gone. The call must run at most once, so its outcome is reported as unknown. */
 const doubtful =
   'The server that called the app was interrupted: whether the call was made is not known. Look before you call again.'

@@ -8,14 +8,13 @@ import type { Task } from '#contracts/runs'
 import type { RunUsage } from './usage.ts'
 
 /**
- * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
- * next one follows. `refused`: no runner will take it, and it is being taken back. `ending`: how it ends is decided and is
- * being stored. The other three are final: it `ended` here, was `left` to another process, or was `discarded` as if it had
- * never been asked for.
+ * The state of a run in this process. `dispatching`: no runner has taken the attempt. `streaming`: a runner has. `waiting`: the attempt was lost
+ * and the next one follows. `refused`: no runner will take the run, and the run is being taken back. `ending`: the ending is decided and is being
+ * stored. Three states are final: `ended` here, `left` to another process, or `discarded` as if the run had never been requested.
  */
 export type RunState = 'dispatching' | 'streaming' | 'waiting' | 'refused' | 'ending' | 'ended' | 'left' | 'discarded'
 
-/** Which states may follow each. */
+/** The states that may follow each state. */
 export const next: Readonly<Record<RunState, readonly RunState[]>> = {
   dispatching: ['streaming', 'waiting', 'refused', 'ending', 'left'],
   streaming: ['waiting', 'ending', 'left'],
@@ -27,7 +26,7 @@ export const next: Readonly<Record<RunState, readonly RunState[]>> = {
   discarded: [],
 }
 
-/** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
+/** How a run ended. `line` is the terminal event that the runner wrote; without it the conductor writes one. */
 export type Ending =
   | { readonly status: 'ok'; readonly result: string; readonly line: Buffer }
   | {
@@ -40,20 +39,20 @@ export type Ending =
 /** Why the conductor itself ends a run. */
 export type Stop = Extract<Ending, { code: string }>
 
-/** The ending of this code, with a sentence of its own where there is more to say. */
+/** The ending for this code. `message` replaces the standard sentence where there is more to say. */
 export const endingOf = (code: EndingCode, message: string = endings[code].message): Stop => ({
   status: endings[code].status,
   code,
   message,
 })
 
-/** An event of the conductor's own, as a chunk of the run's log. */
+/** An event that the conductor writes, as a chunk of the run's log. */
 export const eventOf = ({ runId, sessionId }: Claim, seq: number, event: RuntimeEvent): LogChunk => ({
   firstSeq: seq,
   count: 1,
   lines: Buffer.from(createEventEncoder(runId, sessionId, seq).line(event)),
 })
-/** The event that says that the run is tried again. The text from event `supersedes` on will be generated again. */
+/** The event that announces another attempt. The text from event `supersedes` on will be generated again. */
 export const retryOf = (
   claim: Claim,
   seq: number,
@@ -70,7 +69,7 @@ export const retryOf = (
     ...(supersedes === undefined ? {} : { supersedes }),
   })
 
-/** The terminal event of an ending, the runner's own if it wrote one. */
+/** The terminal event of an ending: the runner's if it wrote one, otherwise the conductor's. */
 export function terminalLine(claim: Claim, seq: number, ending: Ending): LogChunk {
   if (ending.line) return { firstSeq: seq, count: 1, lines: ending.line }
   const { code, message, retryable } = ending as Stop
@@ -79,18 +78,18 @@ export function terminalLine(claim: Claim, seq: number, ending: Ending): LogChun
 
 const defaultAttempts = 3
 const defaultTimeoutSeconds = 600
-/** The pauses before the second, third, … attempt: a restarted process needs a moment, and a restarting fleet needs longer. */
+/** Milliseconds of pause before the second, third, and later attempts: a restarted process needs a moment, a restarting fleet needs longer. */
 const backoffMs = [500, 2_000, 5_000] as const
 
-/** How long a run of a profile may take, how often it may be begun, and when again. */
+/** How long a run of a profile may take, how many attempts it has, and how long to wait between them. */
 export interface AttemptPolicy {
-  /** The limit for all attempts together. */
+  /** The limit for all attempts together, in milliseconds. */
   readonly timeoutMs: number
   /** The largest number of attempts. */
   readonly most: number
   /** Another conductor may continue the run when this one dies. */
   readonly resumes: boolean
-  /** Milliseconds to wait after `attempt` ended so. Undefined: it was the last attempt, or the ending is final. */
+  /** Milliseconds to wait after `attempt` ended with this ending. Undefined: it was the last attempt, or the ending is final. */
   waitAfter(attempt: number, ending: Ending, remainingMs: number): number | undefined
 }
 
@@ -109,36 +108,36 @@ export function policyOf({ onCrash, limits }: Profile, unlessSaid: OnCrash): Att
   }
 }
 
-/** A run that this process has claimed, and what it knows of it. */
+/** A run that this process has claimed, with what this process knows about the run. */
 export interface RunOrder {
   readonly claim: Claim
   readonly task: Task
   readonly session: DurableSession
-  /** Microcents that are held for it; absent where that is not known here. */
+  /** Microcents that are held for the run. Absent: this process does not know the amount. */
   readonly held?: number
-  /** The runner that the new session was placed on. Absent: the session exists. */
+  /** The runner on which the new session was placed. Absent: the session existed before. */
   readonly placed?: RunnerLink
-  /** The session is new, but its conversation goes on from an earlier one. */
+  /** The session is new, but it continues the conversation of an earlier session. */
   readonly remembers?: boolean
-  /** Its caller was already answered that it is accepted, so it cannot be taken back any more. */
+  /** The caller was already told that the run is accepted, so the run can no longer be taken back. */
   readonly announced?: boolean
-  /** It was taken over from a process that died or left it: how often it was begun, and how long ago for the first time. */
+  /** The run was taken over from a process that died or handed it over: how many attempts it had, and how long ago the first one began. */
   readonly orphan?: {
     readonly attempt: number
     readonly elapsedMs: number
     readonly handedOver: boolean
-    /** Nobody executes it: it waited for people, who have decided. */
+    /** Nobody executed the run: it was parked until people decided, and they have. */
     readonly parked?: true
   }
 }
 
-/** What the calls of a run have to know of it. */
+/** The parts of a claimed run that its tool calls use. */
 export type OrderedRun = Pick<RunOrder, 'claim' | 'task' | 'session'>
 
-/** How long a run goes on at its runner without a conductor: longer than it takes to find out that one has died. */
+/** How long a runner goes on with a run without a conductor. It exceeds the time needed to notice that a conductor has died. */
 const keepMs = 30_000
 
-/** What a runner is told of the first attempt at a run; each later one says what is different. */
+/** What a runner is sent for the first attempt at a run. Later attempts send only what differs. */
 export function firstAttempt(
   { claim, task, session, placed, remembers }: RunOrder,
   { timeoutMs }: Pick<AttemptPolicy, 'timeoutMs'>,
@@ -160,7 +159,7 @@ export function firstAttempt(
   }
 }
 
-/** The ending when the last attempt was lost, too: its sentence says how often the run was tried. */
+/** The ending when the last attempt was lost too. Its sentence says how many attempts were made. */
 export function afterAttempts(last: Ending, attempt: number): Ending {
   if (last.status === 'ok' || attempt === 1 || !isLost(last.code)) return last
   const { line, ...told } = last
@@ -169,7 +168,7 @@ export function afterAttempts(last: Ending, attempt: number): Ending {
 }
 const tried = (message: string, attempt: number): string => `${message} It was tried ${attempt} times.`
 
-/** The reason that ends the run of a dead owner when it may not be continued. */
+/** The reason that ends a run whose owner died and which may not be continued. */
 export const orphaned = (attempt: number): EndReason => {
   const { message } = endings.interrupted
   return { code: 'interrupted', message: attempt === 1 ? message : tried(message, attempt) }
@@ -186,7 +185,7 @@ export const within = (promise: Promise<unknown>, ms: number): Promise<boolean> 
     promise.then(settled, settled)
   })
 
-/** What is stored of the end of a run. */
+/** What the store keeps about the end of a run. */
 export function finishOf(
   ending: Ending,
   { calls, toolCalls, sandbox, runtimeSessionId }: RunUsage,

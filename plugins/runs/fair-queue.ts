@@ -1,17 +1,17 @@
 import { tenantKey } from '#contracts/ids'
 
-/** Sessions that are looked at together. */
+/** How many sessions are looked at concurrently. */
 const together = 16
 
 /**
- * The sessions whose line may move on, in turns: one of each tenant, then the next of each, so that a tenant with thousands of
- * them delays nobody. A session that is named again while it is looked at is looked at once more.
+ * The sessions whose queue may advance, served round-robin by tenant, so that a tenant with thousands of sessions delays nobody. A session that is
+ * added again while it is looked at is looked at once more.
  */
 export class FairQueue {
   readonly #look: (tenantId: string, sessionId: string) => Promise<void>
-  /** The sessions of each tenant that wait; the tenant whose turn is next comes first. */
+  /** The waiting sessions of each tenant. The first tenant in the map is served next. */
   readonly #waiting = new Map<string, Set<string>>()
-  /** Those that are looked at; true when one was named again meanwhile. */
+  /** The sessions that are being looked at. True: the session was added again meanwhile. */
   readonly #looking = new Map<string, boolean>()
 
   /** `look` never rejects. */

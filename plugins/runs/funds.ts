@@ -5,10 +5,10 @@ import type { Claim } from '#contracts/run-store'
 import type { Ending, RunOrder } from './ending.ts'
 import type { RunUsage } from './usage.ts'
 
-/** More is held before what is there is spent to the end, so that a model call seldom goes beyond it. */
+/** The share of the held amount at which more is held, so that a model call seldom exceeds the hold. */
 const headroom = 0.8
 
-/** Errors by which a run is ended while its model may be at work. */
+/** Errors that end a run while a model call may be under way. */
 const stops: readonly string[] = ['timeout', 'budget_exceeded']
 
 interface FundsDeps {
@@ -21,27 +21,27 @@ interface FundsDeps {
 /** The run that the money is for. */
 interface Spending {
   readonly usage: Pick<RunUsage, 'ownCents' | 'unpriced' | 'modelCalls' | 'toolCalls' | 'sandbox'>
-  /** Milliseconds of the clock since which it executes, as if it had never waited. */
+  /** The start of execution in milliseconds of the monotonic clock, moved forward by the time the run waited for people. */
   readonly beganAt: number
-  /** Called with the sentence that says which budget has no more. */
+  /** Called with the sentence that names the exhausted budget. */
   onExceeded(sentence: string): void
 }
 
 /**
- * What is held for a run of the credit and the budgets of its tenant. Looked at after each model call and tool call; only a run that
- * costs more than was held at its start asks the database.
+ * The amount held for a run from its tenant's credit and budgets. It is checked after each model call and tool call. Only a run that costs more
+ * than was held at its start queries the database.
  */
 export class Funds {
   readonly #deps: FundsDeps
   readonly #claim: Claim
   readonly #run: Spending
-  /** Microcents. 0: how much is not known here, so that the next look asks. */
+  /** Microcents. 0: this process does not know the amount, so the next check queries the database. */
   #held: number
   #asking = false
-  /** How many calls there were when it was asked last: before the next one there is nothing to ask. */
+  /** How many calls the run had made at the last query. Until the next call there is nothing to query. */
   #asked = 0
 
-  /** `held`: microcents, when this process has started the run. */
+  /** `held`: microcents, given when this process started the run. */
   constructor(deps: FundsDeps, { claim, held = 0 }: Pick<RunOrder, 'claim' | 'held'>, run: Spending) {
     this.#deps = deps
     this.#claim = claim
@@ -49,7 +49,10 @@ export class Funds {
     this.#held = held
   }
 
-  /** A delegated run takes a part of it. Answers what the run has spent itself by now, in cents, which is not for others. */
+  /**
+   * Called when a delegated run takes a part of the hold. Forgets the held amount, and returns what this run itself has spent so far, in cents,
+   * which no child may use.
+   */
   share(): number {
     this.#held = 0
     this.#asked = 0
@@ -74,7 +77,7 @@ export class Funds {
     usage.cutOff(session.profile, task.prompt, ending.status === 'cancelled' || stops.includes(ending.code))
   }
 
-  /** Microcents, as it would be charged for now. */
+  /** Microcents that the run would be charged for if it ended now. */
   get #spent(): number {
     const { usage, beganAt } = this.#run
     const { toolCall = 0, sandboxSecond = 0 } = this.#deps.prices?.services ?? {}
@@ -89,7 +92,7 @@ export class Funds {
       if (typeof held === 'number') this.#held = held
       else this.#run.onExceeded(held.sentence ?? held.message)
     } catch (err) {
-      // The next model call asks again. What this one cost is charged at the end of the run in any case.
+      // The next model call queries again. The end of the run charges what this call cost in any case.
       this.#deps.log.warn({ err, runId }, 'the hold of a run could not be raised yet')
     } finally {
       this.#asking = false

@@ -37,7 +37,7 @@ const RunsConfig = Settings({
       description: 'AGENT_ORC_RUNS_DIR: where runs are written to JSONL files, one for each; none when empty.',
     }),
   ),
-  // Three missed heartbeats are a dead process; with a look every 2 s all its runs are over within 15 s of its death.
+  // Three missed heartbeats mean a dead process. With a sweep every 2 s, all its runs are over within 15 s of its death.
   heartbeat: Duration('4s', 'How often this process renews its lease in the database.'),
   lease: Duration(
     '12s',
@@ -99,7 +99,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       const store = await open(ctx)
       const service = new RunService({
         ...deps,
-        // Chats pay nothing for a list that is empty.
+        // An unrestricted model list is left out, so that chats do not pay for checking it.
         models: deps.models?.restricts ? deps.models : undefined,
         billing: presentBilling(deps.billing),
         store,
@@ -146,7 +146,7 @@ interface StoreOptions {
   readonly config: {
     /** The folder in which runs are written to files as well. */
     readonly dir?: string
-    /** How often the lease of this process is renewed, in milliseconds. */
+    /** How often this process renews its lease, in milliseconds. */
     readonly heartbeat: number
     readonly lease: number
     readonly hungAfter: number
@@ -158,7 +158,7 @@ interface StoreOptions {
   onStop(fn: () => Promise<void>): void
 }
 
-/** The store that the role has: PostgreSQL, or the memory of this process where there is no database. The other is not loaded. */
+/** The store of the role: PostgreSQL, or process memory where there is no database. Only the one in use is loaded. */
 async function openStore({ config, deps, log, onStart, onStop }: StoreOptions): Promise<RunStore> {
   const { dir, heartbeat, lease, hungAfter, sweep } = config
   const database = presentDatabase(deps.database)

@@ -6,32 +6,32 @@ import type { RunStore, StartRun } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
 import type { Task } from '#contracts/runs'
 
-/** What this process knows of one tenant. */
+/** What this process knows about one tenant. */
 interface Share {
-  /** Runs that this process may execute. */
+  /** Slots that the store has granted to this process. */
   held: number
-  /** Runs that it executes, and starts that are under way. */
+  /** Slots in use: runs that execute here, and starts that are under way. */
   used: number
   /** Starts that wait for a slot. */
   waiting: number
-  /** Kept at hand, so that a start costs no round trip. */
+  /** Slots kept in reserve, so that a start costs no round trip to the store. */
   spare: number
   asking: Promise<void> | undefined
-  /** Until then nobody asks the store for more, which has just said that there is none. */
+  /** Milliseconds since the epoch. Until then nobody asks the store for slots, because it has just said that there are none. */
   fullUntil: number
-  /** Bytes of event logs: what all processes have written on `day`, and what this one has since that was read. */
+  /** Bytes of event logs: what all processes wrote on `day`, and what this process has written since that figure was read. */
   logged: number
   day: number
   unsaved: number
-  /** Of the attachments of runs that execute here, and of starts that are under way. */
+  /** Bytes of attachments: of runs that execute here, and of starts that are under way. */
   attachments: number
-  /** Sessions when they were counted last, and those begun here since then. */
+  /** Sessions at the last count, and sessions begun here since then. */
   sessions: number
   begun: number
   countedAt: number
 }
 
-/** A process keeps one in so many of a limit at hand; of a small limit none. */
+/** A process keeps 1/20 of a limit in reserve, rounded down, so of a small limit nothing. */
 const sparePart = 20
 const askAgainMs = 200
 const sweepEveryMs = 10_000
@@ -39,34 +39,34 @@ const countEveryMs = 600_000
 const dayMs = 86_400_000
 const today = (): number => Math.floor(Date.now() / dayMs)
 
-/** What the rows of a run take beside its content: the run, its session, messages, meters and marks, with their index entries. */
+/** Estimated bytes of a run's rows besides its content: run, session, messages, meters and marks, with their index entries. */
 const rowsOfRun = 2_048
-/** As base64, which is how they are held. */
+/** The size of a task's attachments as base64, the form in which they are held. */
 export const attachmentBytesOf = ({ attachments = [] }: Pick<Task, 'attachments'>): number =>
   attachments.reduce((sum, { data }) => sum + (data?.length ?? 0), 0)
 
 type Store = Pick<RunStore, 'holdRuns' | 'countHeld' | 'countLogBytes' | 'countSessions'>
 
 /**
- * What the runs of each tenant may take. Slots are runs that execute: all conductors together never hold more than the limit,
- * because the store keeps the share of each, which it then uses from memory.
+ * Enforces what the runs of each tenant may use. A slot is one executing run. All conductors together never exceed the limit, because the store
+ * records the share of each; a conductor then hands out its share from memory.
  */
 export class RunLimits {
   readonly #store: Store
   readonly #limits: TenantLimits | undefined
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
   readonly #onFree: (tenantId: string) => void
-  /** Bytes of attachments that were admitted for runs which have not begun. */
+  /** Bytes of admitted attachments of runs that have not begun yet. */
   readonly #arriving = new Map<string, number>()
   readonly #shares = new Map<string, Share>()
-  /** Profiles come from memory, and there may be many starts of one. */
+  /** Caches the size of a profile: profiles are shared objects, and there may be many starts of one. */
   readonly #profileBytes = new WeakMap<Profile, number>()
-  /** Limits are another object when they have changed. */
+  /** Caches what runners are sent. A change of limits makes a new `Limits` object, hence a new entry. */
   readonly #onRunners = new WeakMap<Limits, Pick<ExecuteRun, 'limits'>>()
   #timer: NodeJS.Timeout | undefined
   #saving: Promise<void> | undefined
 
-  /** Without limits everything is allowed. `onFree` is called when a slot of a tenant was given back. */
+  /** Undefined limits allow everything. `onFree` is called when a slot of a tenant becomes free. */
   constructor(
     store: Store,
     limits: TenantLimits | undefined,
@@ -79,7 +79,7 @@ export class RunLimits {
     this.#onFree = onFree
   }
 
-  /** True: the caller has a slot, and gives it back. */
+  /** Takes a slot. True: the caller has one and must give it back. */
   take(tenantId: string): boolean | Promise<boolean> {
     if (!this.#limits) return true
     const share = this.#of(tenantId)
@@ -87,7 +87,7 @@ export class RunLimits {
     share.used++
     return true
   }
-  /** For a run that goes on here whatever the limit is. */
+  /** Takes a slot regardless of the limit, for a run that already executes and continues here. */
   force(tenantId: string): void {
     if (this.#limits) this.#of(tenantId).used++
   }
@@ -99,17 +99,17 @@ export class RunLimits {
     if (share.held > share.used + 2 * share.spare) this.#settle(tenantId, share)
     this.#onFree(tenantId)
   }
-  /** Runs that execute: those of other processes with what they keep at hand. */
+  /** The number of executing runs. For other processes it includes the slots that they keep in reserve. */
   async running(tenantId: string): Promise<number> {
     const share = this.#shares.get(tenantId)
     return (await this.#store.countHeld(tenantId)) - (share ? share.held - share.used : 0)
   }
-  /** The store knows this process under another name now, which has no share yet. */
+  /** Called when this process lost its lease. The store now knows it under a new id, which has no share yet. */
   lost(): void {
     for (const share of this.#shares.values()) share.held = 0
   }
 
-  /** Refuses a new session to a tenant that has as many as it may. */
+  /** Refuses a new session when the tenant already has as many as its limit allows. */
   async admitSession(tenantId: string): Promise<void> {
     if (!this.#limits) return
     const share = this.#of(tenantId)
@@ -117,39 +117,39 @@ export class RunLimits {
     const isFull = (): boolean => share.sessions + share.begun >= most
     const age = Date.now() - share.countedAt
     if (isFull() && (share.begun > 0 || age > askAgainMs)) await this.#countSessions(tenantId, share, most)
-    // Behind the start: there may be very many to count.
+    // Count without delaying the start: a tenant may have very many sessions.
     else if (age > countEveryMs) void this.#countSessions(tenantId, share, most).catch(() => {})
     if (isFull()) throw overLimit('sessions', most)
     share.begun++
   }
-  /** Refuses attachments to a tenant whose runs hold as many as they may; a tenant without any may have those of one run. */
+  /** Refuses attachments when the tenant's runs hold as many bytes as its limit allows. A tenant that holds none may always bring those of one run. */
   admitAttachments(tenantId: string, runId: string, bytes: number): void {
     if (!this.#limits || bytes === 0) return
     const { attachmentBytes: most } = this.#limits.of(tenantId)
     const share = this.#of(tenantId)
     if (share.attachments > 0 && share.attachments + bytes > most) throw overLimit('attachmentBytes', most)
-    // A call that is repeated brings the same attachments.
+    // A repeated call brings the same attachments, which are counted already.
     if (this.#arriving.has(tenantKey(tenantId, runId))) return
     this.#arriving.set(tenantKey(tenantId, runId), bytes)
     share.attachments += bytes
   }
-  /** A run with so many bytes of attachments begins. Those that were admitted for it are counted already. */
+  /** Called when a run with this many bytes of attachments begins. Attachments that were admitted for the run are already counted. */
   holdAttachments(tenantId: string, runId: string, bytes: number): void {
     if (!this.#limits || bytes === 0 || this.#arriving.delete(tenantKey(tenantId, runId))) return
     this.#of(tenantId).attachments += bytes
   }
-  /** The run is over. */
+  /** Releases the attachment bytes of a run that is over. */
   giveAttachments(tenantId: string, bytes: number): void {
     if (this.#limits && bytes !== 0) this.#of(tenantId).attachments -= bytes
   }
-  /** What was admitted for a run is held by that run, or by none. */
+  /** Ends the admission of a run's attachments: from now on the run holds them, or nobody does. */
   arrived(tenantId: string, runId: string): void {
     const bytes = this.#arriving.get(tenantKey(tenantId, runId))
     if (bytes === undefined) return
     this.#arriving.delete(tenantKey(tenantId, runId))
     this.giveAttachments(tenantId, bytes)
   }
-  /** What a runner keeps of the tenant's limits. */
+  /** The part of the tenant's limits that a runner enforces. */
   ofRunner(tenantId: string): Pick<ExecuteRun, 'limits'> {
     if (!this.#limits) return {}
     const all = this.#limits.of(tenantId)
@@ -162,13 +162,16 @@ export class RunLimits {
     this.#onRunners.set(all, kept)
     return kept
   }
-  /** Called with the size of what was stored of a run's log. */
+  /** Counts the bytes that were stored of a run's log. */
   logged(tenantId: string, bytes: number): void {
     if (!this.#limits) return
     this.#of(tenantId).unsaved += bytes
     this.#limits.stored.add(tenantId, bytes)
   }
-  /** A run was stored, to be executed now or later. A new session comes with its profile, and a chat has its prompt among its messages, too. */
+  /**
+   * Counts a stored run, whether it executes now or later. A new session also stores its profile, and a chat stores its prompt a second time among
+   * its messages.
+   */
   began(tenantId: string, { task, create }: Pick<StartRun, 'task' | 'create'>): void {
     if (!this.#limits) return
     const { prompt, metadata, chat } = task
@@ -176,23 +179,23 @@ export class RunLimits {
     const more = metadata ? JSON.stringify(metadata).length : 0
     this.#limits.stored.add(tenantId, rowsOfRun + content + more + (create ? this.#bytesOf(create.profile) : 0))
   }
-  /** Called with the size of what was stored of a run beside its log. */
+  /** Counts the bytes that were stored for a run besides its log. */
   stored(tenantId: string, bytes: number): void {
     this.#limits?.stored.add(tenantId, bytes)
   }
-  /** Why the runs of a tenant cannot go on. */
+  /** Why the tenant's runs cannot continue. Undefined: they can. */
   fullOf(tenantId: string): 'log_full' | 'storage_full' | undefined {
     if (this.logIsFull(tenantId)) return 'log_full'
     return this.#limits?.stored.isFull(tenantId) ? 'storage_full' : undefined
   }
-  /** True: the tenant's runs have written as much to their logs today as they may. */
+  /** True: the tenant's runs have reached today's limit of log bytes. */
   logIsFull(tenantId: string): boolean {
     const share = this.#shares.get(tenantId)
     if (!share) return false
     const before = share.day === today() ? share.logged : 0
     return before + share.unsaved >= this.#limits!.of(tenantId).eventLogBytesPerDay
   }
-  /** Refuses a run to a tenant whose runs have written as much today as they may, or of which as much is stored. */
+  /** Refuses a run when the tenant has reached today's limit of log bytes, or its limit of stored bytes. */
   admitWrites(tenantId: string): void {
     this.#limits?.stored.admit(tenantId)
     if (!this.logIsFull(tenantId)) return
@@ -228,7 +231,7 @@ export class RunLimits {
   async #wait(tenantId: string, share: Share): Promise<boolean> {
     share.waiting++
     try {
-      // The answer under way may be to a question from before this caller came.
+      // A request that is already under way may have been sent before this caller came, so ask up to twice.
       for (let asked = 0; asked < 2 && share.used >= share.held && Date.now() >= share.fullUntil; asked++)
         await this.#ask(tenantId, share)
     } finally {
@@ -246,12 +249,12 @@ export class RunLimits {
   async #hold(tenantId: string, share: Share, idle: boolean): Promise<void> {
     const { runningRuns: max } = this.#limits!.of(tenantId)
     share.spare = idle ? 0 : Math.floor(max / sparePart)
-    // Others may come while the answer is on its way: whether there is no more is judged by what was asked.
+    // Callers may arrive during the request, so judge by the number that was asked for whether slots ran out.
     const needed = share.used + share.waiting
     share.held = await this.#store.holdRuns(tenantId, needed + share.spare, max)
     if (share.held < needed) share.fullUntil = Date.now() + askAgainMs
   }
-  /** Gives back what is not needed, behind whatever goes on. What cannot be given back now is at the next sweep. */
+  /** Returns unneeded slots to the store in the background. If that fails, the next sweep tries again. */
   #settle(tenantId: string, share: Share, idle?: boolean): void {
     if (!share.asking) this.#ask(tenantId, share, idle).catch(() => {})
   }
@@ -259,7 +262,7 @@ export class RunLimits {
     this.#saving ??= this.#save().finally(() => (this.#saving = undefined))
     for (const [tenantId, share] of this.#shares) {
       if (share.used > 0 || share.waiting > 0 || share.asking || share.unsaved > 0 || share.attachments > 0) continue
-      // Nobody has needed a slot since the last look: others may.
+      // Nobody has needed a slot since the last sweep, so return the share for other processes to use.
       if (share.held > 0) this.#settle(tenantId, share, true)
       else if (Date.now() > share.countedAt + countEveryMs && !this.logIsFull(tenantId)) this.#shares.delete(tenantId)
     }
@@ -272,7 +275,7 @@ export class RunLimits {
       share.day = today()
       share.unsaved -= unsaved
     }
-    // What could not be counted now is counted with the next.
+    // A failed count is added to the next one.
     const saved = await Promise.allSettled([...this.#shares].map(save))
     const failed = saved.find((one) => one.status === 'rejected')
     if (failed) this.#log.warn({ err: failed.reason }, 'the writes of runs could not be counted yet')

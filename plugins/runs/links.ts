@@ -7,14 +7,14 @@ import { runErrors } from '#contracts/run-errors'
 import { type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import { beginOf } from '#contracts/runs'
 
-/** What an event keeps of a text that is in the object store: characters of its beginning. */
+/** How many characters an event keeps of a text that was moved to the object store. */
 const previewChars = 2_048
 const goneNote = '[The rest of this result is not kept any more.]'
 const newline = Buffer.from('\n')
 
 type RunKey = { readonly tenantId: string; readonly runId: string }
 
-/** What is large of a run goes to the object store before anything of it is passed on, and comes back to whoever cannot do without it. */
+/** Moves a run's large contents to the object store before they are passed on, and brings them back for callers that need them. */
 export class RunLinks {
   readonly #objects: LinkedObjects | undefined
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
@@ -24,7 +24,7 @@ export class RunLinks {
     this.#log = log
   }
 
-  /** The attachments of a task with links in the place of large contents and of uploads. */
+  /** The attachments of a task, in which links replace large contents and uploads. */
   async take({ tenantId, runId }: RunKey, attachments: readonly Attachment[]): Promise<Attachment[]> {
     const objects = this.#objects
     const contents: Content[] = []
@@ -50,7 +50,7 @@ export class RunLinks {
     return carried.map((one) => one())
   }
 
-  /** The run was not begun. What cannot be let go of now goes with a later sweep. */
+  /** Releases the links of a run that was not begun. What cannot be released now is removed by a later sweep. */
   release({ tenantId, runId }: RunKey): void {
     this.#objects?.release(tenantId, runId).catch((err: unknown) => {
       this.#log.warn({ err, runId }, 'the linked objects of a run that did not begin are removed later')
@@ -68,12 +68,15 @@ export class RunLinks {
     return whole
   }
 
-  /** Whether a chunk may hold the result of a tool that is to be linked. */
+  /** Whether a chunk may hold a tool result that has to be moved to the object store. */
   wants(chunk: LogChunk): boolean {
     return this.#objects !== undefined && chunk.lines.length > this.#objects.above
   }
 
-  /** The chunk with the beginnings of large results and links to the whole. It stays as it is where the store does not take them. */
+  /**
+   * The chunk, in which large results are cut to a preview with a link to the whole. If the object store refuses a result, the chunk stays
+   * unchanged.
+   */
   async shorten(run: RunKey, chunk: LogChunk): Promise<LogChunk> {
     const lines: Buffer[] = []
     let changed = false
@@ -86,7 +89,7 @@ export class RunLinks {
     return changed ? { ...chunk, lines: Buffer.concat(lines) } : chunk
   }
 
-  /** What was finished before, with the results of tools as the model got them. One that is gone stays as its event has it. */
+  /** The replay with tool results as the model received them. A result that is gone stays as its event has it, shortened. */
   async whole({ tenantId, runId }: RunKey, replay: Replay): Promise<Replay> {
     if (!replay.some((item) => item.type === 'tool_result' && item.link)) return replay
     const items: Replay = []

@@ -5,12 +5,12 @@ import type { RunStore } from '#contracts/run-store'
 import { isTerminal } from '#contracts/runs'
 
 /**
- * How much a run under way keeps in memory of what is stored already, beside what a reader still lacks. It serves a reader that
- * comes at this moment; a later one reads the store. With thousands of open streams this is most of the memory of each.
+ * How many already stored bytes a live run keeps in memory, beyond what connected readers still lack. They serve a reader that connects now; a
+ * later one reads the store. With thousands of open streams this is most of the memory of each.
  */
 const keptBytes = 4 * 1024
 const mostBytes = 1024 * 1024
-/** The size of the objects around a chunk, which is more than that of a delta. */
+/** Bytes of the objects around a chunk, which exceed the size of a delta. */
 const chunkOverhead = 400
 const weightOf = ({ lines }: LogChunk): number => lines.length + chunkOverhead
 
@@ -24,8 +24,8 @@ export interface Cursor {
 export type Found = LogChunk | 'later' | 'over' | 'stored'
 
 /**
- * The live log of one run: the newest events as they came. What is stored and behind every reader leaves memory; a slow
- * reader goes on from the store.
+ * The live log of one run: its newest events as they arrived. Events that are stored and that every reader has seen leave memory. A slow reader
+ * continues from the store.
  */
 export class RunLog {
   readonly #most: number
@@ -42,11 +42,11 @@ export class RunLog {
   get lastSeq(): number {
     return this.#lastSeq
   }
-  /** Everything up to here is durable. */
+  /** The `seq` up to which all events are durable. */
   get storedSeq(): number {
     return this.#storedSeq
   }
-  /** True when the run was taken from this process: later events are in the store only. */
+  /** True when the run was taken from this process, so that later events are only in the store. */
   get detached(): boolean {
     return this.#state === 'detached'
   }
@@ -54,7 +54,7 @@ export class RunLog {
     this.#held.push(chunk)
     this.#bytes += weightOf(chunk)
     this.#lastSeq = lastSeqOf(chunk)
-    // The terminal event is appended once it is stored, and by whoever has stored it.
+    // Whoever stores the terminal event appends it here, after it is stored.
     if (endsLog(chunk)) this.#state = 'ended'
     this.#trim()
     this.#wake()
@@ -63,7 +63,7 @@ export class RunLog {
     this.#storedSeq = Math.max(this.#storedSeq, seq)
     this.#trim()
   }
-  /** The log begins behind `seq`: what is before is in the store. Before anything is appended. */
+  /** Makes the log begin after `seq`, because earlier events are in the store. Call it before anything is appended. */
   begin(seq: number): void {
     this.#lastSeq = this.#storedSeq = seq
     this.#wake()
@@ -78,7 +78,7 @@ export class RunLog {
   remove(cursor: Cursor): void {
     this.#cursors.delete(cursor)
   }
-  /** What there is behind `seq`. */
+  /** What the log holds after `seq`. */
   read(seq: number): Found {
     const oldest = this.#held[0]?.firstSeq ?? this.#lastSeq + 1
     if (seq + 1 < oldest || this.#state === 'detached') return 'stored'
@@ -86,17 +86,17 @@ export class RunLog {
     const part = chunk && after(chunk, seq)
     return part ?? (this.#state === 'ended' ? 'over' : 'later')
   }
-  /** The event `seq`, while it is held. */
+  /** The event `seq`, if memory still holds it. */
   at(seq: number): Buffer | undefined {
     const chunk = this.#find(seq - 1)
     const part = chunk && chunk.firstSeq <= seq ? after(chunk, seq - 1) : undefined
     return part?.lines.subarray(0, part.lines.indexOf(0x0a) + 1)
   }
-  /** The first held chunk that reaches behind `seq`. */
+  /** The first chunk in memory that reaches past `seq`. */
   #find(seq: number): LogChunk | undefined {
     let low = 0
     let high = this.#held.length
-    // Nearly every reader is at the newest chunk.
+    // Shortcut: nearly every reader is at the newest chunk.
     if (high > 1 && lastSeqOf(this.#held[high - 2]!) <= seq) low = high - 1
     while (low < high) {
       const middle = (low + high) >> 1
@@ -135,16 +135,14 @@ export const runChannel = (runId: string): string => `run:${runId}`
 export interface Logs {
   readonly store: Pick<RunStore, 'readLog' | 'readEnding'>
   readonly kv: Kv
-  /** The log of a run that executes in this process, as of now. */
+  /** The log of the run if it executes in this process at this moment. */
   live(tenantId: string, runId: string): RunLog | undefined
 }
 
 /**
- * The one way to read a run: memory where it executes here, the store where it does not, wake-ups in between. Replays behind
- * `afterSeq`, then follows to the terminal event, which is told in any case: a conductor that was killed may have shown
- * events that it had not stored, so the ending can have a number that the reader is already past.
- *
- * Takes hold of a run under way at once, so that its memory serves a reader that pulls later.
+ * The single way to read a run: from memory where it executes here, otherwise from the store, with wake-ups in between. It replays after `afterSeq`
+ * and follows to the terminal event, which every reader gets: a killed conductor may have shown events that it had not stored, so the ending can
+ * have a `seq` that the reader has already passed. A live run is held from the call on, so that its memory serves a reader that pulls later.
  */
 export function follow(
   logs: Logs,
@@ -156,13 +154,13 @@ export function follow(
   return new Follower(logs, tenantId, runId, afterSeq).read(logs.live(tenantId, runId), signal)
 }
 
-/** One reader: its place in the log, and its sleep while there is nothing behind it. What wakes it while it looks is not missed. */
+/** One reader: its position in the log, and its sleep while there are no new events. A wake-up that arrives while it reads is not lost. */
 class Follower implements Cursor {
   readonly #logs: Logs
   readonly #tenantId: string
   readonly #runId: string
   seq: number
-  /** In memory, or undefined: in the store. */
+  /** The log in memory. Undefined: the reader reads the store. */
   #live: RunLog | undefined
   #woken = false
   #rise: (() => void) | undefined
@@ -187,7 +185,7 @@ class Follower implements Cursor {
     try {
       this.#turnTo(held)
       while (!signal.aborted) {
-        // The run may start to execute here, after it waited or was left by another process.
+        // The run may start to execute here after it was queued or handed over by another process.
         if (!this.#live) this.#turnTo(this.#logs.live(this.#tenantId, this.#runId))
         if (this.#live?.detached) {
           this.seq = await this.#whereItGoesOn(this.#live)
@@ -238,8 +236,8 @@ class Follower implements Cursor {
     log?.add(this)
   }
   /**
-   * A run that was taken from this process goes on behind what was stored of it. A reader may have seen more: it stays where it
-   * is when the one who took the run reads on in the same events, and goes back when they are others.
+   * Where a reader continues when its run was taken from this process. The next owner continues after the stored events, but the reader may have
+   * seen more. The reader keeps its position if the next owner repeats the same events, and goes back to the stored ones if they differ.
    */
   async #whereItGoesOn(log: RunLog): Promise<number> {
     const { storedSeq } = log

@@ -19,28 +19,31 @@ import type { RunLog } from './log.ts'
 import type { RunnerStream } from './runner-stream.ts'
 import type { RunUsage } from './usage.ts'
 
-/** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
+/**
+ * Milliseconds. A killed conductor may lose this much of what its watchers have seen, but never an ending. A model's stream causes ten writes a
+ * second.
+ */
 const flushAfterMs = 100
-/** A write takes this much at least, unless it has waited long enough: a fast stream costs as few of them as it can. */
+/** A write carries at least this many bytes, unless its events have waited long enough, so that a fast stream causes few writes. */
 const flushBytes = 256 * 1024
-/** Beyond this the run stops pulling from its runner: the store is slower than the model. */
+/** Back-pressure: with more unstored bytes the run stops pulling from its runner, because the store is slower than the model. */
 const unstoredBytes = 2 * flushBytes
-/** Between attempts to write. */
+/** Pauses between attempts to write. */
 const waits = { firstMs: 50, factor: 3, longestMs: 2_000 }
 
-/** Writes that fall due within it go together. */
+/** Writes that fall due within this many milliseconds are made together. */
 const tickMs = 25
 
 /**
- * When the recorders of a process write. What falls due at about the same time is written in one turn of the event loop, so that
- * the store can write it together.
+ * Decides when the recorders of a process write. Writes that fall due at about the same time are made in one turn of the event loop, so that the
+ * store can combine them.
  */
 export class FlushClock {
-  /** When each is due; in this order, since all wait equally long. */
+  /** When each write is due. Insertion order is due order, because all writes wait equally long. */
   readonly #due = new Map<() => void, number>()
   #timer: NodeJS.Timeout | undefined
 
-  /** Calls `flush` once, in a tenth of a second or a tick later. */
+  /** Calls `flush` once, after `flushAfterMs` or at most one tick later. */
   add(flush: () => void): void {
     if (this.#due.has(flush)) return
     this.#due.set(flush, performance.now() + flushAfterMs)
@@ -65,7 +68,7 @@ export class FlushClock {
   }
 }
 
-/** A delta is a small part of what a link read at once: kept as it came, it would hold all of that in memory. */
+/** Copies small chunks: a delta is a small part of what a link read at once, and would keep all of that in memory. */
 const owned = (lines: Buffer): Buffer => (lines.length * 4 < lines.buffer.byteLength ? Buffer.from(lines) : lines)
 
 export interface RecorderDeps {
@@ -75,11 +78,11 @@ export interface RecorderDeps {
   readonly limits: Pick<RunLimits, 'logged' | 'stored' | 'ofRunner'>
   /** Wakes watchers in other processes. */
   readonly announce: (claim: Claim) => void
-  /** Aborts when this process ends and must not keep trying. */
+  /** Aborts when this process ends and must stop retrying. */
   readonly givingUp: AbortSignal
 }
 
-/** Stores a run's events in the background; watchers see its end only once it is stored. */
+/** Stores a run's events in the background. Watchers see the run's end only once it is stored. */
 export class Recorder {
   readonly #deps: RecorderDeps
   readonly #claim: Claim
@@ -88,15 +91,15 @@ export class Recorder {
   readonly #patience: Retries
   #pending: LogChunk[] = []
   #bytes = 0
-  /** Of the write under way. */
+  /** Bytes of the write under way. */
   #inFlight = 0
   #flushing: Promise<void> | undefined
   #lost = false
   #hurry = false
-  /** The attempt that begins with what is pending. */
+  /** The attempt that begins with the pending events. */
   #attempt: number | undefined
 
-  /** `onLost` is called once it is known that the claim is another's. */
+  /** `onLost` is called once another process is known to hold the claim. */
   constructor(deps: RecorderDeps, claim: Claim, log: RunLog, onLost: () => void) {
     this.#deps = deps
     this.#claim = claim
@@ -110,8 +113,8 @@ export class Recorder {
   }
 
   /**
-   * Shows events to watchers at once and stores them soon, or as soon as may be. Resolves when there is room for more; mostly
-   * returns undefined.
+   * Shows events to watchers at once and stores them soon, or with `atOnce` as soon as possible. Resolves when there is room for more; mostly
+   * returns undefined, which means that there is.
    */
   add(arrived: LogChunk, atOnce = false): Promise<void> | undefined {
     const chunk = { ...arrived, lines: owned(arrived.lines) }
@@ -122,7 +125,7 @@ export class Recorder {
     this.#schedule()
     return this.#isFull ? this.#room() : undefined
   }
-  /** Takes over what the runner of a stopped run has written since, until it is over in any case. */
+  /** Records what the runner of a stopped run has written since, until `isOver` says that no more will come. */
   async lastWords(stream: RunnerStream, usage: RunUsage, isOver: () => boolean): Promise<void> {
     const { lastSeq } = this.#log
     const { runId } = this.#claim
@@ -138,13 +141,13 @@ export class Recorder {
       this.#deps.log.warn({ err, runId }, 'what a stopped run has used last is not known')
     }
   }
-  /** Stores everything so far; with an attempt, that it begins. False: the claim was lost, or the store is given up. */
+  /** Stores everything so far and, if given, the begin of an attempt. False: the claim was lost, or the store was given up. */
   async flush(attempt?: number): Promise<boolean> {
     this.#attempt = attempt
     while (this.#flushing || (this.#pending.length > 0 && !this.#lost)) await this.#startFlush()
     return !this.#lost
   }
-  /** Takes the run back with everything that was stored of it. False: it could not be, and ends like any other. */
+  /** Discards the run with everything that was stored of it. False: that was not possible, and the run ends like any other. */
   async discard(): Promise<boolean> {
     const { store, log } = this.#deps
     await this.#rest()
@@ -154,7 +157,7 @@ export class Recorder {
       return false
     })
   }
-  /** Stores what is left with the terminal event, in one transaction. False: the claim was lost and nothing was written. */
+  /** Stores the remaining events with the terminal event, in one transaction. False: the claim was lost and nothing was written. */
   async finish(end: Omit<FinishRun, 'claim' | 'tail'>, terminal: LogChunk): Promise<boolean> {
     const { store, announce, limits } = this.#deps
     const claim = this.#claim
@@ -166,7 +169,7 @@ export class Recorder {
     if (!written) return false
     announce(claim)
     limits.logged(claim.tenantId, tail!.lines.length)
-    // The answer is stored once more, with the run or among the messages of its chat.
+    // The answer is stored a second time, with the run or among the messages of its chat.
     limits.stored(claim.tenantId, end.result?.length ?? 0)
     return true
   }
@@ -177,7 +180,7 @@ export class Recorder {
   async #room(): Promise<void> {
     while (!this.#lost && this.#isFull) await this.#startFlush()
   }
-  /** Begins no write, and waits for the one under way. */
+  /** Stops new writes and waits for the one under way. */
   async #rest(): Promise<void> {
     this.#deps.flushes.delete(this.#due)
     while (this.#flushing) await this.#flushing
@@ -225,7 +228,7 @@ export class Recorder {
     this.#deps.flushes.delete(this.#due)
     return chunk
   }
-  /** A failing store either comes back, or the lease of this process expires with it: then it answers false. */
+  /** Retries until the store is back. Otherwise the lease of this process expires, and the write answers false. */
   #persistently(write: () => Promise<boolean>): Promise<boolean> {
     return retry(write, this.#patience).catch(refused)
   }
@@ -234,15 +237,15 @@ export class Recorder {
 const nothing = Promise.resolve()
 const refused = (): boolean => false
 
-/** What is in a chunk. Nothing is read after an ending. */
+/** What a chunk contains. Nothing after an ending is read. */
 interface Read {
   readonly passed: LogChunk | undefined
   readonly ending: Ending | undefined
-  /** It holds a tool call or a result, which must not happen twice. */
+  /** The chunk has a tool call or a result, neither of which may happen twice. */
   readonly tools: boolean
-  /** A tool waits for a run of another profile, for a call of an app or of its own, or for a person: the runner knows which. */
+  /** A tool call waits for a delegated run, for a conductor to call an app or a conductor tool, or for a person. The runner knows which. */
   readonly delegates: boolean
-  /** The agent wrote to the object store: the runner knows what. */
+  /** The agent wrote to the object store. The runner knows what. */
   readonly writes: boolean
 }
 
@@ -252,7 +255,7 @@ const newline = 0x0a
 const bells = waitingStages.map((stage) => Buffer.from(`"stage":"${stage}"`))
 const written = Buffer.from(`"stage":"${writtenStage}"`)
 
-/** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */
+/** Takes in what a runner streams in one attempt. Lines pass unchanged, and only lines that the run must remember are parsed. */
 export class RunnerEvents {
   readonly #runId: string
   readonly #firstSeq: number
@@ -274,7 +277,7 @@ export class RunnerEvents {
     let writes = false
     let ending: Ending | undefined
     while (start < bytes.length) {
-      // There are about twenty deltas for each other line, and nothing of a delta has to be remembered.
+      // There are about twenty deltas per other line, and nothing of a delta must be remembered.
       if (this.#seq > this.#firstSeq && this.#usage.isPastSandbox(this.#seq)) start = this.#skipDeltas(bytes, start)
       if (start === bytes.length) break
       const end = bytes.indexOf(newline, start)
@@ -293,7 +296,7 @@ export class RunnerEvents {
     return { passed, ending, tools, delegates, writes }
   }
 
-  /** Counts the deltas from here on, and answers where the first other line begins. */
+  /** Counts the deltas from `from` on, and returns where the first other line begins. */
   #skipDeltas(bytes: Buffer, from: number): number {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length)
     let start = from
@@ -308,7 +311,7 @@ export class RunnerEvents {
     return start
   }
   #understand(type: EventType, line: Buffer): Ending | undefined {
-    // The first stamp proves that runner and conductor count alike; from then on lines are counted.
+    // The first stamp proves that runner and conductor count alike. Later lines are only counted.
     if (this.#seq === this.#firstSeq && !hasStamp(line, this.#runId, this.#seq)) return endingOf('runner_protocol')
     if (!this.#usage.read(type, line, this.#seq)) return endingOf('runner_protocol')
     if (!isTerminalType(type)) return undefined
@@ -317,7 +320,7 @@ export class RunnerEvents {
     const { text, code, message } = event
     const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
     if (type === 'result') return { status: 'ok', result: textOf(text), line: withEnd }
-    // The log has the whole text; the summary appears in lists, so it is cut.
+    // Cut the message: the log has the whole text, and the summary appears in lists.
     const told = { code: textOf(code, 'runtime').slice(0, maxCode), message: textOf(message).slice(0, maxMessage) }
     return { status: 'error', ...told, line: withEnd }
   }
@@ -325,7 +328,7 @@ export class RunnerEvents {
 
 const deltaHead = '{"type":"assistant",'
 const deltaWords = Array.from({ length: deltaHead.length / 4 }, (_, i) => Buffer.from(deltaHead).readUInt32BE(4 * i))
-/** By hand, a word at a time: a call of `compare` costs more than all the rest of the scan. */
+/** Compares by hand, a word at a time: one call of `compare` costs more than the rest of the scan. */
 function isDelta(view: DataView, start: number): boolean {
   if (start + deltaHead.length > view.byteLength) return false
   for (let i = 0; i < deltaWords.length; i++) if (view.getUint32(start + 4 * i) !== deltaWords[i]) return false

@@ -14,7 +14,7 @@ import type { RunUsage } from './usage.ts'
 
 type Item = Replay[number]
 
-/** How soon a log that cannot be read is tried again. */
+/** Milliseconds until a log that cannot be read is tried again. */
 const retryMs = 500
 
 interface ReplayDeps {
@@ -24,8 +24,8 @@ interface ReplayDeps {
 }
 
 /**
- * Reads the log of a run, trying until it succeeds, and returns what is finished. Undefined: the reading was given up. `usage` is
- * updated with what the log says about it, and what the runs have cost to which it has delegated.
+ * Reads the log of a run, retrying until it succeeds, and returns the finished parts. Undefined: the reading was given up. `usage` is updated with
+ * the usage in the log and with the cost of delegated runs.
  */
 export async function readReplay(
   deps: ReplayDeps,
@@ -49,18 +49,18 @@ export async function readReplay(
     log.warn({ err, runId }, 'the log of a run could not be read; trying again')
     return true
   }
-  // Rejects only when it is given up.
+  // Rejects only when the caller gives up.
   return retry(readOn, { firstMs: retryMs, longestMs: retryMs, signal: givingUp, mayPass }).catch(() => undefined)
 }
 
-/** More than any prompt holds: turns beyond it are left out, the oldest first. */
+/** More than any prompt holds. Beyond it the oldest turns are left out. */
 const mostTurnBytes = 2 * 1024 * 1024
-/** What came with the prompts: as much as one run may bring, twice. */
+/** Bytes that came with the prompts: twice what one run may bring. */
 const mostInputBytes = 12 * 1024 * 1024
 
 /**
- * The conversation of a run whose runtime is restored from the log: what the ends of its earlier runs have committed, newest
- * first until there is enough. Undefined: it has none. With `recall` messages begin with what was recalled for them.
+ * The conversation of a run whose runtime is restored from the log: the committed turns of earlier runs, newest first until there is enough.
+ * Undefined: there are none. With `recall`, messages begin with the memories that were recalled for them.
  */
 export async function readTurns(
   { store, links }: { readonly store: RunStore; readonly links: RunLinks },
@@ -108,18 +108,18 @@ function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun)
 
 type Parsed = Record<string, unknown>
 
-/** Reads from the stored log of a run what the next attempt has to know. */
+/** Reads the stored log of a run for what the next attempt must know. */
 class ReplayReader {
   lastSeq = 0
-  /** The approximate size of the replay. */
+  /** The approximate size of the replay in bytes. */
   bytes = 0
-  /** How often the run went on after it had waited for people. */
+  /** How many times the run resumed after it had waited for people. */
   resumes = 0
   /** The `seq` of the first trailing text: it was cut off and will be generated again. */
   cutFrom: number | undefined
   readonly #isTurn: boolean
   readonly #usage: RunUsage | undefined
-  /** Items before a runtime started the turn again: those that it has not repeated yet are finished all the same. */
+  /** Items from before a runtime restarted the turn. Those that the runtime has not repeated yet count as finished all the same. */
   #earlier: Item[] = []
   #items: Item[] = []
   #text = ''
@@ -151,7 +151,7 @@ class ReplayReader {
     },
   }
 
-  /** `isTurn`: the run is over. Its refused answers are no part of the conversation; the texts before them are. */
+  /** `isTurn`: the run is over. Its refused answers are not part of the conversation, but the texts before them are. */
   constructor({ isTurn = false, usage }: { isTurn?: boolean; usage?: RunUsage | undefined }) {
     this.#isTurn = isTurn
     this.#usage = usage
@@ -195,7 +195,7 @@ class ReplayReader {
     if (stage !== 'retrying' && stage !== 'output_invalid' && stage !== 'repeated') return
     this.#cut()
     const done = this.#items.filter(({ type }) => type !== 'assistant')
-    // The refused text is no part of the answer; the tool calls before it stay.
+    // The refused text is not part of the answer. The tool calls before it stay.
     if (stage === 'output_invalid' && !this.#isTurn) this.#items = done
     if (stage !== 'repeated') return
     this.#earlier = [...this.#earlier, ...done]
@@ -203,7 +203,7 @@ class ReplayReader {
   }
 }
 
-/** The items but for one call of this name and arguments, and its result. */
+/** The items without one call of this name and arguments, and without its result. */
 function without(items: Item[], name: string, given: unknown): Item[] {
   const same = JSON.stringify(given)
   const call = items.find((i) => i.type === 'tool_call' && i.name === name && JSON.stringify(i.arguments) === same)

@@ -38,7 +38,7 @@ const RunListQuery = Type.Composite([
   }),
 ])
 
-/** The same rows for a tenant's own programs: they name no chat, may repeat a request by its key, and read whose session it is. */
+/** The same rows for a tenant's own programs: they name no chat, may repeat a request with its idempotency key, and may see whose session it is. */
 export const publicWire = {
   ...conductorWire,
   start: {
@@ -94,7 +94,7 @@ export function runRoutes(app: App, service: RunService, { guard, rows, idempote
       const run = await service.find(tenantId, params.id)
       if (query.events === false) return { json: run }
       const chunks = service.events(tenantId, run.runId, isTerminal(run.status))
-      // A log that cannot be read is refused with a status, as long as nothing of it was sent.
+      // While nothing of the log was sent, a failed read is answered with an error status.
       return { parts: await awaitFirstChunk(withEvents(run, chunks)) }
     },
     guard,
@@ -194,8 +194,8 @@ function listRoutes(app: App, store: RunStore, guard: Guard): void {
 }
 
 /**
- * Starts a run, and with an `Idempotency-Key` only once: the run's id is kept with the key before anything begins. `replayed`:
- * an earlier request of the same key started it.
+ * Starts a run. With an `Idempotency-Key` it starts at most once, because the run's id is stored with the key before anything begins. `replayed`:
+ * an earlier request with the same key started the run.
  */
 export async function startOnce(
   service: RunService,
@@ -205,7 +205,7 @@ export async function startOnce(
   key: string | undefined,
 ): Promise<{ readonly accepted: RunAccepted; readonly replayed: boolean }> {
   if (key === undefined) return { accepted: await service.start(tenantId, task), replayed: false }
-  // If the key were ignored, a repeated request would start a second run.
+  // Ignoring the key would let a repeated request start a second run.
   if (!idempotency) throw unavailable({ message: 'This server keeps no Idempotency-Keys: it has no database.' })
   const plan = { runId: task.id ?? newId('run') }
   const attempt = await idempotency.begin({ tenantId, scope: `${keyId} runs`, key, body: task, plan })
@@ -216,7 +216,7 @@ export async function startOnce(
     await attempt.end({ status: 202, body: accepted })
     return { accepted, replayed: false }
   } catch (error) {
-    // A refusal began nothing. After any other failure the run may exist: the next request of the key joins it.
+    // A refusal began nothing. After any other failure the run may exist, and the next request with the key joins it.
     const refused = isAppError(error) && error.code !== 'unavailable'
     await (refused ? attempt.forget() : attempt.end())
     throw error
@@ -243,13 +243,13 @@ function linesOfChunks(chunks: AsyncIterable<LogChunk>): AsyncIterable<Buffer> {
 /** Bytes of the log in one part of an answer. */
 const partBytes = 64 * 1024
 
-/** A run and its log as one JSON document: the lines are JSON already, and none is held longer than its part. */
+/** A run and its log as one JSON document. The lines are JSON already, and no line stays in memory longer than its part. */
 async function* withEvents(run: RunSummary, chunks: AsyncIterable<LogChunk>): AsyncGenerator<Buffer> {
   let part: Buffer[] = [Buffer.from(`${JSON.stringify(run).slice(0, -1)},"events":[`)]
   let bytes = 0
   let between = none
   for await (const chunk of chunks) {
-    // A line that is no event would spoil the whole document.
+    // A line that is no event would make the whole document invalid.
     for (const line of linesOf(chunk.lines)) {
       part.push(between, parseLine(line) ? line : noEvent)
       between = comma

@@ -37,26 +37,26 @@ import { budgetOf, RunUsage } from './usage.ts'
 export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps, CallApprovalsDeps {
   /** Undefined: this role has no object store. */
   readonly objectWrites: ObjectWrites | undefined
-  /** Undefined: runs need no money. */
+  /** Undefined: this role has no billing, so runs need no money. */
   readonly billing: Billing | undefined
-  /** Undefined: what runs cost is not known, unless their runtime says so. */
+  /** Undefined: the cost of a run is unknown, unless its runtime reports it. */
   readonly prices: Prices | undefined
-  /** The policy for profiles that name none. */
+  /** The policy for profiles that set none. */
   readonly onCrash: OnCrash
   readonly deadlineGraceMs: number
-  /** How long a stopped runner stream may take to end before the run ends without it. */
+  /** Milliseconds that the stream of a stopped run may take to end, before the run ends without it. */
   readonly windDownMs: number
 }
 
-/** One claimed run, from its accepted event over the streams of its runners to its terminal event and the release of its session. */
+/** One claimed run: from its accepted event, through the streams of its runners, to its terminal event and the release of its session. */
 export class Run {
   readonly claim: Claim
   readonly log = new RunLog()
-  /** Milliseconds of the clock after which the run is stopped as timed out. */
+  /** Milliseconds of the monotonic clock at which the run is stopped as timed out. */
   readonly deadline: number
-  /** Resolves once the runner has taken the run, or with the reason why it never will; never rejects. */
+  /** Resolves to undefined once a runner has taken the run, or to the reason why none ever will. Never rejects. */
   readonly dispatched: Promise<AppError | undefined>
-  /** Resolves to how it was over for this process. Never rejects. */
+  /** Resolves to how this process finished with the run. Never rejects. */
   readonly done: Promise<'ended' | 'left' | 'discarded'>
 
   readonly #deps: RunDeps
@@ -70,17 +70,17 @@ export class Run {
   readonly #funds: Funds | undefined
   /** Undefined until a call waits for people. */
   #approvals: CallApprovals | undefined
-  /** How often it was left until people had decided: the attempts behind that are no retries. */
+  /** How often the run was parked for people's decisions. The attempts after that are not retries. */
   #waits = 0
   /** Undefined until the run delegates. */
   #delegations: Delegations | undefined
   /** Undefined until its agent writes to the object store. */
   #noteWrites: ReturnType<typeof noteWrites> | undefined
   readonly #taken = Promise.withResolvers<AppError | undefined>()
-  /** How the run ends: the first decision stands. */
+  /** How the run ends. The first decision stands. */
   readonly #decided = Promise.withResolvers<Ending>()
   #state: RunState = 'dispatching'
-  /** Why it was stopped. The first reason stands. */
+  /** Why the run was stopped. The first reason stands. */
   #stopped: Stop | undefined
 
   constructor(deps: RunDeps, order: RunOrder) {
@@ -113,23 +113,23 @@ export class Run {
   get state(): RunState {
     return this.#state
   }
-  /** The runner that took the run, as soon as one has. */
+  /** The runner that took the run. Undefined until one has. */
   get runner(): RunnerLink | undefined {
     return this.#stream.runner
   }
-  /** True while its session is being restored, which comes before a runner takes the run. */
+  /** True while the session is being restored, before a runner takes the run. */
   get restoring(): boolean {
     return this.#stream.restoring
   }
-  /** Another conductor may go on with it, whatever becomes of this one. */
+  /** Another conductor may continue this run after this process. */
   get resumes(): boolean {
     return this.#policy.resumes
   }
-  /** Called when its caller is answered that it is accepted: from now on it cannot be taken back. */
+  /** Called when the caller is told that the run is accepted. From then on the run cannot be taken back. */
   announce(): void {
     this.#stream.announced = true
   }
-  /** Ends the run for this reason, unless it ends by itself before. The runner gets a moment to end it first. */
+  /** Ends the run for this reason, unless it ends by itself first. The runner first gets a moment to end the run. */
   stop(why: Stop): void {
     if (this.#stopped || this.#isDecided) return
     this.#stopped = why
@@ -142,21 +142,21 @@ export class Run {
   abandon(): void {
     if (this.#stopped) this.#decided.resolve(this.#stopped)
   }
-  /** The run is not this process's any more: nothing is stored or told from here. Its runner goes on when somebody else may read on. */
+  /** Another process has the run: this process stores and announces nothing more. The runner continues if another reader may follow. */
   leave(): void {
     if (this.#isDecided || !this.#to('left')) return
     this.#abort.abort(this.#policy.resumes ? leaving : undefined)
     this.#leave()
   }
-  /** Leaves the run to whichever conductor takes it, with everything stored. False: it ends here. */
+  /** Stores everything and leaves the run to the next conductor that takes it. False: the run ends here. */
   async handOver(): Promise<boolean> {
     await this.dispatched
     if (this.#isDecided || this.#stopped || !this.#to('left')) return false
-    // Events that its runner sends from now on are for the next reader.
+    // Events that the runner sends from now on are left for the next reader.
     this.#abort.abort(leaving)
     if (await this.#recorder.flush()) {
       await this.#deps.store.handOver(this.claim).catch((err: unknown) => {
-        // Its row still names this process, which ends soon: then a sweep of another one finds the run.
+        // The row still names this process, which ends soon. A sweep of another process then finds the run.
         this.#deps.log.warn({ err, runId: this.claim.runId }, 'a run could not be handed over')
       })
     }
@@ -164,7 +164,7 @@ export class Run {
     return true
   }
 
-  /** People have to decide, and nobody executes it until then. Whoever stopped it just now finds it in the store. */
+  /** The run is parked: nobody executes it until people have decided. A stop that came just now finds the run in the store. */
   #parked(): void {
     const stop = this.#stopped
     const { tenantId, runId } = this.claim
@@ -174,11 +174,11 @@ export class Run {
     this.#leave()
   }
 
-  /** True when the ending is known, or is not this process's to decide: no reason changes it any more. */
+  /** True when the ending is known, or is another process's to decide. No reason changes it any more. */
   get #isDecided(): boolean {
     return this.#state === 'ending' || this.#state === 'refused' || next[this.#state].length === 0
   }
-  /** False: this is no valid transition, because another one came first; nothing has changed. */
+  /** False: another transition came first, so this one is invalid and nothing has changed. */
   #to(state: RunState): boolean {
     const leads = next[this.#state].includes(state)
     if (leads) this.#state = state
@@ -210,7 +210,7 @@ export class Run {
     this.log.append(terminal)
     return 'ended'
   }
-  /** The first event, or where the former owner has left off. False: the store is given up. */
+  /** Writes the first event, or continues where the former owner stopped. False: the store was given up. */
   async #begin(): Promise<boolean> {
     if (this.#order.orphan) {
       const past = await readReplay(this.#deps, this.claim, this.#usage)
@@ -218,11 +218,11 @@ export class Run {
       this.log.begin(past.lastSeq)
       this.#waits = past.resumes
     }
-    // The former owner of an orphan may have died before it had stored this.
+    // The former owner may have died before it stored the accepted event.
     if (this.log.lastSeq === 0) this.#recorder.add(eventOf(this.claim, 1, { type: 'progress', stage: 'accepted' }))
     return true
   }
-  /** All attempts; each but the first goes on behind what is stored of those before it. */
+  /** Executes all attempts. Each attempt after the first continues after the stored events of the earlier ones. */
   async #attempts(): Promise<Ending> {
     const { orphan } = this.#order
     let attempt = orphan?.attempt ?? 1
@@ -249,7 +249,7 @@ export class Run {
       ...budgetOf(this.#order.session.profile, this.#usage, prices),
     }
   }
-  /** Another process had the run: its runner may still execute it. */
+  /** Reads on at the runner that may still execute a run of another process. */
   async #readOn(handedOver: boolean): Promise<Ending> {
     if (this.#stream.waits) this.#children().look(this.#stream.waits)
     const ending = await this.#consume(this.#stream.attach(this.log.lastSeq), this.log.lastSeq + 1)
@@ -261,7 +261,7 @@ export class Run {
   #execute(body: ExecuteRun): Promise<Ending> {
     return this.#consume(this.#stream.execute(body), body.firstSeq)
   }
-  /** One runner's stream to its end. */
+  /** Consumes one runner's stream to its end. */
   async #consume(stream: AsyncIterable<Buffer>, firstSeq: number): Promise<Ending> {
     const { links, objectWrites, log } = this.#deps
     const events = new RunnerEvents(this.claim.runId, firstSeq, this.#usage)
@@ -280,7 +280,7 @@ export class Run {
         }
         const wait = passed && this.#recorder.add(passed, read.tools && this.#policy.resumes)
         if (read.ending) {
-          // A final ending is decided here. A lost attempt may still be followed by another one.
+          // Decide a final ending here. A lost attempt may still be followed by another one.
           if (read.ending.status === 'ok' || !isLost(read.ending.code)) this.#decided.resolve(read.ending)
           return read.ending
         }
@@ -297,13 +297,13 @@ export class Run {
       return endingOf('runner_lost')
     }
   }
-  /** Whoever stops a run pays for the model calls that its sandbox had under way: its runner says what they have used. */
+  /** Whoever stops a run pays for the model calls that its sandbox had under way. The runner reports what they used. */
   async #heard(ending: Ending): Promise<Ending> {
     const stopped = this.#stopped && this.#funds && this.#usage.sandbox
     if (stopped) await this.#recorder.lastWords(this.#stream, this.#usage, () => this.#isDecided)
     return ending
   }
-  /** No runner took the run. If its caller was not answered yet, it is taken back. */
+  /** No runner took the run. If the caller was not answered yet, the run is taken back. */
   async #refused(error: AppError): Promise<Ending> {
     const ending: Ending = { status: 'error', code: error.code, message: error.message }
     if (!beganNothing(error) || this.#stream.announced || this.#policy.waitAfter(1, ending, Infinity) !== undefined)

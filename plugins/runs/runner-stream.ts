@@ -17,29 +17,29 @@ import type { RunLinks } from './links.ts'
 import { mayWait } from './delegations.ts'
 import { readTurns } from './replay.ts'
 
-/** The runner certainly did nothing: another one may be asked. */
+/** The runner certainly did nothing, so another runner may be asked. */
 const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
 
-/** What certainly began nothing, and is not asked again. A runner says first when a tenant would have more than it may. */
+/** Error codes that certainly began nothing and are not retried. A runner refuses with `limit_reached` before it begins anything. */
 const begunNothing: readonly string[] = ['hydration_failed', 'no_runner', limitErrors.limitReached.row.code]
-/** True when certainly nothing of a run was begun anywhere. */
+/** True when this error certainly means that no runner began anything. */
 export const beganNothing = (error: AppError): boolean => tookNothing(error) || begunNothing.includes(error.code)
 
-/** What a runner says to links that it cannot follow; one of an earlier release does not know what they are. */
+/** The answers of a runner that cannot follow links to attachments. A runner of an earlier release does not know links at all. */
 const readsNoLinks = ({ code }: AppError): boolean => code === 'links_unread' || code === 'invalid_request'
 
 /** True when the runner answered and only its sidecar cannot be reached. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>
   code.startsWith('sidecar_') || (isAppError(cause) && cause.code.startsWith('sidecar_'))
 
-/** The runner's claim on a session may outlive ours by the time an aborted stream takes to reach it. */
+/** Milliseconds. The runner's claim on a session may outlive ours by the time that an aborted stream takes to reach the runner. */
 const busyRetryMs = 2_000
-/** How long all runners may be without their sidecars, because these are being restarted. */
+/** Milliseconds that all runners may be without their sidecars, because the sidecars are being restarted. */
 const awayMs = 3_000
-/** How long a run whose caller was told that it is accepted waits for a runner that can take it: nobody else would begin it again. */
+/** Milliseconds that an accepted run waits for a capable runner. Its caller was told that it is accepted, so nobody else would start it again. */
 const announcedMs = 30_000
 const awayRetryMs = 100
-/** How long the runner of a stopped run is listened to: it has ended the run by then. */
+/** Milliseconds for which the runner of a stopped run is listened to. By then the runner has ended the run. */
 const lastWordsMs = 1_000
 
 export interface RunnerStreamDeps {
@@ -53,7 +53,7 @@ export interface RunnerStreamDeps {
   readonly recall: Recall | undefined
 }
 
-/** What placement has to know of a profile: its runtime, its pool, and where its sandboxes are. */
+/** What placement needs of a profile: its runtime, its pool, and the location of its sandboxes. */
 export function placementOf({ runtime, placement, ...profile }: DurableSession['profile']) {
   const substrate = substrateOf(profile)
   return {
@@ -63,16 +63,16 @@ export function placementOf({ runtime, placement, ...profile }: DurableSession['
   }
 }
 
-/** The runners of one run: where an attempt is executed, and where one that is under way is read on. */
+/** The runners of one run: executes an attempt, or reads on at the runner that has one under way. */
 export class RunnerStream {
   readonly #deps: RunnerStreamDeps
   readonly #claim: Claim
   readonly #session: DurableSession
   readonly #placed: RunnerLink | undefined
   readonly #signal: AbortSignal
-  /** The runner that took the run last, as soon as one has. */
+  /** The runner that took the run last. Undefined until one has. */
   runner: RunnerLink | undefined
-  /** The conversation is being brought to a runner. */
+  /** True while the conversation is being brought to a runner. */
   restoring = false
   /** The caller was told that the run is accepted: it cannot be taken back any more. */
   announced: boolean
@@ -91,11 +91,11 @@ export class RunnerStream {
   }
 
   /**
-   * Executes an attempt; tried again, on another runner if need be, only as long as nothing of it was seen. Rejects with an
-   * AppError as long as no runner has taken it.
+   * Executes an attempt. It is retried, on another runner if needed, only while nothing of it was seen. Rejects with an AppError only while no
+   * runner has taken it.
    */
   async *execute(run: ExecuteRun): AsyncGenerator<Buffer> {
-    // The session has no conversation and no runner yet.
+    // The session has neither a conversation nor a runner yet.
     const fresh = run.create !== undefined && (run.attempt ?? 1) === 1
     let body = await this.#withMemories(await this.#withSecrets(run))
     const tried = new Set<string>()
@@ -135,7 +135,7 @@ export class RunnerStream {
     }
   }
 
-  /** Reads on behind what is stored, wherever the run is executed. Ends at once, without a line, when no runner has it. */
+  /** Reads on after the stored events, wherever the run executes. Ends at once, without a line, when no runner has the run. */
   async *attach(afterSeq: number): AsyncGenerator<Buffer> {
     const { tenantId, sessionId, runId, epoch } = this.#claim
     const { runners } = this.#deps
@@ -154,22 +154,22 @@ export class RunnerStream {
     }
   }
 
-  /** What the runner of a run that was stopped has written since, to its end: what its sandbox has used is told there. */
+  /** Reads what the runner of a stopped run has written since, to its end. The usage of the run's sandbox is reported there. */
   async *lastWords(afterSeq: number): AsyncGenerator<Buffer> {
     const { tenantId, sessionId, runId, epoch } = this.#claim
     if (this.runner)
       yield* this.runner.attach(tenantId, { sessionId, runId, afterSeq, epoch }, AbortSignal.timeout(lastWordsMs))
   }
 
-  /** The runner that has the session, if this conductor knows it. */
+  /** The runner that has the session. Undefined: this conductor does not know it. */
   get owner(): RunnerLink | undefined {
     return this.#deps.runners.owner(this.#claim.sessionId, this.#session.runner)
   }
-  /** The runner where tools may wait for a conductor: that they do was told to the one that is gone. */
+  /** The runner at which tool calls may wait for a conductor. Their announcement went to the former conductor, which is gone. */
   get waits(): RunnerLink | undefined {
     return mayWait(this.#session.profile) ? this.owner : undefined
   }
-  /** The runner with the newest conversation; any other one has an old copy, or none. */
+  /** The runner with the newest conversation. Any other runner has an old copy, or none. */
   get #newestAt(): string | undefined {
     return this.#session.runner ?? hashOfSession(this.#session.id)
   }
@@ -182,7 +182,10 @@ export class RunnerStream {
     const stored = restoredFromLog(profile.runtime)
     return runners.home({ sessionId, ...order, ...(runner === undefined ? {} : { runner }), without, stored })
   }
-  /** A runner that was not tried. While there is none, all are asked again: for a moment when they only lack their sidecars, for long when the run is announced. */
+  /**
+   * A runner that was not tried yet. Once all were tried, all are asked again: for `awayMs` when they only lack their sidecars, for `announcedMs`
+   * when the run is announced.
+   */
   async #another(tried: Set<string>, began: number, error?: AppError): Promise<RunnerLink> {
     for (;;) {
       try {
@@ -213,7 +216,7 @@ export class RunnerStream {
       this.restoring = false
     }
   }
-  /** Brings a runner the versions of skills that it lacks: the first session that keeps one pays for it, and later ones do not. */
+  /** Brings a runner the skill versions that it lacks. Only the first session that keeps a version pays for this. */
   async #bringSkills(link: RunnerLink, { detail }: AppError): Promise<void> {
     const { tenantId } = this.#claim
     const { pinnedSkills = [] } = this.#session.profile
@@ -224,7 +227,7 @@ export class RunnerStream {
       await link.putSkill(tenantId, skill)
     }
   }
-  /** What may hold secrets is looked up for each attempt: it may have changed, and is never stored with the run. */
+  /** Secrets are looked up for each attempt, because they may have changed and are never stored with the run. */
   async #withSecrets(body: ExecuteRun): Promise<ExecuteRun> {
     const { mcpServers, egress, apps } = this.#deps
     const { mcpServers: names, egress: entries = [], apps: toolkits = [] } = this.#session.profile
@@ -246,7 +249,7 @@ export class RunnerStream {
       ...(reached ? { egress: reached } : {}),
     }
   }
-  /** The first message of a conversation gets the memories that fit it. The run keeps the message as it was sent. */
+  /** Prefixes the first message of a conversation with the memories that fit it. The run keeps the message as it was sent. */
   async #withMemories(body: ExecuteRun): Promise<ExecuteRun> {
     const { memory, name } = this.#session.profile
     if (!memory?.inject || !body.create || !this.#deps.recall) return body

@@ -23,9 +23,9 @@ interface RunServiceDeps
   readonly drainMs: number
 }
 
-/** A thousand orphans begin over a minute and a half, and sooner when several conductors share them. */
+/** A thousand orphans take a minute and a half to begin, and less when several conductors share them. */
 const adoptedPerSweep = 25
-/** One timer looks after the deadlines of all runs. */
+/** One timer checks the deadlines of all runs, this often. */
 const deadlineTickMs = 250
 
 /** The runs of this process, and access to those of other processes. */
@@ -44,7 +44,7 @@ export class RunService implements Executor {
   readonly #submission: Submission
   readonly #leaveRunners: () => void
   #closing: Promise<void> | undefined
-  /** Whether another conductor takes over what is left to it: asked once, by the first run that has to know. */
+  /** Whether another conductor takes over what is left to it. Asked once, by the first run that needs to know. */
   #others: Promise<boolean> | undefined
   #wheel: NodeJS.Timeout | undefined
 
@@ -55,7 +55,7 @@ export class RunService implements Executor {
       kv.publish([...told].map(runChannel), '')
       told.clear()
     }
-    // What was stored together is told together.
+    // Runs that were stored together are announced together.
     const announce = ({ runId }: Claim): void => {
       if (kv.backend === 'memory') return
       if (told.size === 0) setImmediate(tell)
@@ -90,7 +90,7 @@ export class RunService implements Executor {
     this.#starting.add(start)
     return start.finally(() => this.#starting.delete(start))
   }
-  /** Replays, then follows to the terminal event, which is told in any case. Takes hold of a run under way at once. */
+  /** Replays, then follows to the terminal event, which is always delivered. Holds a live run's log from the call on. */
   follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk> {
     return follow(this.#logs, tenantId, runId, afterSeq, signal)
   }
@@ -103,12 +103,12 @@ export class RunService implements Executor {
   async handleOf(tenantId: string, runId: string): Promise<string> {
     const { sessionId } = await this.find(tenantId, runId)
     const session = await this.#deps.store.findSession(tenantId, sessionId)
-    // An earlier release stored a handle for every runtime.
+    // An earlier release stored a handle for every runtime, also where it has no use.
     return session && !restoredFromLog(session.profile.runtime) ? (session.runtimeSessionId ?? '') : ''
   }
-  /** The events so far, as they are in this instant. `ended`: the caller has seen that the run is over, and its last event is among them. */
+  /** The events up to this instant. `ended`: the caller has seen that the run is over, so its last event is included. */
   async *events(tenantId: string, runId: string, ended: boolean): AsyncIterable<LogChunk> {
-    // The end of a run is in the store before it is in memory.
+    // The end of a run reaches the store before it reaches memory.
     const last = ended ? undefined : this.local(tenantId, runId)?.log.lastSeq
     if (last === undefined) {
       for (let cursor = 0; ;) {
@@ -128,13 +128,13 @@ export class RunService implements Executor {
     if (run) {
       run.stop(endingOf('cancelled'))
       await within(run.done, drainWaitMs)
-      // Whoever has it now is asked as well.
+      // The run was handed over meanwhile, so its new owner is asked as well.
       if ((await Promise.race([run.done, undefined])) !== 'left') return
     }
     const { status } = await this.find(tenantId, runId)
     if (!isTerminal(status)) await this.#cancellation.cancel(tenantId, runId, endingOf('cancelled'))
   }
-  /** Goes on with a run that waited for people, if it still does. Throws when this process takes no runs any more. */
+  /** Resumes a run that waited for people, if it still waits. Throws when this process takes no more runs. */
   async resume(tenantId: string, runId: string): Promise<void> {
     if (this.#closing) throw unavailable({ message: 'This server is stopping.', retryable: true })
     const orphan = await this.#deps.store.resume(tenantId, runId)
@@ -145,22 +145,22 @@ export class RunService implements Executor {
     return this.#cancellation.terminate(tenantId, runId, endingOf('cancelled'))
   }
   /**
-   * Takes nothing new; hands what is under way to another conductor, or lets it end where there is none, for a while.
-   * Until then its readers are served.
+   * Takes nothing new. Hands runs under way to another conductor; where there is none, lets them end, for a limited time. Readers are served until
+   * then.
    */
   drain(): Promise<void> {
     return (this.#closing ??= this.#drain())
   }
-  /** Ends or leaves what `drain` has not, and saves the sessions that rest. */
+  /** Ends or leaves the runs that `drain` has not, and saves idle sessions. */
   async close(): Promise<void> {
     await this.drain()
     for (const run of this.#active.values()) {
-      // Runs that may be continued are left for another conductor.
+      // Leave runs that may be continued to another conductor.
       if (run.resumes) run.leave()
       else run.stop(endingOf('interrupted', 'The server that executed this run was stopped.'))
     }
     const over = this.#over()
-    // A store that cannot be reached cannot be waited for: its sweep ends these runs once this process's lease is over.
+    // Do not wait for a store that cannot be reached: a sweep ends these runs once this process's lease has expired.
     if (!(await within(over, this.#deps.windDownMs + 1_000))) this.#givingUp.abort()
     await over
     this.#leaveRunners()
@@ -186,7 +186,7 @@ export class RunService implements Executor {
     // A conversation that is restored from its log needs no saved state.
     const saver = restoredFromLog(session.profile.runtime) ? undefined : this.#saver
     const waiting = saver?.busy(tenantId, sessionId)
-    // Who starts a run has a slot for it already.
+    // Whoever starts a run already has a slot for it.
     if (order.orphan) this.limits.force(tenantId)
     const attachments = attachmentBytesOf(order.task)
     this.limits.holdAttachments(tenantId, runId, attachments)
@@ -202,7 +202,7 @@ export class RunService implements Executor {
       this.limits.give(tenantId)
       this.limits.giveAttachments(tenantId, attachments)
       const link = run.runner ?? waiting
-      // When the run goes on elsewhere, this runner has only half a turn.
+      // When the run continues elsewhere, this runner has only half a turn, so its state is not saved.
       if (link && how === 'ended') saver?.rest(claim, link)
       if (this.#active.size > 0) return
       clearInterval(this.#wheel)
@@ -231,7 +231,7 @@ export class RunService implements Executor {
         return elapsedMs < timeoutMs && (handedOver || resumes) ? true : orphaned(attempt)
       },
       adopt: (orphan) => void this.begin({ ...orphan, announced: true, orphan }),
-      // Where it cannot be here, the sweep of approvals finds it.
+      // If the run cannot resume here, the sweep of approvals finds it.
       resume: (tenantId, runId) => void this.resume(tenantId, runId).catch(() => {}),
     })
   }
@@ -246,14 +246,14 @@ export class RunService implements Executor {
   #over(): Promise<unknown> {
     return Promise.all([...this.#active.values()].map((run) => run.done))
   }
-  /** Where there is nobody else it goes on here, for as long as it may. */
+  /** Without another conductor the run continues here for as long as it may. */
   async #leaveToOthers(run: Run): Promise<void> {
     this.#others ??= this.#deps.store.retreat().catch(() => false)
     if (await this.#others) await run.handOver()
   }
   async #drain(): Promise<void> {
     const left = [...this.#active.values()].map((run) => this.#leaveToOthers(run))
-    // The runs that they start are left to others as well: waiting for their end would delay the stop for as long as they take.
+    // Runs that these runs start are left to others as well. Waiting for their end would delay the stop.
     const begun = Promise.allSettled([...this.#starting, ...left])
     await within(
       begun.then(() => this.#over()),
@@ -262,7 +262,7 @@ export class RunService implements Executor {
   }
 }
 
-/** The run service for callers in the same kernel: the gateway's view, without a hop. */
+/** The run service for callers in the same kernel: what a gateway sees, without the network. */
 export const createDispatch = (service: RunService): RunDispatch => ({
   async start(tenantId, task, afterSeq, signal) {
     const accepted = await service.start(tenantId, task)

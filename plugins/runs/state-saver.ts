@@ -3,34 +3,34 @@ import { tenantKey } from '#contracts/ids'
 import type { Claim, RunStore } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 
-/** A session is saved when it was idle for this long, so that a lively conversation is not saved after each answer. */
+/** Milliseconds. A session is saved once it was idle for this long, so that a lively conversation is not saved after every answer. */
 const restMs = 1_000
 const concurrency = 4
-/** Sessions waiting to be saved; beyond it the oldest are only as safe as their runner. */
+/** Sessions that wait to be saved. Beyond this number the oldest stay unsaved and depend on their runner. */
 const maxWaiting = 50_000
 
 interface Waiting {
   readonly tenantId: string
   readonly sessionId: string
   readonly link: RunnerLink
-  /** The epoch of the session's last claim. Undefined when this process did not execute the last run: then the store is asked. */
+  /** The epoch of the session's last claim. Undefined: another process executed the last run, so the store is asked. */
   readonly epoch: number | undefined
   readonly due: number
 }
 
-/** Copies the conversations of resting sessions from their runners to the store, behind everything else. */
+/** Copies the conversations of idle sessions from their runners to the store, with lower priority than everything else. */
 export class StateSaver {
   readonly #store: RunStore
   readonly #log: FastifyBaseLogger
   readonly #onGrown: (tenantId: string, bytes: number) => void
   readonly #delayMs: number
-  /** In order of `due`, because every session waits equally long. */
+  /** Insertion order is the order of `due`, because every session waits equally long. */
   readonly #waiting = new Map<string, Waiting>()
   readonly #saving = new Map<string, Promise<void>>()
   #timer: NodeJS.Timeout | undefined
   #draining = false
 
-  /** `onGrown` hears by how many bytes more is stored. */
+  /** `onGrown` is called with the additional bytes that were stored. */
   constructor(
     store: RunStore,
     log: FastifyBaseLogger,
@@ -43,7 +43,7 @@ export class StateSaver {
     this.#delayMs = delayMs
   }
 
-  /** The run of this claim ended, and the session rests on this runner. */
+  /** Called when the run of this claim ended and the session is idle on this runner. */
   rest({ tenantId, sessionId, epoch }: Claim, link: RunnerLink): void {
     const key = tenantKey(tenantId, sessionId)
     this.#waiting.delete(key)
@@ -51,7 +51,10 @@ export class StateSaver {
     if (this.#waiting.size > maxWaiting) this.#waiting.delete(this.#waiting.keys().next().value!)
     if (this.#timer === undefined) this.#pump()
   }
-  /** A run of the session began: what is exported now would be half a turn. Returns the runner it would have been exported from. */
+  /**
+   * Called when a run of the session began, because an export would now contain half a turn. Returns the runner from which the session would have
+   * been exported.
+   */
   busy(tenantId: string, sessionId: string): RunnerLink | undefined {
     const key = tenantKey(tenantId, sessionId)
     const link = this.#waiting.get(key)?.link
@@ -73,7 +76,7 @@ export class StateSaver {
     for (const [key, entry] of later) if (!this.#waiting.has(key)) this.#waiting.set(key, entry)
     this.#pump()
   }
-  /** Saves what waits, now; for a graceful stop. */
+  /** Saves all waiting sessions now, for a graceful stop. */
   async drain(): Promise<void> {
     this.#draining = true
     this.#pump()
@@ -90,7 +93,7 @@ export class StateSaver {
         return
       }
       if (this.#saving.size >= concurrency) return
-      // An older export of the same session is still on its way: it must not arrive after the newer one.
+      // An older export of this session is still on its way. It must not arrive after the newer one.
       if (this.#saving.has(key)) continue
       this.#waiting.delete(key)
       const saved = this.#save(entry).finally(() => {
@@ -102,7 +105,7 @@ export class StateSaver {
   }
   async #save({ tenantId, sessionId, link, epoch }: Waiting): Promise<void> {
     try {
-      // Before the export: a run that comes in between raises it, and the store refuses what is half a turn.
+      // Read the epoch before the export: a run that begins in between raises it, and the store then refuses the half turn.
       const known = epoch ?? (await this.#store.findSession(tenantId, sessionId))?.epoch
       if (known === undefined) return
       const bundle = await link.exportState(tenantId, sessionId)
@@ -110,7 +113,7 @@ export class StateSaver {
       const grown = await this.#store.saveState(tenantId, sessionId, bundle, { runner: link.hash, epoch: known })
       if (grown !== undefined) this.#onGrown(tenantId, grown)
     } catch (err) {
-      // It is tried again after the session's next run; until then the runner still has the conversation.
+      // The export is retried after the session's next run. Until then the runner still has the conversation.
       this.#log.warn({ err, sessionId }, 'the state of a session could not be saved')
     }
   }

@@ -23,15 +23,15 @@ import { FairQueue } from './fair-queue.ts'
 
 const unknownSession = () => runErrors.notFound({ message: 'No such session, or it was shut down.' })
 
-/** How long a start waits to hear that a runner has the run, before it answers that it is accepted. */
+/** Milliseconds that a start waits for a runner to take the run, before it answers that the run is accepted. */
 const takenWaitMs = 2_000
-/** The same while the session is being restored: a failure of that is told with its own status. Specification 4.8, rule 3. */
+/** Milliseconds that a start waits while the session is restored, because a failed restore has its own status. Specification 4.8, rule 3. */
 const restoredWaitMs = 20_000
-/** Attachments of more characters cost milliseconds wherever they are read. */
+/** Attachments of more characters take milliseconds to process, so other work gets a turn in between. */
 const largeChars = 256 * 1024
-/** How many sessions of a tenant are remembered that wait for a slot. */
+/** How many sessions of a tenant that wait for a slot are remembered. */
 const mostHeld = 1_000
-/** A little longer than the end of a run takes. */
+/** Milliseconds, a little more than ending a run takes. */
 const lookAgainMs = 100
 
 export interface SubmissionDeps {
@@ -40,16 +40,16 @@ export interface SubmissionDeps {
   readonly runners: Fleet
   readonly webhooks: Webhooks | undefined
   readonly links: RunLinks
-  /** Undefined: every tenant may have as much as it likes. */
+  /** Undefined: tenants have no limits. */
   readonly tenantLimits: TenantLimits | undefined
-  /** Absent: every tenant may use every model. */
+  /** Undefined: every tenant may use every model. */
   readonly models: ModelAccess | undefined
   /** Undefined: nothing is billed. */
   readonly billing: Billing | undefined
   readonly log: FastifyBaseLogger
 }
 
-/** What became of a start: refused for want of a slot, or what the store says. */
+/** The outcome of a start: refused because the tenant has no free slot, or the store's answer. */
 type Stored = StartOutcome | { readonly kind: 'no_slot' }
 
 /** One call to start a run. */
@@ -59,14 +59,14 @@ interface Asked {
   readonly task: Task
 }
 
-/** Starts runs: at once, or when those before them in the line of their session have ended. */
+/** Starts runs: at once, or when the earlier runs in the queue of their session have ended. */
 export class Submission {
   readonly #deps: SubmissionDeps
   readonly #executor: Executor
   readonly #cancellation: Cancellation
   readonly #schemas = createOutputSchemas()
   readonly #lines = new FairQueue((...session) => this.#lookAt(...session))
-  /** Sessions whose next run has no slot, by tenant. The sweep names them again, so that few need to be remembered. */
+  /** Sessions whose next run has no slot, by tenant. Few need to be remembered, because the sweep finds them again. */
   readonly #held = new Map<string, Set<string>>()
 
   constructor(deps: SubmissionDeps, executor: Executor, cancellation: Cancellation) {
@@ -76,8 +76,8 @@ export class Submission {
   }
 
   /**
-   * Starts a run, and resolves once a runner has it. A run of this id and the same task is a repeated call and is joined; of
-   * another task it is 409 `conflict`. A 503 has begun nothing, and the same call may be made again.
+   * Starts a run, and resolves once a runner has it. A repeated call with this id and the same task joins the run; another task is refused with 409
+   * `conflict`. A 503 has begun nothing, and the same call may be made again.
    */
   async start(tenantId: string, task: Task): Promise<RunAccepted> {
     const { id: runId = newId('run'), sessionId, chat } = task
@@ -101,12 +101,12 @@ export class Submission {
   }
 
   /**
-   * Starts the first run in a session's line if the session is free, and frees the session for an interrupt. Called whenever that
-   * may be possible, by every conductor; the store lets one of them do it.
+   * Starts the first queued run of a session if the session is free, and frees the session for an interrupt. Every conductor calls this whenever it
+   * may be possible, and the store lets one of them do it.
    */
   readonly advance = (tenantId: string, sessionId: string): void => this.#lines.add(tenantId, sessionId)
 
-  /** Called when a tenant may have a slot for a run that waits for one. */
+  /** Called when a tenant may have a slot for a waiting run. */
   goOn(tenantId: string): void {
     const [sessionId] = this.#held.get(tenantId) ?? []
     if (sessionId === undefined) return
@@ -114,7 +114,7 @@ export class Submission {
     this.advance(tenantId, sessionId)
   }
 
-  /** Refuses a task that would only fail when a model is called. */
+  /** Refuses a task that would fail only later, when a model is called. */
   async #check(tenantId: string, runId: string, task: Task): Promise<void> {
     const { attachments = [], responseFormat, webhook, chat } = task
     const bytes = attachmentBytesOf(task)
@@ -124,15 +124,15 @@ export class Submission {
       if ((data === undefined) === (upload === undefined))
         throw runErrors.invalidAttachment({ message: `body/attachments/${i} must have either data or upload.` })
     }
-    // Reading the request and writing it down are tens of milliseconds each: others have a turn in between.
+    // Reading and serializing the request take tens of milliseconds each, so yield to other work in between.
     if (bytes > largeChars) await turn()
     if (responseFormat) await this.#schemas(tenantId, responseFormat.schema)
-    // The webhook of an agent was checked when it was published: a chat must not fail because of it.
+    // The webhook of an agent was checked when the agent was published, and a chat must not fail because of it.
     if (!webhook || chat) return
     if (!this.#deps.webhooks) throw runErrors.webhooksUnavailable()
     this.#deps.webhooks.check(tenantId, webhook.url)
   }
-  /** What is large is in the object store before the run is stored. */
+  /** Moves large attachments to the object store before the run is stored. */
   async #withLinks(asked: Asked, attachments: NonNullable<Task['attachments']>): Promise<Asked> {
     const carried = await this.#deps.links.take(asked, attachments).catch((error: unknown) => {
       this.#deps.links.release(asked)
@@ -140,13 +140,13 @@ export class Submission {
     })
     return { ...asked, task: { ...asked.task, attachments: carried } }
   }
-  /** In a new session, which takes the place of `insteadOf` where the conversation of a chat goes on in it. */
+  /** Starts the run in a new session. The session replaces `insteadOf` when the conversation of a chat continues in it. */
   async #startNew(asked: Asked, insteadOf?: string): Promise<RunAccepted> {
     const { task, tenantId } = asked
     const remembers = task.chat?.continued ?? false
     await this.#executor.limits.admitSession(tenantId)
     let placed = await this.#profileOf(asked)
-    // 32 random bits per runner: a session id that is in use is drawn again.
+    // Session ids have 32 random bits per runner, so an id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
       const { profile, revision } = placed
       const runner =
@@ -154,7 +154,7 @@ export class Submission {
           ? runErrors.conversationEnded()
           : this.#placeOr(asked.tenantId, profile)
       if (runner instanceof Error) {
-        // The refusal may be due to a profile from memory that has changed since.
+        // The cached profile may be outdated and have caused the refusal, so it is read anew.
         placed = await this.#profileOf(asked, true)
         if (placed.revision === revision) throw runner
         continue
@@ -168,7 +168,7 @@ export class Submission {
     }
     throw unavailable({ message: 'No session could be created; try again.', retryable: true })
   }
-  /** In the session of its conversation, or in a new one that is given the conversation when that is gone. */
+  /** Continues in the session of the conversation, or in a new session with that conversation if the old one is gone. */
   async #continueChat(asked: Asked): Promise<RunAccepted> {
     const outcome = await this.#store({ ...asked, sessionId: '' })
     const accepted = this.#begun(asked, outcome)
@@ -197,8 +197,8 @@ export class Submission {
     if (outcome.kind === 'unfunded') throw outcome.why
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
     this.#executor.limits.began(tenantId, asked)
-    // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
-    // and may not have been seen to be over: one more look is sooner than the next sweep.
+    // The session may have become free since it was found busy. A run that was just ending has not seen the queue, and may not have been seen to be
+    // over, so look again before the next sweep would.
     this.advance(tenantId, sessionId)
     setTimeout(this.advance, lookAgainMs, tenantId, sessionId).unref()
     return { runId, sessionId, status: 'queued' }
@@ -211,11 +211,11 @@ export class Submission {
         await this.#cancellation.cancel(tenantId, next.runId, { status: 'cancelled', ...interruptedBy(next.interrupt) })
       }
     } catch (err) {
-      // The sweep of every conductor tries it again.
+      // The next sweep of any conductor tries again.
       this.#deps.log.warn({ err, sessionId }, 'the next run of a session could not be started yet')
     }
   }
-  /** Begins the next run of a session if it has one and there is a slot for it. */
+  /** Begins the next queued run of a session if there is one and the tenant has a slot for it. */
   async #claimNext(tenantId: string, sessionId: string): Promise<NextOutcome> {
     const { limits } = this.#executor
     if (!(await limits.take(tenantId))) {
@@ -240,13 +240,13 @@ export class Submission {
     const sessions = this.#held.get(tenantId)
     if (sessions?.delete(sessionId) && sessions.size === 0) this.#held.delete(tenantId)
   }
-  /** Starts a run in the store, with a slot of its tenant, which goes on to the run that begins. */
+  /** Stores the start of a run with a slot of its tenant. The slot passes to the run that begins. */
   async #store(run: StartRun): Promise<Stored> {
     const { tenantId, runId, task } = run
     const { limits } = this.#executor
     const slot = limits.take(tenantId)
     if (slot !== true && !(await slot)) {
-      // A repeated call joins its run, which needs no slot.
+      // A repeated call joins its run and needs no slot.
       const known = task.id === undefined ? undefined : await this.#deps.store.findRun(tenantId, runId)
       return known ? { kind: 'exists', run: known } : { kind: 'no_slot' }
     }
@@ -261,7 +261,7 @@ export class Submission {
     }
   }
 
-  /** Undefined: no run was started, and the caller has to say why. */
+  /** Undefined: no run was started, and the caller must report why. */
   #begun(asked: Asked, outcome: Stored, more: Partial<RunOrder> = {}): Promise<RunAccepted> | undefined {
     if (outcome.kind === 'started') return this.#taken(this.#executor.begin({ ...outcome, task: asked.task, ...more }))
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)

@@ -4,29 +4,29 @@ import type { Profile } from '#contracts/profiles'
 import type { SandboxUse } from '#contracts/run-store'
 import type { RunBudget } from '#contracts/runner'
 
-/** The most tokens that a single call may report; no real call comes near it. */
+/** The most tokens that one call may report. No real call comes near it. */
 const mostTokens = 1e12
 const mostCents = 1e9
-/** Of a model's name, as profiles may have it. */
+/** The longest name of a model, as in profiles. */
 const mostModelChars = 200
-/** The most tokens of a run: sums stay exact, and meters within PostgreSQL's bigint. */
+/** The most tokens of a run, so that sums stay exact and meters fit PostgreSQL's bigint. */
 const mostTokensOfRun = 1e15
 const mostMicrocentsOfRun = mostCents * microcentsPerCent
-/** What a runner says of tool calls that a worker has not told of. */
+/** How a runner's event marks tool calls that the worker did not report. */
 const unsaid = Buffer.from(`"stage":"${unsaidCallsStage}"`)
 const mostUnsaid = 1_000_000
-/** The most idle seconds that are counted; an idle sandbox is paused long before. */
+/** The most idle seconds that are counted. An idle sandbox is paused long before. */
 const mostIdleSeconds = 7 * 24 * 3_600
 
-/** A count between 0 and `most`: a runtime of another maker may report anything, and a run could not end with a count that cannot be stored. */
+/** Clamps a count to 0 … `most`. A foreign runtime may report anything, and a run whose count cannot be stored could not end. */
 const whole = (value: unknown, most: number): number =>
   typeof value === 'number' && value > 0 ? Math.min(Math.round(value), most) : 0
 const cents = (value: unknown): number | undefined =>
   typeof value === 'number' && value >= 0 ? Math.min(value, mostCents) : undefined
-/** About what a delta has around its text, and about how many characters of it a model counts as one token. */
+/** Approximate bytes of a delta around its text, and approximate characters that a model counts as one token. */
 const bytesAround = 150
 const charsPerToken = 4
-/** When an event was written: what is read again later is priced as it was then. */
+/** When an event was written. A log that is read again later is priced as of that time. */
 const timeOf = (at: unknown): Date | undefined => {
   const time = typeof at === 'string' ? Date.parse(at) : Number.NaN
   return Number.isNaN(time) ? undefined : new Date(time)
@@ -34,8 +34,8 @@ const timeOf = (at: unknown): Date | undefined => {
 const sum = (before = 0, call = 0): number => Math.min(before + call, mostTokensOfRun)
 
 /**
- * What a run has used, in all its attempts, and what it may cost: read from its lines as they stream, or as they were
- * stored. Money is in cents.
+ * What a run has used in all its attempts, and what it may cost. It is read from the run's lines, as they stream or as they were stored. Money is
+ * in cents.
  */
 export class RunUsage {
   toolCalls = 0
@@ -46,20 +46,20 @@ export class RunUsage {
   readonly #limit: number | undefined
   #calls: Usage | undefined
   #last: Usage | undefined
-  /** The cost of the calls whose price is known in whole millionths of a cent, so that many small costs add up exactly. */
+  /** The cost of the calls with a known price, in whole millionths of a cent, so that many small costs add up exactly. */
   #known = 0
   #unpriced: string | undefined
-  /** The cost of each delegated run with all that it has led to, in millionths of a cent; one without a price counts as nothing. */
+  /** The cost of each delegated run including its own children, in millionths of a cent. A run without a price counts as nothing. */
   readonly #delegated = new Map<string, number>()
   readonly #tell: ((cents: number) => void) | undefined
-  /** A model call may be under way, and what has come of its answer. Undefined: no runner has the run yet. */
+  /** Whether a model call may be under way. Undefined: no runner has the run yet. `#answer` counts what arrived of its answer. */
   #calling: boolean | undefined
   #answer = { deltas: 0, bytes: 0 }
   #acceptedAt = Infinity
   #sandboxIsKnown = false
   #sandbox: SandboxUse | undefined
 
-  /** `tell` is called with what it has cost by now, with what it has led to, in cents. */
+  /** `tell` is called with the cost so far in cents, delegated runs included. */
   constructor(
     prices: Pick<Prices, 'costCents'> | undefined,
     limits: readonly (number | undefined)[] = [],
@@ -71,27 +71,27 @@ export class RunUsage {
     this.#limit = given.length === 0 ? undefined : Math.min(...given)
   }
 
-  /** All model calls together, under the last one's model; `costCents` only when every call has a cost. Undefined: none was reported. */
+  /** All model calls together, under the last call's model. `costCents` is set only when every call has a cost. Undefined: no call was reported. */
   get calls(): Usage | undefined {
     return this.#calls
   }
-  /** Undefined: none of its attempts had a sandbox so far. */
+  /** Undefined: no attempt has had a sandbox so far. */
   get sandbox(): SandboxUse | undefined {
     return this.#sandbox
   }
-  /** How much the run may still cost; undefined when there is no limit. */
+  /** Cents that the run may still cost. Undefined: there is no limit. */
   get left(): number | undefined {
     return this.#limit === undefined ? undefined : Math.max(0, this.#limit - this.#spent)
   }
-  /** True when it has cost more than it may. */
+  /** True when the run has cost more than it may. */
   get exceeded(): boolean {
     return this.#limit !== undefined && this.#spent > this.#limit
   }
-  /** What its own model calls have cost, those of unknown price aside. */
+  /** Cents of the run's own model calls. Calls of unknown price are not included. */
   get ownCents(): number {
     return this.#known / microcentsPerCent
   }
-  /** The model of a call whose price is not known. */
+  /** The model of a call without a known price. */
   get unpriced(): string | undefined {
     return this.#unpriced
   }
@@ -99,7 +99,7 @@ export class RunUsage {
     const delegated = this.#delegated.values().reduce((sum, cost) => sum + cost, 0)
     return (delegated + this.#known) / microcentsPerCent
   }
-  /** Takes note of what a run that it delegated to has cost by now, with all that it has led to. Told twice, or late, it counts once. */
+  /** Records what a delegated run has cost so far, its own children included. A repeated or late report counts once. */
   delegated(runId: string, costCents = 0): void {
     const cost = Math.round(costCents * microcentsPerCent)
     if (cost <= (this.#delegated.get(runId) ?? 0)) return
@@ -124,14 +124,14 @@ export class RunUsage {
     return event !== undefined
   }
 
-  /** Takes note of deltas that were not read one by one. */
+  /** Counts deltas that were not read one by one. */
   said(deltas: number, bytes: number): void {
     this.#calling = true
     this.#answer = { deltas: this.#answer.deltas + deltas, bytes: this.#answer.bytes + bytes }
   }
   /**
-   * The run has ended in the middle of a model call, which nobody says the usage of: it counts as what it has taken in and answered by
-   * then, at least. In a sandbox its runner has measured it. `stopped`: the call may not have answered anything yet.
+   * Called when the run ended in the middle of a model call whose usage nobody reports. The call counts as at least its input and its answer so
+   * far. In a sandbox the runner has measured it instead. `stopped`: the call may not have answered anything yet.
    */
   cutOff({ model, instructions }: Pick<Profile, 'model' | 'instructions'>, prompt: string, stopped: boolean): void {
     const { deltas, bytes } = this.#answer
@@ -144,7 +144,7 @@ export class RunUsage {
     this.#add({ inputTokens, outputTokens, model, estimated: true })
   }
 
-  /** Calls are priced one by one, so that a run of two models costs what both cost. A runtime that reports a cost is believed. */
+  /** Each call is priced on its own, so that a run with two models costs the sum of both. A cost that the runtime reports is used as it is. */
   #add(event: Readonly<Record<string, unknown>>): void {
     this.modelCalls++
     this.#calling = false
@@ -176,8 +176,8 @@ export class RunUsage {
     }
   }
   /**
-   * A worker writes events, too, and could lie about its sandbox: so only the line behind the first `runner_accepted` counts, which no
-   * worker can write.
+   * A worker writes events too, and could lie about its sandbox. So only the line after the first `runner_accepted` counts, which no worker can
+   * write.
    */
   #readSandbox(type: EventType | undefined, line: Buffer, seq: number): void {
     this.#sandboxIsKnown = seq > this.#acceptedAt
@@ -189,7 +189,7 @@ export class RunUsage {
   }
 }
 
-/** What a run may still cost, for the runner through which a worker in a sandbox calls its model. Unknown without a price. */
+/** Cents that a run may still cost, for the runner through which a sandboxed worker calls its model. Undefined without a price. */
 export function budgetOf(
   { model, workerMode }: Profile,
   { left }: RunUsage,

@@ -9,8 +9,8 @@ import { createLeaseService, createSessionService, sessionErrors } from './servi
 import { sessionStreamRoutes } from './stream.ts'
 
 /**
- * Sessions as their tenant sees them: list, look at, follow across their runs, end; and what they hold on the runners, sandbox
- * workers and VirtualFS leases. Runs create sessions. Specification 4.7.
+ * Sessions as their tenant sees them: list, read, follow across runs, end, and what they hold on runners (sandbox workers and VirtualFS leases).
+ * Runs create sessions. Specification 4.7.
  */
 export default definePlugin({
   name: 'sessions',

@@ -34,7 +34,7 @@ interface Plane {
   readonly who: { readonly read: string; readonly write: string }
 }
 
-/** The routes that gateways call, too: the same handlers on the public and on the signed listener. */
+/** The routes that gateways call as well: the same handlers on the public and on the signed listener. */
 export function sessionRoutes(app: App, service: SessionService, { guard, who }: Plane): void {
   app.get(
     '/api/sessions/:id',
@@ -183,7 +183,7 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
   )
 }
 
-/** Leases of one read: the runners have told all of them, so only their text is made by and by. */
+/** Leases per portion of a list. The runners have already reported all of them, so only their text is produced in portions. */
 const atOnce = 1_000
 
 const answer = <T>(leases: T[], item: TSchema, request: FastifyRequest, reply: FastifyReply) => {

@@ -6,7 +6,7 @@ import type { RunStore } from '#contracts/run-store'
 import type { Fleet, RunnerLink } from '#contracts/runner'
 import type { Session } from '#contracts/sessions'
 
-/** Strings with spaces are those of specification 4.7. An answer for another tenant's session, too: a caller cannot tell them apart. */
+/** Strings with spaces are those of specification 4.7. Another tenant's session gets the same answer as a missing one. */
 export const sessionErrors = errorTable('sessions', {
   notFound: { status: 404, message: 'No such session.' },
   noSandboxWorker: { code: 'no sandbox worker', status: 404, message: 'This session has no sandbox worker.' },
@@ -30,7 +30,7 @@ export const createSessionService = (store: RunStore, fleet: Fleet, log: Fastify
     const state = isClientId(sessionId) ? await store.shutdownSession(tenantId, sessionId) : undefined
     if (state === undefined) throw sessionErrors.notFound()
     if (state === 'running') throw sessionErrors.sessionBusy()
-    // With this row no run can start in the session again, so a runner that cannot be told only keeps it until it restarts.
+    // Once this row is written no run can start in the session again. A runner that cannot be told keeps the session only until it restarts.
     const runner = (await store.findSession(tenantId, sessionId))?.runner
     await fleet
       .owner(sessionId, runner)
@@ -40,12 +40,12 @@ export const createSessionService = (store: RunStore, fleet: Fleet, log: Fastify
 })
 export type SessionService = ReturnType<typeof createSessionService>
 
-/** How long all runners together may take; one that has not answered by then is left out. Specification 4.7. */
+/** Milliseconds that all runners together may take. A runner that has not answered by then is left out. Specification 4.7. */
 const windowMs = 2_000
 
 /** The sandbox workers and VFS leases of sessions, as the runners report them. */
 export function createLeaseService(store: Pick<RunStore, 'findSession'>, fleet: Fleet, log: FastifyBaseLogger) {
-  /** Asks the runner of a tenant's session. Undefined for an unknown or foreign session, and for a runner that was removed. */
+  /** Asks the runner of a tenant's session. Undefined for an unknown or foreign session, and when the runner was removed. */
   const ask = async <T>(
     tenantId: string,
     sessionId: string,
@@ -81,8 +81,8 @@ export function createLeaseService(store: Pick<RunStore, 'findSession'>, fleet: 
 export type LeaseService = ReturnType<typeof createLeaseService>
 
 /**
- * What the runners name, sorted by session. A session that two runners name, because one of them has an old copy, is shown once: as the
- * runner has it that comes first in the registry.
+ * The runners' entries, sorted by session. If two runners report a session, because one has an old copy, only the entry of the runner that comes
+ * first in the registry is shown.
  */
 function merged<T extends { readonly sessionId: string }>(answers: readonly (readonly T[])[]): T[] {
   const bySession = new Map<string, T>()

@@ -16,19 +16,19 @@ interface Sources {
   readonly kv: Pick<Kv, 'subscribe'>
 }
 
-/** A place in a session: behind event `seq` of its `ordinal`th run. `0.0` is in front of everything. */
+/** A position in a session: after event `seq` of its `ordinal`th run. `0.0` is the beginning. */
 interface Cursor {
   readonly ordinal: number
   readonly seq: number
 }
 
-/** `<ordinal>.<seq>`, as the stream numbers its events. Anything else means from the beginning. */
+/** Parses `<ordinal>.<seq>`, the form in which the stream numbers its events. Any other text means the beginning. */
 function readCursor(text: unknown): Cursor {
   const [, ordinal, seq] = (typeof text === 'string' && /^(\d{1,9})\.(\d{1,9})$/.exec(text)) || []
   return ordinal === undefined ? { ordinal: 0, seq: 0 } : { ordinal: Number(ordinal), seq: Number(seq) }
 }
 
-/** Behind every run: the largest ordinal that PostgreSQL's integer holds. */
+/** An ordinal greater than that of any run: the largest value of PostgreSQL's integer. */
 const lastOrdinal = 2_147_483_647
 
 export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void {
@@ -66,10 +66,10 @@ async function* frames(chunks: ReturnType<typeof followSession>): AsyncGenerator
   }
 }
 
-/** How often a stream between two runs looks for the next one, in case nobody woke it. */
+/** Milliseconds between looks for the next run, in case no wake-up arrives. */
 const lookMs = 2_000
 
-/** The events of a session behind a cursor, run after run, and those to come. Ends behind the last event of a session that was shut down. */
+/** The events of a session after a cursor, run after run, including future ones. Ends after the last event of a session that was shut down. */
 async function* followSession(
   { store, dispatch, kv }: Sources,
   tenantId: string,
@@ -77,7 +77,7 @@ async function* followSession(
   from: Cursor,
   signal: AbortSignal,
 ): AsyncGenerator<{ ordinal: number; chunk: LogChunk }> {
-  // The run of the cursor is read again, from behind the event of the cursor.
+  // The cursor's run is read again, from the event after the cursor.
   let done = Math.max(0, from.ordinal - 1)
   let woken = false
   let resume: (() => void) | undefined
@@ -94,7 +94,7 @@ async function* followSession(
       for (const { runId, ordinal } of found?.runs ?? []) {
         const after = ordinal === from.ordinal ? from.seq : 0
         for await (const chunk of dispatch.follow(tenantId, runId, after, signal)) {
-          // A log repeats its last event to a reader that has it already; this reader does.
+          // A log repeats its last event to a reader that already has it, as this reader does.
           if (lastSeqOf(chunk) !== after) yield { ordinal, chunk }
         }
         if (signal.aborted) return

@@ -5,30 +5,30 @@ import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#
 
 const defaultUrl = 'https://backend.composio.dev'
 
-/** How long one request may take, and how long what may be repeated is tried. */
+/** Milliseconds that one request may take, and milliseconds for which a repeatable request is retried. */
 const requestMs = 50_000
 const patienceMs = 8_000
 
 interface ComposioRequest {
   readonly method: Dispatcher.HttpMethod
-  /** Below `/api`, with the version. */
+  /** The path below `/api`, including the version. */
   readonly path: string
   readonly apiKey: string
   readonly body?: unknown
-  /** The request may be repeated. */
+  /** The request may be sent twice. */
   readonly repeatable: boolean
   readonly signal: AbortSignal
 }
 
-/** Composio's HTTP API, as far as it is used here. */
+/** The part of Composio's HTTP API that is used here. */
 export class ComposioClient {
   readonly #origin: string
   readonly #agent: Agent
 
-  /** Throws for a URL that may not be called. */
+  /** Throws for a URL that must not be called. */
   constructor(baseUrl: string = defaultUrl) {
     const own = baseUrl !== defaultUrl
-    // Hosts that the operator names may be private.
+    // Hosts that the operator names may have private addresses.
     const permits = permittedAddresses[own ? 'network' : 'public']
     const url = outboundUrl(baseUrl, { permits, schemes: own ? ['https', 'http'] : ['https'] })
     if (typeof url === 'string') throw new Error(`apps-composio: baseUrl cannot be used (${url})`)
@@ -39,7 +39,7 @@ export class ComposioClient {
     })
   }
 
-  /** Resolves to any answer below 500. Rejects with `app_unavailable` (502) otherwise, and for a refused key. */
+  /** Resolves to any answer below 500. Otherwise, and when the key is refused, rejects with `app_unavailable` (502). */
   async ask({ method, path, apiKey, body, repeatable, signal }: ComposioRequest): Promise<JsonAnswer> {
     const ask = (): Promise<JsonAnswer> =>
       askJson(this.#agent, {

@@ -24,7 +24,7 @@ const Toolkit = Type.Object(
   { additionalProperties: false },
 )
 
-/** Toolkits of Composio, which keeps the accounts of end users and calls the apps. */
+/** Offers toolkits of Composio, which keeps the accounts of end users and calls the apps. */
 export default definePlugin({
   name: 'apps-composio',
   config: Settings({

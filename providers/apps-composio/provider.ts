@@ -16,26 +16,26 @@ interface OfferedToolkit {
 
 interface ComposioOptions {
   readonly client: ComposioClient
-  /** A key, or `secret://<name>`: then each tenant has a project of its own. */
+  /** A key, or `secret://<name>`, in which case each tenant has its own project. */
   readonly apiKey: string
   readonly secrets: Secrets | undefined
   readonly toolkits: ReadonlyMap<string, OfferedToolkit>
-  /** How long a list of tools is kept. */
+  /** How long a list of tools is cached, in milliseconds. */
   readonly keepMs: number
 }
 
-/** The stored data of an account: Composio keeps its tokens and renews them. */
+/** The stored data of an account. Composio keeps and renews the account's tokens. */
 interface Kept {
   readonly account: string
   readonly userId: string
 }
 
-/** How often an account is checked, to notice that it ended at Composio. */
+/** How often an account is checked, because it may have ended at Composio. */
 const lookSeconds = 15 * 60
-/** Tools of a page, and the most that are read of one toolkit. */
+/** Tools per page, and the most tools that are read of one toolkit. */
 const pageSize = 500
 const mostTools = 2_000
-/** Lists of tools in memory. */
+/** The most lists of tools in memory. */
 const mostLists = 200
 
 interface Listed {
@@ -43,7 +43,7 @@ interface Listed {
   readonly tools: readonly ToolSpec[]
 }
 
-/** Toolkits of Composio, which keeps the accounts; this server stores only their ids. */
+/** Toolkits of Composio. Composio keeps the accounts; this server stores only their ids. */
 export class ComposioProvider implements ToolkitProvider {
   readonly #options: ComposioOptions
   readonly #lists = new Map<string, Listed>()
@@ -62,7 +62,7 @@ export class ComposioProvider implements ToolkitProvider {
       }))
       .toSorted((a, b) => (a.name < b.name ? -1 : 1))
 
-  /** The definitions are Composio's and the same for all accounts, so none is needed. */
+  /** The tool definitions are Composio's and equal for all accounts, so no account is needed. */
   readonly knownTools: NonNullable<ToolkitProvider['knownTools']> = async (tenantId, toolkit) => {
     const apiKey = await this.#keyOf(tenantId)
     const list = await this.#list({ tenantId, toolkit, apiKey, signal: AbortSignal.timeout(20_000) })
@@ -89,7 +89,7 @@ export class ComposioProvider implements ToolkitProvider {
     const path = `/v3/tools/execute/${encodeURIComponent(tool)}`
     const answer = await this.#options.client.ask({ method: 'POST', path, apiKey, body, repeatable: false, signal })
     if (answer.status < 400) return resultOf(answer.body)
-    // The answer is the same for wrong arguments and for an ended account, so the account itself is checked.
+    // Composio answers alike for wrong arguments and for an ended account, so the account itself is checked.
     const lost = await this.#look(apiKey, account, signal)
     return lost ? undefined : refusalOf(answer.body)
   }
@@ -114,7 +114,7 @@ export class ComposioProvider implements ToolkitProvider {
     return { url, keep: JSON.stringify(kept) }
   }
 
-  /** Asks Composio itself for the state of the account, whatever the parameters of the redirect say. */
+  /** Asks Composio for the state of the account, and does not trust the parameters of the redirect. */
   readonly finish: ToolkitProvider['finish'] = async ({ tenantId, signal }, keep) => {
     const lost = await this.#look(await this.#keyOf(tenantId), keptOf(keep).account, signal)
     if (lost) throw appErrors.connectRefused({ message: lost.reason })
@@ -124,7 +124,7 @@ export class ComposioProvider implements ToolkitProvider {
   readonly renew: ToolkitProvider['renew'] = async ({ tenantId, secret, signal }) =>
     (await this.#look(await this.#keyOf(tenantId), keptOf(secret).account, signal)) ?? grantOf(secret)
 
-  /** Revokes the account at the app if Composio can do that, and at Composio in any case. */
+  /** Revokes the account at Composio, and at the app if Composio can do that. */
   readonly revoke: ToolkitProvider['revoke'] = async ({ tenantId, secret, signal }) => {
     const { client } = this.#options
     const apiKey = await this.#keyOf(tenantId)
@@ -147,11 +147,11 @@ export class ComposioProvider implements ToolkitProvider {
     try {
       return (await secrets!.resolve(tenantId, name, 'apps-composio')).value
     } catch (error) {
-      // The tenant wrote it, not the caller.
+      // The tenant wrote the secret's name, not the caller.
       throw isAppError(error) ? unavailable(error.sentence ?? error.code, error) : error
     }
   }
-  /** The first that is enabled of the project whose key it is, unless the operator has said which. */
+  /** The auth configuration that the operator named, otherwise the first one that is enabled in the key's project. */
   async #authConfig(apiKey: string, toolkit: string, signal: AbortSignal): Promise<string> {
     const { authConfig } = this.#offered(toolkit)
     if (authConfig !== undefined) return authConfig
@@ -166,7 +166,7 @@ export class ComposioProvider implements ToolkitProvider {
   async #list(of: Omit<AppCaller, 'secret'> & { readonly apiKey: string }): Promise<Listed> {
     const { keepMs, apiKey: key } = this.#options
     const { tenantId, toolkit, apiKey, signal } = of
-    // With one key for all the definitions are the same for all.
+    // With a single key for all tenants the definitions are shared by all tenants.
     const whose = JSON.stringify([secretOf(key) === undefined ? '' : tenantId, toolkit])
     const known = this.#lists.get(whose)
     if (known && Date.now() - known.at < keepMs) return known
@@ -197,7 +197,7 @@ export class ComposioProvider implements ToolkitProvider {
     }
     return list
   }
-  /** Undefined: the account works. */
+  /** Why the account is lost. Undefined: the account works. */
   async #look(apiKey: string, account: string, signal: AbortSignal): Promise<Lost | undefined> {
     const path = `/v3/connected_accounts/${encodeURIComponent(account)}`
     const { status, body } = await this.#options.client.ask({ method: 'GET', path, apiKey, repeatable: true, signal })
@@ -208,7 +208,7 @@ export class ComposioProvider implements ToolkitProvider {
 }
 
 const lost = (state: Lost['lost'], reason: string): Lost => ({ lost: state, reason })
-/** The meaning of its states here; `ACTIVE` and unknown states do not end an account. */
+/** What Composio's account states mean here. `ACTIVE` and unknown states do not end an account. */
 const states: Readonly<Record<string, Lost | undefined>> = {
   INITIALIZING: lost('failed', 'The account was not connected.'),
   INITIATED: lost('failed', 'The account was not connected.'),
@@ -218,7 +218,7 @@ const states: Readonly<Record<string, Lost | undefined>> = {
   REVOKED: lost('revoked', 'The access to the account was revoked.'),
 }
 
-/** The id of a person at Composio, which is unique among all tenants of this server. Ids of tenants have no colon. */
+/** A person's id at Composio, unique among all tenants of this server because tenant ids contain no colon. */
 const userOf = (tenantId: string, endUserId: string): string =>
   endUserId === '' ? `tenant:${tenantId}` : `user:${tenantId}:${endUserId}`
 
@@ -239,7 +239,7 @@ function specOf(item: unknown): ToolSpec[] {
   return [{ name: slug, description: text, inputSchema: schemaOf(input) }]
 }
 
-/** A JSON Schema of an object, or of late the properties of one, where each says whether it is required. */
+/** Reads a JSON Schema of an object, or Composio's newer form: the properties of one, each of which says whether it is required. */
 function schemaOf(input: unknown): ToolSpec['inputSchema'] {
   if (typeof input !== 'object' || input === null) return { type: 'object' }
   const schema = input as Record<string, unknown>

@@ -1,6 +1,6 @@
 import { defineBillingProvider } from '#contracts/billing'
 
-/** Payments that reach the operator in another way, such as a transfer: the page of a checkout is where an operator confirms it. */
+/** Payments that reach the operator outside this server, such as a transfer. The checkout page is where an operator confirms the payment. */
 export default defineBillingProvider({
   name: 'ledger',
   create: async () => ({

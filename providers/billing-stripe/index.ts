@@ -64,17 +64,17 @@ function stripeProvider(
   const customerOf = async ({ tenantId, customer }: Checkout): Promise<string> => {
     if (customer !== undefined) return customer
     const metadata = { tenant_id: tenantId }
-    // Two concurrent requests create one customer.
+    // The idempotency key makes two concurrent requests create one customer.
     const made = client.customers.create({ name: tenantId, metadata }, { idempotencyKey: `customer-${tenantId}` })
     return (await asked(made)).id
   }
   const signed = (body: Buffer, signature: string | string[] | undefined): Stripe.Event => {
     if (typeof signature !== 'string') throw billingErrors.invalidEvent()
     try {
-      // Also refuses events older than five minutes.
+      // `constructEvent` also refuses events older than five minutes.
       return client.webhooks.constructEvent(body, signature, webhookSecret)
     } catch {
-      // The error of the library has the whole event, and the signature.
+      // The library's error holds the whole event and the signature, so it is not passed on.
       throw billingErrors.invalidEvent()
     }
   }
@@ -95,7 +95,7 @@ function stripeProvider(
               : { quantity: 1, price },
           ],
           metadata,
-          // Refunds name the payment, not the checkout.
+          // Refunds name the payment, not the checkout, so the payment gets the metadata too.
           payment_intent_data: { metadata },
           success_url: back,
           cancel_url: back,
@@ -114,7 +114,8 @@ function stripeProvider(
       const event = signed(body, headers['stripe-signature'])
       if (!isDispute(event)) return eventOf(event)
       const { charge } = event.data.object
-      // A dispute does not name the payment's tenant. While Stripe cannot be reached, it sends the event again later.
+      // A dispute does not name the payment's tenant, so Stripe is asked for the charge. If Stripe cannot be reached now, it sends the event again
+      // later.
       return disputeOf(event, typeof charge === 'string' ? await asked(client.charges.retrieve(charge)) : charge)
     },
     async verify() {
@@ -123,14 +124,14 @@ function stripeProvider(
       } catch (error) {
         const { type } = error as { type?: string }
         if (type === 'StripeAuthenticationError') throw new Error('Stripe does not know STRIPE_SECRET_KEY')
-        // A restricted key may not read the balance; and when Stripe cannot be reached the server still starts.
+        // A restricted key may not read the balance. The server also starts when Stripe cannot be reached.
         if (type !== 'StripePermissionError') warn(error, 'Stripe could not be asked whether it knows its key')
       }
     },
   }
 }
 
-/** Why a call failed, by status and code only: the server's own text may repeat the request, including its key. */
+/** Describes a failed call by status and code only: Stripe's text may repeat the request, including its key. */
 function reasonOf(error: unknown): object {
   const { type, code, statusCode, requestId, detail } = error as Partial<Stripe.errors.StripeError> & {
     readonly detail?: { readonly code?: string }
@@ -140,7 +141,7 @@ function reasonOf(error: unknown): object {
   return { type, code: word(code), status: statusCode, requestId: word(requestId), socket: word(detail?.code) }
 }
 
-/** The credit event of a Stripe event; undefined: none. The payment is the reference, so a repeated event counts once. */
+/** The credit event of a Stripe event. Undefined: there is none. The payment is the reference, so a repeated event counts once. */
 function eventOf(event: Stripe.Event): BillingEvent | undefined {
   switch (event.type) {
     case 'checkout.session.completed':
@@ -174,7 +175,7 @@ function disputeOf({ type, data }: DisputeEvent, { metadata, amount: of }: Strip
   return ids && moved && cents > 0 ? { kind: 'disputed', ...ids, cents, of, reference: id, won } : undefined
 }
 
-/** A session may be complete before the money has arrived: then another event follows. */
+/** A checkout session may be complete before the money has arrived. Another event follows in that case. */
 function paid({
   id,
   payment_status: status,
@@ -186,7 +187,7 @@ function paid({
   return { kind: 'paid', ...ids, cents, reference: id }
 }
 
-/** The metadata that this server sent with the checkout; other payments have none. */
+/** The metadata that this server sent with the checkout. Undefined for other payments. */
 function idsOf(metadata: Stripe.Metadata | null): { tenantId: string; checkoutId: string } | undefined {
   const { tenant_id: tenantId, checkout_id: checkoutId } = metadata ?? {}
   return tenantId === undefined || checkoutId === undefined ? undefined : { tenantId, checkoutId }

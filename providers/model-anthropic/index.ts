@@ -29,7 +29,7 @@ export default defineModelProvider({
   },
 })
 
-// The vendor's own clients take the address without /v1, this package takes it with /v1: one variable serves both.
+// The vendor's own clients expect the address without /v1, this package expects it with /v1. Accepting both lets one variable serve both.
 const versioned = (url: string): string => {
   const base = url.replace(/\/+$/, '')
   return base.endsWith('/v1') ? base : `${base}/v1`

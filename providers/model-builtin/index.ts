@@ -52,7 +52,7 @@ export function demoModel(): DirectModel {
   }
 }
 
-/** How many parts are handed out together. */
+/** How many parts of an answer are returned together. */
 const atOnce = 256
 
 async function doOpen(options: LanguageModelV4CallOptions): Promise<ModelParts> {
@@ -94,7 +94,7 @@ function turn(options: LanguageModelV4CallOptions) {
   return { response, words, finishReason, usage: usage(options, words.length) }
 }
 
-/** An answer in the requested JSON form. Where the form has a text, that still says that the answer comes from rules. */
+/** An answer in the requested JSON form. If the form contains a text, that text still says that the answer comes from rules. */
 function inForm(response: Response, { responseFormat, prompt }: LanguageModelV4CallOptions): Response {
   if (responseFormat?.type !== 'json' || response.calls.length > 0) return response
   const value = sampleOf(responseFormat.schema ?? { type: 'object' }, response.text, lastOf(prompt))
@@ -144,7 +144,7 @@ interface Schema {
   readonly maximum?: number
 }
 
-/** A schema may refer to itself, so nesting is bounded. */
+/** Nesting is bounded, because a schema may refer to itself. */
 const maxDepth = 8
 
 const formats: Readonly<Record<string, string>> = {
@@ -156,7 +156,7 @@ const formats: Readonly<Record<string, string>> = {
   uuid: '00000000-0000-4000-8000-000000000000',
 }
 
-/** A value in the form of a schema: texts are `said`, numbers the first one of the question. */
+/** A value that fits a schema. Texts are `said`, numbers are the first number in the question. */
 function sampleOf(root: unknown, said: string, question: string): unknown {
   const number = Number(/-?\d+(?:\.\d+)?/.exec(question)?.[0] ?? 0)
   const sample = (schema: Schema, depth: number): unknown => {

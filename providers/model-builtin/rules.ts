@@ -13,7 +13,7 @@ const identity =
 
 const say = (text: string): Response => ({ text, calls: [] })
 
-/** What the rules make of a conversation: a text, or tool calls whose results it is asked about next. */
+/** The rules' reaction to a conversation: a text, or tool calls, whose results come with the next call. */
 export function respond(prompt: LanguageModelV4Prompt, tools: Tools): Response {
   const results = resultsOf(prompt)
   if (results.length > 0) return say(withResults(results))
@@ -37,7 +37,7 @@ const asksWho = /\b(who|what)\s+are\s+you\b|\bare you (an? )?(ai|bot|language mo
 
 const nameIn = (text: string): string | undefined => /\bmy name is ([\p{L}\p{N}_'-]{1,64})/iu.exec(text)?.[1]
 
-/** Answers that only need what was said before in this conversation. */
+/** Answers that need only the earlier messages of this conversation. */
 function fromHistory(text: string, before: readonly string[]): string | undefined {
   if (/\b(what('s| is)|do you (know|remember)) my name\b/i.test(text)) {
     const name = before.map(nameIn).findLast((found) => found !== undefined)
@@ -57,7 +57,7 @@ interface Call {
   readonly input: Record<string, string>
 }
 
-/** The tools that a message calls for, as far as the profile has them: one question may ask several things. */
+/** The tools that a message asks for, among those of the profile. One message may ask for several things. */
 function toolsFor(text: string, tools: Tools): Call[] {
   const command = asksShell.exec(text)?.[1]
   if (command !== undefined && has(tools, 'shell')) {
@@ -101,7 +101,7 @@ interface Result {
   readonly text: string
 }
 
-/** The tool results at the end of the conversation: what the model was called again for. */
+/** The tool results at the end of the conversation, because of which the model was called again. */
 function resultsOf(prompt: LanguageModelV4Prompt): Result[] {
   const last = prompt.at(-1)
   if (last?.role !== 'tool') return []
@@ -125,7 +125,7 @@ const intro = (name: string, text: string): string => {
   return `The tool ${name} answered: ${text}`
 }
 
-/** The best pages of a search, in words; another tool of that name may answer in another form, which is passed on. */
+/** The best pages of a search, in words. A result in another form comes from another tool of that name, and is passed on unchanged. */
 function found(text: string): string {
   try {
     const pages = JSON.parse(text) as { title?: unknown; file?: unknown }[]
@@ -137,10 +137,10 @@ function found(text: string): string {
   }
 }
 
-/** The last thing that the user said. */
+/** The user's last message. */
 export const lastOf = (prompt: LanguageModelV4Prompt): string => userTexts(prompt).at(-1) ?? ''
 
-/** What came with the last message; '' when nothing did. */
+/** A description of the last message's attachments; '' when there are none. */
 function filesOf(prompt: LanguageModelV4Prompt): string {
   const last = prompt.findLast(({ role }) => role === 'user')
   const names =
@@ -183,7 +183,7 @@ const shorten = (text: string): string => (text.length > 500 ? `${text.slice(0, 
 
 const number = String.raw`\d+(?:[.,]\d+)*`
 
-/** An arithmetic expression inside a message, in the form `calculate` takes; undefined when there is none. */
+/** An arithmetic expression in a message, in the form that `calculate` accepts. Undefined when there is none. */
 export function arithmeticIn(text: string): string | undefined {
   const percent = new RegExp(String.raw`(${number})\s*(?:%|percent)\s+of\s+(${number})`, 'i').exec(text)
   if (percent) return `${plain(percent[2]!)} * ${plain(percent[1]!)} / 100`
@@ -192,7 +192,7 @@ export function arithmeticIn(text: string): string | undefined {
     .replace(/(?<=\d\)?)\s*(?:divided by|over|÷)\s*(?=[(\d])/gi, ' / ')
     .replace(/(?<=\d\)?)\s+plus\s+(?=[(\d])/gi, ' + ')
     .replace(/(?<=\d\)?)\s+minus\s+(?=[(\d])/gi, ' - ')
-  // At least one operator between two numbers; a date such as 2026-11-21 is not a sum.
+  // At least one operator between two numbers. A date such as 2026-11-21 is not a sum.
   const found = new RegExp(String.raw`[(\s]*-?${number}(?:[\s()]*[-+*/^][\s(]*-?${number})+[\s)]*`)
     .exec(worded)?.[0]
     .trim()

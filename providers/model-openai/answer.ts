@@ -7,22 +7,22 @@ import { type AnswerToolCalls, ChatChunk, createAnswerToolCalls, type Delta } fr
 
 type Part = ModelPart
 
-/** Reads one streamed answer: bytes in, parts of the provider specification out. */
+/** Reads one streamed answer: takes bytes, and returns parts of the provider specification. */
 export interface AnswerReader {
   read(arrived: readonly Uint8Array[]): readonly Part[]
-  /** The parts that remain after the last byte. */
+  /** Returns the parts that remain after the last byte. */
   end(): readonly Part[]
 }
 
 /** An empty line ends a frame. */
 const frameEnd = /\r?\n\r?\n/g
-/** A frame that needs no parser. */
+/** A frame with a single data line needs no parser. */
 const oneLine = /^data: ?([^\r\n]*)$/
 
 const textId = 'txt-0'
 const reasoningId = 'reasoning-0'
 
-/** Makes a reader for each answer; what they share is made once. */
+/** Makes a reader for each answer. Everything that readers share is made once. */
 export function createAnswers(): (warnings: readonly SharedV4Warning[]) => AnswerReader {
   const valid = TypeCompiler.Compile(ChatChunk)
   return (warnings) => new Reader((value) => valid.Check(value), warnings)
@@ -32,7 +32,7 @@ class Reader implements AnswerReader {
   readonly #valid: (value: unknown) => value is ChatChunk
   readonly #decoder = new StringDecoder('utf8')
   readonly #like = new LikeFrames()
-  /** Parses frames that are cut or have several lines. It is made for the first of them: most short answers have none. */
+  /** Parses frames that are cut or have several lines. It is created for the first such frame, because most short answers have none. */
   #parser: EventSourceParser | undefined
   /** True while the parser holds no incomplete frame. */
   #between = true
@@ -57,7 +57,7 @@ class Reader implements AnswerReader {
 
   end(): readonly Part[] {
     const cut = this.#decoder.end()
-    // A last frame without its empty line counts.
+    // A last frame counts even if its empty line is missing.
     if (cut !== '' || !this.#between) this.#hear(`${cut}\n\n`)
     this.#close()
     this.#sort((calls) => calls.end())
@@ -67,8 +67,8 @@ class Reader implements AnswerReader {
   }
 
   /**
-   * Frames that need no parser bypass it. Reading 20,000 deltas costs 4 to 5 ms of CPU so, and 17 to 18 ms when
-   * `eventsource-parser` splits all of them and each is parsed as JSON.
+   * Frames that need no parser bypass it. Reading 20,000 deltas then costs 4 to 5 ms of CPU, compared with 17 to 18 ms when `eventsource-parser`
+   * splits all frames and each is parsed as JSON.
    */
   #hear(read: string): void {
     for (let at = 0; at < read.length;) {
@@ -93,7 +93,7 @@ class Reader implements AnswerReader {
     this.#parser.feed(read)
   }
 
-  /** `whole`: the frame's bytes, that is its one line and the empty line behind it. */
+  /** `whole`: the bytes of a frame that has one line, with the empty line after it. */
   #frame(data: string, whole?: string): void {
     if (data === '[DONE]') return
     let value: unknown
@@ -133,7 +133,7 @@ class Reader implements AnswerReader {
     this.#sort((all) => calls.forEach(all.take))
   }
 
-  /** Runs work on tool calls; pieces that belong to no call make the answer invalid. */
+  /** Runs `work` on the tool calls. Pieces that belong to no call make the answer invalid. */
   #sort(work: (calls: AnswerToolCalls) => void): void {
     if (!this.#calls) return
     try {
@@ -172,7 +172,7 @@ class Reader implements AnswerReader {
     this.#say({ type: 'reasoning-delta', id: reasoningId, delta })
   }
 
-  /** Content in parts: `{type: 'text', text}` and `{type: 'thinking', thinking: [{type: 'text', text}]}`; other parts are ignored. */
+  /** Reads content in parts: `{type: 'text', text}` and `{type: 'thinking', thinking: [{type: 'text', text}]}`. Other parts are ignored. */
   #piece({ type, text, thinking }: { type: string; text?: unknown; thinking?: unknown }): void {
     if (type === 'text' && typeof text === 'string') this.#text(text)
     if (type !== 'thinking' || !Array.isArray(thinking)) return
@@ -189,7 +189,7 @@ class Reader implements AnswerReader {
     this.#open = undefined
   }
 
-  /** Some servers begin with a chunk that has no names yet. */
+  /** Some servers send a first chunk without names. */
   #name({ id, model, created }: ChatChunk): void {
     if (!id && !model && !created) return
     this.#named = true
@@ -233,20 +233,20 @@ function isTextAlone({ choices, usage }: ChatChunk): boolean {
 const isSet = (value: unknown): boolean => value !== null && value !== undefined
 
 /**
- * Frames that differ from one that was read only in their text: parsing each again would be most of what a delta costs. What
- * stands between the same beginning, which ends inside the text's quotes, and the same end, which starts with the closing one,
- * is that text when it is the inside of a JSON string; every other frame is read as a whole.
+ * Recognizes frames that differ from a learned frame only in their text, because parsing each of them would be most of a delta's cost. The learned
+ * beginning ends inside the text's quotes, and the learned end starts with the closing quote. Whatever stands between them is the text if it is the
+ * inside of a JSON string; every other frame is parsed as a whole.
  */
 class LikeFrames {
-  /** Where `take` stopped: behind the last frame that it took. */
+  /** The offset after the last frame that `take` accepted. */
   at = 0
   #begin = ''
   #end = ''
-  /** The bytes between one text and the next. */
+  /** The characters between one text and the next. */
   #between = ''
   #left = lessons
 
-  /** `frame`: one line and the empty line behind it. */
+  /** `frame`: one line and the empty line after it. */
   learn(frame: string, text: string): void {
     if (this.#left-- <= 0) return
     const at = frame.indexOf(contentKey)
@@ -254,13 +254,13 @@ class LikeFrames {
     const begin = frame.slice(0, at + contentKey.length)
     const alone = at >= 0 && frame.indexOf(contentKey, at + 1) < 0
     if (!alone || frame.slice(begin.length, begin.length + inside.length + 1) !== `${inside}"`) return
-    // Copies: V8 keeps the whole string out of which a piece was cut.
+    // Copy the piece, because V8 keeps alive the whole string that a piece was cut from.
     this.#begin = Buffer.from(begin).toString()
     this.#end = Buffer.from(frame.slice(begin.length + inside.length)).toString()
     this.#between = this.#end + begin
   }
 
-  /** The texts of such frames that stand one behind the other in `read`, starting at `from`. */
+  /** The texts of consecutive frames of this kind in `read`, starting at `from`. */
   take(read: string, from: number): string[] {
     const texts: string[] = []
     this.at = from
@@ -270,11 +270,11 @@ class LikeFrames {
       let stop = start
       let code = read.charCodeAt(stop)
       while (code >= 0x20 && code !== quote && code !== backslash) code = read.charCodeAt(++stop)
-      // JSON holds no line break, so the frame ends before the next one.
+      // JSON holds no line break, so the frame ends before the next line break.
       if (code === backslash) stop = read.indexOf('\n', stop) - this.#end.indexOf('\n')
       else if (code !== quote) return texts
       if (stop < start) return texts
-      // A slice and a comparison are faster than `startsWith`, which compares a character at a time.
+      // Slicing and comparing is faster than `startsWith`, which compares a character at a time.
       const goesOn = read.slice(stop, stop + this.#between.length) === this.#between
       if (!goesOn && read.slice(stop, stop + this.#end.length) !== this.#end) return texts
       const inside = read.slice(start, stop)
@@ -290,10 +290,10 @@ class LikeFrames {
 const contentKey = '"content":"'
 const quote = 0x22
 const backslash = 0x5c
-/** How often a frame is learned. A server whose frames always differ in more than their text is parsed from then on. */
+/** How often a frame is learned. A server whose frames always differ in more than their text is parsed normally after that. */
 const lessons = 16
 
-/** The text that the inside of a JSON string stands for; undefined when it is no valid one. */
+/** The text that the inside of a JSON string stands for. Undefined when it is invalid. */
 function unescaped(inside: string): string | undefined {
   try {
     return JSON.parse(`"${inside}"`) as string

@@ -9,19 +9,19 @@ import { isStrictSchema } from '#contracts/strict-schema'
 import { type AnswerReader, createAnswers } from './answer.ts'
 
 interface ChatServer {
-  /** Ends before /chat/completions. */
+  /** The part of the address before /chat/completions. */
   readonly baseUrl: string
   readonly headers: Readonly<Record<string, string>>
   readonly fetch: ModelFetch
   readonly post: ModelPost
 }
 
-/** How much of the body of an error answer is kept. */
+/** How many bytes of an error answer's body are kept. */
 const maxRefusalBytes = 65_536
 
 /**
- * The models of one server. The package makes the requests and reads whole answers; streamed ones are read here, because
- * there each goes through four web streams and each delta through a schema. Measured: docs/adr/0005.
+ * The models of one server. The package makes the requests and reads unstreamed answers. Streamed answers are read here, because in the package
+ * each passes four web streams and each delta a schema. Measured: docs/adr/0005.
  */
 export function createChatModels(server: ChatServer): (modelId: string) => DirectModel {
   const url = `${server.baseUrl.replace(/\/$/, '')}/chat/completions`
@@ -62,10 +62,13 @@ export function createChatModels(server: ChatServer): (modelId: string) => Direc
 const written = (body: object): string =>
   JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } })
 
-/** Base64 of so many characters is put into a request as it is: escaping it letter by letter, of which none has to be, holds everybody up. */
+/**
+ * Base64 of more characters is inserted into the request unescaped. Base64 needs no escaping, and escaping it character by character would block
+ * the event loop.
+ */
 const largeChars = 64 * 1024
 
-/** The large files of one request, with words in their place while it is written as JSON. */
+/** The large files of one request. Placeholders stand for them while the request is serialized as JSON. */
 class LargeFiles {
   readonly #contents: string[] = []
   #mark = ''
@@ -78,7 +81,7 @@ class LargeFiles {
     )
     return { ...options, prompt }
   }
-  /** Undefined: the package has made something else of them than to pass them on. */
+  /** Undefined: the package did not pass the files on unchanged. */
   putInto(json: string): string[] | undefined {
     if (this.#contents.length === 0) return [json]
     const [first, ...rest] = json.split(this.#mark)
@@ -88,7 +91,7 @@ class LargeFiles {
 
   #cut(part: UserPart): UserPart {
     const content = largeOf(part)
-    // Anything but base64 would not stand for itself.
+    // Only base64 can be inserted without escaping.
     if (part.type !== 'file' || content === undefined || !decodeBase64(content)) return part
     this.#contents.push(content)
     return { ...part, data: { type: 'data', data: this.#mark } }
@@ -101,7 +104,7 @@ function largeOf(part: UserPart): string | undefined {
   return typeof data === 'string' && data.length > largeChars ? data : undefined
 }
 
-/** A schema for an answer is marked as strict only where the vendor takes it so. */
+/** Marks an answer's schema as strict only if the vendor accepts it as strict. */
 function marked(options: LanguageModelV4CallOptions): LanguageModelV4CallOptions {
   const { responseFormat, providerOptions } = options
   if (responseFormat?.type !== 'json' || !responseFormat.schema) return options
@@ -155,7 +158,7 @@ function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelP
     async next() {
       while (!over) {
         let arrived: Awaited<ReturnType<ModelAnswer['read']>>
-        // No `catch` on the promise: what waits for the next word of a stream is kept small, thousands of them are open.
+        // No `catch` on the promise: thousands of streams wait for their next word, so what each wait holds is kept small.
         try {
           arrived = await answer.read()
         } catch (cause) {
@@ -171,7 +174,7 @@ function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelP
   }
 }
 
-/** Error codes of broken connections: the same call may work a moment later. */
+/** Error codes of broken connections. The same call may work a moment later. */
 const passing: ReadonlySet<unknown> = new Set([
   'ECONNREFUSED',
   'ECONNRESET',

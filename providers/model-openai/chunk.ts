@@ -17,7 +17,7 @@ type ToolCallDelta = Static<typeof ToolCallDelta>
 
 const count = maybe(Type.Number())
 
-/** The fields that are read of a chunk. Servers may add others; a value of another type in one of these makes the chunk invalid. */
+/** The fields of a chunk that are read. Servers may add others; a value of a wrong type in one of these makes the chunk invalid. */
 export const ChatChunk = Type.Object({
   id: maybe(Type.String()),
   model: maybe(Type.String()),
@@ -28,7 +28,7 @@ export const ChatChunk = Type.Object({
         Type.Object({
           // A text, or a list of parts: some servers send their thoughts as parts between texts.
           content: maybe(Type.Union([Type.String(), Type.Array(Type.Object({ type: Type.String() }))])),
-          // Some servers send something else than a text here when nothing was refused.
+          // Some servers send a value other than text here when nothing was refused.
           refusal: Type.Optional(Type.Unknown()),
           reasoning_content: maybe(Type.String()),
           reasoning: maybe(Type.String()),
@@ -50,13 +50,13 @@ export const ChatChunk = Type.Object({
 export type ChatChunk = Static<typeof ChatChunk>
 export type Delta = NonNullable<ChatChunk['choices'][number]['delta']>
 
-/** The tool calls of one answer. Complete at its end only: arguments that parse may still be the beginning of longer ones. */
+/** The tool calls of one answer. They are complete only at its end: arguments that parse may still be the beginning of longer ones. */
 export interface AnswerToolCalls {
   take(delta: ToolCallDelta): void
   end(): void
 }
 
-/** The package assigns the pieces to their calls, but it needs the name of a call with the first piece. */
+/** The package assigns pieces to calls, but needs the name of a call together with its first piece. */
 export function createAnswerToolCalls(say: (part: LanguageModelV4StreamPart) => void): AnswerToolCalls {
   const tracker = new StreamingToolCallTracker<ToolCallDelta>(
     { enqueue: (part) => part && say(part) },
@@ -70,7 +70,7 @@ export function createAnswerToolCalls(say: (part: LanguageModelV4StreamPart) => 
     },
   )
   const named = new Set<number>()
-  /** Calls whose name is not known yet, by index. */
+  /** Calls whose name has not arrived yet, by index. */
   const nameless = new Map<number, ToolCallDelta>()
   return {
     take(delta) {

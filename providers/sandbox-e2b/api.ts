@@ -1,11 +1,11 @@
 import type { ApiClient, components } from 'e2b'
 import { askPatiently, type JsonAnswer, NoAnswer, neverConnected } from '#kit'
 
-/** Creating and resuming wait for a machine: a minute, like E2B's own clients. */
+/** Milliseconds. Creating and resuming wait for a machine, so a request gets a minute, as in E2B's own clients. */
 const requestMs = 60_000
-/** How long a temporary failure of one call is retried. */
+/** Milliseconds for which a temporary failure of one call is retried. */
 const patienceMs = 30_000
-/** The longest page of E2B. */
+/** The largest page that E2B returns. */
 const pageSize = 100
 
 type Schemas = components['schemas']
@@ -14,7 +14,7 @@ export type NewSandbox = Schemas['NewSandbox']
 export type StartedSandbox = Schemas['Sandbox']
 export type SandboxDetail = Schemas['SandboxDetail']
 
-/** One request of E2B's client: it resolves with what was answered, whatever that is. */
+/** One request of E2B's client. It resolves to E2B's answer, including error answers. */
 type Ask<T> = (
   rest: ApiClient['api'],
   signal: AbortSignal,
@@ -26,9 +26,9 @@ interface CallOptions {
 }
 
 /**
- * E2B's REST API by the client of its package, as far as it is used here. That client tries nothing again, and its `Sandbox`
- * tells a failure of E2B from one of a proxy only by its text; so the requests are made here. Rejects with `E2bError` for what E2B
- * refuses and `NoAnswer` when it cannot be reached.
+ * The part of E2B's REST API that is used here, called through the client of E2B's package. The package's `Sandbox` class is not used: it never
+ * retries, and it tells a failure of E2B from one of a proxy only by its text. Rejects with `E2bError` when E2B refuses, and with `NoAnswer` when
+ * E2B cannot be reached.
  */
 export class E2bApi {
   readonly #rest: ApiClient['api']
@@ -39,7 +39,7 @@ export class E2bApi {
     this.#stopping = stopping
   }
 
-  /** One attempt, except when E2B certainly refused to start: a lost request may have been carried out. */
+  /** One attempt, unless E2B certainly refused to start a sandbox: a lost request may have been carried out. */
   create(body: NewSandbox): Promise<StartedSandbox> {
     return this.#call((rest, signal) => rest.POST('/sandboxes', { body, signal }), { repeatable: false })
   }
@@ -50,9 +50,9 @@ export class E2bApi {
     return this.#call(ask, { signal })
   }
 
-  /** Ids of sandboxes, running and paused, that have all of these labels. */
+  /** The ids of running and paused sandboxes that have all of these labels. */
   async find(labels: Readonly<Record<string, string>>): Promise<string[]> {
-    // Encoded here, and once more as a part of the URL.
+    // E2B expects the labels encoded by themselves, and once more as part of the URL.
     const pairs = Object.entries(labels).map((pair) => pair.map(encodeURIComponent) as [string, string])
     const query = { metadata: new URLSearchParams(pairs).toString(), state: states, limit: pageSize }
     const found: string[] = []
@@ -71,7 +71,7 @@ export class E2bApi {
     return found
   }
 
-  /** Resumes a paused sandbox; extends the time of a running one. */
+  /** Resumes a paused sandbox, or extends the time of a running one. */
   connect(sandboxID: string, timeout: number): Promise<StartedSandbox> {
     const options = { params: { path: { sandboxID } }, body: { timeout } }
     return this.#call((rest, signal) => rest.POST('/sandboxes/{sandboxID}/connect', { ...options, signal }))
@@ -119,7 +119,7 @@ const states: Schemas['SandboxState'][] = ['running', 'paused']
 /** E2B refused the request. Its text is only for the log and never leaves the runner unchanged. */
 export class E2bError extends Error {
   readonly status: number
-  /** What E2B itself says, unlike a proxy in front of it. */
+  /** True when the message comes from E2B itself, not from a proxy in front of it. */
   readonly itsOwn: boolean
   constructor({ status, body }: JsonAnswer) {
     const { code, message } = (body ?? {}) as { readonly code?: unknown; readonly message?: unknown }

@@ -9,7 +9,7 @@ const e2bEventErrors = errorTable('sandbox-e2b-events', {
   signatureInvalid: { status: 401, message: 'The signature of this delivery is missing or wrong.' },
 })
 
-/** A delivery as E2B documents it; of its fields only these matter here. */
+/** A delivery as E2B documents it, reduced to the fields that are read here. */
 const Delivery = Type.Object({
   type: Type.String(),
   sandboxId: Type.Optional(Type.String()),
@@ -17,7 +17,7 @@ const Delivery = Type.Object({
 
 const sandboxIdForm = /^[A-Za-z0-9_-]{1,128}$/
 
-/** Reads E2B's lifecycle webhooks about sandboxes, in the conductor. */
+/** Reads E2B's lifecycle webhooks about sandboxes. Runs in the conductor. */
 export default definePlugin({
   name: 'sandbox-e2b-events',
   config: Settings({
@@ -45,12 +45,12 @@ export default definePlugin({
   },
 })
 
-/** E2B's own form: a digest of the secret and the bytes, in base64url without padding. */
+/** Checks E2B's own form of signature: a digest of secret and bytes, in base64url without padding. */
 function isSigned({ headers, body }: SandboxDelivery, secret: string): boolean {
   const given = headers['e2b-signature']
   if (typeof given !== 'string') return false
   const expected = createHash('sha256').update(secret).update(body).digest('base64url')
-  // Digests again, because only what is as long can be compared in constant time.
+  // Compare digests, because a comparison in constant time needs equal lengths.
   const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
   return timingSafeEqual(digest(given), digest(expected))
 }

@@ -33,7 +33,7 @@ export default defineSandboxProvider({
         cause,
       })
     })
-    // The package would otherwise read these from the environment of this process.
+    // Pass these explicitly, because the package would otherwise read them from the environment of this process.
     const connection = {
       apiKey,
       validateApiKey: false,

@@ -21,30 +21,30 @@ import {
 } from './api.ts'
 import type { WorkerProcesses } from './worker-process.ts'
 
-/** How long a change of a sandbox's state may take. */
+/** How long, in milliseconds, to wait while a sandbox changes its state. */
 const settling = { firstMs: 500, longestMs: 500, withinMs: 60_000 }
 
 interface E2bProviderOptions {
   readonly api: E2bApi
   readonly workers: WorkerProcesses
   readonly rules: OrderRules
-  /** Of the user that templates run as. */
+  /** The home folder of the user that templates run as. */
   readonly home: string
   readonly log: FastifyBaseLogger
 }
 
-/** Sandboxes of E2B: a virtual machine for each worker. */
+/** Sandboxes of E2B: one virtual machine per worker. */
 export class E2bProvider implements SandboxProvider {
   readonly contract = 'sandbox/1'
   readonly #options: E2bProviderOptions
-  /** Running sandboxes of this process, whose timeout it extends. */
+  /** Running sandboxes whose timeout this process extends. */
   readonly #awake = new Map<string, StartedSandbox>()
 
   readonly #timer: NodeJS.Timeout
 
   constructor(options: E2bProviderOptions) {
     this.#options = options
-    // Two may fail before the time is over. When this process dies, E2B pauses them at their time.
+    // Two extensions may fail before the timeout. When this process dies, E2B pauses its sandboxes at their timeout.
     const everyMs = (options.rules.timeoutSeconds * 1_000) / 3
     this.#timer = setInterval(() => this.#awake.forEach((_, id) => void this.#extend(id)), everyMs).unref()
   }
@@ -57,7 +57,7 @@ export class E2bProvider implements SandboxProvider {
     signal.throwIfAborted()
     const { api, rules, workers, log } = this.#options
     const wanted = newSandbox(order, rules)
-    // Without the signal: a started sandbox must be known, or it could not be ended.
+    // Called without the signal: an unknown started sandbox could never be ended.
     const sandbox = await createOnce(api, wanted).catch((error: unknown) => {
       throw this.#refusal(error, wanted.templateID)
     })
@@ -88,9 +88,9 @@ export class E2bProvider implements SandboxProvider {
     const sandbox = this.#awake.get(sandboxId)
     // The agent inside does not answer, but the machine runs.
     if (!sandbox || (await workers.isRunning(sandbox, signal).catch(() => true))) return 'running'
-    // It may have been paused or restarted meanwhile.
+    // The sandbox may have been paused or restarted in the meantime.
     if (this.#awake.get(sandboxId) !== sandbox) return this.status(sandboxId, signal)
-    // E2B would keep the machine, and bill it.
+    // Destroy the sandbox, because E2B would otherwise keep and bill the machine.
     await this.destroy(sandboxId)
     return 'gone'
   }
@@ -101,7 +101,7 @@ export class E2bProvider implements SandboxProvider {
       try {
         await this.#options.api.pause(sandboxId)
       } catch (error) {
-        // Paused already, which is a conflict for E2B.
+        // For E2B, pausing a paused sandbox is a conflict. It counts as success here.
         if (!isConflict(error) || (await this.status(sandboxId)) !== 'paused') throw error
       }
     })
@@ -111,7 +111,7 @@ export class E2bProvider implements SandboxProvider {
     const { api, rules, workers } = this.#options
     this.#awake.delete(sandboxId)
     const sandbox = await this.#whenSettled(sandboxId, () => api.connect(sandboxId, rules.timeoutSeconds))
-    // The worker woke with its memory, and with the token it was started with, which may be too old by now.
+    // The worker woke with its memory, so its token may be outdated. Start the worker again with a new one.
     await workers.start(sandbox, this.#envOf(order))
     this.#awake.set(sandboxId, sandbox)
   }
@@ -132,7 +132,7 @@ export class E2bProvider implements SandboxProvider {
     try {
       await api.setTimeout(sandboxId, rules.timeoutSeconds)
     } catch (err) {
-      // Gone, or paused by somebody else. A sandbox that reached the longest life of its account is tried in vain until then.
+      // The sandbox is gone, or somebody else paused it. A sandbox at the maximum lifetime of its account is extended in vain until then.
       if (isNotFound(err) || isConflict(err)) this.#awake.delete(sandboxId)
       else log.warn({ err, sandboxId }, 'the time of a sandbox could not be extended')
     }
@@ -159,7 +159,7 @@ export class E2bProvider implements SandboxProvider {
     }
   }
 
-  /** Errors about the profile's settings are for its author; the others are for the operator. */
+  /** Errors about the profile's settings go to the profile's author; all others go to the operator. */
   #refusal(err: unknown, template: string): unknown {
     if (!(err instanceof E2bError) || !err.itsOwn || (err.status !== 400 && err.status !== 404)) return err
     this.#options.log.warn({ err, template }, 'E2B refuses the sandbox')
@@ -167,14 +167,14 @@ export class E2bProvider implements SandboxProvider {
   }
 }
 
-/** When to look for a sandbox whose creation got no answer: it may appear at once, or after a whole start. */
+/** When to look for a sandbox whose creation got no answer, in milliseconds. It may appear at once, or after a complete start. */
 const looksMs = [0, 500, 1_500, 3_000]
-/** How long to wait for capacity at E2B before the next attempt. */
+/** How long to wait for capacity at E2B between attempts. */
 const roomWaits = { firstMs: 500, factor: 4, longestMs: 2_000, most: 2 }
 
 /**
- * Creates a sandbox, and never two: E2B has no idempotency keys, so a request that may have been carried out is not
- * repeated; the sandbox is looked for by its name.
+ * Creates a sandbox at most once. E2B has no idempotency keys, so a request that may have been carried out is not repeated; instead the sandbox is
+ * looked up by its name.
  */
 async function createOnce(api: E2bApi, sandbox: NewSandbox): Promise<StartedSandbox> {
   try {
@@ -183,15 +183,15 @@ async function createOnce(api: E2bApi, sandbox: NewSandbox): Promise<StartedSand
     if (!mayBeDone(error)) throw error
     const found = await findByName(api, sandbox.metadata![labels.name]!)
     if (found === undefined) throw error
-    // Gives out the access token again.
+    // `connect` returns the access token again.
     return await api.connect(found, sandbox.timeout!)
   }
 }
 
-/** E2B itself reports that it has no capacity, so it created none. */
+/** E2B itself reports that it has no capacity, so it created no sandbox. */
 const isFull = (error: unknown): boolean => error instanceof E2bError && error.status === 503 && error.itsOwn
 
-/** When E2B itself reports a failure, it created no sandbox. A failure of a proxy says nothing about that. */
+/** If E2B itself reports a failure, it created no sandbox. A proxy's failure proves nothing. */
 const mayBeDone = (error: unknown): boolean =>
   error instanceof NoAnswer ? error.asked : error instanceof E2bError && error.status >= 500 && !error.itsOwn
 
@@ -204,7 +204,7 @@ async function findByName(api: E2bApi, name: string): Promise<string | undefined
   return undefined
 }
 
-/** Labels of ours on every sandbox, by which it is found again. */
+/** The labels on each sandbox by which it is found again. */
 const labels = {
   name: 'agent-orc-name',
   owner: 'agent-orc-owner',
@@ -234,7 +234,7 @@ function newSandbox(order: LaunchOrder, { template, timeoutSeconds, internet }: 
   return {
     templateID,
     timeout: timeoutSeconds,
-    // A forgotten sandbox costs nothing and keeps its files.
+    // A sandbox that is forgotten is paused: it then costs nothing and keeps its files.
     autoPause: true,
     secure: true,
     metadata: {
@@ -250,7 +250,7 @@ function newSandbox(order: LaunchOrder, { template, timeoutSeconds, internet }: 
   }
 }
 
-/** The runner in the form of E2B's firewall: an address, or a name, which works for TLS and HTTP on their default ports. */
+/** The runner in the form of E2B's firewall: an address, or a host name. A name works only for TLS and HTTP on their default ports. */
 function hostOf(runnerUrl: string): string {
   const { hostname, port } = new URL(runnerUrl)
   const host = hostname.replace(/^\[|\]$/g, '')

@@ -5,27 +5,27 @@ import { workerVariables } from '#contracts/wire/worker'
 import { retry } from '#kit'
 import type { StartedSandbox } from './api.ts'
 
-/** Begins the script of our worker, and names it among the processes of its sandbox: the package gives them no tag. */
+/** Starts the worker's script and marks it among the sandbox's processes, because the package does not tag them. */
 const mark = ': agent-orc-worker; '
 const requestTimeoutMs = 10_000
-/** A new sandbox may not be routed to yet. */
+/** Retries, because traffic may not reach a new sandbox yet. */
 const waits = { firstMs: 250, longestMs: 250, withinMs: 30_000 }
-/** How long a killed process may take to be gone. */
+/** Milliseconds that a killed process may take to disappear. */
 const endMs = 5_000
 const lookMs = 50
-/** A worker that ends this early never worked: most likely the template has none. */
+/** Milliseconds. A worker that ends earlier never worked; most likely the template contains no worker. */
 const watchMs = 10_000
 const maxOutput = 2_000
 
 interface StartOptions {
-  /** The sandbox has just been created: no worker runs there. */
+  /** True when the sandbox was just created, so that no worker can run there. */
   readonly fresh?: boolean
   readonly signal?: AbortSignal
 }
 
 interface WorkerProcessOptions {
   readonly e2b: Pick<typeof E2b, 'Sandbox' | 'CommandExitError' | 'AuthenticationError' | 'InvalidArgumentError'>
-  /** How E2B is reached. */
+  /** The connection settings of E2B. */
   readonly connection: E2b.ConnectionOpts
   /** A command of the shell. */
   readonly command: string
@@ -33,8 +33,8 @@ interface WorkerProcessOptions {
 }
 
 /**
- * A template's own start command runs when the template is built and is woken with it, so it never sees what a sandbox is
- * created for. The worker is therefore started by E2B's agent inside, with an environment that E2B itself does not keep.
+ * Starts workers through E2B's agent inside the sandbox, with an environment that E2B does not keep. A template's own start command does not serve:
+ * it runs when the template is built, so it never sees the environment of a later sandbox.
  */
 export class WorkerProcesses {
   readonly #options: WorkerProcessOptions
@@ -45,12 +45,12 @@ export class WorkerProcesses {
     this.#script = `${mark}mkdir -p "$${workerVariables.workspace}" && ${options.command}`
   }
 
-  /** Whether the worker of a sandbox runs. */
+  /** Whether the worker of a sandbox is running. */
   async isRunning(sandbox: StartedSandbox, signal?: AbortSignal): Promise<boolean> {
     return (await this.#pids(this.#commandsOf(sandbox), signal)).length > 0
   }
 
-  /** Starts the worker of a sandbox with this environment, after ending the one that may run there. */
+  /** Starts the worker of a sandbox with this environment, after ending a worker that may still run there. */
   async start(
     sandbox: StartedSandbox,
     envs: Record<string, string>,
@@ -61,7 +61,7 @@ export class WorkerProcesses {
     let clean = fresh
     const attempt = async (): Promise<void> => {
       if (!clean) await this.#endFormer(commands)
-      // Before another attempt, too: this one may have started it.
+      // Clean up before another attempt too, because this attempt may have started the worker.
       clean = false
       await this.#startOnce(sandbox.sandboxID, commands, envs)
     }
@@ -93,7 +93,7 @@ export class WorkerProcesses {
       const pids = await this.#pids(commands)
       if (pids.length === 0) return
       if (performance.now() > end) throw new Error('the former worker of the sandbox did not end')
-      // One that ended between being found and being killed is no failure: it is looked again.
+      // A process may end between being found and being killed. That is no failure, because the list is read again.
       await Promise.allSettled(pids.map((pid) => commands.kill(pid, { requestTimeoutMs })))
       await sleep(lookMs)
     }
@@ -102,7 +102,7 @@ export class WorkerProcesses {
   async #startOnce(sandboxId: string, commands: E2b.Commands, envs: Record<string, string>): Promise<void> {
     let output = ''
     const hear = (piece: string): void => void (output = (output + piece).slice(-maxOutput))
-    // Without end: E2B's agent would end the process by it.
+    // No timeouts: E2B's agent would end the process when one expires.
     const limits = { timeoutMs: 0, requestTimeoutMs }
     const worker = await commands.run(this.#script, {
       background: true,
@@ -111,7 +111,7 @@ export class WorkerProcesses {
       onStdout: hear,
       onStderr: hear,
     })
-    // Looks on for a while. The process stays when the one who started it leaves.
+    // Watch for a while, then disconnect. The process continues without its starter.
     const enough = setTimeout(() => void worker.disconnect(), watchMs).unref()
     worker
       .wait()
@@ -121,7 +121,7 @@ export class WorkerProcesses {
       )
       .then((exitCode) => {
         clearTimeout(enough)
-        // Without a code: it was left. Whether the worker lives is seen by its polls.
+        // No exit code means that watching ended. Whether the worker lives shows in its polls.
         if (exitCode === undefined) return
         const details = { sandboxId, exitCode, output }
         this.#options.log.warn(details, 'the worker in a sandbox ended at once; is it in the template?')

@@ -4,15 +4,15 @@ import { Agent, buildConnector, type Dispatcher } from 'undici'
 import { askJson, askPatiently, type JsonAnswer } from '#kit'
 
 const requestMs = 15_000
-/** How long a temporary failure of one call is retried. */
+/** Milliseconds for which a temporary failure of one call is retried. */
 const patienceMs = 30_000
 const pageSize = '250'
-/** The field manager of changes in the cluster. */
+/** The field manager under which this server changes objects in the cluster. */
 const fieldManager = 'agent-orc'
 
 export const apiVersion = 'agents.x-k8s.io/v1beta1'
 
-/** A Sandbox of agent-sandbox: the fields that are read here. */
+/** A Sandbox object of agent-sandbox, reduced to the fields that are read here. */
 export interface SandboxObject {
   readonly metadata: {
     readonly name: string
@@ -38,7 +38,7 @@ interface Call {
   readonly signal?: AbortSignal | undefined
 }
 
-/** The API server of Kubernetes, as far as it is used here. Rejects with `KubernetesError` and `NoAnswer`. */
+/** The part of the Kubernetes API that is used here. Rejects with `KubernetesError` and `NoAnswer`. */
 export class KubernetesApi {
   readonly #cluster: ClusterAccess
   readonly #origin: string
@@ -63,7 +63,7 @@ export class KubernetesApi {
     return this.#call('show a sandbox', 'GET', this.#one(name), { signal })
   }
 
-  /** Those that all of these labels select. */
+  /** The sandboxes that have all of these labels. */
   async list(labels: Readonly<Record<string, string>>): Promise<SandboxObject[]> {
     const pairs = Object.entries(labels).map(([name, value]) => `${name}=${value}`)
     const found: SandboxObject[] = []
@@ -85,7 +85,7 @@ export class KubernetesApi {
     return this.#call('change a sandbox', 'PATCH', this.#one(name), change)
   }
 
-  /** Resolves when its deletion has begun; it exists until its pod and its volume are deleted. */
+  /** Resolves when the deletion has begun. The object exists until its pod and its volume are deleted. */
   delete(name: string): Promise<unknown> {
     return this.#call('delete a sandbox', 'DELETE', this.#one(name), { query: { propagationPolicy: 'Foreground' } })
   }
@@ -100,7 +100,7 @@ export class KubernetesApi {
     return `${this.#sandboxes}/${encodeURIComponent(name)}`
   }
 
-  // Every call may be made twice: what is created has a name of its own, and everything else sets what it sets.
+  // Every call may be sent twice: a created object has its own name, and all other calls set absolute values.
   async #call<T>(what: string, method: Dispatcher.HttpMethod, path: string, options: Call): Promise<T> {
     const { body, type, query, signal } = options
     const ask = async (): Promise<JsonAnswer> => {
@@ -117,7 +117,7 @@ export class KubernetesApi {
     }
     const again = async (): Promise<JsonAnswer> => {
       const answer = await ask()
-      // The token was replaced while the request was on its way; the object was changed by its controller.
+      // Ask again: the token was replaced while the request was on its way, or the controller changed the object.
       return answer.status === 401 || reasonOf(answer) === 'Conflict' ? ask() : answer
     }
     const answer = await askPatiently(again, { repeatable: true, withinMs: patienceMs, signal })
@@ -147,16 +147,16 @@ export const isNotFound = (error: unknown): boolean => error instanceof Kubernet
 export const isThere = (error: unknown): boolean => error instanceof KubernetesError && error.reason === 'AlreadyExists'
 
 interface ClusterOptions {
-  /** Instead of the file. */
+  /** A token to use instead of the file. */
   readonly token?: string | undefined
   readonly tokenFile: string
-  /** The system's authorities where this file is not there. */
+  /** If this file does not exist, the system's authorities are used. */
   readonly caFile: string
 }
 
 /**
- * The connection settings of an API server. Kubernetes replaces the token of a pod about every hour, and sometimes the authority:
- * both are read when they are needed.
+ * The connection settings of an API server. Kubernetes replaces a pod's token about every hour and sometimes the authority, so both are read when
+ * needed.
  */
 export class ClusterAccess {
   readonly dispatcher: Dispatcher
@@ -176,7 +176,7 @@ export class ClusterAccess {
     })
   }
 
-  /** For the header of one request. */
+  /** The token for the header of one request. */
   async token(): Promise<string> {
     return this.#options.token ?? (await readFile(this.#options.tokenFile, 'utf8')).trim()
   }

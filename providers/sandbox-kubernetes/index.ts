@@ -9,7 +9,7 @@ import { PodTemplate } from './objects.ts'
 /** The files of a pod's service account. */
 const account = '/var/run/secrets/kubernetes.io/serviceaccount'
 
-/** Workers in pods, by kubernetes-sigs/agent-sandbox: how a fleet larger than one machine runs them. */
+/** Runs workers in pods through kubernetes-sigs/agent-sandbox, for fleets larger than one machine. */
 export default defineSandboxProvider({
   name: 'kubernetes',
   config: Settings({

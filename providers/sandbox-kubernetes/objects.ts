@@ -18,7 +18,7 @@ const sessionLabel = 'agent-orc/session'
 const labelForm = /^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$/
 const digestForm = /^sha256-/
 
-/** A valid label value, different for different texts: the text, or its digest if it does not fit. */
+/** A valid label value that differs for different texts: the text itself, or its digest if the text does not fit. */
 const labelValue = (text: string): string =>
   labelForm.test(text) && !digestForm.test(text)
     ? text
@@ -32,7 +32,7 @@ export const labelsOf = ({ owner, tenantId, sessionId }: LaunchOrder): Record<st
   [sessionLabel]: labelValue(sessionId),
 })
 
-/** A pod that profiles name by `sandbox.template`. */
+/** A pod template, which profiles select by `sandbox.template`. */
 export const PodTemplate = Settings({
   image: Type.String({ minLength: 1 }),
   pod: Type.Optional(
@@ -47,10 +47,10 @@ export const PodTemplate = Settings({
 export type PodTemplate = Static<typeof PodTemplate>
 
 export interface TemplateRules {
-  /** For profiles that name none. */
+  /** The image for profiles that name none. */
   readonly image: string | undefined
   readonly templates: Readonly<Record<string, PodTemplate>>
-  /** Beginnings of the images that profiles may name; `*` is any. */
+  /** Prefixes of the images that profiles may name; `*` allows any image. */
   readonly images: readonly string[]
 }
 
@@ -68,24 +68,24 @@ export function templateOf(name: string | undefined, { image, templates, images 
   throw invalidSandbox(`'${name}' is neither a pod template of this runner nor an image that profiles may choose.`)
 }
 
-/** Where the volume of a session is: the agent's files, and beside them what its worker keeps. It stays while there is no pod. */
+/** The mount point of the session's volume, with the agent's files and the worker's own data. The volume exists even while there is no pod. */
 const workspace = '/workspace'
 const stateDir = '/state'
-/** A worker that is told to end uploads its conversation, which takes a moment. */
+/** Seconds that a stopping worker gets, because it first uploads its conversation. */
 const graceSeconds = 10
-/** The user of this repository's images; a volume belongs to its group. */
+/** The user of this repository's images. A volume belongs to the group with the same id. */
 const uid = 1000
 
 export interface VolumeRules {
   /** Size of a workspace, as Kubernetes writes it. */
   readonly workspaceSize: string
-  /** The cluster's default by default. */
+  /** Undefined: the cluster's default. */
   readonly storageClass: string | undefined
 }
 
 /**
- * The Sandbox of an order. It begins suspended, because its secret belongs to it and so must be created later, and its pod must
- * not start without the secret.
+ * The Sandbox object of an order. It begins suspended: its secret belongs to it and must be created after it, and its pod must not start without
+ * the secret.
  */
 export function sandboxManifest(
   order: LaunchOrder,
@@ -101,12 +101,12 @@ export function sandboxManifest(
     metadata: {
       name: order.name,
       labels,
-      // As they are; a label may hold their digest only.
+      // The ids themselves, because a label may only hold their digest.
       annotations: { 'agent-orc/tenant': order.tenantId, 'agent-orc/session': order.sessionId },
     },
     spec: {
       operatingMode: 'Suspended',
-      // A forgotten sandbox ends by itself.
+      // A sandbox that is forgotten ends by itself.
       shutdownTime,
       shutdownPolicy: 'Delete',
       podTemplate: { metadata: { labels }, spec: podSpec(order, template) },
@@ -126,7 +126,7 @@ export function sandboxManifest(
 
 function podSpec(order: LaunchOrder, { image, pod, container }: PodTemplate): object {
   return {
-    // A worker that fails is started again with its files; one that ends normally was told to.
+    // A worker that fails is restarted with its files. A worker that ends normally was told to end.
     restartPolicy: 'OnFailure',
     terminationGracePeriodSeconds: graceSeconds,
     ...pod,
@@ -172,7 +172,7 @@ const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? (
 
 const sizeLimit = ({ diskMb }: SandboxResources): object => (diskMb === undefined ? {} : { sizeLimit: `${diskMb}Mi` })
 
-/** A pod requests its limits: overcommitted memory would end another tenant's worker. */
+/** A pod requests as much as its limits, because overcommitted memory would end another tenant's worker. */
 function resourcesOf({ memoryMb, cpus, diskMb, pids }: SandboxResources): object {
   if (pids !== undefined) {
     throw invalidSandbox('Kubernetes limits the processes of a pod by its nodes: leave `resources.pids` out.')
@@ -209,7 +209,7 @@ export function secretManifest({ name, env, runnerUrl }: LaunchOrder, { metadata
   }
 }
 
-/** A condition of the current object; one about an earlier generation does not count. */
+/** A condition of the object's current generation. Conditions about an earlier generation are ignored. */
 function condition({ metadata, status }: SandboxObject, type: string): boolean | undefined {
   const found = status?.conditions?.find((one) => one.type === type)
   if (!found) return undefined
@@ -223,11 +223,11 @@ function condition({ metadata, status }: SandboxObject, type: string): boolean |
 export function stateOf(sandbox: SandboxObject): SandboxState {
   if (sandbox.metadata.deletionTimestamp !== undefined) return 'gone'
   if (sandbox.spec.operatingMode === 'Suspended') return 'paused'
-  // The worker ended by itself; its pod is not started again.
+  // The worker ended by itself, and its pod is not started again.
   if (condition(sandbox, 'Finished')) return 'gone'
   return condition(sandbox, 'Ready') ? 'running' : 'starting'
 }
 
-/** Suspended, and its pod is gone: not only asked to be. */
+/** True when the sandbox is suspended and its pod is really gone. */
 export const isSuspended = (sandbox: SandboxObject): boolean =>
   sandbox.spec.operatingMode === 'Suspended' && condition(sandbox, 'Suspended') === true

@@ -21,32 +21,32 @@ import {
   type VolumeRules,
 } from './objects.ts'
 
-/** A pod has a grace period, and its node may report its end late. */
+/** Milliseconds for a pod to end: it has a grace period, and its node may report the end late. */
 const endMs = 60_000
 const firstLookMs = 100
 const longestLookMs = 1_000
-/** Names of our sandboxes. */
+/** The form of our sandboxes' names. */
 const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
 
 interface KubernetesProviderOptions {
   readonly api: KubernetesApi
   readonly rules: TemplateRules & VolumeRules
-  /** Kubernetes deletes a sandbox whose end was not extended for this long. */
+  /** Kubernetes deletes a sandbox whose expiry was not extended for this many milliseconds. */
   readonly lifetimeMs: number
   readonly log: FastifyBaseLogger
 }
 
-/** Sandboxes of kubernetes-sigs/agent-sandbox: a pod and a volume for each worker. */
+/** Sandboxes of kubernetes-sigs/agent-sandbox: one pod and one volume per worker. */
 export class KubernetesProvider implements SandboxProvider {
   readonly contract = 'sandbox/1'
   readonly #options: KubernetesProviderOptions
-  /** The sandboxes of this process, whose end it extends. */
+  /** The sandboxes whose expiry this process extends. */
   readonly #used = new Set<string>()
   readonly #timer: NodeJS.Timeout
 
   constructor(options: KubernetesProviderOptions) {
     this.#options = options
-    // Two may fail before the time is over.
+    // Two extensions may fail before the expiry.
     this.#timer = setInterval(() => this.#used.forEach((id) => void this.#renew(id)), options.lifetimeMs / 3).unref()
   }
 
@@ -58,7 +58,7 @@ export class KubernetesProvider implements SandboxProvider {
     signal.throwIfAborted()
     const { rules } = this.#options
     const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, this.#end())
-    // Without the signal: a started sandbox must be known, or it could not be ended.
+    // Called without the signal: an unknown started sandbox could never be ended.
     const sandbox = await this.#create(order, manifest)
     try {
       signal.throwIfAborted()
@@ -112,13 +112,13 @@ export class KubernetesProvider implements SandboxProvider {
     return sandboxes.filter((sandbox) => stateOf(sandbox) !== 'gone').map((sandbox) => sandbox.metadata.name)
   }
 
-  /** Creates the sandbox of an order, or takes the one that a lost answer was about. */
+  /** Creates the sandbox of an order, or adopts the one that an earlier, unanswered request created. */
   async #create(order: LaunchOrder, manifest: object): Promise<SandboxObject> {
     const { api } = this.#options
     try {
       return await api.create(manifest)
     } catch (error) {
-      // The sandbox may exist, unless the server itself refused the request.
+      // Unless the server itself refused the request, the sandbox may exist, so discard it.
       if (!(error instanceof KubernetesError)) await this.#discard(order.name)
       if (!isThere(error)) throw this.#refusal(error)
       const sandbox = await api.get(order.name)
@@ -128,7 +128,7 @@ export class KubernetesProvider implements SandboxProvider {
     }
   }
 
-  /** Gives the sandbox the environment of the order, and lets it run. */
+  /** Gives the sandbox the environment of the order, and lets its pod start. */
   async #run(sandbox: SandboxObject, order: LaunchOrder): Promise<void> {
     const { api } = this.#options
     const { name } = sandbox.metadata
@@ -137,7 +137,7 @@ export class KubernetesProvider implements SandboxProvider {
     this.#used.add(name)
   }
 
-  /** When a sandbox ends that is not renewed from now on; in whole seconds, as Kubernetes writes times. */
+  /** When a sandbox expires unless it is extended, in whole seconds as Kubernetes writes times. */
   #end(): string {
     return new Date(Date.now() + this.#options.lifetimeMs).toISOString().replace(/\.\d+Z$/, 'Z')
   }
@@ -180,7 +180,7 @@ export class KubernetesProvider implements SandboxProvider {
     })
   }
 
-  /** Errors about the profile's settings are for its author; the others are for the operator. */
+  /** Errors about the profile's settings go to the profile's author; all others go to the operator. */
   #refusal(err: unknown): unknown {
     if (!(err instanceof KubernetesError) || err.status !== 422) return err
     this.#options.log.warn({ err }, 'Kubernetes refuses the sandbox')

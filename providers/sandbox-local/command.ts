@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { invalidSandbox, type LaunchOrder } from '#contracts/sandbox'
 import { workerVariables } from '#contracts/wire/worker'
 
-/** The setting of a provider that names what `sandbox.template` of a profile may say. */
+/** The provider setting that lists the values of a profile's `sandbox.template`. */
 export const Templates = Type.Record(Type.String(), Type.Array(Type.String(), { minItems: 1 }), {
   default: {},
   description:
@@ -22,7 +22,7 @@ export function commandOf(
   )
 }
 
-/** The worker's environment: as ordered, with the folders and addresses that it has in its sandbox. */
+/** The worker's environment: that of the order, with the folders and addresses as they are inside its sandbox. */
 export const workerEnvironment = (
   order: LaunchOrder,
   runnerUrl: string,
@@ -36,11 +36,11 @@ export const workerEnvironment = (
   [workerVariables.runnerUrl]: runnerUrl,
 })
 
-/** Node reserves 512 MiB of address space for code, and more for the stacks of its threads, but hardly uses any of it. */
+/** MB. Node reserves 512 MiB of address space for code and more for its threads' stacks, but uses hardly any of it. */
 const reservedMb = 640
 
 /**
- * The argument for `prlimit` that bounds what each process can ask for, given what it may use. What it reserves counts, too:
- * with a smaller bound Node does not even start.
+ * The `prlimit` argument that bounds the memory that each process can request, derived from what it may use. Reserved memory counts too: with a
+ * smaller bound Node does not even start.
  */
 export const dataLimit = (memoryMb: number): string => `--data=${(memoryMb + reservedMb) * 1024 * 1024}`

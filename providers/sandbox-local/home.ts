@@ -6,31 +6,31 @@ import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 
 const prefix = 'agent-orc-sandboxes-'
-/** A socket on which the owner of the folder listens as long as it lives: the kernel closes it, however the owner ends. */
+/** A socket on which the owner of the folder listens while it lives. The kernel closes the socket however the owner ends. */
 const lifeSign = 'alive'
 /** `sockaddr_un.sun_path` is 104 bytes on macOS and 108 on Linux, the closing NUL included. */
 const longestSocketPath = 103
 
 interface HomeOptions {
-  /** Where the folder is made; the system's temporary folder by default. */
+  /** Where the folder is created. Undefined: the system's temporary folder. */
   readonly dir?: string | undefined
-  /** Whether other users may pass through: those that sandboxes run as. */
+  /** Whether other users may pass through the folder, namely those that sandboxes run as. */
   readonly passable?: boolean
 }
 
-/** The places of one session. */
+/** The folders of one session. */
 export interface Folders {
   readonly workspace: string
   readonly state: string
 }
 
-/** A folder of this process alone, with a folder for each session. It goes with the process, or with the next start. */
+/** A folder of this process alone, with one folder per session. It is removed when the process ends, or at the next start. */
 export interface Home {
   readonly path: string
-  /** Made on first use; `uid` then owns them. */
+  /** Creates the folders on first use; `uid` then owns them. */
   folders(key: string, uid?: number): Promise<Folders>
   remove(key: string): Promise<void>
-  /** What the places of sessions take on the disk, in bytes, by their keys. */
+  /** Bytes on disk of the sessions' folders, by key. */
   diskUsage(keys: readonly string[]): Promise<Map<string, number>>
   close(): Promise<void>
 }
@@ -43,7 +43,7 @@ export async function openHome({ dir = tmpdir(), passable = false }: HomeOptions
   }
   await mkdir(parent, { recursive: true })
   await sweep(parent)
-  // The folder gets its final name once its socket listens: otherwise another process that starts meanwhile would remove it.
+  // The folder gets its final name only once its socket listens. Otherwise another process that starts in between would remove the folder.
   const unfinished = await mkdtemp(join(parent, `.${prefix}`))
   const sign = createServer((socket) => socket.destroy())
   sign.listen(join(unfinished, lifeSign)).unref()
@@ -84,7 +84,7 @@ async function sweep(parent: string): Promise<void> {
   }
 }
 
-/** In a temporary folder any user may create a folder with that name. */
+/** In a temporary folder any user may create a folder with that name, so check its owner. */
 const isOurs = (folder: string): Promise<boolean> =>
   lstat(folder).then(
     (found) => found.isDirectory() && found.uid === process.getuid?.(),
@@ -102,7 +102,7 @@ const isAlive = (sign: string): Promise<boolean> =>
     socket.once('error', ({ code }: NodeJS.ErrnoException) => done(code !== 'ECONNREFUSED' && code !== 'ENOENT'))
   })
 
-/** `rm` and not Node's own function, which fails on folders nested deeper than a path may be long. */
+/** Uses `rm`, because Node's own function fails on folders that are nested deeper than a path may be long. */
 async function removeTree(path: string): Promise<void> {
   if (await ran('rm', '-rf', '--', path)) return
   // A worker may have removed the permissions of its own folders.
@@ -117,22 +117,19 @@ const ran = (command: string, ...args: string[]): Promise<boolean> =>
     execFile(command, args, { env: { PATH: '/usr/bin:/bin' } }, (error) => done(!error))
   })
 
-/** The longest count: a tenant with more files has too many. */
+/** Milliseconds for one count. A tenant whose count takes longer has too many files. */
 const longestMs = 60_000
-/** A file takes this much at least: the disk has room for so many files, too. */
+/** Every file counts as at least this many bytes, because the disk also has room for a limited number of files. */
 const leastBytes = 4_096
 
-/**
- * What folders take on the disk, in bytes, by their paths; Infinity where that cannot be counted. `du` and not a walk of our own,
- * because a tenant may nest folders deeper than a path may be long.
- */
+/** Bytes on disk of folders, by path; Infinity where counting fails. Uses `du`, because a tenant may nest folders deeper than a path may be long. */
 export async function diskUsage(folders: readonly string[]): Promise<Map<string, number>> {
   const together = await count(folders)
   if (typeof together === 'object') return together
   const alone = new Map<string, number>()
   for (const folder of folders) {
     let counted = await count([folder])
-    // A worker may have taken the permissions from its own folders.
+    // A worker may have removed the permissions of its own folders.
     if (counted === 'denied' && (await run('chmod', ['-R', 'u+rwX', '--', folder]))) counted = await count([folder])
     alone.set(folder, typeof counted === 'object' ? (counted.get(folder) ?? 0) : Infinity)
   }
@@ -153,19 +150,19 @@ async function count(folders: readonly string[]): Promise<Counts> {
 async function du(options: readonly string[], folders: readonly string[]): Promise<Counts> {
   const said = await run('du', [...options, '--', ...folders])
   if (!said) return 'slow'
-  // A file that disappears while it is counted is no failure; an unreadable one is.
+  // A file that disappears during the count is no failure; an unreadable file is.
   if (/Permission denied/.test(said.stderr)) return 'denied'
   return new Map(
     [...said.stdout.matchAll(/^(\d+)\t(.*)$/gm)].map(([, amount, path]) => [path!, Number(amount)] as const),
   )
 }
 
-/** Undefined when it took too long, or does not know its options. */
+/** Undefined when the command took too long, or does not know its options. */
 const run = (command: string, args: readonly string[]): Promise<{ stdout: string; stderr: string } | undefined> =>
   new Promise((done, fail) => {
     const options = { env: { PATH: '/usr/bin:/bin', LC_ALL: 'C' }, timeout: longestMs, maxBuffer: 1024 * 1024 }
     execFile('nice', ['-n', '19', command, ...args], options, (error, stdout, stderr) => {
-      // What a shell answers for a program that is not there.
+      // The exit code by which a shell reports a missing program.
       if (error?.code === 'ENOENT' || Number(error?.code) === 127) return fail(error!)
       done(error && (error.killed || Number(error.code) !== 1) ? undefined : { stdout, stderr })
     })

@@ -2,12 +2,12 @@ import { readdirSync, readFileSync } from 'node:fs'
 import type { Readable } from 'node:stream'
 import { setTimeout as wait } from 'node:timers/promises'
 
-/** A fork bomb with a limit of processes is stopped after a few rounds; one without would never be. */
+/** Rounds after which stopping gives up. A fork bomb with a process limit is stopped after a few rounds; one without a limit would never be. */
 const mostRounds = 200
 
 /**
- * A process and all that descend from it, the oldest first. Where there is no /proc it is the process alone. The files are
- * read at once and not one await after the other: the less happens in between, the truer the list.
+ * A process and all its descendants, oldest first. Without /proc it is the process alone. The files are read synchronously, because the less
+ * happens in between, the more accurate the list is.
  */
 export function treeOf(root: number): number[] {
   const tree = [root]
@@ -18,7 +18,7 @@ export function treeOf(root: number): number[] {
 function childrenOf(pid: number): number[] {
   try {
     return readdirSync(`/proc/${pid}/task`).flatMap((thread) =>
-      // A thread that ends while we read takes no child along: its children are then the process's.
+      // A thread may end during the reading. Its children then belong to the process, so none is lost.
       read(`/proc/${pid}/task/${thread}/children`).split(' ').filter(Boolean).map(Number),
     )
   } catch {
@@ -26,20 +26,20 @@ function childrenOf(pid: number): number[] {
   }
 }
 
-/** Sends a signal to each; those that have ended are no failure. */
+/** Sends a signal to each process. A process that has already ended is no failure. */
 export function signalTree(pids: readonly number[], signal: NodeJS.Signals): void {
   for (const pid of pids) {
     try {
       process.kill(pid, signal)
     } catch {
-      // It has ended.
+      // The process has ended.
     }
   }
 }
 
 /**
- * Stops (SIGSTOP) a process and all that descend from it, and resolves when none runs. A process that forked while the list was
- * read may have a child that is not in it, so the list is read again until it has shown nothing new twice.
+ * Stops (SIGSTOP) a process and all its descendants, and resolves when none runs. A process that forks while the list is read may have a child that
+ * is missing from the list, so the list is read until it has shown nothing new twice.
  */
 export async function stopTree(root: number): Promise<void> {
   const stopped = new Set<number>()
@@ -54,7 +54,10 @@ export async function stopTree(root: number): Promise<void> {
   }
 }
 
-/** The state is the first letter behind the name, which may hold anything. D: it waits in the kernel, and stops on its way out. */
+/**
+ * The state is the first letter after the name, which may contain any character. D: the process waits in the kernel, and stops when it leaves the
+ * kernel.
+ */
 const standsStill = (pid: number): boolean => {
   const stat = read(`/proc/${pid}/stat`)
   return stat === '' || /^[TtZXD]/.test(stat.slice(stat.lastIndexOf(')') + 2))
@@ -68,12 +71,12 @@ function read(path: string): string {
   }
 }
 
-/** How much output is kept for the log: enough for the stack of an error. */
+/** Bytes of output that are kept for the log, enough for the stack of an error. */
 const keptBytes = 4 * 1024
-/** A worker that prints more has to wait: reading must not keep the runner busy. Its own log is far below. */
+/** A worker that prints more must wait, so that reading does not keep the runner busy. The worker's own log stays far below this. */
 const bytesPerSecond = 256 * 1024
 
-/** Reads what a process prints and keeps the end of it. */
+/** Reads the output of a process and keeps its last bytes. */
 export function tailOf(streams: readonly (Readable | null)[]): () => string {
   let tail = Buffer.alloc(0)
   for (const stream of streams) {

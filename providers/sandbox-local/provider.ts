@@ -2,20 +2,20 @@ import { createHash } from 'node:crypto'
 import { type LaunchOrder, sandboxGone, type SandboxProvider } from '#contracts/sandbox'
 import type { Folders, Home } from './home.ts'
 
-/** Processes of one sandbox. */
+/** The processes of one sandbox. */
 export interface LocalSandbox {
-  /** The runner's address as the worker sees it; `order.runnerUrl` by default. */
+  /** The runner's address as the worker sees it. Undefined: `order.runnerUrl`. */
   readonly runnerUrl?: string
-  /** Resolves when none of it runs any more. Never rejects. */
+  /** Resolves when no process of the sandbox runs any more. Never rejects. */
   readonly ended: Promise<void>
-  /** Resolves when nothing of it runs. */
+  /** Resolves when all processes of the sandbox are stopped. */
   pause(): Promise<void>
   resume(): Promise<void>
-  /** Resolves with `ended`. */
+  /** Ends the sandbox. Resolves together with `ended`. */
   end(): Promise<void>
 }
 
-/** Resolves when the worker runs; when it rejects, nothing runs. */
+/** Resolves when the worker runs. When it rejects, no process is left. */
 export type StartSandbox = (order: LaunchOrder, places: SessionPlaces, signal: AbortSignal) => Promise<LocalSandbox>
 
 export interface SessionPlaces {
@@ -33,15 +33,15 @@ interface Entry {
 }
 
 /**
- * A sandbox provider over processes of this machine, which do not outlive this one. A session has one sandbox at a time; its
- * files outlive a worker that ended, so that the next one finds them, and go when the sandbox is destroyed.
+ * A sandbox provider over processes of this machine, which do not outlive this process. A session has one sandbox at a time. Its files outlive a
+ * worker that ended, so that the next worker finds them, and are deleted when the sandbox is destroyed.
  */
 export function createProvider(home: Home, start: StartSandbox): SandboxProvider & { stop(): Promise<void> } {
   const entries = new Map<string, Entry>()
   const stopping = new AbortController()
   const inTurn = createTurns()
   const present = (key: string): Entry | undefined => entries.values().find((entry) => entry.key === key)
-  /** An operation on an existing sandbox, one at a time. */
+  /** Changes an existing sandbox, one operation at a time. */
   const changed = (sandboxId: string, change: (entry: Entry) => Promise<void>): Promise<void> => {
     const entry = entries.get(sandboxId)
     if (!entry) return Promise.reject(sandboxGone())
@@ -126,7 +126,7 @@ async function usageOf(
   return new Map(known.map(({ sandboxId, key }) => [sandboxId, used.get(key)!]))
 }
 
-/** Names the folder of a session: short, and the same whatever letters its ids have. */
+/** The folder name of a session: short, and valid whatever letters the ids have. */
 const keyOf = ({ tenantId, sessionId }: LaunchOrder): string =>
   createHash('sha256')
     .update(JSON.stringify([tenantId, sessionId]))
@@ -135,11 +135,11 @@ const keyOf = ({ tenantId, sessionId }: LaunchOrder): string =>
 
 interface Turns {
   <T>(key: string, work: () => Promise<T>): Promise<T>
-  /** Resolves when nothing runs or waits. */
+  /** Resolves when no operation runs or waits. */
   idle(): Promise<void>
 }
 
-/** One after the other for each key. */
+/** Runs the operations of each key one after the other. */
 function createTurns(): Turns {
   const last = new Map<string, Promise<unknown>>()
   const inTurn = <T>(key: string, work: () => Promise<T>): Promise<T> => {

@@ -21,23 +21,23 @@ import { removeEmpty, syncFolder, syncFolders } from './files.ts'
 import { Listings } from './listings.ts'
 import { Walk } from './walk.ts'
 
-/** Beside the folders of tenants, whose names begin with another character. */
+/** The folder for uploads, next to the folders of tenants, whose names begin with another character. */
 const incoming = '.incoming'
-/** Older files were left by a process that died. */
+/** Files older than this many milliseconds were left by a process that died. */
 const leftOverMs = 24 * 60 * 60 * 1_000
 
-/** Objects as files of one folder, by one process or several. What `put` and `remove` have resolved for survives a loss of power. */
+/** Objects as files of one folder, used by one process or several. When `put` or `remove` has resolved, the change survives a loss of power. */
 export class DiskBackend implements ObjectBackend {
   readonly #dir: string
   readonly #listings = new Listings()
-  /** Conditions are checked and writes made one after another, key by key. */
+  /** Serializes the condition checks and writes of each key. */
   readonly #turns = new Turns()
 
   constructor(dir: string) {
     this.#dir = dir
   }
 
-  /** Deletes unfinished files of dead processes: those older than any upload may take. */
+  /** Deletes unfinished files of dead processes, namely those older than any upload may take. */
   async tidy(olderThanMs = leftOverMs): Promise<void> {
     const folder = join(this.#dir, incoming)
     const names = await readdir(folder).catch(() => [])
@@ -162,7 +162,7 @@ export class DiskBackend implements ObjectBackend {
     return this.#turns.take(path, () => work(path))
   }
 
-  /** A folder that is empty for a moment may be removed between its making and the rename. */
+  /** An empty folder may be removed between its creation and the rename, so the move is retried. */
   async #moveTo(path: string, temporary: string): Promise<void> {
     for (let left = 20; ; left--) {
       const made = await mkdir(dirname(path), { recursive: true, mode: 0o700 })
@@ -177,10 +177,10 @@ export class DiskBackend implements ObjectBackend {
   }
 }
 
-/** Files that are opened at the same time. */
+/** The most files that are opened at the same time. */
 const opensAtOnce = 16
 
-/** The metadata of objects; an object that was deleted meanwhile is left out. */
+/** The metadata of objects. An object that was deleted meanwhile is left out. */
 async function infosOf(paths: readonly string[]): Promise<ObjectInfo[]> {
   const infos: ObjectInfo[] = []
   for (let from = 0; from < paths.length; from += opensAtOnce) {
@@ -206,7 +206,7 @@ async function write(path: string, key: string, { body, sha256, contentType }: N
   }
 }
 
-/** A write may write less than requested without an error, for example on a disk that is nearly full. */
+/** Writes in a loop, because a write may write fewer bytes than requested without an error, for example on a disk that is nearly full. */
 async function writeAll(file: FileHandle, chunk: Uint8Array): Promise<void> {
   for (let from = 0; from < chunk.length;) {
     const { bytesWritten } = await file.write(chunk, from)
@@ -220,7 +220,7 @@ const holds = ({ ifMatch, ifNoneMatch }: WriteCondition, before: ObjectInfo | un
 
 const full = new Set(['ENOSPC', 'EDQUOT'])
 
-/** The error of the disk, as callers get it. */
+/** Translates errors of the disk into errors for callers. */
 async function told<T>(work: () => Promise<T>): Promise<T> {
   try {
     return await work()

@@ -2,10 +2,10 @@ import { type FileHandle, open, rmdir } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import type { ObjectInfo } from '#contracts/object-store'
 
-/** After the content: its metadata as JSON, the length of that in four bytes, and this mark. One file needs only one rename. */
+/** The file layout: the content, its metadata as JSON, the length of the metadata in four bytes, and this mark. A single file needs only one rename. */
 const mark = Buffer.from('AOobj1')
 const footBytes = 4 + mark.length
-/** A key is 1024 bytes at most, of which each may take six as JSON. */
+/** The longest trailer: a key has at most 1024 bytes, each of which may take six as JSON. */
 const mostTrailer = 16 * 1024
 
 type Known = Pick<ObjectInfo, 'key' | 'contentType' | 'updatedAt'> & { readonly sha256: string }
@@ -17,7 +17,7 @@ export function trailerOf(known: Known): Buffer {
   return Buffer.concat([text, length, mark])
 }
 
-/** Opens the file of an object; undefined when there is none, or when another program wrote it. */
+/** Opens the file of an object. Undefined when there is none, or when another program wrote it. */
 export async function openFile(path: string): Promise<{ file: FileHandle; info: ObjectInfo } | undefined> {
   const file = await open(path, 'r').catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT' || error.code === 'ENOTDIR') return undefined
@@ -55,7 +55,7 @@ async function readInfo(file: FileHandle): Promise<ObjectInfo | undefined> {
 /** Makes renames into a folder and removals from it survive a loss of power. */
 export async function syncFolder(path: string): Promise<void> {
   const folder = await open(path, 'r').catch((error: NodeJS.ErrnoException) => {
-    // Another process has removed it because it is empty.
+    // Another process has removed the folder because it was empty.
     if (error.code === 'ENOENT') return undefined
     throw error
   })
@@ -66,7 +66,7 @@ export async function syncFolder(path: string): Promise<void> {
   }
 }
 
-/** All folders from `path` up to `root`: some of them are new. */
+/** Syncs all folders from `path` up to `root`, because some of them are new. */
 export async function syncFolders(path: string, root: string): Promise<void> {
   for (let at = path; ; at = dirname(at)) {
     await syncFolder(at)
@@ -80,7 +80,7 @@ export async function removeEmpty(path: string, root: string): Promise<void> {
     try {
       await rmdir(at)
     } catch {
-      // Not empty, or gone: nothing to tidy up.
+      // The folder is not empty, or gone: there is nothing to remove.
       return
     }
   }

@@ -4,7 +4,7 @@ import { Settings } from '#kernel'
 import { defineObjectBackend } from '#contracts/object-store'
 import { DiskBackend } from './backend.ts'
 
-/** Objects as files of a folder, for one machine: written to a file beside, synced, and renamed. */
+/** Objects as files of a folder, for one machine. Each object is written to a temporary file, synced, and renamed. */
 export default defineObjectBackend({
   name: 'disk',
   config: Settings({

@@ -2,11 +2,11 @@ import { readdir, stat } from 'node:fs/promises'
 import { setImmediate as turn } from 'node:timers/promises'
 import { before, inOrder, type Named } from './names.ts'
 
-/** How many names of a folder are sorted at once. More are sorted in slices, so that other work does not wait for all of them. */
+/** How many names of a folder are sorted at once. Larger folders are sorted in slices, so that other work gets a turn. */
 const atOnce = 2_000
-/** Names of large folders that are kept, of all together. */
+/** The most names of large folders that are cached, in total. */
 const mostKept = 400_000
-/** A folder that has changed a moment ago may have changed again within the same tick of its clock. */
+/** Milliseconds. A folder that changed more recently may change again within the same tick of its clock, so it is not cached. */
 const settledMs = 1_000
 
 interface Kept {
@@ -14,12 +14,12 @@ interface Kept {
   readonly names: readonly Named[]
 }
 
-/** The names of folders in the order of keys. Those of large folders are kept for the next page, until the folder changes. */
+/** The names in folders, in the order of keys. The names of a large folder are cached for the next page until the folder changes. */
 export class Listings {
   readonly #kept = new Map<string, Kept>()
   #size = 0
 
-  /** Empty for a folder that does not exist. */
+  /** The names in a folder. Empty for a folder that does not exist. */
   async of(folder: string): Promise<readonly Named[]> {
     const changedAt = await changeOf(folder)
     if (changedAt === undefined) return []
@@ -56,7 +56,7 @@ const absent = (error: NodeJS.ErrnoException): undefined => {
 }
 const changeOf = async (folder: string): Promise<number | undefined> => (await stat(folder).catch(absent))?.mtimeMs
 
-/** Parts in order, then pairs of them, until there is one. */
+/** Merge sort: sorts slices, then merges pairs of them until one remains. */
 async function sorted(names: readonly string[]): Promise<readonly Named[]> {
   let parts: Named[][] = []
   for (let from = 0; from < names.length; from += atOnce) {

@@ -1,12 +1,11 @@
-/** A name of a file system takes 255 bytes, and one byte of a key may take three. */
+/** Bytes of a key in one name. A file system allows names of 255 bytes, and one byte of a key may take three. */
 export const mostBytes = 80
 const slash = 0x2f
 
 /**
- * What a key is on disk: one name for each segment, and several for a long one. The first character tells what it is: `+` a folder
- * whose segment ended, `~` one whose segment goes on, `=` the object. The rest is lower case, digits, `_`, `-` and `.`; any other
- * byte is `%` with two hex digits. So a name means the same on file systems that ignore case, that compose letters, and that
- * know `con` or `..`.
+ * Encodes a key as names on disk: one name per segment, several for a long segment. The first character is the kind: `+` a folder in which a
+ * segment ends, `~` a folder whose segment continues, `=` the object. The rest is lower case, digits, `_`, `-` and `.`; every other byte is `%`
+ * with two hex digits. Names therefore keep their meaning on file systems that ignore case, that compose letters, and that reserve `con` or `..`.
  */
 export function namesOf(key: string): [...folders: string[], file: string] {
   const bytes = Buffer.from(key)
@@ -28,11 +27,11 @@ export function namesOf(key: string): [...folders: string[], file: string] {
 export interface Named {
   readonly name: string
   readonly isFile: boolean
-  /** That piece of the key, with the '/' that ends it. */
+  /** That part of the key, including the '/' that ends it. */
   readonly piece: Buffer
 }
 
-/** The pieces of keys that names are, in the order of the keys. What is no name of ours is left out. */
+/** The parts of keys that names stand for, in the order of the keys. Names that are not ours are left out. */
 export function inOrder(names: readonly string[]): Named[] {
   const known = names.flatMap((name): Named[] => {
     if (!/^[+~=](?:[a-z0-9_.-]|%[0-9a-f]{2})*$/.test(name)) return []
@@ -47,14 +46,14 @@ export function inOrder(names: readonly string[]): Named[] {
   return known.sort(before)
 }
 
-/** Of the order of keys. An object comes before the folder of longer keys that begin with all of its own. */
+/** Compares in the order of keys. An object comes before the folder of longer keys that begin with the object's whole key. */
 export const before = (a: Named, b: Named): number => a.piece.compare(b.piece) || Number(b.isFile) - Number(a.isFile)
 
 function encoded(bytes: Uint8Array): string {
   let text = ''
   for (const [i, byte] of bytes.entries()) {
     const character = String.fromCharCode(byte)
-    // Some systems drop a dot at the end.
+    // Escape a dot at the end, because some systems drop it.
     const plain = /[a-z0-9_-]/.test(character) || (character === '.' && i < bytes.length - 1)
     text += plain ? character : `%${byte.toString(16).padStart(2, '0')}`
   }

@@ -7,7 +7,7 @@ interface Found {
   readonly path: string
 }
 
-/** Walks the objects of a folder in the order of their keys, and looks only at folders and names that may be wanted. */
+/** Walks the objects of a folder in the order of their keys, and opens only folders that may contain requested keys. */
 export class Walk {
   readonly #listings: Listings
   readonly #root: string
@@ -24,7 +24,7 @@ export class Walk {
   files(): AsyncGenerator<Found> {
     return this.#below(this.#root, Buffer.alloc(0))
   }
-  /** From now on only keys after this text. */
+  /** Continues with keys after this text only. */
   skipTo(after: string): void {
     this.#after = Buffer.from(after)
   }
@@ -43,7 +43,7 @@ export class Walk {
       }
     }
   }
-  /** Where what is wanted begins: nothing before it leads behind `after`, or to the prefix. */
+  /** The index of the first name that may be requested: earlier names lead neither past `after` nor to the prefix. */
   #firstOf(names: readonly Named[], base: Buffer): number {
     return Math.max(firstFrom(names, pieceOf(this.#after, base)), firstFrom(names, pieceOf(this.#prefix, base)))
   }
@@ -54,7 +54,7 @@ export class Walk {
 }
 
 const slash = 0x2f
-/** What a name in the folder of `base` has of a key; nothing of one that is elsewhere. */
+/** The part of `key` that names in the folder of `base` represent. Empty for a key that is elsewhere. */
 function pieceOf(key: Buffer, base: Buffer): Buffer {
   if (!startsWith(key, base)) return Buffer.alloc(0)
   const rest = key.subarray(base.length)
@@ -62,7 +62,7 @@ function pieceOf(key: Buffer, base: Buffer): Buffer {
   return rest.subarray(0, Math.min(end || rest.length, mostBytes))
 }
 
-/** The first name that is not before a piece. */
+/** The index of the first name that does not come before a part. */
 function firstFrom(names: readonly Named[], piece: Buffer): number {
   let from = 0
   let to = names.length
@@ -75,6 +75,6 @@ function firstFrom(names: readonly Named[], piece: Buffer): number {
 }
 
 const startsWith = (bytes: Buffer, start: Buffer): boolean => bytes.subarray(0, start.length).equals(start)
-/** After all keys with the prefix. */
+/** True for bytes after all keys with the prefix. */
 const isPast = (bytes: Buffer, prefix: Buffer): boolean =>
   bytes.compare(prefix) > 0 && !startsWith(bytes, prefix) && !startsWith(prefix, bytes)

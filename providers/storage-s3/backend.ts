@@ -22,17 +22,17 @@ import type { S3Client } from './client.ts'
 import { type Listed, listIn } from './lists.ts'
 
 const sha256Header = 'x-amz-meta-sha256'
-/** Requests of one list or deletion at once. */
+/** Concurrent requests of one list or deletion. */
 const atOnce = 16
-/** How long a start waits for a server that does not answer. */
+/** Milliseconds that a start waits for a server that does not answer. */
 const verifyMs = 5_000
 
-/** Objects in a bucket, each tenant's below its own root, with their properties in the object metadata. */
+/** Objects in a bucket, each tenant's below a root of its own, with their properties in the object metadata. */
 export class S3Backend implements ObjectBackend {
   readonly #client: S3Client
   readonly #rootOf: (tenantId: string) => string
   readonly #temporary: string
-  /** False once the server has answered that it does not support conditional writes. */
+  /** Becomes false once the server has answered that it does not support conditional writes. */
   #knowsConditions = true
   /** If the server does not support conditions, they hold among the requests of this process. */
   readonly #turns = new Turns()
@@ -76,7 +76,8 @@ export class S3Backend implements ObjectBackend {
         body: { stream: () => createReadStream(path), bytes, sha256: digest },
         expected: Object.keys(conditions).length > 0 ? [501] : [],
       })
-    // Servers that know conditions keep this one to the last moment; with others another process may write after the question.
+    // A server that supports conditions checks this one when it writes. With other servers another process may write between the check and the
+    // write.
     const conditions = {
       ...(ifNoneMatch ? { 'if-none-match': '*' } : {}),
       ...(ifMatch !== undefined ? { 'if-match': before!.tag } : {}),
@@ -104,7 +105,7 @@ export class S3Backend implements ObjectBackend {
         const answer = await this.#client.send({ method: 'GET', key: this.#keyOf(tenantId, key), headers, expected })
         const { etag, 'content-length': length } = answer.headers
         const bytes = range ? range.to - range.from + 1 : info.bytes
-        // Not every server keeps the condition, or the range.
+        // Check the answer, because not every server respects the condition or the range.
         const isOther = expected.includes(answer.statusCode) || (etag !== undefined && etag !== tag)
         if (!isOther && length === undefined) return Readable.from(exactly(answer.body, bytes), { objectMode: false })
         if (!isOther && Number(length) === bytes) return answer.body
@@ -139,7 +140,7 @@ export class S3Backend implements ObjectBackend {
     await this.#delete(tenantId, key)
     return found.info.bytes
   }
-  // Servers that know no conditions of deletion ignore this one, or say so.
+  // A server without conditional deletion ignores the condition, or says so.
   async #removeIf(tenantId: string, key: string, ifMatch: string): Promise<number | undefined> {
     const found = await this.#head(tenantId, key)
     if (!found) return undefined
@@ -181,7 +182,7 @@ export class S3Backend implements ObjectBackend {
   #keyOf(tenantId: string, key: string): string {
     return `${this.#rootOf(tenantId)}${key}`
   }
-  /** The root is part of the key for the server. */
+  /** Whether the key fits together with its root, which for the server is part of the key. */
   #fits(tenantId: string, key: string): boolean {
     return Buffer.byteLength(this.#keyOf(tenantId, key)) <= maxKeyBytes
   }
@@ -189,7 +190,7 @@ export class S3Backend implements ObjectBackend {
   async #list(tenantId: string, prefix: string, after: string, limit: number, folders: boolean): Promise<Listed> {
     if (!this.#fits(tenantId, prefix)) return { objects: [], prefixes: [], truncated: false }
     const root = this.#keyOf(tenantId, '')
-    // Consoles mark a folder with an object of its name: that of the root itself is nobody's.
+    // Consoles create an object with a folder's name to mark the folder. The marker of the root itself belongs to nobody.
     const start = root + after
     const { body } = await this.#client.send({
       method: 'GET',
@@ -204,7 +205,7 @@ export class S3Backend implements ObjectBackend {
       },
     })
     const { objects, prefixes, truncated } = await listIn(body)
-    // Whose server it is may be a tenant's: what was not asked for is not there.
+    // Ignore keys that were not asked for: the server may belong to a tenant and answer anything.
     const isAsked = (key: string): boolean => key.startsWith(root + prefix)
     return {
       objects: objects
@@ -242,7 +243,7 @@ export class S3Backend implements ObjectBackend {
     return { info, tag }
   }
 
-  /** Answers the status of the server: an object that is gone meanwhile is what was wanted. */
+  /** Resolves to the server's status. An object that is already gone counts as deleted. */
   async #delete(tenantId: string, key: string, headers: Readonly<Record<string, string>> = {}): Promise<number> {
     const { statusCode, body } = await this.#client.send({
       method: 'DELETE',
@@ -258,7 +259,7 @@ export class S3Backend implements ObjectBackend {
 const isTag = (wanted: string, { etag }: ObjectInfo): boolean => wanted === '*' || wanted === etag
 const sum = (objects: Listed['objects']): number => objects.reduce((all, { bytes }) => all + bytes, 0)
 
-/** An error of the folder of uploads; errors of the body itself pass. */
+/** Wraps an error of the upload folder. Errors of the body itself pass unchanged. */
 function diskFailed(cause: unknown): never {
   const { code, syscall } = cause as NodeJS.ErrnoException
   if (isAppError(cause) || syscall === undefined) throw cause
@@ -267,7 +268,7 @@ function diskFailed(cause: unknown): never {
     : objectErrors.storageUnavailable({ cause })
 }
 
-/** So many bytes were announced: more would be read as the next answer of our connection. */
+/** Sends exactly the announced number of bytes: the server would read more as the next request on the connection. */
 async function* exactly(body: AsyncIterable<Uint8Array>, bytes: number): AsyncGenerator<Uint8Array> {
   let left = bytes
   for await (const chunk of body) {

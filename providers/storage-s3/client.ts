@@ -12,7 +12,7 @@ export interface S3Settings {
   readonly accessKeyId: string
   readonly secretAccessKey: string
   readonly sessionToken?: string | undefined
-  /** Milliseconds to connect, for the headers of an answer, and between two parts of its body. */
+  /** Milliseconds for each of: connecting, the headers of an answer, and the next part of its body. */
   readonly timeoutMs: number
   /** `network` by default: addresses of the operator's own servers, also over plain http. */
   readonly reach?: 'public' | 'network'
@@ -24,23 +24,23 @@ interface S3Request {
   readonly key: string
   readonly query?: Readonly<Record<string, string>>
   readonly headers?: Readonly<Record<string, string>>
-  /** Its SHA-256 is signed, so the server refuses bytes that were changed on the way. */
+  /** The SHA-256 of the body is signed, so the server refuses bytes that were changed on the way. */
   readonly body?: { readonly stream: () => Readable; readonly bytes: number; readonly sha256: string }
-  /** Statuses that are answers, besides those below 300. */
+  /** Further statuses that count as answers, in addition to those below 300. */
   readonly expected?: readonly number[]
   readonly signal?: AbortSignal
 }
 
 const emptySha256 = createHash('sha256').digest('hex')
-/** Further attempts when the server is busy or the connection broke. */
+/** How often a request is retried when the server is busy or the connection broke. */
 const mostRetries = 2
 const passing = new Set([500, 502, 503, 504])
 
-/** As AWS encodes keys and queries before it signs them: all but the unreserved characters of RFC 3986. */
+/** The encoding of keys and queries that AWS signs: everything but the unreserved characters of RFC 3986. */
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`)
 
-/** Signed requests to one bucket, addressed by path. It connects only to allowed addresses. */
+/** Signed requests to one bucket, addressed by path. Connects only to allowed addresses. */
 export class S3Client {
   readonly #settings: S3Settings
   readonly #base: string
@@ -58,15 +58,15 @@ export class S3Client {
       headersTimeout: timeoutMs,
       bodyTimeout: timeoutMs,
       connections: 64,
-      // A request that follows another one may be lost with the connection, and a write is not sent twice.
+      // No pipelining: a broken connection may lose a request that follows another one, and a write is not sent twice.
       pipelining: 1,
     })
   }
 
-  /** The answer, whose body the caller reads or dumps. Rejects with `objectErrors`. */
+  /** Resolves to the answer, whose body the caller must read or dump. Rejects with `objectErrors`. */
   async send(request: S3Request): Promise<Dispatcher.ResponseData> {
     const { headers = {}, method } = request
-    // A condition that held for the first attempt no longer holds for the second one.
+    // Send a conditional write once: a condition that held for the first attempt no longer holds for the second.
     const once = method === 'PUT' && (headers['if-match'] ?? headers['if-none-match']) !== undefined
     for (let left = once ? 0 : mostRetries; ; left--) {
       const answer = await this.#once(request).catch((cause: unknown) => {
@@ -109,7 +109,7 @@ export class S3Client {
   close(): Promise<void> {
     return this.#agent.destroy()
   }
-  /** As `close`, after running requests. */
+  /** Closes the client after its running requests. */
   retire(): Promise<void> {
     return this.#agent.close()
   }
@@ -121,7 +121,7 @@ async function someText(body: Readable): Promise<string> {
   try {
     for await (const chunk of body) if ((text += String(chunk)).length > mostErrorBytes) break
   } catch {
-    // What was read is enough to know what it is.
+    // The part that was read is enough to recognize the error.
   }
   return text
 }
@@ -137,7 +137,7 @@ const wrong = {
   clock: 'The clocks of this machine and of the S3 server differ too much for a valid signature.',
 } as const
 
-/** S3 error codes that need other settings, and the statuses for answers without a code, such as those to HEAD. */
+/** S3 error codes that mean wrong settings, and the statuses of answers without a code, such as those to HEAD. */
 const misconfigured: Readonly<Record<string, string>> = {
   InvalidAccessKeyId: wrong.credentials,
   SignatureDoesNotMatch: wrong.credentials,
@@ -157,7 +157,7 @@ const misconfigured: Readonly<Record<string, string>> = {
   RequestTimeTooSkewed: wrong.clock,
 }
 
-/** The error of an S3 server, as callers get it; its own text goes to the log as the cause. */
+/** Translates an error of an S3 server for callers. The server's own text goes to the log as the cause. */
 function refusal(status: number, text: string): Error {
   const code = /<Code>([\w.]{1,64})<\/Code>/.exec(text)?.[1] ?? ''
   const cause = new Error(`the S3 server answered ${status} ${code}`)

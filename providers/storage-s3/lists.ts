@@ -1,6 +1,6 @@
 import { objectErrors } from '#contracts/object-store'
 
-/** A thousand keys of a kilobyte, each byte of which takes three, and what is said of them. */
+/** The largest list: a thousand keys of a kilobyte, each byte of which takes three, with their properties. */
 const mostListBytes = 8 * 1024 * 1024
 async function wholeText(body: AsyncIterable<Uint8Array>): Promise<string> {
   const chunks: Uint8Array[] = []
@@ -13,7 +13,7 @@ async function wholeText(body: AsyncIterable<Uint8Array>): Promise<string> {
   return Buffer.concat(chunks).toString()
 }
 
-/** What a server answers to ListObjectsV2; whose it is may be a tenant's, and it may answer anything. */
+/** Reads a server's answer to ListObjectsV2. The server may belong to a tenant, and may answer anything. */
 export async function listIn(body: AsyncIterable<Uint8Array>): Promise<Listed> {
   try {
     return readList(await wholeText(body))
@@ -42,8 +42,8 @@ const unescaped = (text: string): string =>
   })
 
 /**
- * Reads what a server of S3 lists. Its XML is flat and made by a program, without comments, attributes or CDATA in what is read here,
- * so it needs no parser of documents. Keys are in the encoding of URLs where the server does as it was asked.
+ * Reads a list in the XML of S3. The XML is flat and generated, and the parts that are read have no comments, attributes or CDATA, so no XML parser
+ * is needed. Keys are URL-encoded if the server does as requested.
  */
 export function readList(xml: string): Listed {
   const coded = /<EncodingType>\s*url\s*<\/EncodingType>/.test(xml)

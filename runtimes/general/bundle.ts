@@ -37,7 +37,7 @@ const message = Type.Union([
   tool,
 ])
 
-/** Parts that version 1 does not have. Only signed reasoning is kept. */
+/** Parts that version 1 lacks. Only signed reasoning is kept. */
 const reasoning = Type.Object({ type: Type.Literal('reasoning'), text: Type.String(), providerOptions }, closed)
 const file = Type.Object(
   {
@@ -61,12 +61,12 @@ const turn2 = Type.Object(
   closed,
 )
 
-/** The state of a session as JSON. Another layout gets another `version`. */
+/** The state of a session as JSON. A different layout needs a different `version`. */
 const runtime = Type.Literal('general')
 const Bundle1 = Type.Object({ runtime, version: Type.Literal(1), turns: Type.Array(Type.Array(message)) }, closed)
 const Bundle2 = Type.Object({ runtime, version: Type.Literal(2), turns: Type.Array(turn2) }, closed)
 
-/** Writes version 1 as long as it can hold everything, because a sidecar of the former release reads it. */
+/** Writes version 1 whenever it can hold everything, because a sidecar of the previous release reads it. */
 export function encodeBundle(turns: readonly Turn[]): Uint8Array {
   const bundle = turns.some(({ messages }) => messages.some(needsVersion2))
     ? { runtime: 'general', version: 2, turns: turns.map(({ model, messages }) => ({ model, messages })) }
@@ -77,7 +77,7 @@ export function encodeBundle(turns: readonly Turn[]): Uint8Array {
 const needsVersion2 = ({ role, content }: Message): boolean =>
   role !== 'tool' && content.some(({ type }) => type === 'file' || type === 'reasoning')
 
-/** The turns of a bundle: our own, or one that was made of the stored runs. Throws AppError 400 `invalid_state` for anything else. */
+/** The turns of a bundle: one of this runtime, or one that was made from stored runs. Throws AppError 400 `invalid_state` for anything else. */
 export function decodeState({ bytes, contentType }: Pick<StateBundle, 'bytes' | 'contentType'>): RestoredTurn[] {
   const [type = ''] = contentType.split(';')
   const value = jsonOf(bytes)
@@ -86,7 +86,7 @@ export function decodeState({ bytes, contentType }: Pick<StateBundle, 'bytes' | 
 
 function jsonOf(bytes: Uint8Array): unknown {
   try {
-    // This also cuts values that nest too deep to be written again.
+    // Also cuts values that are nested too deeply to be written again.
     return withoutCycles(JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes)))
   } catch (cause) {
     throw generalErrors.invalidState({ cause })
@@ -100,8 +100,8 @@ function turnsOfBundle(value: unknown): RestoredTurn[] {
 }
 
 /**
- * The turns that these runs would have left here. What their events do not show is lost: reasoning and other signatures of
- * vendors, images that tools returned, and the fact that a tool was called through the catalogue.
+ * The turns that these runs would have left in this process. What their events do not show is lost: reasoning and other vendor signatures, images
+ * that tools returned, and whether a tool was called through the catalogue.
  */
 function turnsOfRuns(value: unknown): RestoredTurn[] {
   if (!Value.Check(Turns, value)) throw generalErrors.invalidState()

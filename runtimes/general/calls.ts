@@ -7,9 +7,9 @@ import type { ToolSet } from './tools/toolset.ts'
 
 /** A tool call of the model that has not been executed yet. */
 export interface PendingCall {
-  /** The call as the history keeps it. */
+  /** The call in the form of the history. */
   readonly part: ToolCall
-  /** The tool that is executed: not `call_tool`, but the tool that it names. */
+  /** The tool that is executed. For `call_tool` it is the tool that the call names. */
   readonly name: string
   /** The arguments in the `tool_call` event: the model's own text when they are no JSON object. */
   readonly shown: unknown
@@ -26,7 +26,7 @@ export function pendingCall(
     type: 'tool-call',
     toolCallId,
     toolName,
-    // Model servers refuse a history whose arguments are not an object.
+    // Model servers refuse a history in which arguments are not an object.
     input: input ?? {},
     // Some vendors sign their calls and require the signature later.
     ...(providerMetadata ? { providerOptions: withoutCycles(providerMetadata) as typeof providerMetadata } : {}),
@@ -36,7 +36,7 @@ export function pendingCall(
   return { part, name: meant.name, shown: meant.input ?? input ?? given, input: meant.input }
 }
 
-/** Makes the ids of one run's calls unique: some model servers count from 0 in every answer, and tools tell calls apart by their ids. */
+/** Makes the ids of one run's calls unique. Some model servers count from 0 in every answer, and tools distinguish calls by their ids. */
 export function createCallIds(taken: Iterable<string>): (id: string) => string {
   const used = new Set(taken)
   return (id) => {
@@ -53,7 +53,7 @@ function replayedCall(toolCallId: string, toolName: string, shown: unknown): Pen
   return { part: { type: 'tool-call', toolCallId, toolName, input: input ?? {} }, name: toolName, shown, input }
 }
 
-/** Undefined when they are not a JSON object. The type says text, but some providers pass objects. */
+/** Undefined when the arguments are not a JSON object. Their type says text, but some providers pass objects. */
 function argumentsOf(given: unknown): Record<string, unknown> | undefined {
   let value = given
   if (typeof given === 'string') {
@@ -75,11 +75,11 @@ export async function execute(tools: ToolSet | undefined, { part, name, input }:
   return tools ? tools.call(name, input, part.toolCallId) : unknownTool(name)
 }
 
-/** What an earlier attempt has done, and what is left for this one. */
+/** What an earlier attempt has done, and what remains for this attempt. */
 interface Replayed {
-  /** Model calls that are finished. */
+  /** How many model calls are finished. */
   readonly steps: number
-  /** Calls of the last step without a result: they are executed, possibly a second time. */
+  /** Calls of the last step without a result. They are executed, possibly a second time. */
   readonly open: readonly PendingCall[]
 }
 

@@ -13,35 +13,35 @@ import {
   withoutReasoning,
 } from './messages.ts'
 
-// The history of a session, and the part of it that goes to the model. Both are bounded by leaving out the oldest turns.
+// The history of a session, and the part of it that is sent to the model. Both are bounded by dropping the oldest turns.
 
-/** One run in the history: the user's prompt and what followed. Trimmed only as a whole, so pairs stay together. */
+/** One run in the history: the user's prompt and everything after it. It is dropped only as a whole, so that calls and results stay paired. */
 export interface Turn {
   readonly messages: readonly Message[]
   /** Characters of text. */
   readonly size: number
   /** Characters of images and files. */
   readonly fileSize: number
-  /** The run that wrote it; unknown for a turn from a bundle. */
+  /** The run that wrote the turn. Unknown for a turn from a bundle. */
   readonly runId?: string
-  /** The model whose reasoning is in it; unknown for turns without reasoning. */
+  /** The model that wrote the reasoning in the turn. Unknown for turns without reasoning. */
   readonly model?: string
 }
 
 /** The run and model that added a turn. */
 type TurnOrigin = Pick<Turn, 'runId' | 'model'>
 
-/** A turn as a bundle has it. */
+/** A turn in the form of a bundle. */
 export type RestoredTurn = Pick<Turn, 'messages' | 'runId' | 'model'>
 
 export interface HistoryLimits {
   readonly sessions: number
-  /** Characters of one session; about 100,000 tokens. */
+  /** The most characters of one session, about 100,000 tokens. */
   readonly sessionChars: number
   readonly sessionMessages: number
-  /** Characters of one session's images and files: as many as a run may bring, and the same again for tools or earlier runs. */
+  /** The most characters of one session's images and files: as many as a run may bring, and as many again for tools or earlier runs. */
   readonly sessionFileChars: number
-  /** Characters of all sessions of this process. */
+  /** The most characters of all sessions of this process. */
   readonly totalChars: number
 }
 const defaults: HistoryLimits = {
@@ -63,7 +63,7 @@ export interface History {
   has(sessionId: string): boolean
   turns(sessionId: string): readonly Turn[] | undefined
   append(sessionId: string, messages: readonly Message[], author?: Author): void
-  /** Removes the turn of an earlier attempt of this run, because the run will write it again. */
+  /** Removes the turn of an earlier attempt of this run, because this attempt writes the turn again. */
   withdraw(sessionId: string, runId: string): void
   replace(sessionId: string, turns: readonly RestoredTurn[]): void
   forget(sessionId: string): void
@@ -75,17 +75,17 @@ interface Session {
   readonly owner: Owner
 }
 
-/** What a tenant holds. */
+/** What a tenant holds in this process. */
 interface Owner {
   size: number
-  /** A set keeps insertion order: re-inserting on use makes it a list, the least recently used first. */
+  /** A set keeps insertion order: re-inserting on use puts the least recently used session first. */
   readonly sessions: Set<string>
 }
 
 export function createHistory(limits: HistoryLimits = defaults): History {
   const sessions = new Map<string, Session>()
   const owners = new Map<string, Owner>()
-  /** Of sessions that were restored, until a run of theirs has ended. */
+  /** Owns restored sessions until one of their runs has ended here. */
   const nobody: Owner = { size: 0, sessions: new Set() }
   let total = 0
   const ownerOf = (tenantId: string): Owner => {
@@ -101,7 +101,7 @@ export function createHistory(limits: HistoryLimits = defaults): History {
     session.owner.size -= session.size
     total -= session.size
   }
-  /** The tenant that holds the most gives up sessions first, so that one tenant does not displace the sessions of another. */
+  /** The tenant that holds the most gives up sessions first, so that it cannot displace the sessions of others. */
   const makeRoom = (): void => {
     while (sessions.size > limits.sessions || total > limits.totalChars) {
       const weight = ({ size, sessions: held }: Owner): number => (total > limits.totalChars ? size : held.size)
@@ -158,7 +158,7 @@ function newest(turns: readonly Turn[], limits: HistoryLimits): readonly Turn[] 
     const turn = turns[from - 1]!
     size += turn.size
     messages += turn.messages.length
-    // The newest turn always stays: without it the next question would have nothing to refer to.
+    // The newest turn always stays, because the next question may refer to it.
     if (from < turns.length && (size > limits.sessionChars || messages > limits.sessionMessages)) break
     from--
   }
@@ -189,7 +189,7 @@ const measured = (messages: readonly Message[], { runId, model }: TurnOrigin): T
   ...(model === undefined ? {} : { model }),
 })
 
-/** Cuts a turn that is larger than a whole session may be to its question and last answer, each to half of the room. */
+/** Cuts a turn that exceeds a whole session's limit to its question and last answer, each to half of the room. */
 function fit(messages: readonly Message[], limit: number, origin: TurnOrigin): Turn {
   const whole = measured(messages, origin)
   if (whole.size <= limit) return whole
@@ -198,7 +198,7 @@ function fit(messages: readonly Message[], limit: number, origin: TurnOrigin): T
   return measured([...cut('user', question, limit >> 1), ...cut('assistant', answer, limit >> 1)], origin)
 }
 
-/** The texts of a message cut to so many characters. In a question the prompt itself, which is the last text, comes before its files. */
+/** The texts of a message, cut to this many characters in total. In a question the prompt, which is the last text, takes precedence over its files. */
 function cut(role: 'user' | 'assistant', message: Message | undefined, chars: number): Message[] {
   const texts = (message?.content ?? []).flatMap((part) => (part.type === 'text' ? [part.text] : []))
   const prompt = (role === 'user' ? (texts.pop() ?? '') : '').slice(0, chars)
@@ -207,13 +207,13 @@ function cut(role: 'user' | 'assistant', message: Message | undefined, chars: nu
   return content.length === 0 ? [] : [{ role, content }]
 }
 
-/** About right for English text. Other languages and code need more tokens, for which there is the reserve for the answer, and a second try. */
+/** About right for English text. Other languages and code need more tokens; the reserve for the answer and a second attempt cover that. */
 const charsPerToken = 4
 /** Tokens reserved for the answer when the profile does not limit it. */
 const answerTokens = 4_096
-/** Characters that are kept of an old tool result that is cut. */
+/** Characters that are kept of an old tool result when it is cut. */
 const keptChars = 400
-/** The fraction of a prompt that is tried next when a model server refused it as too long, because the estimate was wrong. */
+/** The factor by which the prompt shrinks when a model server refused it as too long, because the estimate was wrong. */
 const harder = 0.5
 
 export interface Fitted {
@@ -230,8 +230,8 @@ export interface ContextWindow {
 }
 
 /**
- * The oldest turns go first, whole; then old tool results of this turn are cut, and its images. The instructions, the newest
- * message of the user and every pair of call and result stay.
+ * Fits the conversation into the model's context. The oldest turns are dropped first, as a whole; then this turn's old tool results are cut, with
+ * their images. The instructions, the newest user message, and every pair of call and result stay.
  */
 export function createContext(
   { model, instructions, limits }: Profile,
@@ -241,7 +241,7 @@ export function createContext(
   const turns = before.map((turn) =>
     turn.model === undefined || turn.model === model ? turn.messages : withoutReasoning(turn.messages, 'none'),
   )
-  // The history has measured these turns already.
+  // The history has already measured these turns.
   const weights = turns.map((messages, i) => {
     const turn = before[i]!
     const measured = messages === turn.messages && turn.fileSize === 0
@@ -282,7 +282,7 @@ export function createContext(
       const budget = roomBeside(tools) * scale
       const sent = Math.min(weightBefore + weigh(turn), budget)
       const before = fitInto(turn, budget).messages
-      // The room stays smaller for the rest of the run.
+      // The smaller budget applies to the rest of the run.
       scale *= budget > 0 ? (sent * harder) / budget : harder
       const fitted = fitInto(turn, sent * harder)
       return weigh(fitted.messages) < weigh(before) ? fitted : undefined
@@ -298,7 +298,7 @@ function sentence(turns: number, results: number): string {
   return parts.length === 0 ? '' : `${parts.join(' and ')}: the conversation is longer than the model takes.`
 }
 
-/** Estimates tokens. */
+/** Estimates the tokens of messages. */
 function weigh(messages: readonly Message[]): number {
   let tokens = 0
   for (const message of messages) {
@@ -307,12 +307,12 @@ function weigh(messages: readonly Message[]): number {
   return Math.ceil(tokens)
 }
 
-/** Cuts results, oldest first, until the turn fits; images of tools go with them. */
+/** Cuts tool results, oldest first, until the turn fits. Images of tools are removed with them. */
 function shortened(turn: readonly Message[], budget: number): { messages: readonly Message[]; cutResults: number } {
   const messages = [...turn]
   let weight = weigh(messages)
   let cutResults = 0
-  // The first message is the user's own.
+  // Start at 1, because the first message is the user's own.
   for (let i = 1; i < messages.length && weight > budget; i++) {
     const message = messages[i]!
     const smaller = message.role === 'tool' ? cutTool(message) : message.role === 'user' ? cutFiles(message) : message

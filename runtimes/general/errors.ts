@@ -14,16 +14,16 @@ export const generalErrors = errorTable('general', {
 interface FailureOptions {
   /** A client may try the run again. */
   readonly retryable?: boolean
-  /** The same call may work in a moment. */
+  /** The same call may work a moment later. */
   readonly transient?: boolean
   /** The prompt is longer than the model takes. */
   readonly tooLong?: boolean
-  /** For the log; never the text of the exception, which may quote keys or prompts. */
+  /** Details for the log. They never hold the text of the exception, which may quote keys or prompts. */
   readonly details?: Readonly<Record<string, unknown>>
   readonly cause?: unknown
 }
 
-/** A model call that failed, with the sentence that a client sees. */
+/** A failed model call, with the sentence that a client sees. */
 export class ModelFailure extends Error {
   readonly retryable: boolean
   readonly transient: boolean
@@ -39,7 +39,7 @@ export class ModelFailure extends Error {
   }
 }
 
-/** Turns anything that a provider throws into a failure with a sentence: an HTTP status, a broken connection, or something unknown. */
+/** Turns anything that a provider throws into a failure with a sentence: an HTTP status, a broken connection, or an unknown failure. */
 export function modelFailure(error: unknown): ModelFailure {
   if (error instanceof ModelFailure) return error
   if (UnsupportedFunctionalityError.isInstance(error)) {
@@ -56,7 +56,7 @@ export function modelFailure(error: unknown): ModelFailure {
   const cause = (error.cause as { code?: unknown } | undefined)?.code
   const options = { cause: error, retryable: transient, transient, details: { status, cause } }
   if (status === undefined) return new ModelFailure('The model server cannot be reached.', options)
-  // A 2xx whose answer broke off, or was not in the provider's format.
+  // The server answered 2xx, but the answer broke off or was not in the provider's format.
   if (status < 300) {
     const sentence = transient
       ? 'The connection to the model server broke.'
@@ -67,9 +67,9 @@ export function modelFailure(error: unknown): ModelFailure {
   return new ModelFailure(`The model server answered ${status}${reason(error.data)}.`, { ...options, tooLong })
 }
 
-/** Statuses with which a model server refuses a prompt; a limit of tokens per minute is 429. */
+/** Statuses with which a model server refuses a prompt. A limit of tokens per minute is 429 instead. */
 const refusals: ReadonlySet<number> = new Set([400, 413, 422])
-/** How OpenAI and Groq, Anthropic, vLLM, llama.cpp, Bedrock and Gemini say it. */
+/** The words by which OpenAI and Groq, Anthropic, vLLM, llama.cpp, Bedrock and Gemini say that a prompt is too long. */
 const tooLongWords =
   /context[ _-]?(?:length|window|size)|prompt is too long|maximum context|input (?:is )?too long|too many (?:input )?tokens|token count .{0,40}exceeds|reduce the length/i
 /** How many characters of an error body are searched. */
@@ -82,7 +82,7 @@ function saysTooLong(data: unknown, text: string): boolean {
   return tooLongWords.test(`${typeof message === 'string' ? message : ''} ${text}`.slice(0, maxLooked))
 }
 
-/** The model server said inside its stream that it failed. */
+/** The failure that a model server reported inside its stream. */
 export const reported = (error: unknown): ModelFailure =>
   APICallError.isInstance(error)
     ? modelFailure(error)
@@ -92,7 +92,7 @@ export const reported = (error: unknown): ModelFailure =>
         tooLong: saysTooLong(error, typeof error === 'string' ? error : ''),
       })
 
-/** The vendor's own code, e.g. ` (model_not_found)`: a plain word says what to fix and cannot carry a key. */
+/** The vendor's own code, e.g. ` (model_not_found)`. A plain word says what to fix and cannot carry a key. */
 function reason(data: unknown): string {
   const error = (data as { error?: unknown } | undefined)?.error ?? data
   const { code, type } = (typeof error === 'object' && error !== null ? error : {}) as {

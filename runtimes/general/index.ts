@@ -20,7 +20,7 @@ export default defineRuntime({
     const history = createHistory()
     const schemas = createOutputSchemas()
     type Connect = Parameters<typeof createTurns>[0]['connect']
-    // The MCP client is half of the code, so it is loaded with the first run that has tools, or before any.
+    // The MCP client is half of the code, so it is loaded by the first run that has tools, or in advance.
     let connecting: Promise<Connect> | undefined
     let toolConnections: ToolConnections | undefined
     const loadTools = async (): Promise<Connect> => {
@@ -32,7 +32,7 @@ export default defineRuntime({
     const loaded = (): Promise<Connect> => (connecting ??= loadTools())
     loads(loaded)
     onStop(async () => toolConnections?.close())
-    // Only a restored conversation with large attachments needs it.
+    // Loaded on demand: only a restored conversation with large attachments needs it.
     let files: Promise<LinkedFiles> | undefined
     onStop(async () => (await files)?.close())
     const turns = createTurns({

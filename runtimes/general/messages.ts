@@ -18,7 +18,7 @@ export interface FilePart {
   readonly filename?: string
   readonly data: { readonly type: 'data'; readonly data: string }
 }
-/** The same in a restored conversation: its content is read before the next run. */
+/** A file part of a restored conversation. Its content is read before the next run. */
 interface LinkedPart extends Pick<FilePart, 'type' | 'mediaType' | 'filename'> {
   readonly data: { readonly type: 'link'; readonly link: ObjectLink }
 }
@@ -35,7 +35,7 @@ export const userMessage = (text: string, files: readonly (TextPart | FilePart |
   content: [...files, textPart(text)],
 })
 
-/** Attachments as parts of the prompt's message: text as text, so that any model can take it, anything else as a file. */
+/** Attachments as parts of the prompt's message. Text stays text, so that any model can read it; everything else becomes a file. */
 const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart | LinkedPart)[] =>
   attachments.map((attachment) => {
     const { mediaType, data = '', link, name } = attachment
@@ -52,7 +52,7 @@ const isLinked = (part: { readonly type: string; readonly data?: unknown }): par
 export const haveLinks = (messages: readonly Message[]): boolean =>
   messages.some(({ role, content }) => role === 'user' && content.some(isLinked))
 
-/** The messages with the content from `read`; missing content is replaced by a note. */
+/** The messages with the contents that `read` returns. A note replaces missing content. */
 export async function withContents(
   messages: readonly Message[],
   read: (link: ObjectLink) => Promise<Buffer | undefined>,
@@ -79,7 +79,7 @@ export async function withContents(
   return whole
 }
 
-/** The message of one step; undefined when it has only reasoning. */
+/** The message of one step. Undefined when the step has only reasoning. */
 function assistantMessage(
   said: readonly (TextPart | ReasoningPart)[],
   calls: readonly ToolCall[],
@@ -95,7 +95,7 @@ export const toolResult = (call: ToolCall, ok: boolean, value: string): ToolResu
   output: { type: ok ? 'text' : 'error-text', value },
 })
 
-/** The texts of two steps are paragraphs of one answer. */
+/** Separates the texts of two steps, which are paragraphs of one answer. */
 export const paragraph = '\n\n'
 
 /** How many pieces of text are joined at once. A piece may be a slice of a far larger string, which V8 keeps alive with it. */
@@ -107,10 +107,10 @@ export class OpenTurn {
   /** The text of the current step, without its newest pieces. */
   #text = ''
   #pieces: string[] = []
-  /** The texts of former steps. */
+  /** The texts of earlier steps. */
   #before = ''
   #parts: (TextPart | ReasoningPart)[] = []
-  /** How many characters of the step's text are in `#parts` already. */
+  /** How many characters of the step's text are already in `#parts`. */
   #added = 0
   #refused: { readonly from: number; readonly count: number } | undefined
 
@@ -137,7 +137,7 @@ export class OpenTurn {
   get answer(): string {
     return this.#before + this.gap + this.text
   }
-  /** The separator between the texts of earlier steps and that of this one. */
+  /** The separator between the texts of earlier steps and the text of this step. */
   get gap(): string {
     return this.#before === '' || this.silent ? '' : paragraph
   }
@@ -148,7 +148,7 @@ export class OpenTurn {
     if (this.#pieces.length >= piecesTogether) void this.text
   }
 
-  /** Adds reasoning after the text of this step so far. The part may still grow. */
+  /** Adds reasoning after the step's text so far. The part may still grow. */
   addReasoning(part: ReasoningPart): void {
     this.#addText()
     this.#parts.push(part)
@@ -179,12 +179,12 @@ export class OpenTurn {
     else this.#messages.push({ role: 'tool', content: [result] })
   }
 
-  /** Adds images of results as a message of the user: most model servers accept images only from a user. */
+  /** Adds the images of tool results as a user message, because most model servers accept images only from a user. */
   addImages(images: readonly FilePart[]): void {
     this.#messages.push(userMessage('The tools above returned these images.', images))
   }
 
-  /** Refuses the answer of the step, and tells the model why. */
+  /** Refuses the step's answer, and tells the model why. */
   askForAnother(sentence: string): void {
     const from = this.#messages.length
     this.endStep([])
@@ -193,7 +193,7 @@ export class OpenTurn {
     this.#refused = { from, count: this.#messages.length - from }
   }
 
-  /** Leaves out the refused answer and the sentence that refused it. */
+  /** Removes the refused answer and the sentence that refused it. */
   dropRefused(): void {
     if (this.#refused) this.#messages.splice(this.#refused.from, this.#refused.count)
     this.#refused = undefined
@@ -246,7 +246,7 @@ export function withoutReasoning(messages: readonly Message[], keep: 'signed' | 
   )
 }
 
-/** Joins texts that only reasoning stood between. */
+/** Joins texts that were separated only by reasoning. */
 function joined<T extends { type: string }>(parts: readonly (T | TextPart)[]): (T | TextPart)[] {
   const out: (T | TextPart)[] = []
   for (const part of parts) {
@@ -258,7 +258,7 @@ function joined<T extends { type: string }>(parts: readonly (T | TextPart)[]): (
 }
 const isText = (part: { type: string }): part is TextPart => part.type === 'text'
 
-/** The same messages with a note in place of each image and file. */
+/** The same messages, with a note instead of each image and file. */
 export function withoutFiles(messages: readonly Message[]): readonly Message[] {
   return messages.map((message) =>
     message.role === 'user'
@@ -269,7 +269,7 @@ export function withoutFiles(messages: readonly Message[]): readonly Message[] {
 const wordFor = ({ mediaType }: Pick<FilePart, 'mediaType'>): string =>
   mediaType.startsWith('image/') ? '[image]' : '[file]'
 
-/** Characters of text a message holds, for the bounds of the history. */
+/** The characters of text in a message, for the limits of the history. */
 export function sizeOf(message: Message): number {
   let size = 0
   for (const part of message.content) {
@@ -283,7 +283,7 @@ export function sizeOf(message: Message): number {
 const signatureSize = ({ providerOptions }: ReasoningPart): number =>
   providerOptions ? JSON.stringify(providerOptions).length : 0
 
-/** Characters of base64; for content that must still be read, those that it will have. */
+/** Characters of base64. For content that must still be read, the characters that it will have. */
 const fileCharsOf = ({ data }: FilePart | LinkedPart): number =>
   data.type === 'data' ? data.data.length : Math.ceil(data.link.bytes / 3) * 4
 
@@ -291,7 +291,7 @@ const fileCharsOf = ({ data }: FilePart | LinkedPart): number =>
 const imageTokens = 1_600
 /** A page of a PDF is about 50 KB and 2,000 tokens. */
 const fileCharsPerToken = 24
-/** About the tokens of a message's images and files. */
+/** The approximate tokens of a message's images and files. */
 export function fileTokensOf({ role, content }: Message): number {
   let tokens = 0
   for (const part of role === 'user' ? content : [])
@@ -300,7 +300,7 @@ export function fileTokensOf({ role, content }: Message): number {
   return tokens
 }
 
-/** Characters of base64 a message holds: images and files. */
+/** The characters of base64 in a message's images and files. */
 export function fileSizeOf(message: Message): number {
   if (message.role !== 'user') return 0
   return message.content.reduce((sum, part) => (part.type === 'file' ? sum + fileCharsOf(part) : sum), 0)

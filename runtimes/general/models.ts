@@ -5,7 +5,7 @@ import { openerOf } from '#kit/models'
 import type { GeneralConfig, ModelSettings } from './config.ts'
 import { ModelFailure, modelFailure, reported, generalErrors } from './errors.ts'
 
-/** Profiles choose model ids freely, so the cache is emptied at this size. */
+/** The most models in the cache. Profiles choose model ids freely, so the cache is emptied at this size. */
 const maxCached = 1_000
 
 /** The model behind a profile's `model`. */
@@ -14,7 +14,7 @@ export interface Model {
   readonly settings: ModelSettings & { readonly contextTokens: number }
 }
 
-/** Finds the model behind `provider/modelId`: model objects are stateless and shared. Throws AppError `unknown_model`. */
+/** Finds the model of `provider/modelId`. Model objects are stateless and shared. Throws AppError `unknown_model`. */
 export function createCatalog(
   providers: ReadonlyMap<string, ModelProvider>,
   config: Pick<GeneralConfig, 'contextTokens' | 'models'>,
@@ -40,7 +40,7 @@ function createSettings({ contextTokens: usual, models }: Pick<GeneralConfig, 'c
       const open = pattern.endsWith('*')
       return { open, name: open ? pattern.slice(0, -1) : pattern, settings }
     })
-    // The longest first, and of two equally long ones the exact one.
+    // The longest name first; of two equally long names, the exact one.
     .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
   return (model: string): Model['settings'] => {
     const line = lines.find(({ name, open }) => (open ? model.startsWith(name) : model === name))
@@ -53,18 +53,18 @@ const sentence = (name: string, providers: readonly string[]): string =>
 
 /** A model call whose first meaningful part has arrived. */
 export interface OpenCall {
-  /** That part and those that arrived with it. Undefined when the answer ended without a meaningful part. */
+  /** The first meaningful part and the parts that arrived with it. Undefined when the answer ended without a meaningful part. */
   readonly first: readonly ModelPart[] | undefined
   readonly rest: ModelParts
 }
 
 const waits = { firstMs: 200, factor: 4, longestMs: 800, most: 2 }
-/** The longest `Retry-After` that is respected: a user waits. */
+/** Milliseconds. The longest `Retry-After` that is respected, because a user is waiting. */
 const maxRetryAfterMs = 5_000
 
 /**
- * Calls the model, and repeats after a temporary failure: at most twice, and only while nothing was streamed, because
- * text that a client has seen cannot be taken back.
+ * Calls the model, and retries at most twice after a temporary failure. It retries only while nothing was streamed, because text that a client has
+ * seen cannot be taken back.
  */
 export async function openCall(
   model: OpenModel,
@@ -90,7 +90,7 @@ export async function openCall(
   return retry(attempt, { ...waits, signal, mayPass })
 }
 
-/** False for parts that only announce something. Some reasoning has no text, only a signature. */
+/** False for parts that only announce something. A reasoning part may have no text and only a signature. */
 function isMeaningful(part: ModelPart): boolean {
   if (part.type === 'text-delta') return part.delta !== ''
   return meaningful.has(part.type)
@@ -115,7 +115,7 @@ interface CallUsage {
   readonly cachedTokens?: number
 }
 
-/** Tokens of one model call. Costs are not known here. */
+/** The tokens of one model call. The cost is not known here. */
 export function usageOf({ inputTokens, outputTokens }: LanguageModelV4Usage): CallUsage {
   const cached = count(inputTokens.cacheRead)
   return {
@@ -125,6 +125,6 @@ export function usageOf({ inputTokens, outputTokens }: LanguageModelV4Usage): Ca
   }
 }
 
-/** Servers omit counts, and some send invalid ones. */
+/** Servers omit some counts and send others that are invalid. */
 const count = (tokens: number | undefined): number =>
   tokens !== undefined && Number.isFinite(tokens) && tokens > 0 ? Math.round(tokens) : 0

@@ -2,11 +2,11 @@ import type { LanguageModelV4CallOptions } from '@ai-sdk/provider'
 import type { OutputSchemas } from '#kit/schemas'
 import type { ResponseFormat } from '#contracts/prompt'
 
-/** The form that the answer of a run must have. */
+/** The required form of a run's answer. */
 export interface OutputForm {
-  /** The response format for the provider, which passes it on if its model supports it. */
+  /** The response format for the provider, which forwards it if its model supports it. */
   readonly asked: NonNullable<LanguageModelV4CallOptions['responseFormat']>
-  /** The value of an answer, or a sentence for its model that says why it is not valid. */
+  /** The value of an answer, or a sentence that tells the model why the answer is invalid. */
   read(answer: string): Promise<{ readonly value: unknown } | { readonly problem: string }>
 }
 
@@ -42,5 +42,5 @@ export async function createOutputForm(
   }
 }
 
-/** Models without support for response formats often put JSON into a code block. */
+/** Strips a code block: models without support for response formats often put JSON into one. */
 const unfenced = (text: string): string => /^\s*```(?:json)?\n([^]*?)\n?```\s*$/.exec(text)?.[1] ?? text

@@ -3,9 +3,9 @@ import { withoutCycles } from '#contracts/circular'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { OpenTurn, ReasoningPart } from './messages.ts'
 
-/** Characters in one event: deltas of reasoning are parts of words. */
+/** Characters per event. Deltas of reasoning are only parts of words, so they are collected. */
 const eventChars = 400
-/** Characters of reasoning that one run shows. */
+/** The most characters of reasoning that one run shows. */
 const maxShownChars = 40_000
 
 type ReasoningStreamPart = Extract<
@@ -13,11 +13,11 @@ type ReasoningStreamPart = Extract<
   { type: 'reasoning-start' | 'reasoning-delta' | 'reasoning-end' }
 >
 
-/** The reasoning of one step: for the next call as the vendor signed it, for readers in pieces. */
+/** The reasoning of one step: as the vendor signed it for the next call, and in pieces for readers. */
 export interface Reasoning {
-  /** Returns what may be shown now. */
+  /** Takes a part. Returns an event when enough text has been collected. */
   take(part: ReasoningStreamPart): RuntimeEvent | undefined
-  /** Returns the rest that was not shown yet, when the model begins to answer. */
+  /** Returns the text that was not shown yet. Called when the model begins to answer. */
   flush(): RuntimeEvent | undefined
 }
 
@@ -59,7 +59,7 @@ export function createReasoning(turn: Pick<OpenTurn, 'addReasoning'>, shows: boo
   }
 }
 
-/** A signature comes in a part of its own, behind the text that it signs. */
+/** A signature arrives as a separate part, after the text that it signs. */
 function merged(
   had: ReasoningPart['providerOptions'],
   more: SharedV4ProviderMetadata,

@@ -24,35 +24,35 @@ export interface RunDeps {
   modelOf(name: string): Model
   /** Throws AppError `tool_server_unavailable`. Undefined: the run has no tools. */
   connect(envelope: RunEnvelope, signal: AbortSignal): Promise<Connected | undefined>
-  /** Reads what a restored conversation has links to, with the address and token of the run. */
+  /** Reads a linked content of a restored conversation, with the address and token of the run. */
   readLinked(envelope: RunEnvelope, link: ObjectLink, signal: AbortSignal): Promise<Buffer | undefined>
   /** Throws AppError `invalid_response_format`. */
   formOf(format: ResponseFormat, tenantId: string): Promise<OutputForm>
 }
 
-/** Events in batches of those that are yielded together. */
+/** Batches of events; the events of a batch are yielded together. */
 type Events = AsyncGenerator<EventBatch>
 
-/** Model calls of one run unless the profile says otherwise. */
+/** The most model calls of one run, unless the profile sets a limit. */
 const defaultMaxSteps = 16
 
-/** Makes the runs of this process; each is read as its events. */
+/** Makes the runs of this process. Each run is read as its events. */
 export const createTurns =
   (deps: RunDeps) =>
   (envelope: RunEnvelope, signal: AbortSignal): Events =>
     new Run(envelope, signal, deps).events()
 
-/** `asking` -> (`calling` ->) `asking` ... -> (`judging` ->) `ended`; an answer that does not fit its form is asked for again. */
+/** `asking` -> (`calling` ->) `asking` ... -> (`judging` ->) `ended`. An answer that does not fit its form is requested again. */
 type State = 'asking' | 'calling' | 'judging' | 'ended'
 
 /**
- * One run: the model is called, its tool calls are executed and their results given back, until it answers without a
- * call. The loop sits on the provider's stream of parts: `streamText` of the same library costs three times the CPU per delta
- * and resolves after an in-band failure, where the commit-once rule of specification 4.23 needs to know.
+ * One run: calls the model, executes its tool calls and returns their results, until the model answers without a call. The loop reads the
+ * provider's stream of parts directly. `streamText` of the same library costs three times the CPU per delta, and resolves after an in-band failure,
+ * which the commit-once rule of specification 4.23 needs to know about.
  */
 class Run {
   #state: State = 'asking'
-  /** Events that were not yielded yet. */
+  /** Events that are not yielded yet. */
   readonly #pending: (RuntimeEvent | Texts)[] = []
   readonly #envelope: RunEnvelope
   readonly #signal: AbortSignal
@@ -61,16 +61,16 @@ class Run {
   #model!: Model
   #context!: ContextWindow
   #form: OutputForm | undefined
-  /** Made when it is first needed, like the ids of calls: most answers have neither reasoning nor calls. */
+  /** Created on first use, like the ids of calls, because most answers have neither reasoning nor calls. */
   #reasoning: Reasoning | undefined
   #callId: ((id: string) => string) | undefined
   #tools: ToolSet | undefined
-  /** Model calls so far, those of former attempts too. */
+  /** Model calls so far, including those of earlier attempts. */
   #steps = 0
-  /** True once the model was asked for another answer, because its first one does not fit. */
+  /** True once the model was asked for another answer, because its first answer does not fit the form. */
   #askedAgain = false
   #finish: Extract<LanguageModelV4StreamPart, { type: 'finish' }> | undefined
-  /** The calls of the step under way. */
+  /** The tool calls of the current step. */
   #calls: readonly PendingCall[] = []
 
   constructor(envelope: RunEnvelope, signal: AbortSignal, deps: RunDeps) {
@@ -88,7 +88,7 @@ class Run {
       while (this.#state !== 'ended') {
         const call = yield* this.#callModel()
         try {
-          // Inline, because a generator of its own would cost every delta another promise.
+          // Inlined, because a separate generator would cost every delta another promise.
           for (let parts = call.first; parts; parts = await call.rest.next()) {
             this.#takeParts(parts)
             if (this.#pending.length > 0) yield this.#pending.splice(0)
@@ -106,13 +106,13 @@ class Run {
     } catch (error) {
       this.#fail(error)
     } finally {
-      // Done before the terminal event, and also when the host stops reading: the next run must find this one's messages.
+      // Keep the messages before the terminal event, and also when the host stops reading, because the next run must find them.
       this.#keep()
     }
     if (this.#pending.length > 0) yield this.#pending
   }
 
-  /** Sets up what the run needs, and goes on after the part that a former attempt has finished. */
+  /** Prepares what the run needs, and continues after the part that an earlier attempt finished. */
   async *#begin(): Events {
     const {
       runId,
@@ -142,7 +142,7 @@ class Run {
     yield* this.#execute(open)
   }
 
-  /** A conversation that was restored gets its large attachments back, once. */
+  /** Reads the large attachments of a restored conversation, once. */
   async #bringHistory(): Promise<void> {
     const { history, readLinked } = this.#deps
     const { sessionId } = this.#envelope
@@ -154,7 +154,7 @@ class Run {
     history.replace(sessionId, turns)
   }
 
-  /** Calls the model with the messages that fit its context, and once more with fewer when its server says that they did not fit. */
+  /** Calls the model with the messages that fit its context. If the server says that they did not fit, calls it once more with fewer. */
   async *#callModel(): AsyncGenerator<EventBatch, OpenCall> {
     const listing = this.#tools?.refresh()
     if (listing) await listing
@@ -181,7 +181,7 @@ class Run {
     const specs = this.#tools?.specs ?? []
     const system = instructions === '' ? [] : [{ role: 'system' as const, content: instructions }]
     const options: LanguageModelV4CallOptions = {
-      // What they linked to was brought before the first call.
+      // Linked contents were read before the first call, so no links remain.
       prompt: [...system, ...messages] as LanguageModelV4CallOptions['prompt'],
       abortSignal: this.#signal,
     }
@@ -193,7 +193,7 @@ class Run {
     return options
   }
 
-  /** Takes the parts of the answer that have arrived. */
+  /** Processes the parts of the answer that have arrived. */
   #takeParts(parts: readonly ModelPart[]): void {
     for (const part of parts) {
       if (part.type === 'text-deltas') this.#takeTexts(part.deltas)
@@ -255,7 +255,7 @@ class Run {
     this.#state = 'ended'
   }
   #judge(read: Awaited<ReturnType<OutputForm['read']>>): void {
-    // The second answer takes the place of the refused one.
+    // The second answer replaces the refused one.
     this.#turn.dropRefused()
     if ('value' in read) return this.#takeAnswer({ output: read.value })
     if (this.#askedAgain)
@@ -279,8 +279,8 @@ class Run {
   }
 
   /**
-   * Executes calls at the same time, and adds their results in the order of the calls; behind all others those that may wait for a
-   * person, so that what was done meanwhile is known. Images follow where the model takes images.
+   * Executes calls concurrently and adds their results in the order of the calls. Calls that may wait for a person come last, so that the results
+   * of all others are known by then. Images follow if the model accepts images.
    */
   async *#execute(calls: readonly PendingCall[]): Events {
     const outcomes = calls.map((call) => ({ call, outcome: execute(this.#tools, call) }))

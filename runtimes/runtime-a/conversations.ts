@@ -10,18 +10,18 @@ import type { Root } from './root.ts'
 
 /** A conversation for the length of one run. */
 export interface Conversation {
-  /** The vendor's folder of the session: no other session's is reachable from it. */
+  /** The vendor's folder of the session. No other session's folder is reachable from it. */
   readonly folder: string
   /** The vendor's id of the conversation. */
   readonly id: string
-  /** True when an earlier run has started it. */
+  /** True when an earlier run started the conversation. */
   readonly resumes: boolean
 }
 
-/** The conversations of this process: one folder per session, in each the one file that the vendor writes it to. */
+/** The conversations of this process: one folder per session, in which the vendor writes a single file. */
 export interface Conversations {
   has(sessionId: string): boolean
-  /** Begins a run. It removes what a former attempt of the run has left, because the turn is done again. */
+  /** Begins a run. Removes what an earlier attempt of the run left, because the turn is repeated. */
   begin(envelope: Pick<RunEnvelope, 'sessionId' | 'runId' | 'attempt'>): Promise<Conversation>
   /** Called when the vendor's process is gone. `keeps`: the model wrote something that the next run must know. */
   settle(sessionId: string, keeps: boolean): Promise<void>
@@ -32,13 +32,13 @@ export interface Conversations {
 
 interface Session {
   readonly id: string
-  /** How many bytes of its file are finished turns. */
+  /** How many bytes of the conversation's file belong to finished turns. */
   readonly bytes: number
   /** The last run, and the size of the file before it. The vendor only appends. */
   readonly last?: { readonly runId: string; readonly bytes: number }
 }
 
-/** One name for all projects: the vendor would derive it from a path of this machine. */
+/** One name for all projects, because the vendor would otherwise derive it from a path of this machine. */
 export const projectName = 'session'
 
 const fileOf = (id: string): string => `projects/${projectName}/${id}.jsonl`
@@ -51,14 +51,14 @@ export function createConversations(root: Root): Conversations {
   const remove = (sessionId: string): Promise<void> =>
     rm(folderOf(sessionId), { recursive: true, force: true, maxRetries: 3 })
   const fresh = async (sessionId: string): Promise<Session> => {
-    // A new id, because the vendor refuses to begin a conversation whose file exists.
+    // Use a new id, because the vendor refuses to begin a conversation whose file exists.
     await remove(sessionId)
     return { id: randomUUID(), bytes: 0 }
   }
   return {
     has(sessionId) {
       const session = sessions.get(sessionId)
-      // The file may be gone: machines remove old temporary files after some days.
+      // Check the file, because machines remove old temporary files after some days.
       return session !== undefined && session.bytes > 0 && existsSync(join(folderOf(sessionId), fileOf(session.id)))
     },
     async begin({ sessionId, runId, attempt = 1 }) {
@@ -73,7 +73,7 @@ export function createConversations(root: Root): Conversations {
     },
     async settle(sessionId, keeps) {
       const session = sessions.get(sessionId)
-      // The session was forgotten meanwhile.
+      // The session was forgotten in the meantime.
       if (!session?.last) return remove(sessionId)
       const file = join(folderOf(sessionId), fileOf(session.id))
       const before = session.last.bytes
@@ -117,8 +117,8 @@ export function createConversations(root: Root): Conversations {
 const said = Buffer.from('"type":"user"')
 
 /**
- * The end of the last whole line of a file when there is a message after `from`, else `from`. A process that was killed leaves
- * half a line, or a file without any message, which the vendor refuses.
+ * The end of the last complete line of a file if there is a message after `from`, otherwise `from`. A killed process leaves half a line, or a file
+ * without any message, both of which the vendor refuses.
  */
 async function lastTurn(file: string, from: number): Promise<number> {
   const handle = await open(file).catch((error: NodeJS.ErrnoException) => {

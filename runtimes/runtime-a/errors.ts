@@ -30,7 +30,7 @@ export const runtimeAErrors = errorTable('runtime_a', {
   },
 })
 
-/** Failures of the model server and the process, with their own sentences. */
+/** Failures of the model server and of the process, each with a sentence of ours. */
 export const answerCut = () =>
   runtimeAErrors.modelError({ message: 'The connection to the model server broke.', retryable: true })
 export const processSilent = () =>
@@ -55,7 +55,7 @@ export function failureOf({ subtype, api_error_status: status, api_error: kind }
 
 const mayPass = (status: number): boolean => status === 408 || status === 409 || status === 429 || status >= 500
 
-/** The terminal event of a failed run. An unknown kind of failure is thrown to the host. */
+/** The terminal event of a failed run. An unknown kind of error is rethrown to the host. */
 export function errorEvent(error: unknown): Extract<RuntimeEvent, { type: 'error' }> {
   if (!isAppError(error)) throw error
   const retryable = error.retryable ? { retryable: true } : {}

@@ -27,7 +27,7 @@ const RuntimeAConfig = Settings({
 })
 type RuntimeAConfig = Static<typeof RuntimeAConfig>
 
-/** The runtime `runtime_a`: the Claude Agent SDK, a process of its vendor for each run, with the session's tools and no others. */
+/** The runtime `runtime_a`: the Claude Agent SDK, with one vendor process per run and only the session's tools. */
 export default defineRuntime({
   name: 'runtime_a',
   config: RuntimeAConfig,

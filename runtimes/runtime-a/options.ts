@@ -16,7 +16,7 @@ interface Place {
   readonly spawn: Options['spawnClaudeCodeProcess']
 }
 
-/** Model calls of one run unless the profile says otherwise. */
+/** The most model calls of one run, unless the profile sets a limit. */
 const defaultMaxSteps = 16
 export const maxStepsOf = ({ profile }: Pick<RunEnvelope, 'profile'>): number =>
   profile.limits.maxSteps ?? defaultMaxSteps
@@ -27,7 +27,7 @@ const confined = {
   settingSources: [],
   strictMcpConfig: true,
   permissionMode: 'dontAsk',
-  // A prompt is text: otherwise `@/etc/passwd` in it would be replaced by that file, and `/name` be a command.
+  // Prompts are plain text. Otherwise the vendor would replace `@/etc/passwd` by that file, and run `/name` as a command.
   verbatimPrompts: true,
   includePartialMessages: true,
 } as const
@@ -50,16 +50,16 @@ export function optionsOf(envelope: RunEnvelope, place: Place): Options {
   }
 }
 
-/** The search path for programs; the vendor's own is started by its path. */
+/** The search path for programs. The vendor's own program is started by its full path. */
 const path = '/usr/local/bin:/usr/bin:/bin'
 /** How often a failing model call is repeated, as in the other runtimes, and how long its server may take. */
 const maxRetries = 2
 const firstByteMs = 300_000
 const mcpConnectMs = 5_000
-/** More tokens than any answer of a tool has: the vendor writes a longer one to a file, which no tool can read. */
+/** More tokens than any tool result has. The vendor would write a longer result to a file, which no tool can read. */
 const maxToolTokens = 1_000_000
 
-/** The whole environment of the vendor's process but for the addresses of tool servers. */
+/** The whole environment of the vendor's process, except for the addresses of tool servers. */
 function environment(
   config: string,
   scratch: Scratch,
@@ -76,9 +76,9 @@ function environment(
     CLAUDE_CODE_PROJECT_DIR_NAME: projectName,
     ANTHROPIC_BASE_URL: server.baseUrl,
     ANTHROPIC_API_KEY: server.apiKey,
-    // The vendor's bare mode: no hooks, memory, instruction files or description of this machine in the prompt.
+    // The vendor's bare mode: the prompt has no hooks, memory, instruction files or description of this machine.
     CLAUDE_CODE_SIMPLE: '1',
-    // Files that a prompt mentions are not read, even if `verbatimPrompts` should fail.
+    // Do not read files that a prompt mentions, even if `verbatimPrompts` should fail.
     CLAUDE_CODE_DISABLE_ATTACHMENTS: '1',
     CLAUDE_CODE_DISABLE_FILE_MENTIONS: '1',
     CLAUDE_CODE_DISABLE_BACKGROUND_TASKS: '1',
@@ -86,9 +86,9 @@ function environment(
     DISABLE_AUTOUPDATER: '1',
     DISABLE_TELEMETRY: '1',
     DISABLE_ERROR_REPORTING: '1',
-    // Puts all tools of the session into every prompt; searching among them would need another tool of the vendor's.
+    // Puts all session tools into every prompt, because searching among them would need another vendor tool.
     ENABLE_TOOL_SEARCH: 'false',
-    // The vendor would request a broken answer again from its start, after the part that a client has already read.
+    // Without this the vendor would request a broken answer again from its start, after a client has read part of it.
     CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK: '1',
     CLAUDE_CODE_MAX_RETRIES: String(maxRetries),
     API_TIMEOUT_MS: String(firstByteMs),
@@ -99,14 +99,14 @@ function environment(
 }
 
 export interface ModelServer {
-  /** Without `/v1`, which the vendor adds. */
+  /** The address without `/v1`, which the vendor adds. */
   readonly baseUrl: string
   readonly apiKey: string
 }
 
 const provider = 'anthropic'
 
-/** Where the vendor's process finds its models: in a sandbox worker the runner, which has the key. */
+/** Where the vendor's process finds its models. For a sandboxed worker that is the runner, which has the key. */
 export function modelServer(
   { apiKey, baseUrl }: { readonly apiKey?: string; readonly baseUrl?: string },
   egress: ModelEgress | undefined,

@@ -3,16 +3,16 @@ import type { Socket } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Command, Spawned } from './sdk.ts'
 
-/** The vendor's process of one run, and whatever it may start. */
+/** The vendor's process of one run, and all processes that it may start. */
 export interface VendorProcess {
   readonly spawn: (command: Command) => Spawned
-  /** Resolves when the process is gone; at once when it was never started. */
+  /** Resolves when the process is gone, at once if it was never started. */
   gone(): Promise<void>
   /** Ends the process, first by its own protocol, then by signals. Resolves when it is gone. */
   stop(politely: () => Promise<unknown>): Promise<void>
 }
 
-/** How long the process gets to write down the turn so far, and then to end after SIGTERM. Then it is killed. */
+/** Milliseconds for the process to save the turn so far, and then to end after SIGTERM. After that it is killed. */
 const politeMs = 700
 const termMs = 500
 
@@ -42,19 +42,20 @@ export function vendorProcess(): VendorProcess {
       const child = spawn(command, args, {
         ...(cwd === undefined ? {} : { cwd }),
         env,
-        // Its stderr is not read, because it quotes prompts and model servers.
+        // Do not read stderr, because it quotes prompts and model servers.
         stdio: ['pipe', 'pipe', 'ignore'],
-        // It gets a process group of its own, so that it is killed with everything it has started.
+        // A separate process group, so that the process is killed together with everything that it started.
         detached: true,
       })
       pid = child.pid
-      // If we die it must die, too: it would finish its turn, tool calls included, while another host does it again.
+      // If this process dies, the vendor's process must die too. It would otherwise finish its turn, tool calls included, while another host
+      // repeats the turn.
       const release = pid === undefined ? undefined : afterwards('kill -s KILL -- "-$1"', String(pid))
       gone = new Promise((resolve) => {
         child.once('exit', () => resolve())
         child.once('error', () => child.pid === undefined && resolve())
       })
-      // Writing fails when the process died with input unread.
+      // Writing fails when the process died with unread input.
       child.stdin.on('error', () => {})
       void gone.then(() => {
         signal('SIGKILL')
@@ -77,14 +78,14 @@ export function vendorProcess(): VendorProcess {
 }
 
 /**
- * Has a shell do something when this process dies before it could do it, however it dies: the pipe that the shell reads ends
- * with us. Returns how to let go of it.
+ * Has a shell run `script` if this process dies first, however it dies, because the shell's input pipe ends with this process. Returns a function
+ * that releases the shell.
  */
 export function afterwards(script: string, argument: string): () => void {
   const shell = spawn('/bin/sh', ['-c', `read -r _; ${script}`, 'sh', argument], {
     env: {},
     stdio: ['pipe', 'ignore', 'ignore'],
-    // Signals to our process group, e.g. by a terminal, must not reach it.
+    // Signals to our process group, for example from a terminal, must not reach the shell.
     detached: true,
   })
   shell.on('error', () => {})

@@ -4,15 +4,15 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterwards } from './process.ts'
 
-/** A folder of this process alone, for conversations and for the files of single runs. It is created when it is first used. */
+/** A folder of this process alone, for conversations and for the files of single runs. Created on first use. */
 export interface Root {
   readonly path: string
-  /** Makes a folder in it if it is missing, because machines remove old temporary files after some days. */
+  /** Creates a missing folder in it, because machines remove old temporary files after some days. */
   folder(name?: string): Promise<string>
   remove(): Promise<void>
 }
 
-/** Removes a folder, again for five seconds while it fails: the vendor's process is killed at the same time, and may still write. */
+/** Removes a folder, retrying for five seconds: the vendor's process is killed at the same time and may still write. */
 const removal = 'i=0; until /bin/rm -rf -- "$1" 2>/dev/null || [ "$i" -ge 50 ]; do i=$((i + 1)); /bin/sleep 0.1; done'
 
 export function createRoot(parent: string = tmpdir()): Root {
@@ -33,7 +33,7 @@ export function createRoot(parent: string = tmpdir()): Root {
   }
 }
 
-/** The folders for what the vendor's process writes beside the conversation; they are removed when the run is over. */
+/** Folders for what the vendor's process writes outside the conversation. They are removed when the run is over. */
 export interface Scratch {
   readonly home: string
   readonly work: string
@@ -54,7 +54,7 @@ export async function openScratch(root: Root): Promise<Scratch> {
     home: home!,
     work: work!,
     tmp: tmp!,
-    // A process that is being killed may write a last time.
+    // Retry, because a process that is being killed may write a last time.
     remove: () => rm(folder, { recursive: true, force: true, maxRetries: 3 }),
   }
 }

@@ -19,11 +19,11 @@ interface RunDeps {
   readonly root: Root
   readonly schemas: OutputSchemas
   readonly log: Pick<FastifyBaseLogger, 'warn'>
-  /** Throws AppError `unknown_model` when there is none. */
+  /** Throws AppError `unknown_model` when there is no such model. */
   server(): ModelServer
 }
 
-/** One run. It starts a process of the vendor's, which is gone before the last event. */
+/** One run. It starts a vendor process, which is gone before the last event. */
 export async function* runTurn(
   envelope: RunEnvelope,
   signal: AbortSignal,
@@ -61,15 +61,15 @@ async function* answer(
     yield* converse((input) => query({ prompt: input, options }), prompt, turn, process, signal)
     return turn.result
   } finally {
-    // Done before the last event, and also when the host stops reading: the next run must find this one's messages.
+    // Settle before the last event, and also when the host stops reading, because the next run must find this run's messages.
     await conversations.settle(envelope.sessionId, turn.spoke)
     await scratch.remove()
   }
 }
 
-/** How long a process may take until its first message: it loads itself and connects to MCP servers, a few at a time, each for 5 s at most. */
+/** Milliseconds until a process's first message. It loads itself and connects to MCP servers, a few at a time, each for 5 s at most. */
 const startMs = 60_000
-/** How long a process may go on after its last message: it writes the conversation down, which takes some 100 ms. */
+/** Milliseconds that a process may continue after its last message. It saves the conversation, which takes some 100 ms. */
 const lingerMs = 2_000
 
 /** Has the vendor answer one prompt. The process is gone when it ends, however it ends. */
@@ -81,7 +81,7 @@ export async function* converse(
   signal: AbortSignal,
 ): AsyncGenerator<RuntimeEvent> {
   const { promise: answered, resolve: close } = Promise.withResolvers<void>()
-  // While this input is open the process can be told to stop; when it ends the process ends by itself.
+  // While this input is open the process can be told to stop. When the input ends, the process ends by itself.
   const prompt = async function* (): AsyncGenerator<UserMessage> {
     yield { type: 'user', message: { role: 'user', content }, parent_tool_use_id: null }
     await answered
@@ -108,7 +108,7 @@ export async function* converse(
         close()
         linger = setTimeout(() => void stop(), lingerMs)
       }
-      // The rest is read all the same, because the process is still writing.
+      // Read the remaining messages anyway, because the process is still writing.
       if (failure !== undefined) continue
       try {
         yield* turn.take(message)
@@ -139,7 +139,7 @@ async function next(messages: AsyncIterator<Message>): Promise<Message | undefin
   }
 }
 
-/** The prompt with its attachments. Throws AppError `unsupported_attachment` for one that the vendor's models do not take. */
+/** The prompt with its attachments. Throws AppError `unsupported_attachment` for an attachment that the vendor's models do not accept. */
 const promptBlocks = ({ prompt, attachments }: Pick<RunEnvelope, 'prompt' | 'attachments'>): PromptBlock[] => [
   ...inlineOf(attachments).map(blockOf),
   { type: 'text', text: prompt },

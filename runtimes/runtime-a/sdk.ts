@@ -13,7 +13,7 @@ export interface Query extends AsyncIterable<Message> {
 
 export interface Options {
   readonly cwd: string
-  /** The complete environment: nothing of this process's own is added. */
+  /** The complete environment. Nothing of this process's environment is added. */
   readonly env: Readonly<Record<string, string>>
   readonly model: string
   readonly systemPrompt: string
@@ -27,7 +27,7 @@ export interface Options {
   readonly maxTurns: number
   readonly mcpServers: Readonly<Record<string, HttpServer>>
   readonly outputFormat?: { readonly type: 'json_schema'; readonly schema: Readonly<Record<string, unknown>> }
-  /** A new conversation of this id, or an old one that goes on. */
+  /** The id of a new conversation, or of an old one that is resumed. */
   readonly sessionId?: string
   readonly resume?: string
   readonly spawnClaudeCodeProcess: (command: Command) => Spawned
@@ -37,7 +37,7 @@ export interface HttpServer {
   readonly type: 'http' | 'sse'
   readonly url: string
   readonly headers: Readonly<Record<string, string>>
-  /** Its tools are in every prompt, and the first one waits until it is connected. */
+  /** The server's tools are in every prompt, and the first prompt waits until the server is connected. */
   readonly alwaysLoad: true
   /** Milliseconds for one call. */
   readonly timeout: number
@@ -89,13 +89,13 @@ export interface Init {
   readonly mcp_servers: readonly { readonly name: string; readonly status: string }[]
 }
 
-/** A call of the model failed and is made again. */
+/** Reports that a model call failed and is retried. */
 export interface Retry {
   readonly type: 'system'
   readonly subtype: 'api_retry'
 }
 
-/** The conversation was too long for its model: older turns have been summarized. */
+/** Reports that the conversation was too long for its model, so that older turns were summarized. */
 interface Compacted {
   readonly type: 'system'
   readonly subtype: 'compact_boundary'
@@ -154,14 +154,14 @@ export interface Result {
     | 'error_max_turns'
     | 'error_max_budget_usd'
     | 'error_max_structured_output_retries'
-  /** May be true of a `success`, too: then the model server failed. */
+  /** May be true for a `success` too: the model server failed in that case. */
   readonly is_error: boolean
   readonly api_error_status?: number | null
   readonly api_error?: string
   readonly stop_reason: string | null
   readonly result?: string
   readonly structured_output?: unknown
-  /** Totals by the vendor's names of models, of this run alone, also in an older conversation. */
+  /** Totals by the vendor's model names, of this run alone even when the conversation is older. */
   readonly model_usage_since_last_result?: Readonly<Record<string, ModelTotals>>
 }
 

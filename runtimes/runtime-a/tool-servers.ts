@@ -5,12 +5,12 @@ import { runtimeAErrors } from './errors.ts'
 
 export interface ToolServers {
   readonly config: Readonly<Record<string, HttpServer>>
-  /** Variables with addresses and credentials: on a command line every user of the machine could read them. */
+  /** Variables with addresses and credentials. On a command line every user of the machine could read them. */
   readonly env: Readonly<Record<string, string>>
   readonly allowed: readonly string[]
-  /** A tool as the session knows it. */
+  /** The name of a tool in the session. */
   plainName(name: string): string
-  /** Whether the session has its own tools. */
+  /** Whether the session's own tools are connected. */
   connected(init: Init): boolean
   /** External servers without which the run continues. */
   unavailable(init: Init): readonly UnavailableMcpServer[]
@@ -19,12 +19,12 @@ export interface ToolServers {
 /** The vendor's name for the session's MCP endpoint. */
 const own = 'runner'
 const prefix = `mcp__${own}__`
-/** Together with the longest names of tools it fits what model servers take. */
+/** Together with the longest tool names this fits the limits of model servers. */
 const maxNameChars = 32
-/** The longest time of a timer. */
+/** The longest delay of a timer, in milliseconds. */
 const maxMs = 2_147_483_647
 
-/** The MCP servers of a run. The vendor replaces `${NAME}` in their settings by variables, so settings with that text are refused. */
+/** The MCP servers of a run. The vendor replaces `${NAME}` in server settings by variables, so settings that contain such text are refused. */
 export function toolServers(
   envelope: Pick<
     RunEnvelope,
@@ -91,7 +91,7 @@ const cannotHoldBack = 'This runtime cannot withhold tools that need a review; u
 const unusable = (name: string): string =>
   `The MCP server '${name}' cannot be used; the run continues without its tools.`
 
-/** A unique name of letters that the vendor takes, which is no prefix of another server's name. */
+/** A unique name in letters that the vendor accepts. It is no prefix of another server's name. */
 function vendorName(name: string, taken: Readonly<Record<string, unknown>>): string {
   const single = name.replaceAll(/_{2,}/g, '_').slice(0, maxNameChars)
   const plain = single.replaceAll(/^_|_$/g, '') || 'server'

@@ -6,9 +6,9 @@ import { maxStepsOf } from './options.ts'
 import type { Assistant, Init, Message, ModelTotals, Result, StreamEvent, Tokens, User } from './sdk.ts'
 import type { ToolServers } from './tool-servers.ts'
 
-/** The texts of two model calls are paragraphs of one answer. */
+/** Separates the texts of two model calls, which are paragraphs of one answer. */
 const paragraph = '\n\n'
-/** The vendor's own tool, with which a model hands over an answer in a form. */
+/** The vendor's own tool, through which a model returns an answer in the required form. */
 const outputTool = 'StructuredOutput'
 
 type TurnEnvelope = Pick<RunEnvelope, 'tenantId' | 'profile' | 'responseFormat'>
@@ -19,14 +19,14 @@ export class Turn {
   readonly #tools: ToolServers
   readonly #schemas: OutputSchemas
   readonly #usage: Usage
-  /** Names of the tools that are being executed, by the ids of their calls. */
+  /** The names of the tools that are being executed, by the ids of their calls. */
   readonly #open = new Map<string, string>()
   #answer = ''
-  /** Text of the current model call that a client has seen. */
+  /** The text of the current model call that a client has seen. */
   #streamed = ''
   #tokens: Tokens = {}
   #stopReason: string | null = null
-  /** True when the current model call continues where the one before reached its limit. */
+  /** True when the current model call continues an answer that reached its length limit. */
   #continues = false
   #spoke = false
   #over = false
@@ -47,7 +47,7 @@ export class Turn {
   get spoke(): boolean {
     return this.#spoke
   }
-  /** The run's last event; undefined until the vendor has sent its result. */
+  /** The run's last event. Undefined until the vendor has sent its result. */
   get result(): RuntimeEvent | undefined {
     return this.#result
   }
@@ -67,7 +67,7 @@ export class Turn {
   }
 
   *#begin(init: Init): Generator<RuntimeEvent> {
-    // The vendor's program would continue, and its model would answer as if it had no tools.
+    // End here: the vendor's program would continue, and its model would answer as if it had no tools.
     if (!this.#tools.connected(init)) throw runtimeAErrors.toolServerUnavailable()
     yield { type: 'session_init', runtimeSessionId: init.session_id }
     for (const one of this.#tools.unavailable(init)) {
@@ -84,7 +84,7 @@ export class Turn {
       this.#tokens = event.message.usage ?? {}
     } else if (event.type === 'content_block_delta' && event.delta.type === 'text_delta') {
       this.#spoke = true
-      // With a response format the answer comes as a whole; text before it is not the answer.
+      // With a response format the answer comes as a whole, and text before it is not part of the answer.
       if (!this.#envelope.responseFormat) yield* this.#say(event.delta.text ?? '')
     } else if (event.type === 'message_delta') {
       this.#stopReason = event.delta.stop_reason
@@ -93,7 +93,7 @@ export class Turn {
     }
   }
 
-  /** Fails the run when the vendor asks again for an answer that broke off: text that a client has read cannot be taken back. */
+  /** Fails the run when the vendor requests a broken answer again, because text that a client has read cannot be taken back. */
   #refuseCut(): void {
     if (this.#streamed !== '' && this.#stopReason === null) throw answerCut()
   }
@@ -154,7 +154,7 @@ const compacted: RuntimeEvent = {
   message: 'The conversation was too long for its model; older turns have been summarized.',
 }
 
-/** The vendor's finish reasons in the words of the other runtimes. */
+/** Translates the vendor's finish reasons into those of the other runtimes. */
 const finishReasons: Readonly<Record<string, string>> = {
   end_turn: 'stop',
   stop_sequence: 'stop',
@@ -163,7 +163,7 @@ const finishReasons: Readonly<Record<string, string>> = {
   refusal: 'content-filter',
 }
 
-/** The last frame of a call has only the counts that changed. */
+/** Merges counts, because the last frame of a call has only the counts that changed. */
 const merged = (had: Tokens, more: Tokens = {}): Tokens => ({
   ...had,
   ...Object.fromEntries(Object.entries(more).filter(([, value]) => value !== null && value !== undefined)),
@@ -182,11 +182,11 @@ type UsageEvent = Extract<RuntimeEvent, { type: 'usage' }>
 interface Usage {
   /** The usage of one call whose tokens the model server has reported. */
   call(tokens: Tokens): UsageEvent
-  /** The rest of the vendor's totals: it also calls models by itself, to summarize a long conversation. */
+  /** The rest of the vendor's totals. The vendor also calls models by itself, to summarize a long conversation. */
   rest(totals: Readonly<Record<string, ModelTotals>>): UsageEvent[]
 }
 
-/** `model` is the profile's name for it. Tokens that are read from a cache are part of the input. */
+/** `model` is the profile's name of the model. Tokens that are read from a cache are part of the input. */
 function createUsage(model: string): Usage {
   const provider = model.slice(0, model.indexOf('/') + 1)
   const told = { input: 0, output: 0, cached: 0 }
@@ -221,6 +221,6 @@ const event = (model: string, inputTokens: number, outputTokens: number, cachedT
   model,
 })
 
-/** Servers omit counts, and some send invalid ones. */
+/** Servers omit some counts and send others that are invalid. */
 const count = (tokens: number | null | undefined): number =>
   typeof tokens === 'number' && Number.isFinite(tokens) && tokens > 0 ? Math.round(tokens) : 0

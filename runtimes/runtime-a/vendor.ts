@@ -5,13 +5,13 @@ import { pathToFileURL } from 'node:url'
 import type { VendorSdk } from './sdk.ts'
 
 const name = '@anthropic-ai/claude-agent-sdk'
-/** The supported version. The options that switch host tools off may differ in another one, which has to be read first. */
+/** The supported version. In another version the options that switch host tools off may differ, so its code must be reviewed first. */
 const line = '0.3'
 const how = `run \`npm run runtimes:install runtime_a\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
 /** The vendor's package, which is not part of the default install. */
 export interface Vendor {
-  /** Why it cannot be used, as a sentence; looked up again until it is there, so that installing it needs no restart. */
+  /** A sentence that says why the package cannot be used. It is looked up again until the package is found, so that installing it needs no restart. */
   readonly missing: string | undefined
   load(): Promise<VendorSdk>
 }
@@ -20,7 +20,7 @@ export function vendorPackage(from = new URL('vendor/package.json', import.meta.
   let found: string | undefined
   const find = (): string | undefined => {
     try {
-      // Resolved from here Node also finds a package that was installed beside agent-orc.
+      // Resolving from here also finds a package that was installed next to agent-orc.
       return createRequire(from).resolve(name)
     } catch {
       return undefined

@@ -6,13 +6,13 @@ import { runtimeBErrors } from './errors.ts'
 import { createRpcClient, type RpcClient } from './json-rpc.ts'
 
 const name = '@openai/codex'
-/** The supported version. Other versions have other tools, and switches for them, which have to be read first. */
+/** The supported version. Other versions have other tools and other switches for them, so their code must be reviewed first. */
 const line = '0.163'
 const how = `run \`npm run runtimes:install runtime_b\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
 /** The program inside the vendor's package, which is not part of the default install. */
 interface Program {
-  /** Why it cannot be used, as a sentence; looked up again until it is there, so that installing it needs no restart. */
+  /** A sentence that says why the program cannot be used. It is looked up again until the program is found, so that installing it needs no restart. */
   readonly missing: string | undefined
   /** Throws AppError `runtime_not_installed`. */
   path(): string
@@ -36,7 +36,7 @@ export function codexProgram(from = new URL('vendor/package.json', import.meta.u
 
 /** Finds the program itself. The package's entry point is a Node script around it, which would be a second process of 40 MB for each run. */
 function find(from: URL): string {
-  // Resolved from here Node also finds a package that was installed beside agent-orc.
+  // Resolving from here also finds a package that was installed next to agent-orc.
   const manifest = resolve(from, `${name}/package.json`)
   const { version } = JSON.parse(readFileSync(manifest, 'utf8')) as { version: string }
   if (!version.startsWith(`${line}.`)) {
@@ -68,24 +68,24 @@ function resolve(from: URL | string, path: string): string {
 
 export interface AppServer {
   readonly rpc: RpcClient
-  /** How it ended, or undefined while it runs. For the log. */
+  /** How the process ended, for the log. Undefined while it runs. */
   readonly ending: string | undefined
-  /** The end of its standard error, for the log at a level that is off in production: it may quote anything. */
+  /** The end of its standard error, for a log level that is off in production, because the text may quote anything. */
   readonly lastWords: string
   /** Ends the process, by force when it takes longer than a second. Resolves when nothing of it runs any more. */
   stop(): Promise<void>
 }
 
 export interface Launch {
-  /** The program and what comes before its own arguments. */
+  /** The program, and the arguments that come before its own. */
   readonly command: readonly [string, ...string[]]
   readonly args: readonly string[]
-  /** The whole environment. */
+  /** The complete environment. */
   readonly env: Readonly<Record<string, string>>
   readonly folder: string
 }
 
-/** It ends some 20 ms after its input does; a run that was stopped has two seconds in all. */
+/** Milliseconds. The process ends some 20 ms after its input does, and a stopped run has two seconds in all. */
 const stopMs = 1_000
 const keptWords = 4_096
 
@@ -95,7 +95,7 @@ export function startAppServer({ command, args, env, folder }: Launch): AppServe
     cwd: folder,
     env,
     stdio: ['pipe', 'pipe', 'pipe'],
-    // It gets a process group of its own, so that what it starts ends with it. If we die first, it ends by itself when its input closes.
+    // A separate process group, so that what the process starts ends with it. If we die first, the process ends by itself when its input closes.
     detached: true,
   })
   let ending: string | undefined

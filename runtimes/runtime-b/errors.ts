@@ -26,13 +26,13 @@ export const runtimeBErrors = errorTable('runtime_b', {
   },
   maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
   invalidOutput: { status: 422, about: 'The model gave no answer that matches the response format.' },
-  /** A failure of the model server; the sentence says which. */
+  /** A failure of the model server. The sentence says which failure. */
   modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says why.' },
-  /** A failure of Codex; the sentence says which. */
+  /** A failure of Codex. The sentence says which failure. */
   runtimeError: { status: 502, retry: 'as-said', about: 'Codex failed; the sentence says why.' },
 })
 
-/** True for statuses of failures that may pass. */
+/** True for statuses of failures that may be temporary. */
 const transient = (status: number): boolean => status >= 500 || status === 429 || status === 408
 
 const words: Readonly<Record<string, { readonly message: string; readonly retryable: boolean }>> = {
@@ -61,7 +61,7 @@ export function turnFailure({ message, codexErrorInfo: info }: TurnError): AppEr
     }
     return runtimeBErrors.modelError({ message: 'The model server cannot be reached.', retryable: true })
   }
-  // The vendor only tells these apart by its message.
+  // Only the vendor's message distinguishes these failures.
   if (/^stream disconnected before completion: (?:Transport error|stream closed|idle timeout)/i.test(message)) {
     return runtimeBErrors.modelError({ message: 'The connection to the model server broke.', retryable: true })
   }
@@ -87,7 +87,7 @@ function reason(body: string): string {
   }
 }
 
-/** The error for a failure between us and the process; undefined for any other failure. */
+/** The error for a failure between this server and the process. Undefined for any other failure. */
 export function rpcFailure(error: unknown): AppError | undefined {
   if (error instanceof RpcRefused) {
     return /required MCP servers failed/i.test(error.message)

@@ -6,11 +6,11 @@ import type { StateBundle } from '#contracts/runtime'
 import { pack, unpack } from '#kit/archive'
 import { runtimeBErrors } from './errors.ts'
 
-/** The folder of one session: nothing of another one, and nothing of the machine's user. */
+/** The folder of one session. It contains nothing of another session, and nothing of the machine's user. */
 interface Home {
   /** The process's `CODEX_HOME`. */
   readonly folder: string
-  /** Id of the conversation, once there is one. */
+  /** The id of the conversation. Undefined until there is one. */
   readonly threadId: string | undefined
 }
 
@@ -28,7 +28,7 @@ interface Entry {
   rollout?: string | undefined
   size: number
   busy: boolean
-  /** The last run, and how long the file was before it. */
+  /** The last run, and the size of the file before that run. */
   run?: { readonly id: string; readonly before: number }
 }
 
@@ -37,7 +37,7 @@ export class Homes {
   readonly #limits: HomeLimits
   /** Made for the first session, because many roles have this runtime and never use it. */
   #root: Promise<string> | undefined
-  /** A Map keeps insertion order: re-inserting on use makes it a list of least recently used sessions. */
+  /** A Map keeps insertion order: re-inserting on use puts the least recently used session first. */
   readonly #entries = new Map<string, Entry>()
   #totalBytes = 0
 
@@ -49,7 +49,7 @@ export class Homes {
     return this.#entries.get(sessionId)?.rollout !== undefined
   }
 
-  /** Gives a run its home. `again`: what a former attempt of the run has left is removed. */
+  /** Gives a run its home. `again`: removes what an earlier attempt of the run left. */
   async enter(sessionId: string, runId: string, again: boolean): Promise<Home> {
     const entry = this.#entries.get(sessionId) ?? (await this.#fresh())
     entry.busy = true
@@ -68,7 +68,7 @@ export class Homes {
     const entry = this.#entries.get(sessionId)
     // The session was forgotten or replaced while its run ended.
     if (entry?.folder !== home.folder) return rm(home.folder, { recursive: true, force: true })
-    // The program makes its own databases anew from the conversation, so these 0.5 MB per session are removed.
+    // The program rebuilds its databases from the conversation, so these 0.5 MB per session are removed.
     const others = (await readdir(entry.folder)).filter((name) => name !== conversations)
     await Promise.all(others.map((name) => rm(join(entry.folder, name), { recursive: true, force: true })))
     await this.#measure(entry)
@@ -89,7 +89,7 @@ export class Homes {
     return { bytes, contentType: 'application/gzip', runtimeSessionId: threadIdOf(entry.rollout) }
   }
 
-  /** Throws AppError `invalid_state`; then the session keeps what it had. */
+  /** Throws AppError `invalid_state`. The session then keeps what it had. */
   async hydrate(sessionId: string, bytes: Uint8Array): Promise<void> {
     const entry = await this.#fresh()
     try {
@@ -127,7 +127,7 @@ export class Homes {
     return { folder, size: 0, busy: false }
   }
 
-  /** Finds the conversation in the folder, mends a torn end, and measures it. */
+  /** Finds the conversation in the folder, repairs a torn end, and measures the file. */
   async #measure(entry: Entry): Promise<void> {
     entry.rollout = (await findRollouts(join(entry.folder, conversations))).at(-1)
     if (entry.rollout !== undefined) await mendRollout(pathOf(entry))
@@ -156,14 +156,14 @@ export class Homes {
 
 const pathOf = ({ folder, rollout }: Entry): string => join(folder, conversations, rollout!)
 
-/** `2026/11/21/rollout-2026-11-21T17-51-23-<thread id>.jsonl`: all that Codex needs to go on with a conversation. */
+/** `2026/11/21/rollout-2026-11-21T17-51-23-<thread id>.jsonl`: the only file that Codex needs to continue a conversation. */
 const form =
   /^\d{4}\/\d{2}\/\d{2}\/rollout-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.jsonl$/
 
 const isRolloutName = (name: string): boolean => form.test(name)
 const threadIdOf = (name: string): string => form.exec(name)![1]!
 
-/** The conversations in a folder, relative to it; a session has one. */
+/** The conversations in a folder, relative to it. A session has one. */
 async function findRollouts(folder: string): Promise<string[]> {
   const names: string[] = []
   for await (const name of glob('*/*/*/*.jsonl', { cwd: folder })) if (isRolloutName(name)) names.push(name)
@@ -172,7 +172,7 @@ async function findRollouts(folder: string): Promise<string[]> {
 
 const sizeOf = async (path: string): Promise<number> => (await stat(path)).size
 
-/** Cuts a conversation to `size` bytes, and removes it when nothing is left. */
+/** Cuts a conversation's file to `size` bytes, and removes the file when nothing remains. */
 async function cutRollout(path: string, size: number): Promise<void> {
   if (size === 0) await rm(path, { force: true })
   else if ((await sizeOf(path)) > size) await truncate(path, size)
@@ -181,7 +181,7 @@ async function cutRollout(path: string, size: number): Promise<void> {
 const newline = 0x0a
 const readBytes = 64 * 1024
 
-/** Drops a last line without an end: the process died while it wrote it, and would go on behind the torn half. */
+/** Drops an incomplete last line: the process died while writing it, and would continue after the torn half. */
 async function mendRollout(path: string): Promise<void> {
   const file = await open(path, 'r+')
   try {
@@ -203,7 +203,7 @@ async function mendRollout(path: string): Promise<void> {
   }
 }
 
-/** The first line says whose conversation it is. */
+/** Whether the file belongs to this conversation, which its first line says. */
 async function isRolloutOf(path: string, threadId: string): Promise<boolean> {
   const file = await open(path, 'r')
   try {

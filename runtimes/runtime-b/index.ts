@@ -8,7 +8,7 @@ import { runTurn } from './run.ts'
 import { type Patience, patience as usualPatience } from './thread.ts'
 import { runtimeBErrors } from './errors.ts'
 
-/** The runtime `runtime_b`: Codex, one `codex app-server` process for each run, without any tool of this machine. */
+/** The runtime `runtime_b`: Codex, with one `codex app-server` process per run and without any tool of this machine. */
 export default defineRuntime({
   name: 'runtime_b',
   config: RuntimeBConfig,
@@ -17,7 +17,7 @@ export default defineRuntime({
 })
 
 export interface RuntimeBOptions {
-  /** The program to run instead of the installed one. */
+  /** The program that is run instead of the installed one. */
   readonly command?: readonly [string, ...string[]]
   readonly patience?: Patience
 }

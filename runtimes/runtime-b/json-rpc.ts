@@ -1,29 +1,29 @@
 import type { Readable, Writable } from 'node:stream'
 import { linesOf, OversizedLineError, wholeLines } from '#kernel'
 
-/** What the process reports without being asked. */
+/** An unsolicited message of the process. */
 export interface Notification {
   readonly method: string
   readonly params: unknown
 }
 
-/** JSON-RPC over two pipes, one message a line, without the `jsonrpc` member: what `codex app-server` speaks. */
+/** JSON-RPC over two pipes, one message per line, without the `jsonrpc` member: the protocol of `codex app-server`. */
 export interface RpcClient {
-  /** Rejects with `RpcRefused`, `RpcTimeout` or whatever ended the connection. */
+  /** Rejects with `RpcRefused`, `RpcTimeout`, or the error that ended the connection. */
   request<T>(method: string, params: unknown, timeoutMs: number): Promise<T>
   notify(method: string): void
-  /** Ends when the process closes its output; throws `RpcViolation` when what it writes is not the protocol. */
+  /** Ends when the process closes its output. Throws `RpcViolation` when the process violates the protocol. */
   readonly notifications: AsyncIterable<Notification>
 }
 
-/** The process answered a request with an error. Its text stays inside: it may quote a prompt or an address. */
+/** The process answered a request with an error. The error's text is never shown, because it may quote a prompt or an address. */
 export class RpcRefused extends Error {
   override readonly name = 'RpcRefused'
 }
 export class RpcTimeout extends Error {
   override readonly name = 'RpcTimeout'
 }
-/** The process wrote something else than messages, or too much of it. */
+/** The process wrote something that is no message, or too much. */
 export class RpcViolation extends Error {
   override readonly name = 'RpcViolation'
 }
@@ -32,9 +32,9 @@ export class RpcClosed extends Error {
   override readonly name = 'RpcClosed'
 }
 
-/** Messages that wait for their reader before the process has to: one is a few hundred bytes. */
+/** How many messages wait for their reader before the process must wait. A message has a few hundred bytes. */
 const queued = 512
-/** A message holds the whole result of a tool; the largest that MCP servers send are images of some MB. */
+/** A message holds the whole result of a tool. The largest results of MCP servers are images of some MB. */
 const maxMessageBytes = 16 * 1024 * 1024
 const methodNotFound = -32_601
 
@@ -63,7 +63,7 @@ export function createRpcClient(input: Writable, output: Readable): RpcClient {
       if (message.error === undefined) asked?.resolve(message.result)
       else asked?.reject(new RpcRefused(textOf(message.error)))
     } else if (message.id !== undefined) {
-      // Requests of the process are approvals and questions to a user. Nobody is there to answer, so they are refused.
+      // The process requests approvals and asks the user questions. Nobody can answer, so these requests are refused.
       send({ id: message.id, error: { code: methodNotFound, message: `${message.method} is not served` } })
     } else {
       queue.push({ method: message.method, params: message.params })
@@ -83,7 +83,7 @@ export function createRpcClient(input: Writable, output: Readable): RpcClient {
     }
     throw new RpcClosed('the process closed its output')
   }
-  // A process that is gone breaks the pipe; its end is noticed at its output.
+  // Writing to a process that is gone fails. Its end is noticed at its output instead.
   input.on('error', () => {})
   pump().catch((error: Error) => end(error instanceof OversizedLineError ? new RpcViolation(error.message) : error))
 
@@ -130,7 +130,7 @@ function parse(line: Buffer): Message {
     const value: unknown = JSON.parse(line.toString('utf8'))
     if (typeof value === 'object' && value !== null && ('method' in value || 'id' in value)) return value
   } catch {
-    // Thrown below without the text, which may be anything.
+    // The error is thrown below, without the text, which may be anything.
   }
   throw new RpcViolation('the process wrote a line that is not a message')
 }

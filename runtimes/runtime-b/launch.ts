@@ -6,29 +6,29 @@ import type { Launch } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
 import { runtimeBErrors } from './errors.ts'
 
-/** The only provider whose API Codex speaks. */
+/** The only provider whose API Codex supports. */
 const provider = 'openai'
 const officialUrl = 'https://api.openai.com/v1'
 /** Attempts of a model call before its first byte: three in all, as in `general`. */
 const requestRetries = 2
-/** How long an MCP server may take to connect. Without the session's own server the run ends; without another one it continues. */
+/** Seconds that an MCP server may take to connect. Without the session's own server the run ends; without another server it continues. */
 export const mcpStartSeconds = 5
 
 const variables = { modelKey: 'AGENT_ORC_MODEL_KEY', toolsToken: 'AGENT_ORC_TOOLS_TOKEN', header: 'AGENT_ORC_HEADER_' }
 
-/** How one run is started: secrets go by the environment, addresses by the pipe; neither is seen in a list of processes. */
+/** How one run is started. Secrets travel in the environment and addresses through the pipe, so that neither appears in a list of processes. */
 export interface RunLaunch extends Omit<Launch, 'command'> {
   /** The model's name without its provider. */
   readonly model: string
   readonly modelProvider: string
   /** The config of `thread/start` and `thread/resume`. */
   readonly config: Readonly<Record<string, unknown>>
-  /** What the session's own MCP server is called. */
+  /** The name of the session's own MCP server. */
   readonly sessionServer: string
   /** Names of the external MCP servers that Codex connects to, and of those that are left out. */
   readonly external: readonly string[]
   readonly unavailable: readonly UnavailableMcpServer[]
-  /** The file with the description of the model for Codex. */
+  /** The file that describes the model to Codex. */
   readonly modelFile: string
 }
 
@@ -63,7 +63,7 @@ export function launchOf(
           wire_api: 'responses',
           ...(key ? { env_key: variables.modelKey } : {}),
           request_max_retries: requestRetries,
-          // A retry would repeat an answer from its start, after the part that was streamed.
+          // No retries: a retry would repeat an answer from its start, after part of it was streamed.
           stream_max_retries: 0,
         },
       },
@@ -72,7 +72,7 @@ export function launchOf(
   }
 }
 
-/** Codex keeps the names of its own providers to itself. */
+/** A name of our own, because Codex reserves the names of its own providers. */
 const providerId = 'agent-orc'
 
 function modelOf(name: string): string {
@@ -123,7 +123,7 @@ function mcpServers(
   const common = {
     default_tools_approval_mode: 'approve',
     startup_timeout_sec: mcpStartSeconds,
-    // The deadline of the run ends a call; the default of a minute would end long tools early.
+    // The deadline of the run ends a call. The default of a minute would end long tools early.
     tool_timeout_sec: Math.ceil(envelope.timeoutMs / 1_000),
     supports_parallel_tool_calls: true,
   }
@@ -141,15 +141,15 @@ function mcpServers(
   if (sessionMcpUrl !== undefined) {
     if (sessionMcpToken !== undefined) env[variables.toolsToken] = sessionMcpToken
     const token = sessionMcpToken === undefined ? {} : { bearer_token_env_var: variables.toolsToken }
-    // If it were not required, a refused token would cost the run its tools without an error.
+    // Required: otherwise a refused token would silently cost the run its tools.
     servers[sessionServer] = { ...common, url: sessionMcpUrl, ...token, required: true }
   }
   return { servers, sessionServer, env }
 }
 
 /**
- * Features of Codex 0.163 that are on unless they are switched off: everything that acts on the machine, sends data to the vendor, asks a
- * person, or gives the model tools that are not the session's. A test compares this with what the installed program still has on.
+ * Features of Codex 0.163 that are on by default: everything that acts on the machine, sends data to the vendor, asks a person, or gives the model
+ * tools beyond the session's. All are switched off. A test compares the list with what the installed program still has on.
  */
 const off: Readonly<Record<string, readonly string[]>> = {
   'tools of the machine': [
@@ -173,7 +173,7 @@ const off: Readonly<Record<string, readonly string[]>> = {
   'a dead model server tried for ever': ['unbounded_connection_retries'],
 }
 
-/** Images of a prompt are not reported back to us: they would be the longest lines by far, twice. */
+/** Keeps Codex from reporting the images of a prompt back. They would be the longest lines by far, twice. */
 const on = 'omit_app_server_notification_media'
 
 const settings: Readonly<Record<string, unknown>> = {
@@ -185,13 +185,13 @@ const settings: Readonly<Record<string, unknown>> = {
   'skills.bundled.enabled': false,
   'skills.include_instructions': false,
   'shell_environment_policy.inherit': 'none',
-  // Only the profile's instructions.
+  // Only the profile's instructions are sent.
   include_permissions_instructions: false,
   include_environment_context: false,
   include_apps_instructions: false,
   include_collaboration_mode_instructions: false,
   project_doc_max_bytes: 0,
-  // This message tells the model of processes that cannot exist here.
+  // Off, because this message tells the model of processes that cannot exist here.
   'agents.interrupt_message': false,
   // Models without reasoning refuse requests for summaries.
   model_reasoning_summary: 'none',
@@ -205,7 +205,7 @@ const settings: Readonly<Record<string, unknown>> = {
   suppress_unstable_features_warning: true,
 }
 
-/** The arguments of a process. They hold nothing secret, because everybody on the machine can read them. */
+/** The arguments of a process. They hold no secrets, because every user of the machine can read them. */
 export function switches(more: Readonly<Record<string, unknown>> = {}): string[] {
   const features = Object.values(off).flatMap((lines) => lines.flatMap((names) => names.split(' ')))
   const all = Object.entries({
@@ -219,8 +219,8 @@ export function switches(more: Readonly<Record<string, unknown>> = {}): string[]
 }
 
 /**
- * The description of the model for Codex, as a catalogue of one entry. Its own catalogue gives newer models a JavaScript host, a
- * shell and a search in the place of the session's tools; of a model that it does not know it only guesses.
+ * Describes the model to Codex as a catalogue with one entry. Codex's own catalogue gives newer models a JavaScript host, a shell and a search
+ * instead of the session's tools, and for unknown models it only guesses.
  */
 export const modelFile = (model: string, contextTokens: number): string =>
   JSON.stringify({
@@ -249,5 +249,5 @@ export const modelFile = (model: string, contextTokens: number): string =>
     ],
   })
 
-/** How much of one tool result the model sees: 200,000 characters, as in `general`. */
+/** How much of one tool result the model sees, in tokens: 200,000 characters, as in `general`. */
 const toolOutputTokens = 50_000

@@ -26,7 +26,7 @@ interface AgentMessage {
   readonly id: string
   readonly text: string
 }
-/** Of any other kind only the name is used. */
+/** Of all other kinds only the name is used. */
 export type ThreadItem = McpToolCall | AgentMessage | { readonly type: 'contextCompaction' | 'other' }
 
 export interface ItemReported {
@@ -44,7 +44,7 @@ interface TokenUsage {
 }
 export interface UsageReported {
   readonly turnId: string
-  /** `last`: of the model call that ended. */
+  /** `last`: the usage of the model call that just ended. */
   readonly tokenUsage: { readonly total: TokenUsage; readonly last: TokenUsage }
 }
 export interface McpServerReported {

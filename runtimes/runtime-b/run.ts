@@ -29,12 +29,12 @@ interface RunDeps extends Pick<RuntimeContext<RuntimeBConfig>, 'config' | 'egres
   readonly patience: Patience
 }
 
-/** Model calls of one run unless the profile says otherwise. */
+/** The most model calls of one run, unless the profile sets a limit. */
 const defaultMaxSteps = 16
 
 /**
- * One run: a process is started in the folder of the session, takes up its conversation or begins one, and does one turn. It
- * ends with the run: an idle session costs no memory, and no two sessions, nor their tenants, ever share a process.
+ * One run: starts a process in the folder of the session, resumes or begins the conversation, and executes one turn. The process ends with the run,
+ * so an idle session costs no memory, and no two sessions or tenants ever share a process.
  */
 export async function* runTurn(
   envelope: RunEnvelope,
@@ -85,7 +85,7 @@ export async function* runTurn(
     if (!signal.aborted) terminal = errorEvent(error, runId, server, deps)
   } finally {
     signal.removeEventListener('abort', onAbort)
-    // Done before the terminal event, and also when the host stops reading: the next run must find this one's messages.
+    // Stop before the terminal event, and also when the host stops reading, because the next run must find this run's messages.
     await server?.stop()
     await homes.leave(sessionId, home, turn?.said === true)
   }
@@ -107,7 +107,7 @@ function errorEvent(
   return { type: 'error', code, message: sentence, ...(retryable ? { retryable: true } : {}) }
 }
 
-/** A prompt with its attachments; `more` comes last. Throws AppError `unsupported_attachment`. */
+/** A prompt with its attachments, followed by `more`. Throws AppError `unsupported_attachment`. */
 const inputOf = (
   prompt: string,
   attachments: readonly Attachment[] | undefined,
@@ -131,13 +131,13 @@ function attached(attachment: InlineAttachment): UserInput {
 
 const textInput = (content: string): UserInput => ({ type: 'text', text: content, text_elements: [] })
 
-/** The form that the answer of a run must have. */
+/** The required form of a run's answer. */
 interface Form {
-  /** The schema for Codex, which sends it as strict; undefined when the vendor would refuse it as such. */
+  /** The schema for Codex, which sends it as strict. Undefined when the vendor would refuse it as strict. */
   readonly schema: object | undefined
-  /** The sentence that tells the model the form in place of `schema`. */
+  /** The sentence that tells the model the form when there is no `schema`. */
   readonly instruction: string | undefined
-  /** The value that an answer holds. Rejects with AppError `invalid_output`. */
+  /** The value in an answer. Rejects with AppError `invalid_output`. */
   read(answer: string): Promise<unknown>
 }
 
@@ -163,5 +163,5 @@ function createForm({ schema }: ResponseFormat, checked: OutputSchema): Form {
   }
 }
 
-/** Strips a code block: models that are only told the form often put JSON into one. */
+/** Strips a code block: models that are told the form only in words often put JSON into one. */
 const unfenced = (text: string): string => /^\s*```(?:json)?\n([^]*?)\n?```\s*$/.exec(text)?.[1] ?? text

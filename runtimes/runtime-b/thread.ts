@@ -7,7 +7,7 @@ import type { McpServerReported, ThreadOpened, TurnStarted, UserInput } from './
 import type { Turn } from './turn.ts'
 import { runtimeBErrors } from './errors.ts'
 
-/** Resumes the conversation with that id, or begins one. Resolves to its id. */
+/** Resumes the conversation with this id, or begins a new one. Resolves to its id. */
 export async function openThread(
   rpc: RpcClient,
   { model, modelProvider, config, folder }: RunLaunch,
@@ -20,7 +20,7 @@ export async function openThread(
   await rpc.request('initialize', { clientInfo, capabilities }, startMs)
   rpc.notify('initialized')
   const common = { model, modelProvider, config, cwd: folder, baseInstructions: instructions }
-  // Codex connects to the session's tool server meanwhile.
+  // Longer, because Codex meanwhile connects to the session's tool server.
   const openMs = answerMs + mcpStartSeconds * 1_000
   const { thread } = await (threadId === undefined
     ? rpc.request<ThreadOpened>('thread/start', { ...common, environments: [] }, openMs)
@@ -28,7 +28,7 @@ export async function openThread(
   return thread.id
 }
 
-/** Resolves to the turn's id. */
+/** Starts a turn and resolves to its id. */
 export async function startTurn(
   rpc: RpcClient,
   threadId: string,
@@ -36,14 +36,14 @@ export async function startTurn(
   outputSchema: object | undefined,
   { answerMs }: Patience,
 ): Promise<string> {
-  // Without environments a tool of this machine has nothing to act on. A conversation does not store this setting.
+  // Without environments a tool of this machine has nothing to act on. A conversation does not store this setting, so every turn repeats it.
   const params = { threadId, input, environments: [], ...(outputSchema ? { outputSchema } : {}) }
   return (await rpc.request<TurnStarted>('turn/start', params, answerMs)).turn.id
 }
 
 /**
- * Waits for the external servers of a run, as long as each may take: Codex itself would begin after a second without slower
- * ones. If one cannot be reached, the run only lacks its tools.
+ * Waits for the external servers of a run, as long as each may take. Codex itself would begin after a second, without slower servers. If a server
+ * cannot be reached, the run only lacks its tools.
  */
 export async function* serversOf(names: readonly string[], turn: Turn, listen: Listen): AsyncGenerator<RuntimeEvent> {
   const awaited = new Set(names)
@@ -63,7 +63,7 @@ export async function* serversOf(names: readonly string[], turn: Turn, listen: L
   }
 }
 
-/** Yields the events of the turn until it has completed. Throws the error that ended it otherwise. */
+/** Yields the events of the turn until it has completed. If the turn ends otherwise, throws its error. */
 export async function* eventsOf(turn: Turn, listen: Listen): AsyncGenerator<RuntimeEvent> {
   while (!turn.completed) yield* turn.take(await listen(() => turn.waitsForTool))
 }
@@ -84,7 +84,7 @@ export function createListener(server: AppServer, { silenceMs, answerMs }: Patie
       () => runtimeBErrors.runtimeError({ message: 'Codex does not answer any more.', retryable: true }),
     )
   return async (waitsForTool = () => false) => {
-    // The time counts only while we wait: a slow reader is no silence of the process.
+    // The timer runs only while we wait, because a slow reader does not mean a silent process.
     const timer = setTimeout(() => {
       if (waitsForTool()) timer.refresh()
       else silence = whoIsSilent().finally(() => void server.stop())
@@ -102,11 +102,11 @@ export function createListener(server: AppServer, { silenceMs, answerMs }: Patie
 export interface Patience {
   /** The program's first answer: 0.1 s, and more when 300 MB come from a cold disk. */
   readonly startMs: number
-  /** Answers that the process gives by itself. */
+  /** For answers that the process gives without the model. */
   readonly answerMs: number
-  /** The end of a turn that is stopped; a stopped run has two seconds in all. */
+  /** For the end of a turn that is being stopped. A stopped run has two seconds in all. */
   readonly interruptMs: number
-  /** Silence of both the model and Codex; the other runtimes wait as long for a model's first byte. */
+  /** For silence of both the model and Codex. The other runtimes wait as long for a model's first byte. */
   readonly silenceMs: number
 }
 export const patience: Patience = { startMs: 20_000, answerMs: 10_000, interruptMs: 500, silenceMs: 300_000 }

@@ -10,11 +10,11 @@ interface TurnOptions {
   readonly sessionServer: string
 }
 
-/** Between the texts of two messages. */
+/** Separates the texts of two messages. */
 const paragraph = '\n\n'
-/** Codex's names of its own tools for the servers' resources. */
+/** The name under which Codex reports its own tools for the servers' resources. */
 const resourceServer = 'codex'
-/** Kinds of items that would mean that something was done on this machine. */
+/** Kinds of items that would mean that something acted on this machine. */
 const hostItems: ReadonlySet<string> = new Set(['commandExecution', 'fileChange', 'imageView'])
 
 /** Turns the notifications of one turn into events. */
@@ -27,10 +27,10 @@ export class Turn {
   #completed = false
   /** True when the next text is the first of its message. */
   #begins = true
-  /** Model calls that have ended. */
+  /** How many model calls have ended. */
   #steps = 0
   #calledSinceUsage = false
-  /** Tokens of the whole conversation. The usage of former turns is reported when it is resumed, unless they were summarized. */
+  /** Tokens of the whole conversation. On resuming, Codex reports the usage of earlier turns, unless they were summarized. */
   #totalTokens: number | undefined
   /** True when the next report of tokens repeats the last one. */
   #repeats = false
@@ -45,7 +45,7 @@ export class Turn {
   get text(): string {
     return this.#text
   }
-  /** The last message alone. */
+  /** The text of the last message alone. */
   get lastMessage(): string {
     return this.#lastMessage
   }
@@ -57,7 +57,7 @@ export class Turn {
   get waitsForTool(): boolean {
     return this.#open.size > 0
   }
-  /** True once the turn has completed. When it ends in another way, `take` throws an AppError. */
+  /** True once the turn has completed. When the turn ends otherwise, `take` throws an AppError. */
   get completed(): boolean {
     return this.#completed
   }
@@ -109,7 +109,7 @@ export class Turn {
   }
 
   #ended(item: ThreadItem): RuntimeEvent[] {
-    // Some model servers send no deltas.
+    // Some model servers send no deltas, so the whole text is taken here.
     if (item.type === 'agentMessage') return this.#begins ? this.#say(item.text) : []
     if (item.type !== 'mcpToolCall') return []
     const call = this.#open.get(item.id)
@@ -158,7 +158,7 @@ export class Turn {
 const tokensOf = ({ total }: Pick<UsageReported['tokenUsage'], 'total'>): number =>
   total.inputTokens + total.outputTokens
 
-/** Longer results are cut: an event is kept and shown, and the model has the rest. */
+/** Longer results are cut in the event, which is stored and shown. The model gets the rest. */
 const maxChars = 200_000
 
 function outcomeOf(name: string, { status, result, error }: McpToolCall): { ok: boolean; content: string } {

@@ -9,11 +9,11 @@ import { fleetErrors, runErrors } from '../run-errors.ts'
 import { webhookErrors } from '../webhooks.ts'
 import type { Wire } from './route.ts'
 
-// The requests of a gateway to a conductor, on its signed internal listener. The public listener serves the same paths: it takes
-// rows from here, and says itself who may call and what a client may send.
+// The requests of a gateway to a conductor, on the conductor's signed internal listener. The public listener serves the same paths: it uses these
+// rows, and sets its own access and its own bodies.
 
 const tags = ['runs']
-/** A prompt of 1,000,000 characters, most of them one byte in JSON, and attachments of 4 MiB in base64. */
+/** Bytes: a prompt of 1,000,000 characters, most of them one byte in JSON, and attachments of 4 MiB in base64. */
 const maxRunBytes = 8 * 1024 * 1024
 
 export const runIdHeader = 'x-run-id'
@@ -43,7 +43,7 @@ const after = Type.Optional(
 )
 const EventsQuery = Type.Object({ after })
 
-/** A gateway asks for the summary alone, because a log may be long. */
+/** A gateway requests only the summary, because a log may be long. */
 const RunDetailQuery = Type.Object({
   events: Type.Optional(Type.Boolean({ default: true, description: 'False leaves the events out.' })),
 })
@@ -52,7 +52,7 @@ const RunDetail = Type.Composite([
   Type.Object({ events: Type.Optional(Type.Array(Type.Unknown(), { description: 'RunEvents so far, in order.' })) }),
 ])
 
-/** A task of a gateway: it names the run, and the chat that the run answers. */
+/** A task of a gateway. It names the run, and the chat that the run answers. */
 export const SignedTask = Type.Object(
   { ...SubTask.properties, chat: Type.Optional(ChatOf) },
   { additionalProperties: false },

@@ -19,13 +19,13 @@ export interface BytesReply {
   readonly bytes: Forms
   readonly description: string
 }
-/** A file as it is read, whole or a range of it (206), or nothing new (304). Its bytes are never held. */
+/** A file that is sent as it is read: whole, a range of it (206), or nothing new (304). Its bytes are never held in memory as a whole. */
 export interface FileReply {
   readonly status: 200
-  /** What the documentation says of it. */
+  /** The description for the documentation. */
   readonly file: string
 }
-/** Newline-delimited JSON that is written while it is made. */
+/** Newline-delimited JSON that is sent while it is produced. */
 export interface LinesReply {
   readonly status: 200 | 202
   readonly lines: TSchema
@@ -34,12 +34,12 @@ export interface LinesReply {
   readonly json?: TSchema
 }
 
-/** One row of a wire: everything on which its server and client must agree. Data only. */
+/** One row of a wire: everything that its server and client must agree on. It contains only data. */
 export interface Route {
   readonly method: 'GET' | 'POST' | 'PUT' | 'DELETE'
   /** The path with `:params`. */
   readonly path: string
-  /** Who may call, as of `access()`. */
+  /** Who may call the route, in the form of `access()`. */
   readonly access: string
   readonly tags: readonly string[]
   readonly summary: string
@@ -49,11 +49,11 @@ export interface Route {
   readonly headers?: TObject
   /** JSON of this schema. */
   readonly body?: TSchema
-  /** The body is bytes of one of these types instead. */
+  /** The body is bytes of one of these types instead of JSON. */
   readonly bytes?: Forms
   /** The body is bytes of any type and length, which the handler reads as they come. Never over a link. */
   readonly streams?: true
-  /** Bytes; 1 MiB by default. */
+  /** In bytes; 1 MiB by default. */
   readonly bodyLimit?: number
   readonly reply: JsonReply | NoReply | BytesReply | FileReply | LinesReply
   /** Its errors. */

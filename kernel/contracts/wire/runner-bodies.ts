@@ -7,18 +7,18 @@ import { sessionStatuses, type SessionStatus } from '../sessions.ts'
 
 export { VfsLease, WorkerLease } from '../leases.ts'
 
-// The bodies of the runner's wire, and how large they may be.
+// The bodies of the runner's wire, and their size limits.
 
-/** Tenant of a call: a trusted network, so it is a plain header. Specification 4.22. */
+/** The header with the tenant of a call. It is a plain header, because the network is trusted. Specification 4.22. */
 export const tenantHeader = 'x-tenant-id'
 
 /** The runner's state-bundle size cap. Specification 7. */
 export const maxStateBytes = 64 * 1024 * 1024
 /** Base64 of the largest bundle, and room for the rest of the body. */
 export const maxHydrateBytes = Math.ceil(maxStateBytes / 3) * 4 + 1024 * 1024
-/** A page is about 1 MiB, and at least one profile, which can be as large as its conductor's largest body twice over. */
+/** A page is about 1 MiB, but has at least one profile, which can be up to twice as large as its conductor's largest body. */
 export const maxPageBytes = 8 * 1024 * 1024
-/** A prompt is at most 1,000,000 characters; its attachments and the profile that creates a session come along, and what was finished before. */
+/** A prompt has at most 1,000,000 characters. Its attachments, the profile that creates a session, and the replay come with it. */
 export const maxRunBytes = 16 * 1024 * 1024 + maxReplayBytes
 
 export const tenant = Type.Object(
@@ -29,10 +29,10 @@ export const anyTenant = Type.Partial(tenant)
 export const session = Type.Object({ id: Type.String({ maxLength: 128 }) })
 export const named = Type.Object({ name: Type.String({ maxLength: 64 }) })
 
-/** Values that JSON Schema cannot list here without closing them: they pass as they are. */
+/** Values that JSON Schema cannot list here without closing the object. They pass unchanged. */
 const open = { additionalProperties: true }
 
-/** Of a runner that omits `substrates` or `substratesKnown`: an older one, which has none and does not know. Specification 9. */
+/** An older runner omits `substrates` and `substratesKnown`: it has none and does not know. Specification 9. */
 export const WireInfo = Type.Composite([
   Type.Omit(RunnerInfo, ['instance', 'substrates', 'substratesKnown', 'capabilitiesKnown']),
   Type.Partial(Type.Pick(RunnerInfo, ['instance', 'substrates', 'substratesKnown', 'capabilitiesKnown'])),
@@ -84,7 +84,7 @@ export const ToolSpecs = Type.Array(
   }),
 )
 
-/** Agent pools are defined by the conductor: the runner keeps what it is told. */
+/** The conductor defines agent pools. The runner only stores what it is sent. */
 export const RunnerPoolInput = Type.Object({ id: Type.Optional(Type.String({ pattern: clientIdPattern })) }, open)
 export const RunnerPool = Type.Object({ id: Type.String() }, open)
 

@@ -5,14 +5,14 @@ import { invalidRequest } from '../http-errors.ts'
 import { sidecarErrors } from '../sidecar-errors.ts'
 import type { Wire } from './route.ts'
 
-// The requests of runners to a sidecar. Specification 4.23; its `SVC` is `Agent-Orc`.
+// The requests of runners to a sidecar. Specification 4.23, in which `SVC` stands for `Agent-Orc`.
 
 export const workerInstanceHeader = 'x-agent-orc-worker-instance'
 export const workerInflightHeader = 'x-agent-orc-worker-inflight'
 export const workerProtocolHeader = 'x-agent-orc-worker-protocol'
 export const runtimeSessionIdHeader = 'x-runtime-session-id'
 
-/** A prompt of 1,000,000 characters and instructions of 200,000, at up to 6 bytes each in JSON, attachments, and what was finished before. */
+/** Bytes: a prompt of 1,000,000 characters and instructions of 200,000, at up to 6 bytes each in JSON, attachments, and the replay. */
 const maxEnvelopeBytes = 16 * 1024 * 1024 + maxReplayBytes
 /** The largest state bundle that a runner keeps. */
 export const maxBundleBytes = 64 * 1024 * 1024

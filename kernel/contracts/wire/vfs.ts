@@ -115,7 +115,7 @@ export const vfsWire = {
     headers: view,
     errors: [invalidRequest, ...seen],
   },
-  /** As `list` without a path, for whoever leaves the last slash out. */
+  /** Like `list` without a path, for clients that leave out the last slash. */
   listMount: {
     ...of('files'),
     ...inGet(vfs.VfsList),

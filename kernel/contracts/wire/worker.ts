@@ -1,12 +1,12 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { RunEnvelope } from '../run-envelope.ts'
 
-/** Names of the outbound worker's wire, specification 4.22 and 4.23: a worker of one session polls its runner. */
+/** The names in the outbound worker's wire, specification 4.22 and 4.23: the worker of one session polls its runner. */
 export const workerProtocol = '1'
-/** Counts the uploads of a sandbox's state; the copy with the higher one is the newer. */
+/** Counts the uploads of a sandbox's state. The copy with the higher number is the newer one. */
 export const stateRevHeader = 'x-agent-orc-state-rev'
 
-/** Longest a poll is held open. */
+/** Milliseconds: the longest time that a poll is held open. */
 export const pollMs = 25_000
 export const maxEventUploadBytes = 256 * 1024 * 1024
 export const maxEventUploadMs = 4 * 60 * 60 * 1_000
@@ -14,7 +14,7 @@ export const maxEventUploadMs = 4 * 60 * 60 * 1_000
 export const maxStateBytes = 64 * 1024 * 1024
 
 const command = <K extends string>(kind: K) => ({
-  /** Counts from 1 per worker; a command comes again with every poll until one says `after` it. */
+  /** Counts from 1 per worker. A command is repeated in every poll until a poll confirms it with `after`. */
   id: Type.Integer({ minimum: 1 }),
   kind: Type.Literal(kind),
 })
@@ -22,7 +22,7 @@ const command = <K extends string>(kind: K) => ({
 export const WorkerCommand = Type.Union([
   Type.Object({ ...command('run'), envelope: RunEnvelope }),
   Type.Object({ ...command('cancel'), runId: Type.String() }),
-  /** Answered by `PUT …/state`, or by `DELETE …/state` when there is none. */
+  /** Answered by `PUT …/state`, or by `DELETE …/state` when there is no state. */
   Type.Object({ ...command('export_state') }),
   Type.Object({ ...command('shutdown') }),
   /** Only for a worker that polls with `tools=1`. Answered by `PUT …/tools/{callId}`. */
@@ -32,12 +32,12 @@ export const WorkerCommand = Type.Union([
     name: Type.String(),
     input: Type.Record(Type.String(), Type.Unknown()),
     timeoutMs: Type.Integer({ minimum: 1 }),
-    /** The session uses the VirtualFS: its files in the workspace are settled before the call and after it. */
+    /** The session uses the VirtualFS: files in the workspace are synchronized before and after the call. */
     vfs: Type.Optional(Type.Literal(true)),
   }),
-  /** The result of that tool call is not needed any more. */
+  /** The result of that tool call is no longer needed. */
   Type.Object({ ...command('tool_cancel'), callId: Type.String() }),
-  /** A worker of a warm pool gets its session: from now on it uses this id and this token, and restores that session's state. */
+  /** A warm-pool worker gets its session. From now on it uses this id and this token, and restores that session's state. */
   Type.Object({ ...command('bind'), sessionId: Type.String(), token: Type.String() }),
 ])
 export type WorkerCommand = Static<typeof WorkerCommand>
@@ -52,22 +52,22 @@ export const PollAnswer = Type.Object({
 })
 export type PollAnswer = Static<typeof PollAnswer>
 
-/** How long the files of a sandbox may take to be settled, before a tool call and once more behind it. */
+/** Milliseconds that synchronizing a sandbox's files may take, before a tool call and again after it. */
 export const settleFilesMs = 20_000
-/** The tool of a worker that does nothing: calling it settles the files. */
+/** A worker tool that does nothing. Calling it synchronizes the files. */
 export const settleFilesTool = 'settle_files'
-/** Where a sandbox has the mounts of its session, in the workspace: `vfs/<mount>/<path>`. */
+/** The folder in the workspace with the mounts of the session: `vfs/<mount>/<path>`. */
 export const vfsFolder = 'vfs'
 
 export const workerPaths = (sessionId: string) => {
   const base = `/runner/worker/${encodeURIComponent(sessionId)}`
   return {
     poll: `${base}/poll`,
-    /** `POST ?runId=`: NDJSON, streamed while the run goes on. */
+    /** `POST ?runId=`: NDJSON, streamed during the run. */
     events: `${base}/events`,
     /**
-     * `GET`, `PUT`, `DELETE`; the bundle as it is, with its `Content-Type`, `X-Runtime-Session-Id` and `X-Agent-Orc-State-Rev`. What
-     * comes with a lower rev than the runner has changes nothing; a 404 has the rev since which there is none.
+     * `GET`, `PUT`, `DELETE` of the raw bundle, with its `Content-Type`, `X-Runtime-Session-Id` and `X-Agent-Orc-State-Rev`. A write with a lower
+     * rev than the runner's changes nothing; a 404 has the rev since which there is no state.
      */
     state: `${base}/state`,
     tool: (callId: string) => `${base}/tools/${encodeURIComponent(callId)}`,
@@ -75,7 +75,7 @@ export const workerPaths = (sessionId: string) => {
     models: (provider: string) => `${base}/models/${encodeURIComponent(provider)}`,
     /** Acts as the endpoint of an external MCP server of the profile. */
     mcpServer: (name: string) => `${base}/mcp-servers/${encodeURIComponent(name)}`,
-    /** `…/{host}/{path}` stands for `https://{host}/{path}`, as far as the profile of the run lets it. */
+    /** `…/{host}/{path}` stands for `https://{host}/{path}`, if the run's profile permits that host. */
     egress: `${base}/egress`,
     /** `GET`: a `VfsTree`, with an `ETag`. */
     vfsTree: `${base}/vfs`,
@@ -86,12 +86,12 @@ export const workerPaths = (sessionId: string) => {
   }
 }
 
-/** The variables by which a process becomes an outbound worker. Specification 4.23, rule 3. */
+/** The variables that make a process an outbound worker. Specification 4.23, rule 3. */
 export const workerVariables = {
   runnerUrl: 'AGENT_ORC_RUNNER_URL',
   token: 'AGENT_ORC_WORKER_TOKEN',
   sessionId: 'AGENT_ORC_SESSION_ID',
   stateDir: 'AGENT_ORC_STATE_DIR',
-  /** Where the sandbox tools work; the home of the agent's files. */
+  /** The folder in which the sandbox tools work, the home of the agent's files. */
   workspace: 'AGENT_ORC_WORKSPACE',
 } as const

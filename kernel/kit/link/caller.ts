@@ -21,7 +21,7 @@ import {
   u32,
 } from './connection.ts'
 
-// An import would load the fetch of Node, see kernel/http/errors.ts.
+// Not imported, because an import would load Node's fetch: see kernel/http/errors.ts.
 const { request: overHttp } = process.getBuiltinModule('node:http')
 
 /** The request line: the route by its name in the wire's table, with its parameters. */
@@ -45,15 +45,15 @@ interface Open {
   readonly answer: Answer
   /** How many bytes the peer may still send. */
   credit: number
-  /** How many bytes were read since the peer was last told. */
+  /** How many bytes were read since the peer last got credit. */
   owed: number
 }
 
-/** How long a link may be unused. */
+/** Milliseconds that a link may be unused. */
 const idleMs = 60_000
 const noBody = Buffer.alloc(0)
 
-/** The asking end of a link. */
+/** The calling end of a link. */
 export class LinkCaller implements Frames {
   readonly #connection: Connection
   readonly #streams = new Map<number, Open>()
@@ -66,7 +66,7 @@ export class LinkCaller implements Frames {
     this.#connection = new Connection(socket, head, this, times)
   }
 
-  /** Whether an exchange with a body of so many bytes may be begun here. */
+  /** Whether an exchange with a body of this many bytes may begin here. */
   takes(bodyBytes: number): boolean {
     return this.open && !this.#connection.full && this.#streams.size < maxStreams && bodyBytes <= maxOpenBytes
   }
@@ -105,7 +105,7 @@ export class LinkCaller implements Frames {
     this.#connection.end()
   }
 
-  /** An unused link is closed; the next exchange opens another one. */
+  /** Closes an unused link. The next exchange opens another one. */
   quiet(ms: number): void {
     this.#idleMs = this.#streams.size > 0 || this.#last !== this.#seen ? 0 : this.#idleMs + ms
     this.#seen = this.#last
@@ -140,7 +140,7 @@ export class LinkCaller implements Frames {
       case kinds.data:
         open.credit -= payload.length
         if (open.credit < 0) throw new LinkError('more was sent than may be')
-        // A payload is part of a larger read: unless it is taken at once it is copied, or it would keep that whole buffer in memory.
+        // A payload is part of a larger read. Unless it is taken at once it is copied, because it would keep the whole buffer in memory.
         answer.push(answer.awaited ? payload : Buffer.from(payload))
         return
       case kinds.end:
@@ -167,7 +167,7 @@ export class LinkCaller implements Frames {
     this.#closeLeft()
   }
 
-  /** The link is closed by this end, which has read everything then, and not by the sending end. */
+  /** This end closes the link, because it has read everything by then. The sending end cannot know that. */
   #closeLeft(): void {
     if (this.#leaving && this.#streams.size === 0) this.#connection.end()
   }
@@ -181,9 +181,9 @@ export class LinkCaller implements Frames {
 
 interface LinkTarget {
   readonly origin: string
-  /** Before `/link`; '' unless the peer lives below a path. */
+  /** The path before `/link`. Empty unless the peer is served below a path. */
   readonly prefix: string
-  /** How the caller shows who it is. */
+  /** The headers that authenticate the caller. */
   readonly headers: Readonly<Record<string, string>>
   readonly timeoutMs: number
   readonly lookup?: LookupFunction | undefined
@@ -191,11 +191,11 @@ interface LinkTarget {
   readonly tls?: TlsFiles | undefined
 }
 
-/** Resolves to the link, or to the status with which the peer refused it; rejects when it cannot be reached. */
+/** Resolves to the link, or to the status with which the peer refused it. Rejects when the peer cannot be reached. */
 export function connectLink({ origin, prefix, headers, timeoutMs, lookup, times, tls }: LinkTarget) {
   return new Promise<LinkCaller | number>((resolve, reject) => {
     const asking = (origin.startsWith('https:') ? overTls : overHttp)(origin + prefix + linkPath, {
-      // A connection of its own: it does not come back to be used for another request.
+      // Use a separate connection, which is not returned to a pool for other requests.
       agent: false,
       ...tls,
       headers: { ...headers, connection: 'Upgrade', upgrade: linkProtocol, [linkHeader]: linkVersion },

@@ -1,16 +1,16 @@
 import type { Duplex } from 'node:stream'
 import { failingStops, isFailingStop, leaving } from '#contracts/runner'
 
-/** The name under which a connection is upgraded, and its version: another one is another protocol. */
+/** The protocol name under which a connection is upgraded, and its version. Another version is another protocol. */
 export const linkProtocol = 'agent-orc-link'
 export const linkVersion = '1'
-/** On the HTTP answers of a peer that speaks it, and on the upgrade. */
+/** The header on HTTP answers of a peer that supports links, and on the upgrade. */
 export const linkHeader = 'x-agent-orc-link'
 export const linkPath = '/link'
 
 /**
- * What a frame is. An exchange: `open` -> `head` -> `data`* -> `end`, or `reset` from either side. A frame is its length (4
- * bytes, of the payload), its kind (1) and its exchange (4; 0 for those of the connection), then the payload.
+ * The kinds of frames. An exchange: `open` -> `head` -> `data`* -> `end`, or `reset` from either side. A frame is the length of its payload (4
+ * bytes), its kind (1), its exchange (4; 0 for frames about the connection), then the payload.
  */
 export const kinds = {
   /** Caller: length of the request line as JSON (4), the request line, the body. */
@@ -19,32 +19,32 @@ export const kinds = {
   head: 2,
   data: 3,
   end: 4,
-  /** One byte that says why, of `resets`. */
+  /** One byte with the reason, one of `resets`. */
   reset: 5,
   /** Caller: how many bytes of `data` more may be sent (4). */
   credit: 6,
   ping: 7,
   pong: 8,
-  /** Server: it begins nothing after this exchange (4), and goes when those that are open have ended. */
+  /** Server: begins nothing after this exchange (4), and closes when the open exchanges have ended. */
   leave: 9,
 } as const
 export type Kind = (typeof kinds)[keyof typeof kinds]
 
 export const resets = {
-  /** Caller: what is executed shall end. */
+  /** Caller: the work must end. */
   cancelled: 1,
-  /** Caller: what is executed shall go on for another reader. */
+  /** Caller: the work must continue for another reader. */
   leaving: 2,
-  /** Server: nothing of it was begun. */
+  /** Server: the exchange was not begun. */
   refused: 3,
-  /** Server: it ended without an end. */
+  /** Server: the answer broke off without an end. */
   broken: 4,
-  /** Caller: as `cancelled`, which they are to a peer that does not know them. */
+  /** Caller: like `cancelled`, which is how a peer that does not know these reads them. */
   timeout: 5,
   budget_exceeded: 6,
 } as const
 
-/** How a caller's reset says the reason of its signal, and how its peer reads it. What neither knows is `cancelled`. */
+/** Translates the reason of a caller's signal into a reset, and back. An unknown reason is `cancelled`. */
 export const resetOf = (reason: unknown): number =>
   reason === leaving || isFailingStop(reason) ? resets[reason] : resets.cancelled
 export const reasonOf = (reset: number | undefined): string =>
@@ -53,43 +53,43 @@ export const reasonOf = (reset: number | undefined): string =>
 /** Bytes of `data` that a caller takes for an exchange before it has read any. */
 export const initialCredit = 256 * 1024
 export const maxDataBytes = 64 * 1024
-/** The largest body with its request line. Larger ones use HTTP, where they delay nothing else. */
+/** The most bytes of a body with its request line. Larger requests use HTTP, where they delay nothing else. */
 export const maxOpenBytes = 1024 * 1024
 export const maxStreams = 16_384
 const maxFrameBytes = maxOpenBytes + 64 * 1024
 const headerBytes = 9
-/** How long the other side may take to close the connection as well. */
+/** Milliseconds that the other side may take to close the connection too. */
 const closeMs = 1_000
-/** The most bytes that wait for the end of the turn; above that, senders have to wait. */
+/** The most bytes that wait for the end of the turn. With more, senders have to wait. */
 const highWater = 1024 * 1024
-/** A payload that is as large is written as it is: to copy it would cost more than a piece of its own. */
+/** A payload of at least this many bytes is written without a copy, because copying would cost more than an additional piece. */
 const largePayload = 8 * 1024
 
 export interface LinkTimes {
-  /** Silence after which the peer is asked whether it is there. */
+  /** Milliseconds of silence after which the peer is pinged. */
   readonly pingMs: number
-  /** Silence after which it is gone. */
+  /** Milliseconds of silence after which the peer counts as gone. */
   readonly deadMs: number
 }
 const linkTimes: LinkTimes = { pingMs: 5_000, deadMs: 20_000 }
 
-/** What one end does with the frames of its connection. */
+/** How one end handles the frames of its connection. */
 export interface Frames {
   /**
-   * `payload` belongs to a larger buffer: whoever keeps it for long copies it. Of a frame of data it may be a part, and the
-   * rest follows. Throws on a frame that may not come.
+   * `payload` is part of a larger buffer, so copy it to keep it for long. For a data frame it may be only a part, and the rest follows. Throws on a
+   * frame that is not allowed.
    */
   frame(kind: number, stream: number, payload: Buffer): void
   /** Called once, as the last call. */
   closed(cause: Error): void
-  /** Called each time that so many milliseconds have passed. */
+  /** Called each time that this many milliseconds have passed. */
   quiet?(ms: number): void
 }
 
-/** The peer does not speak as agreed. */
+/** The peer violates the protocol. */
 export class LinkError extends Error {}
 
-/** Frames over one socket: those of one turn of the event loop leave in one write, and a peer that is silent is found out. */
+/** Frames over one socket. The frames of one turn of the event loop leave in one write, and a silent peer is detected. */
 export class Connection {
   readonly #socket: Duplex
   readonly #use: Frames
@@ -97,7 +97,7 @@ export class Connection {
   #closed = false
   #out: { kind: Kind; stream: number; payload: Buffer | undefined }[] = []
   #outBytes = 0
-  /** How many of them are payloads that are written without a copy. */
+  /** How many of these bytes are payloads that are written without a copy. */
   #largeBytes = 0
   #scheduled = false
   #full = false
@@ -105,7 +105,7 @@ export class Connection {
   #parts: Buffer[] = []
   #held = 0
   #needed = headerBytes
-  /** How many bytes the data frame under way still lacks, and its exchange. */
+  /** How many bytes the current data frame still lacks, and the frame's exchange. */
   #dataLeft = 0
   #dataStream = 0
   #heard = true
@@ -135,7 +135,7 @@ export class Connection {
   get closed(): boolean {
     return this.#closed
   }
-  /** Senders with more data wait for `room`. */
+  /** True while senders of more data must wait for `room`. */
   get full(): boolean {
     return this.#full || this.#outBytes > highWater
   }
@@ -151,7 +151,7 @@ export class Connection {
     setImmediate(() => this.#flush())
   }
 
-  /** Resolves when there is room, in the order of asking; also when the connection is closed. */
+  /** Resolves when there is room, in the order of the calls, and when the connection is closed. */
   room(): Promise<void> {
     return new Promise((resolve) => {
       if (this.#closed || !this.full) resolve()
@@ -159,7 +159,7 @@ export class Connection {
     })
   }
 
-  /** Sends what waits, and closes. */
+  /** Sends what is queued, and closes. */
   end(): void {
     this.#flush()
     this.#close(new LinkError('the link was closed'))
@@ -213,7 +213,7 @@ export class Connection {
     this.#wake()
   }
 
-  /** Wakes one waiting sender after the other: each may fill the connection again. */
+  /** Wakes one waiting sender at a time, because each may fill the connection again. */
   #wake(): void {
     if (this.#waiting.length === 0 || this.full) return
     this.#waiting.shift()!()
@@ -231,7 +231,7 @@ export class Connection {
     }
   }
 
-  /** Data is given on as it comes, whatever its frames: a frame made whole first would be a copy of it. Returns how much was taken. */
+  /** Passes data on as it arrives, across frame boundaries: assembling a whole frame first would cost a copy. Returns how much was taken. */
   #data(chunk: Buffer, at: number): number {
     const piece = chunk.subarray(at, at + this.#dataLeft)
     this.#dataLeft -= piece.length
@@ -239,7 +239,7 @@ export class Connection {
     return piece.length
   }
 
-  /** Takes what the header or the frame under way lacks. Returns how much that was. */
+  /** Takes the bytes that the current header or frame lacks. Returns how many that were. */
   #gather(chunk: Buffer, at: number): number {
     const piece = chunk.subarray(at, at + this.#needed - this.#held)
     this.#parts.push(piece)

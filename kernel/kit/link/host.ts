@@ -20,9 +20,9 @@ export interface LinkHost {
   add(served: ServedRoute): void
   wants(request: IncomingMessage): boolean
   readonly upgrade: (request: IncomingMessage, socket: Duplex, head: Buffer) => void
-  /** Begins nothing more on links, and gives out no new ones: callers go on over HTTP. What was begun goes on. */
+  /** Begins nothing more on links, and accepts no new links: callers continue over HTTP. Exchanges that were begun continue. */
   leave(): void
-  /** Leaves, and resolves when everything that was begun has ended. */
+  /** Leaves, and resolves when all begun exchanges have ended. */
   end(): Promise<void>
 }
 
@@ -55,7 +55,7 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
       headers.upgrade === linkProtocol &&
       headers[linkHeader] === linkVersion,
     upgrade(request, socket, head) {
-      // Until there is a link nothing else listens for errors; a caller that leaves meanwhile is no failure.
+      // Until the link exists nothing else listens for errors. A caller that disconnects meanwhile is no failure.
       socket.on('error', () => socket.destroy())
       const admitted = async (admitting: Admission): Promise<void> => {
         if (leaving) throw stopping()
@@ -99,8 +99,8 @@ interface LinkOptions {
 }
 
 /**
- * Links of peers, whose requests are checked and bounded as those over HTTP are. Who opens one shows what the listener demands;
- * its requests need not show it again.
+ * Links of peers, whose requests are checked and limited like those over HTTP. The opener of a link authenticates once; its requests need not do so
+ * again.
  */
 export const peerLinks = fp(
   async (app, { leaving, logRequests }: LinkOptions) => {
@@ -114,7 +114,7 @@ export const peerLinks = fp(
       prove: (request) => proofsOf(app).check(request),
     })
     app.decorate(linkHostKey, links)
-    // A request for any other protocol is answered as plain HTTP.
+    // An upgrade request for any other protocol is answered as plain HTTP.
     Object.assign(app.server, { shouldUpgradeCallback: links.wants })
     app.server.on('upgrade', links.upgrade)
     leaving.addEventListener('abort', links.leave)

@@ -22,12 +22,12 @@ import {
   u32,
 } from './connection.ts'
 
-/** How long exchanges that were begun may take when the listener closes. */
+/** Milliseconds that begun exchanges may take when the listener closes. */
 const endMs = 5_000
 
 export const newRequestId = (): string => `req_${randomUUID().slice(24)}`
 
-/** A NUL as JSON writes it. */
+/** A NUL in JSON text. */
 const nul = '\\u0000'
 
 /** What all links of a listener share. */
@@ -58,14 +58,14 @@ export class ServedLink implements Frames {
     if (this.#open.size === 0) this.#empty?.()
   }
 
-  /** Begins nothing more. What was begun goes on, and the caller closes the link behind it. */
+  /** Begins nothing more. Begun exchanges continue, and the caller closes the link after the last one. */
   leave(): void {
     if (this.#leaving) return
     this.#leaving = true
     this.connection.send(kinds.leave, 0, u32(this.#last))
   }
 
-  /** Resolves when everything that was begun has ended, or had 5 s for it, and the link is closed. */
+  /** Resolves when all begun exchanges have ended, or had 5 s to do so, and the link is closed. */
   async end(): Promise<void> {
     this.leave()
     if (this.#open.size > 0) {
@@ -96,7 +96,7 @@ export class ServedLink implements Frames {
     if (typeof line?.route !== 'string') throw new LinkError('a request line is invalid')
     this.#last = id
     if (this.#leaving || this.serving.options.streams.ending || this.#open.size >= maxStreams) {
-      // It was not begun, so the caller may ask another process.
+      // The exchange was not begun, so the caller may ask another process.
       return this.connection.send(kinds.reset, id, Buffer.of(resets.refused))
     }
     const open = new Exchange(id, this)
@@ -155,7 +155,7 @@ class Exchange implements OpenStream {
     this.#granted?.()
   }
 
-  /** Called when the caller does not want the rest. */
+  /** Called when the caller no longer needs the rest. */
   leave(reason: string): void {
     if (this.#left !== undefined) return
     this.#left = reason
@@ -164,7 +164,7 @@ class Exchange implements OpenStream {
     this.#granted?.()
   }
 
-  /** Starts the handler. The request is released once it is answered, because the lines of the answer may go on for long. */
+  /** Starts the handler. The request is released once it is answered, because the answer's lines may continue for long. */
   begin(line: RequestLine, bytes: Buffer, nul: boolean): void {
     const { route } = line
     const { logRequests, log } = this.#link.serving.options
@@ -181,7 +181,7 @@ class Exchange implements OpenStream {
 
   async #handle(line: RequestLine, bytes: Buffer, nul: boolean): Promise<{ status: number; answered: Answered }> {
     const { routes, admission } = this.#link.serving
-    // As over HTTP: no id and no text holds a NUL.
+    // As over HTTP, no id and no text may contain a NUL.
     if (nul) throw notFound()
     const served = routes.find(line.route)
     const { access } = served.route
@@ -263,7 +263,7 @@ class Exchange implements OpenStream {
     if (this.#left === undefined) this.#link.connection.send(kind, this.#id, payload)
   }
 
-  /** Undefined: all of it is on its way. Else resolves when that is so, or the caller has left. */
+  /** Undefined: everything was sent. Otherwise resolves when everything was sent, or the caller has left. */
   #write(chunk: Uint8Array): Promise<void> | undefined {
     const rest = this.#push(Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength))
     return rest.length === 0 && !this.#link.connection.full ? undefined : this.#writeRest(rest)
@@ -284,7 +284,7 @@ class Exchange implements OpenStream {
     }
   }
 
-  /** Sends as much as may be sent now; returns the rest. */
+  /** Sends as much as the credit allows. Returns the rest. */
   #push(chunk: Buffer): Buffer {
     let rest = chunk
     while (rest.length > 0 && this.#left === undefined && this.#credit > 0 && !this.#link.connection.full) {
@@ -303,7 +303,7 @@ type Parts = Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>
 export class LinkRoutes {
   readonly #options: LinkHostOptions
   readonly #served = new Map<string, ServedRoute>()
-  /** A schema is compiled when it is first needed: most routes are never asked for over a link. */
+  /** A schema is compiled when it is first needed, because most routes are never called over a link. */
   readonly #checks = new WeakMap<object, ReturnType<FastifySchemaCompiler<unknown>>>()
 
   constructor(options: LinkHostOptions) {
@@ -318,7 +318,7 @@ export class LinkRoutes {
     if (!found) throw notFound({ message: 'No route answers this.' })
     return found
   }
-  /** The call's parts, checked as over HTTP. Throws an AppError or what Fastify throws. */
+  /** The parts of a call, checked as over HTTP. Throws an AppError or Fastify's error. */
   read({ route }: ServedRoute, line: RequestLine, bytes: Buffer): Parts {
     const { parse, bodyLimit } = this.#options
     if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw bodyTooLarge()

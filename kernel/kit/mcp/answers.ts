@@ -5,31 +5,31 @@ import type { ModelFetch } from '#contracts/model'
 import { tooLarge } from './failures.ts'
 
 interface McpFetchOptions {
-  /** Whether the stream for unasked messages of the server is worth a connection. */
+  /** Whether the server's stream for unsolicited messages is worth a connection. */
   listens(): boolean
-  /** The answer of this request ended without a word about it. `resumes`: the library asks for the rest. `large`: it was too large. */
+  /** Called when the answer to this request ended without a reply. `resumes`: the library requests the rest. `large`: the answer was too large. */
   onCut(id: string | number, resumes: boolean, large: boolean): void
-  /** The server has sent so many unrequested messages that they are ignored. */
+  /** Called when the server has sent so many unsolicited messages that they are ignored. */
   onFlood(): void
-  /** An answer that is larger is not read to its end. */
+  /** A larger answer is not read to its end. */
   readonly maxAnswerBytes: number
-  /** The same for what a server is asked now; less while it says what it is, which is kept. */
+  /** The same limit for the current request. It is lower while the server introduces itself, because that is kept. */
   mostNow(): number
-  /** The older transport: answers come through the stream for unasked messages as well. */
+  /** The older transport: answers arrive through the stream for unsolicited messages. */
   readonly answersThere?: boolean
 }
 
-/** What a server may say unasked within so long. A word of a change of its list has a hundred bytes. */
+/** Bytes that a server may send unsolicited within a period. A notice of a changed list has a hundred bytes. */
 const unaskedBytes = 256 * 1024
 const unaskedMs = 60_000
-/** Messages in the stream of one answer: each costs more than its bytes. */
+/** The most messages in the stream of one answer. Each costs more than its bytes. */
 const mostMessages = 5_000
-/** Servers say how soon they are listened to again, and may say at once. */
+/** Milliseconds. Servers choose how soon they are contacted again, and may choose zero. */
 const shortestPauseMs = 250
 
 /**
- * `fetch` for the library's MCP transport. A request whose answer never comes waits there for ever, so answers are looked at here: an event
- * stream that ends before the answer was in it, and an answer to something else. All that a server says is bounded.
+ * `fetch` for the library's MCP transport. The library waits for ever for an answer that never comes, so answers are checked here: an event stream
+ * that ends before the answer, and an answer to another request. Everything that a server sends is limited.
  */
 export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): ModelFetch {
   const { listens, onCut, mostNow, answersThere = false } = options
@@ -62,13 +62,13 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
       return withBody(response, read(response.body, most, watch, onEnd))
     }
     if (isOf(response, 'application/json')) return jsonAnswer(response, id, most)
-    // The library takes it for a notification that was heard.
+    // The library would treat 202 as an accepted notification.
     if (response.status === 202) throw noAnswer()
     return withBody(response, read(response.body, most))
   }
 }
 
-/** As a connection that was cut: whether the request was carried out is not known. */
+/** Like a broken connection: whether the request was carried out is unknown. */
 const noAnswer = (): Error => new SdkError(SdkErrorCode.ConnectionClosed, 'the request has no answer')
 
 const isOf = ({ headers }: Response, type: string): boolean => headers.get('content-type')?.startsWith(type) === true
@@ -76,7 +76,7 @@ const isOf = ({ headers }: Response, type: string): boolean => headers.get('cont
 const withBody = ({ status, statusText, headers }: Response, body: AsyncIterable<Uint8Array>): Response =>
   new Response(ReadableStream.from(body) as ReadableStream<Uint8Array>, { status, statusText, headers })
 
-/** An answer as JSON, parsed here and nowhere else. Rejects when the request is not what it answers. */
+/** An answer as JSON, parsed only here. Rejects when it does not answer the request. */
 async function jsonAnswer(response: Response, id: string | number, limit: number): Promise<Response> {
   const chunks: Uint8Array[] = []
   for await (const chunk of read(response.body!, limit)) chunks.push(chunk)
@@ -93,7 +93,7 @@ function requestIdOf(body: unknown): string | number | undefined {
 
 interface Watch {
   readonly answered: boolean
-  /** The server named an event, behind which it goes on. */
+  /** True when the server named an event after which it can continue. */
   readonly resumable: boolean
   feed(bytes: Uint8Array): void
 }
@@ -128,7 +128,7 @@ function answers(data: string, id: string | number): boolean {
   }
 }
 
-/** Servers write numbers as text now and then, and the library takes them. */
+/** Some servers write the id as text, and the library accepts that. */
 function isAnswer(message: unknown, id: string | number): boolean {
   if (typeof message !== 'object' || message === null || !('id' in message)) return false
   return String(message.id) === String(id) && ('result' in message || 'error' in message)
@@ -158,8 +158,8 @@ async function* read(
 }
 
 /**
- * The stream for unasked messages lives as long as the session: what comes through it is not one answer. Each of its events is bounded, since
- * the library keeps one until it has ended, and so is what comes in a while, since each is work for everybody.
+ * The stream for unsolicited messages lives as long as the session, so it is not one answer. Each of its events is limited, because the library
+ * keeps an event until it is complete. The total per period is limited, because every event costs work.
  */
 function createUnasked({ maxAnswerBytes, onFlood }: Pick<McpFetchOptions, 'maxAnswerBytes' | 'onFlood'>) {
   let left = unaskedBytes
@@ -178,7 +178,7 @@ function createUnasked({ maxAnswerBytes, onFlood }: Pick<McpFetchOptions, 'maxAn
     get over() {
       return over
     },
-    /** There is something to come that was asked for. */
+    /** Raises the limit, because a requested answer will arrive through this stream. */
     expect(bytes: number): void {
       left += bytes
     },

@@ -8,7 +8,7 @@ import {
 } from '@modelcontextprotocol/client'
 import { ForbiddenAddressError } from '../outbound.ts'
 
-/** What the library of before this one called a connection that was lost; that of today has a word of its own for what it sees itself. */
+/** The earlier library's code for a lost connection. Today's library has its own code for losses that it detects. */
 export const connectionClosed = -32_000
 
 /** How a request to an MCP server failed. */
@@ -17,13 +17,13 @@ type Failure =
   | 'expired'
   /** No connection was made. */
   | 'unreached'
-  /** The connection ended behind the request: whether it was carried out is not known. */
+  /** The connection ended after the request, so whether it was carried out is unknown. */
   | 'cut'
-  /** The request's arguments are not what the tool takes. */
+  /** The request's arguments do not fit the tool. */
   | 'arguments'
   | 'refused'
 
-/** Codes of sockets that never carried a byte. */
+/** Socket error codes that mean that no byte was sent. */
 const beforeConnection: ReadonlySet<unknown> = new Set([
   'ECONNREFUSED',
   'ENOTFOUND',
@@ -40,10 +40,10 @@ const behindConnection: ReadonlySet<unknown> = new Set([
   'UND_ERR_HEADERS_TIMEOUT',
 ])
 
-/** `inSession`: the server had given out a session id. */
+/** `inSession`: the server had issued a session id. */
 export function failureOf(error: unknown, inSession: boolean): Failure {
   if (error instanceof SdkHttpError) {
-    // 404 is what the protocol says; servers that keep sessions in a map answer 400 and speak of the session.
+    // The protocol says 404. Servers that keep sessions in a map answer 400 and mention the session.
     const said = `${error.message} ${String(error.data['text'] ?? '')}`
     const forgotten = error.status === 404 || (error.status === 400 && /session|not initialized/i.test(said))
     return inSession && forgotten ? 'expired' : 'refused'
@@ -75,13 +75,13 @@ export function reasonOf(error: unknown): Reason {
   return { kind: causesOf(error).some(({ message }) => message.endsWith(tooLarge)) ? 'too_large' : 'protocol' }
 }
 
-/** Says why a server's tools are missing. It never quotes the server, which may repeat what was sent to it. */
+/** Says why a server's tools are missing. It never quotes the server, which may repeat what it was sent. */
 export function whyUnavailable(error: unknown): string {
   const reason = reasonOf(error)
   return reason.kind === 'status' ? `The server answered ${reason.status}.` : sentences[reason.kind]
 }
 
-/** What may be logged of such a failure: the library's errors have what the server answered, which may repeat what was sent to it. */
+/** The loggable part of such a failure: the library's errors contain the server's answer, which may repeat what it was sent. */
 export function withoutQuotes(error: unknown): unknown {
   const quotes = error instanceof SdkError || error instanceof ProtocolError || error instanceof SseError
   if (!quotes) return error
@@ -97,14 +97,14 @@ const sentences: Readonly<Record<Exclude<Reason['kind'], 'status'>, string>> = {
   too_large: 'What the server answers is too large.',
   protocol: 'The server does not answer as an MCP server.',
 }
-/** At the end of what is said of an answer that was too large. */
+/** The ending of the messages about an answer that was too large. */
 export const tooLarge = 'the answer is too large'
 
 function causesOf(error: unknown): (Error & { readonly code?: unknown })[] {
   return error instanceof Error ? [error, ...causesOf(error.cause)] : []
 }
 
-/** The library passes the reason of an aborted signal on, in its own error or as it is. */
+/** The library passes on the reason of an aborted signal, wrapped in its own error or unchanged. */
 export const isTimeout = (error: unknown): boolean =>
   error instanceof Error && (error.name === 'TimeoutError' || /TimeoutError|due to timeout/.test(error.message))
 

@@ -1,5 +1,5 @@
-// The client side of the Model Context Protocol: sessions with servers, and the tools that these list. It loads the library, so
-// whoever needs it now and then imports it when the first server is to be asked.
+// The client side of the Model Context Protocol: sessions with servers, and the servers' tools. It loads the library, so a module that needs it
+// rarely should import it when it contacts the first server.
 export { McpEras } from './eras.ts'
 export { failureOf, isTimeout, type Reason, reasonOf, whyUnavailable, withoutQuotes } from './failures.ts'
 export { type McpAddress, type McpSession, openMcp, type ServerCall } from './session.ts'

@@ -1,6 +1,6 @@
-// The server side of the Model Context Protocol, for endpoints that have tools, and may pass on what else a server has. Both revisions that clients speak:
-// that of 2026-07-28, whose requests say everything themselves, and those before it, which begin with `initialize`. It loads the
-// library, so whoever serves one imports it with the first request.
+// The server side of the Model Context Protocol, for endpoints that have tools and may pass on what else a server offers. It supports both kinds of
+// revisions: that of 2026-07-28, whose requests are self-contained, and the earlier ones, which begin with `initialize`. It loads the library, so
+// import it with the first request.
 import { hash, randomUUID } from 'node:crypto'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import {
@@ -18,7 +18,7 @@ import type { Kv } from '#contracts/kv'
 import { invalidRequest } from '../../contracts/http-errors.ts'
 import { ping, stream } from '../../http/streams.ts'
 
-/** Requests that are answered by a server behind the endpoint, in its own words. */
+/** Requests that a server behind the endpoint answers in its own words. */
 const passedMethods = [
   'resources/list',
   'resources/templates/list',
@@ -29,21 +29,21 @@ const passedMethods = [
 ] as const
 export type PassedMethod = (typeof passedMethods)[number]
 
-/** The tools of one request's caller. */
+/** The tools that one request's caller may use. */
 export interface ServedTools {
   list(cursor: string | undefined): ListToolsResult | Promise<ListToolsResult>
-  /** Rejects with `protocolError` for what the model must not take for a result. */
+  /** Rejects with `protocolError` for an error that the model must not take for a result. */
   call(call: ToolCall): Promise<CallToolResult>
-  /** Resolves to what the server answers. Absent: there are tools and nothing else. */
+  /** Resolves to the answer of the server behind. Absent: the endpoint offers only tools. */
   readonly pass?: (method: PassedMethod, params: object | undefined, signal: AbortSignal) => Promise<object>
 }
 export interface ToolCall {
   readonly name: string
   readonly input: Readonly<Record<string, unknown>>
   readonly meta: Readonly<Record<string, unknown>>
-  /** Aborts when the client has left, or cancelled the call. */
+  /** Aborts when the client disconnected, or cancelled the call. */
   readonly signal: AbortSignal
-  /** Tells the client how far the call is; absent when it did not ask for that. */
+  /** Reports the progress of the call to the client. Absent when the client did not request it. */
   readonly progress?: (progress: Progress) => void
 }
 interface Progress {
@@ -53,25 +53,25 @@ interface Progress {
 }
 export type { CallToolResult, ListToolsResult }
 
-/** An error of JSON-RPC. Clients show it to people, models do not see it. */
+/** A JSON-RPC error. Clients show it to people; models do not see it. */
 export const protocolError = (code: number, message: string, data?: unknown): Error =>
   new ProtocolError(code, message, data)
-/** The call names no tool that there is, or one with other arguments. */
+/** The call names an unknown tool, or has invalid arguments. */
 export const invalidParams = (message: string): Error => protocolError(ProtocolErrorCode.InvalidParams, message)
-/** The caller has to wait; the library has no code for that, and the range is for servers to use. */
+/** The caller must wait. The library has no code for that, and this range is free for servers to use. */
 export const limited = (message: string): Error => protocolError(-32_000, message)
 export const internalError = (message: string): Error => protocolError(ProtocolErrorCode.InternalError, message)
 
 export interface EndpointOptions {
-  /** What it is called in the answers. */
+  /** The name of the endpoint in its answers. */
   readonly name: string
-  /** For so long clients may keep a list of tools. */
+  /** Milliseconds that clients may cache a list of tools. */
   readonly listMs: number
-  /** How conductors tell each other of cancelled calls. Without it a call is cancelled by closing its connection alone. */
+  /** How conductors tell each other about cancelled calls. Without it, only closing its connection cancels a call. */
   readonly kv?: Pick<Kv, 'publish' | 'subscribe'>
 }
 
-/** One MCP endpoint: it answers requests, and keeps nothing between them but the calls under way. */
+/** One MCP endpoint. It answers requests, and keeps nothing between them except the calls under way. */
 export class McpEndpoint {
   readonly #options: EndpointOptions
   readonly #modern: McpHttpHandler
@@ -94,7 +94,7 @@ export class McpEndpoint {
     const abort = new AbortController()
     const { raw } = reply
     raw.once('close', () => {
-      // Closing the connection cancels the call.
+      // A closed connection cancels the call.
       if (!raw.writableFinished) abort.abort(new Error('the client has left'))
     })
     const headers = Object.entries(request.headers).filter(
@@ -136,12 +136,12 @@ export class McpEndpoint {
       { name, version: '1' },
       {
         capabilities: { tools: {}, ...(tools.pass ? { resources: {}, prompts: {}, completions: {} } : {}) },
-        // Callers see different tools, and passed-on lists have no hints about caching.
+        // Callers see different tools, and passed-on lists carry no caching hints.
         cacheHints: {
           'tools/list': { ttlMs: listMs, cacheScope: 'private' },
           ...Object.fromEntries(passedHints.map((method) => [method, { ttlMs: 0, cacheScope: 'private' as const }])),
         },
-        // It would check answers to questions to the user, and we ask none; making the usual one costs milliseconds for each call.
+        // The validator would check users' answers, and we ask users nothing; creating the usual one costs milliseconds per call.
         jsonSchemaValidator: { getValidator: () => refuse },
       },
     )
@@ -175,7 +175,7 @@ export class McpEndpoint {
     return server
   }
 
-  /** The revisions before 2026-07-28. Their sessions have a name here and nothing else: it says whose calls a client may cancel. */
+  /** Serves the revisions before 2026-07-28. A session has only a name here, which says whose calls a client may cancel. */
   async #legacy(
     headers: Headers,
     body: unknown,
@@ -205,11 +205,11 @@ export class McpEndpoint {
     const server = this.#serverOf(tools, cancel?.signal)
     raw.once('close', () => {
       if (key !== undefined && this.#cancellable.get(key) === cancel) this.#cancellable.delete(key)
-      // After a complete answer there is nothing to end; ending it anyway would cost every call an error.
+      // After a complete answer there is nothing to close; closing anyway would cost every call an error.
       if (!raw.writableFinished) void server.close()
     })
     await server.connect(transport)
-    // All that is read of a request whose body is there: to make a whole one costs more than to answer a small one.
+    // The only fields that are read of a request whose body is present. A complete Request costs more than answering a small one.
     const request = { method: 'POST', headers } as Request
     const response = await transport.handleRequest(request, { parsedBody: body })
     if (kv && message?.method === 'initialize' && response.ok) response.headers.set('mcp-session-id', randomUUID())
@@ -223,10 +223,10 @@ export class McpEndpoint {
   }
 }
 
-/** Answers that say for how long they hold. */
+/** Methods whose answers carry caching hints. */
 const passedHints = ['resources/list', 'resources/templates/list', 'resources/read', 'prompts/list'] as const
 
-/** What else goes wrong is for the log: the text of an unknown exception may hold secrets. */
+/** Any other error goes only to the log, because the text of an unknown exception may hold secrets. */
 function guarded(tools: ServedTools, { log, id }: FastifyRequest): ServedTools {
   const told = (err: unknown): never => {
     if (err instanceof ProtocolError) throw err
@@ -240,7 +240,7 @@ function guarded(tools: ServedTools, { log, id }: FastifyRequest): ServedTools {
   }
 }
 
-/** Characters of what a call is known by, unless a client has made it longer. */
+/** The most characters of a call's key, unless a client chose a longer id. */
 const longestKey = 200
 /** The channel on which conductors tell each other of cancelled calls. */
 const cancelled = 'mcp-cancelled'
@@ -271,7 +271,7 @@ function isLegacy(request: FastifyRequest, body: unknown): boolean {
 
 const optional = (name: string, value: string | undefined) => (value === undefined ? {} : { [name]: value })
 
-/** We announce nothing, so there is nothing to listen to, and a stream of nothing would cost a connection. */
+/** We announce nothing, so listening would only cost a connection. */
 const isListening = (body: unknown): boolean => (body as JsonRpc).method === 'subscriptions/listen'
 const notFound = (body: unknown): Response =>
   Response.json(
@@ -282,7 +282,7 @@ const notFound = (body: unknown): Response =>
 /** The library passes this to the function that makes the server of a request. */
 const authInfoOf = (tools: ServedTools) => ({ token: '', clientId: '', scopes: [], extra: { tools } })
 
-/** Requests of one batch cannot cancel each other: the transport would wait for ever for the answer of a cancelled one. */
+/** Requests of one batch cannot cancel each other, because the transport would wait for ever for the answer of a cancelled request. */
 function withoutCancellations(body: unknown): unknown {
   if (!Array.isArray(body)) return body
   if (body.length === 0) throw invalidRequest({ message: 'The batch is empty.' })

@@ -17,43 +17,43 @@ import { listTools, noTimeout } from './tools.ts'
 
 export interface McpAddress {
   readonly url: string
-  /** The older transport, of two connections; streamable HTTP by default. */
+  /** `sse` is the older transport with two connections. Absent: streamable HTTP. */
   readonly transport?: 'sse' | undefined
   readonly headers?: Readonly<Record<string, string>> | undefined
-  /** True for our own endpoint: it is stateless, announces nothing, and bounds its answers. */
+  /** True for our own endpoint, which is stateless, announces nothing, and limits its answers. */
   readonly own?: boolean
-  /** The largest answer that is read to its end, and the most that a list has on all its pages; 16 MiB by default. */
+  /** The most bytes of an answer, and of all pages of a list together; 16 MiB by default. */
   readonly maxAnswerBytes?: number
-  /** Remembers which revision the server speaks; without it each session begins with a question. */
+  /** Remembers which revision the server speaks. Without it each session begins with a question. */
   readonly eras?: McpEras
 }
 
-/** A call of a tool, as its server knows it. */
+/** A call of a tool, under the tool's name at its server. */
 export interface ServerCall {
   readonly name: string
   readonly input: Readonly<Record<string, unknown>>
   readonly meta?: Readonly<Record<string, unknown>>
   readonly signal: AbortSignal
-  /** The definition that the server has listed: some of what it takes may have to be in headers as well. */
+  /** The definition that the server listed. It may require some arguments in headers as well. */
   readonly definition?: Pick<Tool, 'name' | 'inputSchema'> | undefined
   readonly progress?: ((progress: Progress) => void) | undefined
 }
 
-/** An MCP session that is open; of a server of the revision of 2026-07-28, which has none, what is known of it. */
+/** An open MCP session. For a server of the revision of 2026-07-28, which has no sessions, it is what is known about the server. */
 export interface McpSession {
   readonly client: Client
-  /** Calls a tool. What the result has to look like is not checked. */
+  /** Calls a tool. The form of the result is not checked. */
   call(call: ServerCall): Promise<CallToolResult>
-  /** The server gave out an id for it, and may forget it. */
+  /** True when the server issued a session id, which it may forget. */
   readonly remembered: boolean
   readonly maxAnswerBytes: number
   close(): Promise<void>
 }
 
-/** How long ending a session may take; the run is over by then. */
+/** Milliseconds that ending a session may take. The run is over by then. */
 const farewellMs = 2_000
 
-/** Opens a session. Rejects with whatever the library says. */
+/** Opens a session. Rejects with the library's error. */
 export async function openMcp(
   fetch: ModelFetch,
   address: McpAddress,
@@ -65,7 +65,7 @@ export async function openMcp(
   try {
     return await open(fetch, address, { signal, onListChanged, prior })
   } catch (error) {
-    // It may speak another revision by now.
+    // The server may speak another revision by now, so ask again.
     if (!prior || signal.aborted) throw error
     eras?.forget(address)
     return open(fetch, address, { signal, onListChanged, prior: undefined })
@@ -83,7 +83,7 @@ async function open(
   address: McpAddress,
   { signal, onListChanged, prior }: Opening,
 ): Promise<McpSession> {
-  // Our own endpoint and the older transport are begun with `initialize`; others are asked which revision they speak.
+  // Our own endpoint and the older transport begin with `initialize`. Other servers are asked which revision they speak.
   const mode = address.own || address.transport === 'sse' ? ('legacy' as const) : ('auto' as const)
   // A validator that does nothing: output schemas are not checked, and making the usual one costs a millisecond per run.
   const client = new Client(
@@ -92,7 +92,7 @@ async function open(
   )
   if (!address.own) client.setNotificationHandler('notifications/tools/list_changed', onListChanged)
   const transport = transportTo(address, fetch, client)
-  // The library has the signal end requests, and not the opening of a stream.
+  // In the library the signal ends requests, but not the opening of a stream.
   const left = Promise.withResolvers<never>()
   const leave = (): void => {
     void client.close().catch(() => {})
@@ -129,8 +129,8 @@ async function open(
 }
 
 /**
- * Calls tools. Which arguments a server wants in headers as well its definition says: where nobody has that it is listed when the server misses
- * one, within bounds, and the last one of these is kept. By itself the library would list all pages, and keep them.
+ * Calls tools. A tool's definition says which arguments its server needs in headers too. If the caller lacks the definition, the tools are listed,
+ * within limits, once the server misses a header, and the latest list is kept. The library by itself would list and keep all pages.
  */
 function callerOf(of: { readonly client: Client; readonly maxAnswerBytes: number }): McpSession['call'] {
   let listed: ServerCall['definition']
@@ -141,7 +141,7 @@ function callerOf(of: { readonly client: Client; readonly maxAnswerBytes: number
         signal,
         timeout: noTimeout,
         ...(progress ? { onprogress: progress } : {}),
-        // Without its output schema, so that it is not compiled.
+        // Leave out the output schema, so that it is not compiled.
         toolDefinition: { name, inputSchema },
       })
     const known = definition ?? (listed?.name === name ? listed : undefined)
@@ -155,7 +155,7 @@ function callerOf(of: { readonly client: Client; readonly maxAnswerBytes: number
     }
   }
 }
-/** An argument is in the body and not in its header, or another one is. */
+/** The server's code for an argument whose header is missing or differs from the body. */
 const headerMismatch = -32_020
 
 function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
@@ -171,18 +171,18 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
   if (address.transport === undefined) {
     return new StreamableHTTPClientTransport(url, { fetch: createMcpFetch(fetch, watch), ...init })
   }
-  // Its answers come through the one stream that it listens to.
+  // Its answers arrive through the single stream that it listens to.
   const flooded = { onFlood: () => void client.close().catch(() => {}), listens: () => true, answersThere: true }
   return new SSEClientTransport(url, { fetch: createMcpFetch(fetch, { ...watch, ...flooded }), ...init })
 }
 
 const usualBytes = 16 * 1024 * 1024
-/** What a server says of itself, its instructions and pictures among it, is in memory for as long as the session. */
+/** Bytes of a server's introduction, including instructions and pictures. It stays in memory as long as the session. */
 const greetingBytes = 256 * 1024
-/** Deeper than anybody means it, and not so deep that writing it again, or keeping it, fails. */
+/** Deeper than any legitimate value, but shallow enough that it can be serialized and kept. */
 const maxDepth = 200
 
-/** Messages that nest too deep are dropped; such an answer counts as too large. */
+/** Drops messages that are nested too deeply. Such an answer counts as too large. */
 function boundDepth(transport: Pick<Transport, 'onmessage'>): void {
   const { onmessage } = transport
   transport.onmessage = (message, ...extra) => {
@@ -199,13 +199,13 @@ const isDeep = (value: unknown, left: number): boolean =>
 
 const accept = (data: unknown) => ({ valid: true as const, data: data as never, errorMessage: undefined })
 
-/** The stream for unasked messages of the server has no use here, and opening it costs a request per run. */
+/** The server's stream for unsolicited messages has no use here, and opening it costs a request per run. */
 const withoutListening =
   (fetch: ModelFetch): ModelFetch =>
   async (input, init) =>
     init?.method === 'GET' ? new Response(null, { status: 405 }) : fetch(input, init)
 
-/** Ends requests whose answer was cut: the library would wait for the run's deadline. */
+/** Ends requests whose answer was cut off, because the library would wait for the run's deadline. */
 function watching(client: Client) {
   const resuming = new Set<string | number>()
   const end = (id: string | number, message = 'the answer was cut'): void =>
@@ -221,7 +221,7 @@ function watching(client: Client) {
     onFlood: endResuming,
     listens: () => client.getServerCapabilities()?.tools?.listChanged === true,
     onCut(id: string | number, resumes: boolean, large: boolean) {
-      // It would be as large the next time.
+      // A retry would be just as large.
       if (large) end(id, tooLarge)
       else if (resumes) resuming.add(id)
       else end(id)

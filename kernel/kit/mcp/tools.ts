@@ -3,24 +3,24 @@ import type { Client, Tool } from '@modelcontextprotocol/client'
 import type { McpServer } from '#contracts/mcp-servers'
 import { tooLarge } from './failures.ts'
 
-/** The run's own deadline ends a call; the library's default of 60 s would end long tools early. */
+/** The run's own deadline ends a call. The library's default of 60 s would end long tools early. */
 export const noTimeout = 2_147_483_647
 
-/** What a model may read of a tool, as its server defines it. */
+/** The parts of a tool's definition that a model may read. */
 export type McpTool = Pick<Tool, 'name' | 'title' | 'description' | 'inputSchema' | 'outputSchema' | 'annotations'>
 
-/** The most pages of a list; a server that never stops paging is broken. */
+/** The most pages of a list. A server that never stops paging is broken. */
 const maxPages = 50
-/** The most tools of one server: they are in the memory of each run. */
+/** The most tools of one server, because each run keeps them in memory. */
 const maxTools = 2_000
 
-/** Unusable names of tools: empty, longer than lists of allowed tools accept, or with characters that are not text. */
+/** False for unusable tool names: empty, longer than lists of allowed tools accept, or with characters that are not text. */
 const isName = (name: string): boolean =>
   name !== '' && name.length <= 200 && !name.includes('\0') && name.isWellFormed()
 
 /**
- * Lists the tools of a server; of two with one name the first. It leaves out those with an invalid name, or whose marks of headers are not as the
- * protocol wants them. Rejects with whatever went wrong, and with `tooLarge` where all pages together are.
+ * Lists the tools of a server; of two with the same name, the first. It leaves out tools with an invalid name, or with header marks that violate
+ * the protocol. Rejects with the original error, and with `tooLarge` when all pages together are too large.
  */
 export async function listTools(
   { client, maxAnswerBytes }: { readonly client: Client; readonly maxAnswerBytes: number },
@@ -42,20 +42,23 @@ export async function listTools(
       if (tools.size === maxTools) return [...tools.values()]
       tools.set(tool.name, tool)
     }
-    // A page that leads to itself would be asked for again and again.
+    // A page that leads to itself would be requested again and again.
     if (listed.nextCursor === undefined || listed.nextCursor === cursor) break
     cursor = listed.nextCursor
   }
   return [...tools.values()]
 }
 
-/** The mark of an argument that its server wants in a header as well, and the types that such a one may have. */
+/** The mark of an argument that its server needs in a header too, and the types that such an argument may have. */
 const inHeader = 'x-mcp-header'
 const headerTypes: ReadonlySet<unknown> = new Set(['string', 'integer', 'boolean'])
-/** Keys whose values are no schemas. */
+/** Keys whose values are not schemas. */
 const data: ReadonlySet<string> = new Set(['const', 'default', 'enum', 'examples'])
 
-/** True unless a mark is no name of a header, is there twice, or is where no argument can be found: the protocol wants such tools left out. */
+/**
+ * True unless a mark is no valid header name, appears twice, or stands where no argument can be found. The protocol requires that such tools are
+ * left out.
+ */
 function hasPlainHeaders(schema: unknown): boolean {
   const names = new Set<string>()
   const isFine = (node: unknown, reached: boolean, top: boolean): boolean => {
@@ -76,7 +79,7 @@ function hasPlainHeaders(schema: unknown): boolean {
   return isFine(schema, true, true)
 }
 
-/** SHA-256 of a tool's definition in hex: the same however its server orders the fields. */
+/** SHA-256 of a tool's definition in hex, independent of the order of its fields. */
 export function digestOf({ name, title, description, inputSchema, outputSchema, annotations }: McpTool): string {
   const definition = { name, title, description, inputSchema, outputSchema, annotations }
   return createHash('sha256')
@@ -103,18 +106,18 @@ export function permittedTools(listed: readonly McpTool[], permits: McpServer['t
   })
 }
 
-/** The longest name of a tool that model servers take. */
+/** The most characters of a tool's name that model servers accept. */
 const maxChars = 64
 const hashChars = 8
 const hashed = new RegExp(`_[0-9a-f]{${hashChars}}$`)
 
-/** Names of the tools of several servers: `<prefix><server>__<tool>`, where a model server takes that and it says one thing only. */
+/** Names for the tools of several servers: `<prefix><server>__<tool>`, if a model server accepts that name and it is unambiguous. */
 export interface ToolNames {
-  /** The same for a server and its tool in every process, whatever others there are. `salt` makes another one. */
+  /** The same name for a server and its tool in every process, independent of other tools. `salt` gives a different name. */
   nameOf(server: string, tool: string, salt?: number): string
-  /** The tool of a name, unless a part of it is a hash: then all tools are needed to find it. */
+  /** The tool of a name. Undefined when a part of the name is a hash: finding the tool then requires all tools. */
   partsOf(name: string): { readonly server: string; readonly tool: string } | undefined
-  /** Whether a name with a hash can be of a tool of this server. */
+  /** Whether a name with a hash can belong to a tool of this server. */
   mayBeOf(name: string, server: string): boolean
 }
 

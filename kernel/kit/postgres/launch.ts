@@ -11,8 +11,8 @@ export interface Binaries {
 }
 
 /**
- * Finds the PostgreSQL of this platform's npm package. Node connects to a UNIX socket only, so Windows is left out even
- * though binaries exist for it.
+ * Finds the PostgreSQL of this platform's npm package. The server is reached over a UNIX socket, to which Node cannot connect on Windows, so
+ * Windows is left out although binaries exist for it.
  */
 export async function findBinaries(
   platform: string = process.platform,
@@ -36,8 +36,8 @@ export async function findBinaries(
 }
 
 /**
- * npm packages cannot hold symbolic links, so the package lists them and its postinstall makes them. After
- * `npm ci --ignore-scripts` they are missing and the binaries do not find their libraries: make them here.
+ * npm packages cannot hold symbolic links, so the package lists them and its postinstall creates them. After `npm ci --ignore-scripts` they are
+ * missing and the binaries do not find their libraries, so they are created here.
  */
 export async function hydrateSymlinks(native: string): Promise<void> {
   const list = await readFile(join(native, 'pg-symlinks.json'), 'utf8').catch(() => '[]')
@@ -59,18 +59,18 @@ const nobody = 65534
 
 /** How a PostgreSQL binary is run on this machine. */
 export interface Launch {
-  /** Programs put before the binary, e.g. `setpriv`. */
+  /** Programs that are put before the binary, e.g. `setpriv`. */
   readonly prefix: readonly string[]
-  /** Set when root drops its rights for good: the data directory then has to belong to this uid. */
+  /** Set when root drops its rights for good. The data directory must then belong to this uid. */
   readonly uid?: number
   /** True when a shell watches our end of its standard input, and stops PostgreSQL when that closes. */
   readonly watchdog: boolean
 }
 
-/** What this machine can do; tests replace it. */
+/** The abilities of this machine. Tests replace them. */
 interface Machine {
   readonly root: boolean
-  /** Whether our uid has an entry in /etc/passwd, which PostgreSQL insists on and `docker run --user 1234` has not. */
+  /** Whether our uid has an entry in /etc/passwd, which PostgreSQL requires and `docker run --user 1234` lacks. */
   readonly named: boolean
   works(command: string, ...args: string[]): Promise<boolean>
 }
@@ -110,9 +110,9 @@ kill "$dog" 2>/dev/null
 exit "$code"`
 
 /**
- * Chooses how to run PostgreSQL so that it is not root and does not outlive this process, even after kill -9: a user
- * namespace for root where the kernel allows one, another uid otherwise; a parent-death signal where util-linux is
- * installed, a watching shell otherwise (macOS).
+ * Chooses how to run PostgreSQL so that it is not root and does not outlive this process, even after kill -9. For root: a user namespace where the
+ * kernel allows one, otherwise another uid. Against outliving: a parent-death signal where util-linux is installed, otherwise a watching shell
+ * (macOS).
  */
 export async function chooseLaunch(machine: Machine = here()): Promise<Launch> {
   const signal = await machine.works('setpriv', ...dieWithParent, 'true')
@@ -136,7 +136,7 @@ export function launch(how: Launch, binary: string, args: readonly string[]): Ch
   })
 }
 
-/** Asks for a fast shutdown: sessions are disconnected, open transactions rolled back, files closed properly. */
+/** Requests a fast shutdown: sessions are disconnected, open transactions rolled back, files closed properly. */
 export function interrupt(how: Launch, child: ChildProcess): void {
   if (how.watchdog) child.stdin?.end()
   else child.kill('SIGINT')

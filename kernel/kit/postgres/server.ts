@@ -17,7 +17,7 @@ const longestSocketPath = 103
 const socketFile = '.s.PGSQL.5432'
 
 export interface PostgresOptions {
-  /** Kept between starts; created on first use. */
+  /** The directory is created on first use and kept between starts. */
   readonly dataDir: string
   /** Called with each line that the server logs. */
   readonly log?: (line: string) => void
@@ -30,9 +30,9 @@ export interface PostgresServer {
   dsn(database?: string): string
   /** The DSN of the superuser, for creating databases and roles only. */
   adminDsn(database?: string): string
-  /** Rolls back what is open, closes the files properly, and resolves when the server is gone. */
+  /** Rolls back open transactions, closes the files properly, and resolves when the server is gone. */
   stop(): Promise<void>
-  /** Lets this process end while the server runs; the server then stops with it. */
+  /** Lets this process end while the server runs. The server then stops too. */
   unref(): void
 }
 
@@ -84,7 +84,7 @@ async function ready(child: ChildProcess, ended: ReturnType<typeof exited>, how:
   })
   const end = await Promise.race([accepting, ended])
   if (!end) return
-  // Another process took the directory between our look at its lock and now: PostgreSQL names the pid.
+  // Another process took the directory after our check of its lock. PostgreSQL names the pid.
   const pid = /another postmaster \(PID (\d+)\)/.exec(end.output)?.[1]
   throw new Error(
     pid
@@ -93,7 +93,7 @@ async function ready(child: ChildProcess, ended: ReturnType<typeof exited>, how:
   )
 }
 
-/** Creates what is missing, so a first start that was interrupted half-way is completed by the next one. */
+/** Creates what is missing, so that the next start completes a first start that was interrupted. */
 async function createApplication(adminDsn: string): Promise<void> {
   const client = new pg.Client({ connectionString: adminDsn })
   await client.connect()
@@ -112,13 +112,13 @@ async function createApplication(adminDsn: string): Promise<void> {
 
 async function shutDown(how: Launch, child: ChildProcess, ended: Promise<unknown>): Promise<void> {
   interrupt(how, child)
-  // An immediate shutdown when a session does not let go; crash recovery repairs the files at the next start.
+  // Shut down immediately if a session does not end. Crash recovery repairs the files at the next start.
   const impatient = setTimeout(() => child.kill('SIGQUIT'), 10_000)
   await ended
   clearTimeout(impatient)
 }
 
-/** Creates the cluster on first use. It is made beside the directory and renamed, so a crash leaves no half of one. */
+/** Creates the cluster on first use. It is built next to the directory and renamed, so that a crash leaves no partial cluster. */
 async function ensureCluster(dataDir: string, binaries: Binaries, how: Launch, durable: boolean): Promise<void> {
   const version = await readFile(join(dataDir, 'PG_VERSION'), 'utf8').catch(() => undefined)
   if (version === undefined) await createCluster(dataDir, binaries, how, durable)
@@ -141,7 +141,7 @@ async function createCluster(dataDir: string, binaries: Binaries, how: Launch, d
   await rm(partial, { recursive: true, force: true })
   await mkdir(partial, { mode: 0o700 })
   if (how.uid !== undefined) await chown(partial, how.uid, how.uid)
-  // Only the socket exists by default, and its directory is private to this user: `trust` needs no password to keep.
+  // By default only the socket exists, and its directory is private to this user, so `trust` needs no password.
   const locale = ['--encoding=UTF8', '--locale-provider=builtin', '--builtin-locale=C.UTF-8', '--locale=C']
   const access = [`--username=${superuser}`, '--auth-local=trust', '--auth-host=reject']
   const sync = durable ? [] : ['--no-sync']
@@ -155,7 +155,7 @@ async function createCluster(dataDir: string, binaries: Binaries, how: Launch, d
   }
 }
 
-/** The sentence for a PostgreSQL that does not run at all. */
+/** The sentence for a PostgreSQL that cannot run at all. */
 function cannotRun(how: Launch, output: string): string {
   const root =
     how.uid === undefined
@@ -165,15 +165,15 @@ function cannotRun(how: Launch, output: string): string {
   return `The embedded PostgreSQL does not start.${root} It says: ${output.trim() || 'nothing'}`
 }
 
-/** The owner has to be the uid that PostgreSQL runs under, which changes with what the machine allows. */
+/** Sets the owner to the uid that PostgreSQL runs under, which depends on what the machine allows. */
 async function giveTo(dataDir: string, uid: number | undefined): Promise<void> {
   if (uid === undefined || process.getuid?.() !== 0 || (await lstat(dataDir)).uid === uid) return
   for (const name of ['', ...(await readdir(dataDir, { recursive: true }))]) await chown(join(dataDir, name), uid, uid)
 }
 
 /**
- * Refuses a directory that another server uses, waits for one that is stopping (its parent was killed a moment ago), and
- * removes the lock of one that is gone: PostgreSQL itself stumbles when its old pid now belongs to another program.
+ * Refuses a directory that another server uses, waits for a server that is stopping because its parent was just killed, and removes the lock of a
+ * server that is gone. PostgreSQL itself fails when the old pid now belongs to another program.
  */
 async function awaitUnused(dataDir: string): Promise<void> {
   const lock = join(dataDir, 'postmaster.pid')

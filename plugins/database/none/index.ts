@@ -22,7 +22,7 @@ const none: Database = {
   },
 }
 
-/** Declares that a role has no database: plugins keep their state in memory or answer 503 `database_required`. */
+/** Declares that a role has no database. Its plugins keep their state in memory, or answer 503 `database_required`. */
 export default definePlugin({
   name: 'no-database',
   errors: databaseErrors,

@@ -10,7 +10,7 @@ export interface JournalHeader {
   readonly sessionId: string
   readonly task: SubTask
   readonly startedAt: string
-  /** The session's snapshot of its profile; only with the run that created the session. */
+  /** The session's snapshot of its profile. Present only in the file of the run that created the session. */
   readonly create?: Profile
 }
 
@@ -22,18 +22,18 @@ export interface JournalFinish {
   readonly usage?: Usage
 }
 
-/** Raised when the form of header or finish changes in a way that older readers misunderstand. */
+/** Increase this when the header or the finish line changes in a way that older readers misunderstand. */
 const version = 1
 const finishStart = '{"type":"finish",'
 
 /**
- * The append-only JSONL file of one run: a header line, the event lines, a finish line. Specification 2.7. Calls are made one
- * after the other.
+ * The append-only JSONL file of one run: a header line, the event lines, a finish line. Specification 2.7. Its methods must not be called
+ * concurrently.
  */
 export class JournalFile {
   readonly header: JournalHeader
   readonly #handle: FileHandle
-  /** The length of the valid part; bytes behind it are overwritten. */
+  /** The length of the valid part of the file. Bytes behind it are overwritten. */
   #size = 0
   #eventsFrom = 0
   #eventsTo = 0
@@ -45,7 +45,7 @@ export class JournalFile {
     this.header = header
   }
 
-  /** Starts the file of a run. Rejects with `EEXIST` when there is one. */
+  /** Creates the file of a run. Rejects with `EEXIST` when the file exists. */
   static async create(path: string, header: JournalHeader): Promise<JournalFile> {
     const file = new JournalFile(await open(path, 'wx'), header)
     try {
@@ -57,7 +57,7 @@ export class JournalFile {
       throw error
     }
   }
-  /** Opens a file of an earlier process, without its torn tail. Undefined: not even its header is whole. */
+  /** Opens the file of an earlier process and drops its torn tail. Undefined: even the header is incomplete. */
   static async reopen(path: string): Promise<JournalFile | undefined> {
     const handle = await open(path, 'r+')
     let file: JournalFile | undefined
@@ -86,7 +86,7 @@ export class JournalFile {
   get lastSeq(): number {
     return this.#lastSeq
   }
-  /** The finish line; nothing more is written then. */
+  /** The finish line. Nothing is written to the file after it. */
   get ending(): JournalFinish | undefined {
     return this.#ending
   }
@@ -96,7 +96,7 @@ export class JournalFile {
     await this.#handle.read(lines, 0, lines.length, this.#eventsFrom)
     return this.#lastSeq === 0 ? undefined : { firstSeq: 1, count: this.#lastSeq, lines }
   }
-  /** Appends the events of a chunk that the file does not hold yet. Throws when the chunk would leave a gap. */
+  /** Appends those events of a chunk that the file lacks. Throws when the chunk would leave a gap. */
   async append(chunk: LogChunk): Promise<void> {
     const part = after(chunk, this.#lastSeq)
     if (!part) return
@@ -107,7 +107,7 @@ export class JournalFile {
     this.#lastSeq = lastSeqOf(part)
     this.#eventsTo = this.#size
   }
-  /** Ends and closes the file. Durable when it resolves; after a failure it may be called again. */
+  /** Ends and closes the file. The file is durable when this resolves; after a failure the call may be repeated. */
   async finish(ending: JournalFinish): Promise<void> {
     if (!this.#ending) await this.#write(Buffer.from(`${finishStart}${JSON.stringify(ending).slice(1)}\n`))
     this.#ending = ending
@@ -125,14 +125,14 @@ export class JournalFile {
       }
       this.#size += bytes.length
     } catch (error) {
-      // A full disk may have taken half a line; it is removed, so that the next attempt starts at the same place.
+      // A full disk may have written half a line. Truncate it, so that the next attempt starts at the same place.
       await this.#handle.truncate(this.#size).catch(() => {})
       throw error
     }
   }
 }
 
-/** When the run of a file began, by its first line alone. Undefined: that is not whole. */
+/** When the run of a file began, read from the header line alone. Undefined: the header is incomplete. */
 export async function readStart(path: string): Promise<string | undefined> {
   const handle = await open(path, 'r')
   try {
@@ -167,11 +167,11 @@ function readFinish(line: Buffer): JournalFinish | undefined {
   const { type: _, ...finish } = parseLine(line) ?? {}
   return typeof finish['status'] === 'string' ? (finish as unknown as JournalFinish) : undefined
 }
-/** Whether a line is the event of this run with this number. */
+/** Whether a line is event `seq` of this run. */
 const isEvent = (line: Buffer, runId: string, seq: number): boolean =>
   peekType(line) !== undefined && hasStamp(line, runId, seq) && line.at(-1) === 0x7d
 
-/** Whole lines without their newline, and where in the file each ends. */
+/** Complete lines without their newline, each with its end offset in the file. */
 async function* linesOf(file: FileHandle, readBytes = 256 * 1024): AsyncGenerator<{ line: Buffer; end: number }> {
   let rest: Buffer = Buffer.alloc(0)
   let at = 0

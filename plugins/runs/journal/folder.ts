@@ -11,10 +11,10 @@ export interface RunKey {
 }
 
 const ending = '.jsonl'
-/** How many files are read at once: a start may find tens of thousands. */
+/** How many files are read at once. A start may find tens of thousands. */
 const abreast = 16
 
-// A tenant's id is not a path: nothing of it may lead out of the folder.
+// A tenant id must not be used as a path: encode it, so that it cannot lead out of the folder.
 const folderName = (tenantId: string): string => encodeURIComponent(tenantId).replaceAll('.', '%2E')
 const hasCode = (error: unknown, code: string): boolean => (error as { code?: string }).code === code
 
@@ -42,12 +42,12 @@ export class JournalFolder {
       return await JournalFile.create(path, header)
     } catch (error) {
       if (!hasCode(error, 'EEXIST')) throw error
-      // The file belongs to a database that is no longer used. It is kept, under a name that no run has.
+      // The file belongs to a database that is no longer used. Keep it under a name that no run has.
       await rename(path, `${path}.${Date.now()}.old`)
       return JournalFile.create(path, header)
     }
   }
-  /** Undefined when there is no such file, or no valid one: an invalid file is renamed. */
+  /** Opens the file of a run. Undefined when there is no file, or no valid one; an invalid file is renamed. */
   async reopen(run: RunKey): Promise<JournalFile | undefined> {
     const path = this.#path(run)
     try {
@@ -59,17 +59,17 @@ export class JournalFolder {
       throw error
     }
   }
-  /** Removes the file of a run that was taken back. */
+  /** Removes the file of a run that was discarded. */
   async remove(file: JournalFile): Promise<void> {
     await file.close()
     await rm(this.#path(file.header), { force: true })
   }
-  /** Tenants with a folder here. */
+  /** The tenants that have a folder here. */
   async tenants(): Promise<string[]> {
     const entries = await readdir(this.#dir, { withFileTypes: true })
     return entries.filter((entry) => entry.isDirectory()).map(({ name }) => decodeURIComponent(name))
   }
-  /** Removes the files of runs that are to be forgotten, those that were put aside included. */
+  /** Removes the files of these runs, including files that were put aside. */
   async removeRuns(tenantId: string, runs: ReadonlySet<string>): Promise<void> {
     for (const name of await readdir(this.#of(tenantId))) {
       const [runId] = name.split(ending, 1)
@@ -105,7 +105,7 @@ export class JournalFolder {
   #path({ tenantId, runId }: RunKey): string {
     return join(this.#of(tenantId), `${runId}${ending}`)
   }
-  /** Every file, with the result of `look`. */
+  /** Yields every file with the result of `look`. */
   async *#look<T>(look: (path: string) => Promise<T>): AsyncGenerator<{ readonly run: RunKey; readonly found: T }> {
     for (const entry of await readdir(this.#dir, { withFileTypes: true })) {
       if (!entry.isDirectory()) continue
@@ -129,7 +129,7 @@ const tenants = {
   name: 'erased-tenants',
   text: 'SELECT id, erased_at IS NOT NULL AS erased FROM tenants WHERE id = ANY($1)',
 }
-// What is written late is older than what was read before: each look begins a minute back.
+// Rows may commit later than their timestamp, so each look begins one minute before the last row that was read.
 const runs = {
   name: 'erased-runs',
   text: `SELECT run_id, at::text FROM erased_runs WHERE tenant_id = $1
@@ -138,13 +138,13 @@ const runs = {
 const overlap = `SELECT (coalesce(max(at), '-infinity') - interval '1 minute')::text AS since FROM erased_runs WHERE tenant_id = $1`
 
 /**
- * Removes the files of runs that retention or an erasure has deleted, and the folders of erased tenants. A run that the database
- * does not know otherwise keeps its file: it may belong to another database.
+ * Removes the files of runs that retention or an erasure deleted, and the folders of erased tenants. A run that is merely unknown to the database
+ * keeps its file, because the file may belong to another database.
  */
 export class ErasedFiles {
   readonly #database: Database
   readonly #folder: JournalFolder
-  /** From when on each tenant is looked at; the first look sees all. */
+  /** The time from which each tenant's erased runs are read next. The first look reads all. */
   readonly #since = new Map<string, string>()
   readonly #looks: Sweep
 

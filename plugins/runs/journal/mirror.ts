@@ -6,15 +6,15 @@ import type { RunSummary, TerminalRunStatus } from '#contracts/runs'
 import type { JournalFile, JournalFinish, JournalHeader } from './file.ts'
 import type { JournalFolder, RunKey } from './folder.ts'
 
-/** How often incomplete files are completed from the store: a run that was taken from this process ends elsewhere. */
+/** How often incomplete files are completed from the store. A run that was taken from this process ends elsewhere. */
 const mendMs = 2_000
 
 export const keyOf = ({ tenantId, runId }: RunKey): string => tenantKey(tenantId, runId)
 
-/** The store from which files are made and completed. */
+/** The part of the store from which files are made and completed. */
 type Source = Pick<RunStore, 'getSession' | 'findSession' | 'readLog'>
 
-/** The header of a run that the store knows; the snapshot goes with the run that created the session. */
+/** The journal header of a stored run. The profile snapshot is included for the run that created the session. */
 export async function headerOf(store: Source, tenantId: string, run: RunSummary): Promise<JournalHeader> {
   const { runId, sessionId, startedAt, subTask } = run
   const { profile, prompt } = subTask
@@ -25,13 +25,13 @@ export async function headerOf(store: Source, tenantId: string, run: RunSummary)
   return { tenantId, runId, sessionId, task, startedAt, ...(session ? { create: session.profile } : {}) }
 }
 
-/** The finish line of a run that ended like this. */
+/** The finish line for the way in which a run ended. */
 export const endingOf = (
   { status, error, usage }: Pick<FinishRun, 'status' | 'error' | 'usage'>,
   finishedAt = new Date().toISOString(),
 ): JournalFinish => ({ status, finishedAt, ...(error ? { error } : {}), ...(usage ? { usage } : {}) })
 
-/** Adds what the store has of a run and the file has not. */
+/** Appends the events that the store has and the file lacks. */
 async function catchUp(store: Source, file: JournalFile, { tenantId, runId }: RunKey): Promise<void> {
   for (;;) {
     const page = await store.readLog(tenantId, runId, file.lastSeq)
@@ -41,7 +41,7 @@ async function catchUp(store: Source, file: JournalFile, { tenantId, runId }: Ru
   }
 }
 
-/** Brings a file to the end that its run has in the store, and closes it. */
+/** Completes a file to the stored end of its run, and closes it. */
 export async function complete(store: Source, folder: JournalFolder, file: JournalFile, run: RunSummary) {
   const { tenantId } = file.header
   try {
@@ -55,12 +55,9 @@ export async function complete(store: Source, folder: JournalFolder, file: Journ
   }
 }
 
-/**
- * Writes what a store has accepted to files. A file that cannot be written is a warning, and is mended later; a run never
- * fails for it.
- */
+/** Copies what the store accepts into files. A file that cannot be written causes a warning and is repaired later; it never fails a run. */
 export class JournalMirror {
-  /** The store, with every write that it accepts in the run's file before it answers. */
+  /** The wrapped store: every write that the store accepts is in the run's file before the call answers. */
   readonly store: RunStore
   readonly #truth: RunStore
   readonly #folder: JournalFolder
@@ -83,7 +80,7 @@ export class JournalMirror {
       finish: (run) => this.#written(run.claim, truth.finish(run), run.tail, run),
     }
   }
-  /** Completes the files that an earlier process left, then again and again those that fall behind. */
+  /** Completes the files that an earlier process left, and then periodically those that fall behind. */
   start(): void {
     this.#turn(async () => {
       for await (const run of this.#folder.unfinished()) {
@@ -98,7 +95,7 @@ export class JournalMirror {
     await Promise.all([...this.#open.values()].map(async (file) => (await file)?.close())).catch(() => {})
   }
 
-  /** Writes to the file what the store has accepted. When the store refused, the claim is another process's. */
+  /** Writes to the file what the store has accepted. If the store refused, another process holds the claim. */
   async #written(claim: Claim, accepted: Promise<boolean>, chunk?: LogChunk, end?: FinishRun): Promise<boolean> {
     const owned = await accepted
     if (!owned) this.#giveUp(claim)
@@ -121,7 +118,7 @@ export class JournalMirror {
       const opening = this.#open.get(key) ?? this.#fileOf(claim)
       this.#open.set(key, opening)
       const file = await opening
-      // Another process may have begun this run: its events are in the store.
+      // Another process may have begun this run. Its events are in the store, so copy them first.
       if (file && chunk && chunk.firstSeq > file.lastSeq + 1) await catchUp(this.#truth, file, claim)
       if (chunk) await file?.append(chunk)
       if (!file || !end) return
@@ -133,7 +130,7 @@ export class JournalMirror {
       this.#log.warn({ err, runId: claim.runId }, 'the file of a run could not be written; it is repaired later')
     }
   }
-  /** The file of a run that this process executes; made with its first events, wherever the claim came from. */
+  /** The file of a run that this process executes. It is created with the run's first events, wherever the claim came from. */
   async #fileOf(claim: Claim): Promise<JournalFile | undefined> {
     const reopened = await this.#folder.reopen(claim)
     if (reopened) return reopened
@@ -159,7 +156,7 @@ export class JournalMirror {
   /** False: the run is not over yet. */
   async #complete({ tenantId, runId }: RunKey): Promise<boolean> {
     const run = await this.#truth.findRun(tenantId, runId)
-    // A file of another database: there is nothing to complete it with.
+    // The file belongs to another database, so there is nothing to complete it from.
     if (!run) return true
     if (run.finishedAt === undefined) return false
     const reopened = await this.#folder.reopen({ tenantId, runId })

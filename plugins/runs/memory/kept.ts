@@ -11,7 +11,7 @@ import { MemoryRunStore, mostKept } from './store.ts'
 const interrupted: EndReason = { code: 'interrupted', message: endings.interrupted.message }
 const unwritten: EndReason = { code: 'unavailable', message: endings.unavailable.message }
 
-/** A store whose runs outlive its process: each write is in the run's file before memory has it. */
+/** A store whose runs outlive the process: each write reaches the run's file before it reaches memory. */
 export class KeptRunStore extends MemoryRunStore {
   readonly #folder: JournalFolder
   readonly #open = new Map<string, JournalFile>()
@@ -21,7 +21,7 @@ export class KeptRunStore extends MemoryRunStore {
     super()
     this.#folder = folder
   }
-  /** The store with what an earlier process has left in the folder. A run that was under way then ends here. */
+  /** Opens the store with the files that an earlier process left. A run that was still under way is ended. */
   static async open(folder: JournalFolder): Promise<KeptRunStore> {
     const store = new KeptRunStore(folder)
     for (const run of (await folder.inOrder()).slice(-mostKept)) {
@@ -31,7 +31,7 @@ export class KeptRunStore extends MemoryRunStore {
     return store
   }
 
-  /** Leaves runs under way for the next start to end. */
+  /** Closes the files. Runs under way stay open on disk, and the next start ends them. */
   async close(): Promise<void> {
     for (const file of this.#open.values()) await file.close().catch(() => {})
     this.#open.clear()
@@ -79,14 +79,14 @@ export class KeptRunStore extends MemoryRunStore {
       const file = this.#open.get(keyOf({ tenantId, runId }))
       const run = stolen && file && (await this.findRun(tenantId, runId))
       if (!run) return stolen
-      // The former holder of the claim finds no file any more, so it cannot write a late result behind this end.
+      // Without an open file the former holder of the claim cannot write a late result after this end.
       this.#open.delete(keyOf({ tenantId, runId }))
       await complete(this, this.#folder, file, run)
       return true
     })
   }
 
-  /** Writes of one run wait for each other, so that an end that is being written cannot be overtaken. */
+  /** Serializes the writes of one run, so that a later write cannot overtake the end that is being written. */
   #inTurn<T>(run: RunKey, work: () => Promise<T>): Promise<T> {
     const key = keyOf(run)
     const turn = (this.#turns.get(key) ?? Promise.resolve()).then(work, work)
@@ -97,7 +97,7 @@ export class KeptRunStore extends MemoryRunStore {
     turn.then(over, over)
     return turn
   }
-  /** A run without a file is not begun. */
+  /** A run whose file cannot be created is not begun. */
   async #begun<T extends { kind: string; claim?: Claim }>(outcome: T): Promise<T> {
     const { claim } = outcome
     if (!claim) return outcome
@@ -113,7 +113,7 @@ export class KeptRunStore extends MemoryRunStore {
     }
     return outcome
   }
-  /** The run of a file, which has a terminal event and a finish line afterwards, whatever it had before. */
+  /** Restores the run of a file. Afterwards the file has a terminal event and a finish line, whatever it had before. */
   async #putBack(file: JournalFile): Promise<void> {
     const { tenantId, runId, sessionId, task, startedAt, create } = file.header
     const ending = file.ending ?? (await endOf(file))
@@ -127,7 +127,7 @@ export class KeptRunStore extends MemoryRunStore {
   }
 }
 
-/** The ending in the last event of the file. If that is no terminal event, one is appended. */
+/** The ending in the last event of the file. If the last event is not terminal, one is appended. */
 async function endOf(file: JournalFile): Promise<JournalFinish> {
   const lines = (await file.events())?.lines
   const event = lines && parseLine(lines.subarray(lines.lastIndexOf(0x0a, lines.length - 2) + 1))

@@ -18,9 +18,9 @@ export interface RunRow {
   summary: RunSummary
   readonly tenantId: string
   epoch: number
-  /** 0 until the run is claimed. */
+  /** The run's position in its session, counted from 1; 0 until the run is claimed. */
   ordinal: number
-  /** The parts of the prompt that the executor needs and no summary has; kept until the run has ended. */
+  /** The parts of the prompt that the executor needs and the summary lacks. Kept until the run has ended. */
   input: PromptFields | undefined
   readonly log: LogChunk[]
 }
@@ -32,7 +32,7 @@ export interface SessionRow {
   claimRun: string | undefined
   epoch: number
   stateRev: number
-  /** Where the conversation is, with the optional fields of `DurableSession`. */
+  /** The location of the conversation, as optional fields of `DurableSession`. */
   where: Pick<DurableSession, 'runtimeSessionId' | 'runner'>
   state: StateBundle | undefined
   /** Runs that wait for the session, first in line first. */
@@ -45,7 +45,7 @@ export const taskOf = ({ summary, input }: RunRow): Task => {
   return { ...(task as SubTask), ...input, ...(summary.parent ? { parent: summary.parent } : {}) }
 }
 
-/** What lists show of the run. */
+/** The fields of a run that lists show. */
 export function shownOf(run: RunSummary): RunPreview {
   const { metadata, ...subTask } = run.subTask
   const large = metadata !== undefined && Buffer.byteLength(JSON.stringify(metadata)) > previewMetadataBytes
@@ -77,7 +77,7 @@ export function newSession(tenantId: string, id: string, profile: Profile, at: s
   }
 }
 
-/** A run as it is accepted; claimed it becomes the newest of its session. */
+/** A newly accepted run. Claiming it makes it the newest of its session. */
 export function newRun({ tenantId, runId, sessionId, task }: StartRun, queuedAt?: string): RunRow {
   const { profile, prompt, metadata, parent } = task
   const more = { ...(metadata === undefined ? {} : { metadata }), ...promptInfoOf(task) }
@@ -97,16 +97,15 @@ export function newRun({ tenantId, runId, sessionId, task }: StartRun, queuedAt?
 const ofTenant = <T extends { readonly tenantId: string }>(all: ReadonlyMap<string, T>, tenantId: string): T[] =>
   [...all.values()].filter((one) => one.tenantId === tenantId)
 
-/** All rows, up to a limit: beyond it the oldest finished runs and the sessions that were idle longest are dropped. */
+/** All rows, up to a limit. Beyond the limit the oldest finished runs and the longest-idle sessions are dropped. */
 export class Rows {
-  // Insertion order is age: of runs since they were claimed, of finished ones since they ended, of sessions since they were
-  // last used.
+  // Insertion order is age: of runs since their claim, of finished runs since their end, of sessions since their last use.
   readonly #runs = new Map<string, RunRow>()
   readonly #finished = new Set<string>()
   readonly #sessions = new Map<string, SessionRow>()
   readonly #limit: number
 
-  /** Finished runs, and sessions at rest, are kept up to `limit` each. */
+  /** `limit` bounds finished runs and idle sessions, each on its own. */
   constructor(limit: number) {
     this.#limit = limit
   }
@@ -118,7 +117,7 @@ export class Rows {
   runs(tenantId: string): RunRow[] {
     return ofTenant(this.#runs, tenantId)
   }
-  /** Runs that the session has begun after its `ordinal`th one, in that order. */
+  /** Runs that the session began after its `ordinal`th run, in that order. */
   runsIn(tenantId: string, sessionId: string, ordinal: number): RunRow[] {
     return this.runs(tenantId)
       .filter((run) => run.summary.sessionId === sessionId && run.ordinal > ordinal)
@@ -134,7 +133,7 @@ export class Rows {
   sessions(tenantId: string): SessionRow[] {
     return ofTenant(this.#sessions, tenantId)
   }
-  /** Adds a run, or makes it the newest. */
+  /** Adds a run, or moves it to the newest position. */
   putRun(run: RunRow): void {
     const key = tenantKey(run.tenantId, run.summary.runId)
     this.#runs.delete(key)
@@ -143,7 +142,7 @@ export class Rows {
   deleteRun({ tenantId, summary }: RunRow): void {
     this.#runs.delete(tenantKey(tenantId, summary.runId))
   }
-  /** Marks a run as finished: from now on it may be dropped. */
+  /** Marks a run as finished, so that it may be dropped from now on. */
   finished({ tenantId, summary }: RunRow): void {
     this.#finished.add(tenantKey(tenantId, summary.runId))
     for (const oldest of this.#finished) {
@@ -152,7 +151,7 @@ export class Rows {
       this.#runs.delete(oldest)
     }
   }
-  /** Adds a session, or makes it the one that was used last. */
+  /** Adds a session, or marks it as the most recently used. */
   putSession(session: SessionRow): void {
     const key = tenantKey(session.tenantId, session.dto.id)
     this.#sessions.delete(key)
@@ -169,7 +168,7 @@ export class Rows {
 
 type Counts = Pick<RunStore, 'holdRuns' | 'countHeld' | 'countLogBytes' | 'countSessions' | 'countWaiting'>
 
-/** What tenants have of what their limits bound, in a process that is the only one. */
+/** How much each tenant uses of what its limits bound, where a single process holds everything. */
 export class TenantUse implements Counts {
   readonly #rows: Rows
   readonly #held = new Map<string, number>()

@@ -35,16 +35,16 @@ import {
 type OnWaiting = Parameters<RunStore['onWaiting']>[0]
 type OnAsked = Parameters<RunStore['onEndRequested']>[0]
 
-/** Finished runs, and sessions at rest, kept per process; the oldest give way. */
+/** How many finished runs, and how many idle sessions, a process keeps. The oldest are dropped. */
 export const mostKept = 10_000
-/** About what one read of a log returns. */
+/** Approximate bytes that one read of a log returns. */
 const readBytes = 1024 * 1024
 
 const now = (): string => new Date().toISOString()
-/** Items of one read of a list. */
+/** Items per read of a list. */
 const listed = 64
 const lastSeqIn = ({ log }: RunRow): number => (log.length > 0 ? lastSeqOf(log.at(-1)!) : 0)
-/** Adds a chunk. One that is there already is ignored: the call was repeated. */
+/** Adds a chunk. A chunk that the log already has is ignored, because a call may be repeated. */
 const add = (run: RunRow, chunk: LogChunk): void => {
   if (chunk.firstSeq > lastSeqIn(run)) run.log.push(chunk)
 }
@@ -79,7 +79,7 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     const { runCount, lastRunStatus } = session.dto
     const status = lastRunStatus === 'error' ? 'errored' : 'idle'
     session.dto = { ...session.dto, status, runCount: runCount - 1 }
-    // The run has created it.
+    // The discarded run had created the session, so the session goes with it.
     if (runCount === 1) this.#rows.deleteSession(session)
     else this.#tellWaiting(session)
     return true
@@ -159,7 +159,7 @@ export class MemoryRunStore extends TenantUse implements RunStore {
       .toReversed()
     return listOf(matching, filter, listed, shownOf)
   }
-  // Nothing goes on here that another process began.
+  // No run of another process continues here, so there are no earlier delegated costs.
   delegatedCents = async () => new Map<string, number>()
   async readLog(tenantId: string, runId: string, afterSeq: number) {
     const run = this.#rows.run(tenantId, runId)
@@ -239,8 +239,8 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     return this.#rows.session(tenantId, sessionId)?.state
   }
 
-  // Claims end with this process, the only one that can hold any: there is no other to hand over to, to sweep or to fence.
-  // Nobody is asked for anything where there is no database.
+  // A claim ends with this process, the only one that can hold claims, so there is nothing to hand over, sweep or fence. Without a database nobody
+  // can be asked to decide either.
   readonly park = async (): Promise<boolean> => false
   readonly endParked = async (): Promise<boolean> => false
   async resume(): Promise<undefined> {}
@@ -262,7 +262,7 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     if (run) this.#end(run, how, finishedAt)
     return run !== undefined
   }
-  /** Puts a run of an earlier process back, in the order in which they started. Without `create` its session must be there. */
+  /** Restores a run of an earlier process. Call it in the order in which the runs started. Without `create` the session must exist. */
   protected restore(run: StartRun, startedAt: string, end: Omit<FinishRun, 'claim'>, finishedAt: string): void {
     const { tenantId, sessionId, create } = run
     const session =
@@ -337,7 +337,7 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     const tail = { firstSeq, count: 1, lines: Buffer.from(line) }
     this.#end(run, { status, sessionStatus: 'idle', error, tail })
   }
-  /** Cancels what waits for a session, or the interrupts alone: those are in front. */
+  /** Cancels the runs that wait for a session, or only the interrupts, which are at the front. */
   #cancelWaiting(session: SessionRow, reason: EndReason, interruptsOnly = false): void {
     const cancelled = session.waiting.filter(({ front }) => front || !interruptsOnly)
     session.waiting = session.waiting.slice(cancelled.length)

@@ -14,8 +14,8 @@ const one = prepared(
    SELECT 1 FROM owned`,
 )
 
-// The lines of all chunks are one value: an array of them would travel as text. A sub-select that locks is never made a join,
-// so each run is found by its key, whatever the planner knows of the table.
+// The lines of all chunks travel as one binary value, because an array of them would travel as text. PostgreSQL never turns a locking sub-select
+// into a join, so each run is found by its key, whatever the planner knows about the table.
 const many = prepared(
   'run-append-many',
   `WITH owned AS (
@@ -31,7 +31,7 @@ const many = prepared(
    SELECT place::int FROM owned`,
 )
 
-/** What one statement may carry: PostgreSQL is done with it in some milliseconds. */
+/** The most chunks of one statement: PostgreSQL finishes it within some milliseconds. */
 const mostChunks = 128
 const mostBytes = 256 * 1024
 
@@ -43,19 +43,19 @@ interface Waiting {
 }
 
 /**
- * Appends to the logs of runs. Those of one tenant that are asked for in one turn of the event loop are one statement: with
- * thousands of streams that each say a word a second, a statement of its own for every word is most of what they cost.
+ * Appends to the logs of runs. Appends of one tenant that are requested in one turn of the event loop become one statement. With thousands of
+ * streams that each produce a word a second, a statement per word would be most of their cost.
  */
 export class Appends {
   readonly #db: Database
-  /** By tenant. */
+  /** Appends that wait for the end of this turn, by tenant. */
   #waiting = new Map<string, Waiting[]>()
 
   constructor(db: Database) {
     this.#db = db
   }
 
-  /** False: the claim was lost and nothing was written. */
+  /** Resolves to false when the claim was lost and nothing was written. */
   readonly append: RunStore['append'] = (claim, chunk) =>
     new Promise((resolve, reject) => {
       if (this.#waiting.size === 0) queueMicrotask(() => this.#send())
@@ -82,7 +82,7 @@ export class Appends {
       const owned = new Set(rows.map(({ place = 1 }) => place))
       group.forEach(({ resolve }, i) => resolve(owned.has(i + 1)))
     } catch (error) {
-      // One that the server refuses takes the others with it, and nothing was written: each is tried alone.
+      // If the server refuses one append, the whole group is rolled back and nothing was written. Retry each append alone.
       if (group.length > 1 && sqlState(error) !== undefined) {
         await Promise.all(group.map((waiting) => this.#write(tenantId, [waiting])))
       } else for (const { reject } of group) reject(error)
@@ -90,7 +90,7 @@ export class Appends {
   }
 }
 
-/** In the order of their sessions, in which all units of work take their locks. */
+/** Sorted by session, the order in which all units of work take their locks. */
 function groupsOf(waiting: readonly Waiting[]): Waiting[][] {
   const groups: Waiting[][] = []
   let bytes = Infinity

@@ -4,19 +4,19 @@ import { microcentsPerCent, type Prices } from '#contracts/prices'
 import type { FinishRun, StartRun } from '#contracts/run-store'
 import { microcents } from './rows.ts'
 
-/** What the statements of runs need to know of money. */
+/** What the statements of runs need to charge for them. */
 export interface Charges {
-  /** Prices for the runs that are ended for another process; without them their cost is not known. */
+  /** Prices for runs that are ended on behalf of another process. Undefined: the cost of such runs is unknown. */
   readonly prices: Prices | undefined
-  /** Undefined: the statements say nothing of money. */
+  /** Undefined: the statements contain no billing. */
   readonly billing: Billing | undefined
 }
 
-/** What a statement that starts a run says of the money that is held for it. */
+/** The parts of a start statement that hold money for the run. */
 export interface Holding {
-  /** Follows the columns that the insert into `runs` returns. `snapshot`: where the profile of a session that exists is found. */
+  /** SQL after the columns that the insert into `runs` returns. `snapshot`: where the profile of an existing session is found. */
   held(snapshot?: string): string
-  /** Follows the columns that the statement returns. */
+  /** SQL after the columns that the statement returns. */
   readonly told: string
 }
 
@@ -25,7 +25,7 @@ const most = (snapshot: string | undefined): string =>
     ? ':hold::bigint'
     : `least(:hold::bigint, ceil((${snapshot} #>> '{limits,maxCostCents}')::numeric * ${microcentsPerCent})::bigint)`
 
-// In the RETURNING of the insert: it is called for a row that was inserted, exactly once, and takes the row with it when it refuses.
+// The call stands in the RETURNING of the insert. It therefore runs exactly once per inserted row, and a refusal undoes the insert.
 export const holding: { readonly none: Holding; readonly some: Holding } = {
   none: { held: () => '', told: '' },
   some: {
@@ -37,7 +37,7 @@ export const holding: { readonly none: Holding; readonly some: Holding } = {
   },
 }
 
-/** The values that `Holding.held` names, beside those of the run. */
+/** The values that `Holding.held` names, in addition to those of the run. */
 export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 'task' | 'create'>) {
   const { parent, chat } = task
   const caps = [create?.profile.limits.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
@@ -52,11 +52,11 @@ export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 't
   }
 }
 
-// Its row counts as ended in the same statement, so a run is charged as often as it ends: once.
-/** Of a run that ends, without those in which it waited for people and held no sandbox awake. */
+// A run is charged exactly once, because its row becomes ended in the same statement.
+/** The billed seconds of a run that ends, without the time in which it waited for people and kept no sandbox awake. */
 export const secondsOfRun =
   'round(least(extract(epoch FROM finished_at - started_at) - coalesce(waited_ms, 0) / 1000.0, :runSeconds::int))'
-/** Follows the columns that the end of a run returns. */
+/** SQL after the columns that the end of a run returns. */
 export const settling = {
   none: '',
   plain: ', billing_settle(:tenant, id, profile, :known::bigint, :toolCost::bigint, 0, :prices, :unpriced::boolean)',
@@ -64,7 +64,7 @@ export const settling = {
     round((:idleSeconds::int + ${secondsOfRun}) * :sandboxRate::numeric)::bigint, :prices, :unpriced::boolean)`,
 }
 
-/** The values that `settling` names, beside those of the end. */
+/** The values that `settling` names, in addition to those of the end. */
 export const settleValues = (
   { prices }: Charges,
   { usage, toolCalls = 0 }: Pick<FinishRun, 'usage' | 'toolCalls'>,

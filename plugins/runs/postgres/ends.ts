@@ -6,7 +6,7 @@ import { Appends } from './appends.ts'
 import { type Charges, secondsOfRun, settleValues, settling } from './charges.ts'
 import { claimed, microcents, prepared, storable, storableOrNull } from './rows.ts'
 
-// A conflict is our own retry after a lost answer, as of an append.
+// As with an append, a conflict is our own retry after a lost answer.
 const retry = prepared(
   'run-retry',
   `WITH owned AS (UPDATE runs SET attempt = :attempt, parked_at = NULL WHERE ${claimed} RETURNING 1), added AS (
@@ -16,8 +16,9 @@ const retry = prepared(
    SELECT 1 FROM owned`,
 )
 
-// `released` names its session by a sub-select: without statistics a join read every session of the tenant, 300 rows a run after
-// 9,000 runs, until the first ANALYZE. A run in a sandbox is added to its session's meter of the minute, with the change that only one end of the run can make.
+// `released` finds its session by a sub-select: without statistics a join read every session of the tenant, 300 rows per run after 9,000 runs,
+// until the first ANALYZE. The seconds of a sandbox run are added to its session's meter of the minute in the same statement, so they count exactly
+// once.
 const ended = (settled: string): string => `
   ended AS (
     UPDATE runs
@@ -47,7 +48,7 @@ const sandbox = `
     FROM ended
     ON CONFLICT (tenant_id, meter, subject, minute) DO UPDATE SET amount = m.amount + excluded.amount, recorded_at = now()
   )`
-// Another process may have ended the public run already, of an earlier release or as lost.
+// The public run may already be ended, by a process of an earlier release or as lost.
 const chat = `
   public AS (
     UPDATE public_runs SET status = :publicStatus, error_code = :errorCode, error_message = :told, last_seq = :lastSeq,
@@ -73,7 +74,7 @@ const finishes = {
   billed: finishesWith(settling.plain, settling.sandbox, '-billed'),
 }
 
-// A session that the run has created goes with it; another one is as it was before.
+// Deletes the session if this run created it. An existing session is restored to its state before the run.
 const discarding = (released: string): string => `
    WITH gone AS (
      DELETE FROM runs WHERE ${claimed} RETURNING id, session_id, public_run, ordinal${released}
@@ -103,9 +104,9 @@ const discard = {
   billed: prepared('run-discard-billed', discarding(', billing_release(:tenant, id)')),
 }
 
-/** The owner of runs whose owner has left them to others. */
+/** The placeholder owner of runs that were handed over and wait for a new owner. */
 export const handedOver = 'handed-over'
-/** The channel on which everybody is told of the tenant of such a run. */
+/** The notification channel that announces the tenant of a run that was handed over. */
 export const leftTo = 'run_handovers'
 
 const handOver = prepared(
@@ -122,7 +123,7 @@ const handOver = prepared(
 
 const of = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runId, epoch })
 
-// A run without usage cost nothing; one whose model has no price cost something unknown, beside what its other calls did.
+// A run without usage cost nothing. A run whose model has no price has an unknown cost, and `knownCost` holds the cost of its other calls.
 const costsOf = (usage: Usage | undefined): { cost: number | null; knownCost: number | null } => {
   if (!usage) return { cost: 0, knownCost: null }
   const { costCents, knownCostCents = 0 } = usage
@@ -140,7 +141,7 @@ export function finishStatement(end: FinishRun, charges: Charges): Statement {
     ...(charges.billing && settleValues(charges, end)),
     ...tail,
     status: end.status,
-    // Of a chat it is the answer, which the messages have.
+    // The answer of a chat is stored with its messages, so it is not stored again with the run.
     result: claim.publicRunId && end.status === 'ok' ? null : storableOrNull(end.result),
     errorCode: error && storable(error.code),
     errorMessage: error && storable(error.message),
@@ -165,21 +166,21 @@ export function finishStatement(end: FinishRun, charges: Charges): Statement {
   })
 }
 
-/** What the end of a run answers: whether runs wait for the session that it has freed. No row: it was over. */
+/** The row that ending a run returns: whether runs wait for the freed session. No row: the run was already over. */
 export interface EndedRow {
   readonly id: string
   readonly waiting: boolean
 }
 
-/** Told of sessions that are free while runs wait for them. */
+/** Called with sessions that are free while runs wait for them. */
 export type OnWanted = (tenantId: string, sessionId: string) => void
 
-/** When a run of a tenant has ended here last, by the monotonic clock. */
+/** When a run of each tenant last ended in this process, in milliseconds of the monotonic clock. */
 export type EndedAt = Map<string, number>
 
-/** What whoever holds the claim of a run writes of it. */
+/** The writes of a run's claim holder. */
 export function createEnds(db: Database, charges: Charges, onWanted: OnWanted, endedAt: EndedAt) {
-  /** A unit of work on a claimed run, which may free its session. False: the claim was lost. */
+  /** Executes a statement of a claimed run, which may free its session. False: the claim was lost. */
   const write = async ({ tenantId, sessionId }: Claim, statement: Statement, chunk?: LogChunk): Promise<boolean> => {
     const options = { order: sessionId, bytes: chunk?.lines.length ?? 0 }
     const [row] = await db.unit<Partial<EndedRow>>(tenantId, statement, options)

@@ -14,7 +14,8 @@ const renew = {
   name: 'instance-renew',
   text: `UPDATE instances SET lease_until = now() + $2 * interval '1 millisecond' WHERE id = $1 AND NOT dead RETURNING id`,
 }
-// One statement does both: of two processes that stop at once, at most one finds the other still there.
+// One statement marks this process as stopping and looks for another one. Of two processes that stop at once, at most one finds the other still
+// available.
 const retreat = {
   name: 'instance-retreat',
   text: `WITH self AS (UPDATE instances SET stopping = true WHERE id = $1)
@@ -28,22 +29,22 @@ const retire = {
 export interface InstanceOptions {
   readonly heartbeatMs: number
   readonly leaseMs: number
-  /** A process whose main thread does not answer for so long is hung: its lease is left to run out. */
+  /** Milliseconds. A process whose main thread is silent for longer counts as hung, and its lease is left to expire. */
   readonly hungMs: number
   readonly log: FastifyBaseLogger
 }
 
-// Conductors talk through the database they share, which needs no Redis. Every process hears every signal; the one that
-// executes the run, or has room for it, acts on it.
+// Conductors signal each other through the database they share, so no Redis is needed. Every process receives every signal; the one that executes
+// the run, or has room for it, acts.
 const asks = 'run_asks'
 const notify = { name: 'run-ask', text: 'SELECT pg_notify($1, $2)' }
 
-/** The thread of the heartbeat starts so long after the boot, which it would slow down. */
+/** The heartbeat thread starts this many milliseconds after the boot, because it would slow the boot down. */
 const threadAfterMs = 1_000
 
 /**
- * The lease of this process, renewed in database time. Its heartbeat is a thread of its own, because a process that is busy is not
- * dead. This one renews for itself before that, and while it fails.
+ * The lease of this process, renewed in database time. A separate thread sends the heartbeat, because a process that is merely busy is not dead.
+ * This object renews the lease until that thread runs, and whenever the thread fails.
  */
 function createLease(db: Database, { heartbeatMs, leaseMs, hungMs, log }: InstanceOptions) {
   const fenced: (() => void)[] = []
@@ -61,7 +62,7 @@ function createLease(db: Database, { heartbeatMs, leaseMs, hungMs, log }: Instan
     const before = lease.id
     lease.id = newId('inst')
     enrolled = false
-    // The listeners are told first: this process has lost its runs, also when registering fails and is tried again.
+    // Tell the listeners first: the runs of this process are lost, even if registering anew fails and is retried.
     for (const listener of fenced) listener()
     log.warn({ instance: before, successor: lease.id }, 'this process was declared dead; its runs were given up')
     await enrol()
@@ -86,14 +87,14 @@ function createLease(db: Database, { heartbeatMs, leaseMs, hungMs, log }: Instan
     if (!heartbeat.beats) void tryToBeat()
   }
   const lease = {
-    /** Another id after the process was fenced: it comes back as another owner. */
+    /** The process takes a new id after it was fenced, so that its lost claims stay lost. */
     id: newId('inst'),
     beat,
     onFenced: (listener: () => void) => void fenced.push(listener),
     /** Registers this process, now or as soon as the database is there. */
     async open(): Promise<void> {
       timers.push(setInterval(pulse, heartbeatMs).unref(), setTimeout(pulse, threadAfterMs).unref())
-      // The boot goes on without the database: the next beat, or the first run, registers this process.
+      // The boot continues without the database. The next heartbeat, or the first run, registers this process.
       await tryToBeat()
     },
     async close(): Promise<void> {
@@ -111,7 +112,7 @@ function createLease(db: Database, { heartbeatMs, leaseMs, hungMs, log }: Instan
   return lease
 }
 
-/** This process among the conductors: the owner of claims, which are its own for as long as it holds its lease. */
+/** This process as one of the conductors. It owns its claims for as long as it holds its lease. */
 export function createInstance(db: Database, options: InstanceOptions) {
   const lease = createLease(db, options)
   const listeners: Parameters<RunStore['onEndRequested']>[0][] = []
@@ -122,7 +123,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
   }
   const { close } = lease
   return Object.assign(lease, {
-    /** Starts to listen to the other conductors, unless it does already. Rejects while the database cannot be reached. */
+    /** Listens for signals of the other conductors; a repeated call does nothing. Rejects while the database cannot be reached. */
     async listen(onLeft: (tenantId: string) => void): Promise<void> {
       if (stops.length === 0) stops.push(await db.listen(asks, asked))
       if (stops.length === 1) stops.push(await db.listen(leftTo, onLeft))
@@ -131,7 +132,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
       await db.systemBatch([{ ...notify, values: [asks, JSON.stringify([tenantId, runId, code, message])] }])
     },
     onEndRequested: (listener: (typeof listeners)[number]) => void listeners.push(listener),
-    /** Declares that this process takes over no runs any more. True: another process does. */
+    /** Declares that this process takes over no more runs. True: another process does. */
     async retreat(): Promise<boolean> {
       const [others] = await db.systemBatch<[object[]]>([{ ...retreat, values: [lease.id] }])
       return others.length > 0

@@ -6,9 +6,9 @@ import type { Instance } from './instance.ts'
 import type { Orphans } from './orphans.ts'
 import { prepared, read } from './rows.ts'
 
-/** How long after a lost answer the server may still execute the statement. */
+/** Milliseconds after a lost answer during which the server may still execute the statement. */
 const doubtMs = 60_000
-/** How long a claimed run may be without an executor before it counts as lost. */
+/** Milliseconds that a claimed run may lack an executor before it counts as lost. */
 const begunMs = 5_000
 
 const listOwn = prepared(
@@ -23,8 +23,8 @@ const lost: EndReason = {
 }
 
 /**
- * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
- * its session would be busy until this process ends.
+ * Finds claims that were committed although their answer was lost. The owner is alive, so no orphan sweep takes the run, yet nobody executes it.
+ * Its session would stay busy until this process ends.
  */
 export function createLostClaims(
   db: Database,
@@ -32,9 +32,9 @@ export function createLostClaims(
   { steal, goOn }: Pick<Orphans, 'steal' | 'goOn'>,
   waitMs = begunMs,
 ) {
-  /** Tenants with an answer that was lost, and until when to look. */
+  /** Tenants with a lost answer, each with the time until which they are checked. */
   const doubts = new Map<string, number>()
-  /** Since when each claimed run was seen without an executor. */
+  /** When each claimed run was first seen without an executor. */
   const seen = new Map<string, number>()
   let executes: Parameters<RunStore['executing']>[0] | undefined
 
@@ -52,7 +52,7 @@ export function createLostClaims(
     }
   }
   return {
-    /** Called when a claim failed with this error, and may have been committed all the same. Rethrows the error. */
+    /** Called when a claim failed with an error that does not rule out its commit. Rethrows the error. */
     doubt(tenantId: string, error: unknown): never {
       if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
       throw error

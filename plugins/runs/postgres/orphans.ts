@@ -52,11 +52,10 @@ const takeQueued = prepared(
    FROM gone JOIN runs r ON r.tenant_id = :tenant AND r.id = gone.run_id`,
 )
 
-/** How many runs one transaction of a sweep ends: it holds their locks and their events meanwhile. */
+/** How many runs one transaction of a sweep ends. It holds their locks and their events in the meantime. */
 const sweepSize = 200
-// No run is older than its longest timeout, a day: the bound keeps a sweep from reading all that the dead owner ever ran.
-// SKIP LOCKED: several conductors may sweep at once, and each takes what no other has.
-// One that waited for people may be older.
+// The time bound keeps a sweep from reading every run that the dead owner ever had: no run is older than the longest timeout, a day, except those
+// that waited for people. SKIP LOCKED lets several conductors sweep at once, each taking what no other has.
 const ofOwner = `tenant_id = :tenant AND claim_owner = :owner AND status = 'running'
   AND (started_at > now() - interval '25 hours' OR waited_ms IS NOT NULL)`
 const goesOn = `(:owner = '${handedOver}' OR coalesce(
@@ -67,7 +66,7 @@ const takeOrphans = prepared(
   `WITH ${taking(`id IN (
      SELECT id FROM runs WHERE ${ofOwner} AND NOT ${goesOn} LIMIT ${sweepSize} FOR UPDATE SKIP LOCKED)`)} ${asTaken}`,
 )
-// The runs are picked in a CTE: in a sub-select the limit may be applied again for each row.
+// A CTE picks the runs: in a sub-select PostgreSQL may apply the limit again for each row.
 const takeToGoOn = prepared(
   'run-take-to-go-on',
   `WITH picked AS MATERIALIZED (
@@ -77,7 +76,7 @@ const takeToGoOn = prepared(
 )
 
 export interface OrphanRow extends TaskRow {
-  /** The epoch that the taker has raised; the columns of the session are as before. */
+  /** The epoch as raised by the new owner. The columns of the session are those from before. */
   readonly run_epoch: number
   readonly attempt: number
   readonly elapsed: number | string
@@ -100,7 +99,7 @@ export const toOrphan = (tenantId: string, row: OrphanRow, owner: string): Orpha
   task: toTask(row),
 })
 
-// Only conductors: a gateway of an earlier release has rows, too, and sweeps them itself.
+// Sweep conductors only: gateways of an earlier release have rows too, and sweep themselves.
 const overdue = 'NOT dead AND lease_until < now()'
 const markDead = prepared(
   'instance-mark-dead',
@@ -108,7 +107,7 @@ const markDead = prepared(
 )({})
 const markOneDead = prepared('instance-mark-one-dead', `UPDATE instances SET dead = true WHERE id = :id AND ${overdue}`)
 const isAlive = prepared('instance-is-alive', 'SELECT 1 FROM instances WHERE id = :id AND NOT dead')
-// A start that read `NOT dead` an instant before the mark may commit after the first sweep: the second one finds it.
+// A start that read `NOT dead` just before the mark may commit after the first sweep, so every dead process is swept twice.
 const listDead = {
   name: 'instance-list-dead',
   text: `SELECT id, lease_until < now() - interval '1 minute' AS settled FROM instances WHERE kind = 'conductor' AND dead`,
@@ -126,7 +125,7 @@ export interface OrphanDeps {
   readonly log: FastifyBaseLogger
 }
 
-/** The runs of processes that died, and of those that handed theirs over. */
+/** Takes over the runs of processes that died, and the runs that were handed over. */
 export class Orphans {
   readonly #deps: OrphanDeps
   readonly #sweptOnce = new Set<string>()
@@ -148,25 +147,25 @@ export class Orphans {
     }))
   }
 
-  /** Takes over the runs of one tenant that were handed over, now. */
+  /** Takes over the handed-over runs of one tenant at once. */
   async takeOver(tenantId: string): Promise<void> {
     await this.#adopt([tenantId], [handedOver])
   }
 
-  /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
+  /** Ends the runs of one tenant whose owner is dead. Does nothing when the owner is alive. */
   async endOf(tenantId: string, owner: string): Promise<number> {
     const values = { id: owner }
     const [, alive] = await this.#deps.db.systemBatch<[object[], object[]]>([markOneDead(values), isAlive(values)])
     return alive.length > 0 ? 0 : this.#endThose(tenantId, owner)
   }
 
-  /** Takes one run from the holder of its claim, or from its queue, and ends it. */
+  /** Takes one run from its claim holder, or from its queue, and ends it. */
   async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
     const { db, instance, charges } = this.#deps
-    // One transaction: after a failure the owner still has its claim.
+    // One transaction, so that after a failure the owner still has its claim.
     const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
       const values = { tenant: tenantId, run: runId, self: instance.id }
-      // In this order: a run goes from its queue to an owner and never back.
+      // Look at the queue first: a run moves from its queue to an owner and never back.
       const queued = await tx.query<Taken>(takeQueued(values))
       const run = queued.length > 0 ? queued : await tx.query<Taken>(takeOne(values))
       return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, charges) }
@@ -179,7 +178,7 @@ export class Orphans {
     const { db, log } = this.#deps
     const [, dead] = await db.systemBatch<[object[], { id: string; settled: boolean }[]]>([markDead, listDead])
     const due = dead.filter((row) => row.settled || !this.#sweptOnce.has(row.id))
-    // A process that stops notifies all others at once; a lost notification is made up for while its row is there.
+    // A stopping process notifies all others at once. A sweep makes up for a lost notification while the row of the process exists.
     if (due.length === 0 && dead.length === 0) return 0
     const tenants = await Array.fromAsync(tenantIds(db, 'stored'))
     let total = 0
@@ -194,7 +193,7 @@ export class Orphans {
     return total
   }
 
-  /** Has runs gone on with that their owner has taken from people's decisions, and not begun. True: there were some. */
+  /** Resumes the runs that their owner took after people's decisions but never began. True: there were some. */
   async goOn(tenantId: string, owner: string, runId?: string): Promise<boolean> {
     const ids = await this.#deps.parkAgain(tenantId, owner, runId)
     for (const id of ids) this.#adopter?.resume(tenantId, id)
@@ -222,7 +221,7 @@ export class Orphans {
     const adopter = this.#adopter
     if (!adopter) return left
     let room = adopter.room()
-    // Each sweep starts with another tenant, so that many orphans of one tenant do not keep those of others waiting.
+    // Each sweep starts with another tenant, so that one tenant's many orphans do not delay those of other tenants.
     const first = this.#round++ % Math.max(tenants.length, 1)
     for (const tenant of [...tenants.slice(first), ...tenants.slice(0, first)]) {
       for (const owner of owners) {
@@ -234,7 +233,7 @@ export class Orphans {
     return left
   }
 
-  /** Takes runs that go on from their owner, and ends those that may not any more. Resolves to how many it took. */
+  /** Takes over the runs of one owner that may continue, and ends those that may not. Resolves to how many it took over. */
   async #adoptThose(tenantId: string, owner: string, room: number, to: Adopter): Promise<number> {
     const { db, instance, charges } = this.#deps
     const { going, ended, wanted } = await db.tenant(tenantId, async (tx) => {
@@ -266,10 +265,7 @@ const nextSeqs = prepared(
    WHERE tenant_id = :tenant AND run_id = ANY(:runs) GROUP BY run_id`,
 )
 
-/**
- * Ends what was taken from its owner or its queue, each with one terminal event behind its last stored one. Resolves to the
- * sessions that are free now while runs wait for them.
- */
+/** Ends taken runs, each with one terminal event after its last stored event. Resolves to the sessions that are now free while runs wait for them. */
 export async function endTaken(
   tx: TenantTx,
   taken: readonly Taken[],
@@ -285,7 +281,7 @@ export async function endTaken(
   const next = new Map(seqs.map((row) => [row.run_id, row.next]))
   for (const run of taken) {
     const firstSeq = next.get(run.id) ?? 1
-    // A run that was never started has used nothing.
+    // A run that was never started has no usage.
     const used = next.has(run.id) ? await tallyOf(tx, run.id, charges.prices) : {}
     const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
     const end: FinishRun = {
@@ -303,8 +299,8 @@ export async function endTaken(
   return wanted
 }
 
-// Only chunks that hold such an event leave the database: the text of a run is none of its meters. The last one tells until when
-// the run was heard of.
+// Only chunks with such an event leave the database, because the text of a run counts towards no meter. The last chunk shows how long the run was
+// active.
 const telling = prepared(
   'run-telling-chunks',
   `SELECT first_seq, lines FROM run_events
@@ -315,7 +311,7 @@ const telling = prepared(
    ORDER BY first_seq`,
 )
 
-/** What a run has used, from its stored log, because its executor is gone. */
+/** The usage of a run, read from its stored log because its executor is gone. */
 async function tallyOf(
   tx: TenantTx,
   runId: string,
@@ -341,7 +337,7 @@ async function tallyOf(
   }
 }
 
-/** Nobody may have looked for long after it was cut off, and its sandbox was idle since. */
+/** The time after the last event is not charged: a sweep may come long after the run was cut off, and the sandbox was idle meanwhile. */
 function secondsBetween(first: Buffer, last: Buffer): number {
   const [from, to] = [first, last].map((line) => Date.parse(String(parseLine(line)?.['at'])))
   return Math.max(0, Math.round((to! - from!) / 1_000)) || 0

@@ -7,10 +7,10 @@ import type { LostClaims } from './lost-claims.ts'
 import { asOrphans, asTaken, endTaken, type OrphanDeps, type OrphanRow, taking, toOrphan } from './orphans.ts'
 import { claimed, prepared, read, type Taken } from './rows.ts'
 
-/** The owner of runs that wait for people. No sweep looks for them: they have nothing that could be lost. */
+/** The placeholder owner of runs that wait for people. No sweep looks for such runs, because nothing of them can be lost. */
 export const parked = 'parked'
 
-// The epoch is raised as if somebody had taken it, so that whatever its owner still writes is refused.
+// Parking raises the epoch as a new claim would, so that later writes of the former owner are refused.
 const park = prepared(
   'run-park',
   `WITH run AS (
@@ -23,8 +23,8 @@ const park = prepared(
    SELECT 1 FROM run`,
 )
 const isParked = `id = :run AND claim_owner = '${parked}'`
-// Only for a process that is not dead: nobody would sweep it again. From now on it counts from here: until its next attempt is on
-// record nothing of it was begun, and whoever finds it without its owner leaves it once more.
+// Requires a process that is not dead, because no sweep would find the run again. The waiting time counts anew from here. Until the next attempt is
+// on record nothing of it was begun, so whoever finds the run without its owner parks it again.
 const count = prepared(
   'run-count-wait',
   `UPDATE runs SET waited_ms = coalesce(waited_ms, 0) + round(extract(epoch FROM clock_timestamp() - parked_at) * 1000)::bigint,
@@ -56,13 +56,13 @@ interface ParkingDeps {
   readonly onWanted: OnWanted
 }
 
-/** Leaves those runs of an owner, or one of them, that it has taken to go on with and never did. Resolves to their ids. */
+/** Parks again the runs, or the single run, that this owner took to resume but never began. Resolves to their ids. */
 export const createParkAgain =
   (db: Database): OrphanDeps['parkAgain'] =>
   async (tenantId, owner, runId) =>
     (await read<{ id: string }>(db, tenantId, parkAgain({ tenant: tenantId, owner, run: runId }))).map(({ id }) => id)
 
-/** Runs that nobody executes, because people have to decide about them first. */
+/** Parked runs: nobody executes them, because people must decide about them first. */
 export const createParking = ({ db, instance, lostClaims, charges, onWanted }: ParkingDeps) =>
   ({
     park: ({ tenantId, runId, epoch }, then) =>

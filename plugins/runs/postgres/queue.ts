@@ -29,8 +29,8 @@ import {
 } from './rows.ts'
 import { runValues } from './starts.ts'
 
-// Whoever changes a queue holds its session's row: enqueue, claim and shutdown of one session happen one after the other, and
-// the end of a run that is committing meanwhile is waited for and seen.
+// Every change of a queue locks the session's row, so enqueue, claim and shutdown of one session are serialized. The lock also waits for the end of
+// a run that is just committing, and then sees it.
 const lockSession = prepared(
   'queue-lock-session',
   'SELECT profile, status FROM sessions WHERE tenant_id = :tenant AND id = :session FOR UPDATE',
@@ -44,7 +44,7 @@ const shutdown = prepared(
   'session-shutdown',
   `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = :tenant AND id = :session`,
 )
-// Tells sweeps of the tenant, and has the runs that it adds come one after the other, so that each is counted before the next.
+// Announces the tenant to sweeps. The row lock serializes the tenant's enqueues, so that each run is counted before the next one.
 const lockTenant = prepared(
   'queue-lock-tenant',
   `INSERT INTO run_queue_tenants (tenant_id) VALUES (:tenant)
@@ -55,7 +55,7 @@ const waitingRuns = prepared(
   `SELECT count(*)::int AS waiting, count(*) FILTER (WHERE session_id = :session)::int AS here
    FROM run_queue WHERE tenant_id = :tenant`,
 )
-// A waiting run has no owner, and epoch 0.
+// A queued run has no owner, and epoch 0.
 const inserting = (held: string): string => `
    WITH run AS (
      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url,
@@ -68,12 +68,12 @@ const inserting = (held: string): string => `
 const snapshot = '(SELECT profile_snapshot FROM sessions WHERE tenant_id = :tenant AND id = :session)'
 const insert = {
   free: prepared('queue-insert', inserting('')),
-  // Money is held for a run that waits as for one that begins: what was accepted is not refused later.
+  // A queued run holds money from the start, as an executing one does: a run that was accepted is not refused later.
   billed: prepared('queue-insert-billed', inserting(holding.some.held(snapshot))),
 }
 
-// The lock comes first and shows the row as its last holder left it. The row of the queue may be gone by then, and the next one
-// is looked at: that is what FOR UPDATE does with a LIMIT.
+// The lock comes first, so that the row is read as its last holder left it. If the queue row is gone by then, FOR UPDATE with LIMIT moves on to the
+// next row.
 const claimNext = prepared(
   'queue-claim-next',
   `WITH session AS (
@@ -107,7 +107,7 @@ const claimNext = prepared(
 
 interface NextRow extends Omit<TaskRow, 'run_id'> {
   readonly front: boolean
-  /** The run that held the session before, if any. */
+  /** The run that held the session before. Null: none did. */
   readonly holder: string | null
   readonly waiting: string
   /** Null: nothing was claimed. */
@@ -120,7 +120,7 @@ interface LockedRow {
 }
 
 const listTenants = prepared('queue-tenants', 'SELECT tenant_id, stamp::text AS stamp FROM run_queue_tenants')({})
-// Sessions whose line no process may be advancing: the free ones, and those that a waiting interrupt is for.
+// Sessions whose queue perhaps no process is advancing: free sessions, and sessions with a waiting interrupt.
 const listWanted = prepared(
   'queue-wanted',
   `SELECT q.session_id, bool_or(q.front) OR s.status <> 'running' AS wanted
@@ -140,7 +140,7 @@ interface QueueDeps {
   readonly onWanted: OnWanted
 }
 
-/** The runs that wait for their sessions. */
+/** The store's operations on queued runs, which wait for their sessions. */
 export function createQueue({ db, instance, lostClaims, charges, onWanted }: QueueDeps) {
   const { billing } = charges
   const cancelWaiting = async (tx: TenantTx, session: string, why: EndReason, interruptsOnly: boolean) => {
@@ -200,8 +200,8 @@ export function createQueue({ db, instance, lostClaims, charges, onWanted }: Que
         return 'shutdown'
       }),
     /**
-     * Announces every session that runs wait for and in which none executes. A conductor may die between the end of one run and the
-     * start of the next, or between an interrupt and its run: the others learn of the session here.
+     * Announces every session that has queued runs and executes none. A conductor may die between the end of one run and the start of the next, or
+     * between an interrupt and its run; the other conductors learn of the session here.
      */
     async sweepQueues(): Promise<void> {
       const [tenants] = await db.systemBatch<[{ tenant_id: string; stamp: string }[]]>([listTenants])

@@ -33,7 +33,7 @@ const runList = {
   where: runMatches,
   order: { started_at: 'timestamptz', id: 'text' },
   newestFirst: true,
-  // Of 16 KB at most, if every character of their texts takes four bytes.
+  // Rows of a page. Each has at most 16 KB, if every character of its texts takes four bytes.
   atOnce: 64,
 } as const
 
@@ -48,8 +48,8 @@ const delegated = prepared(
    FROM below WHERE usage IS NOT NULL GROUP BY child`,
 )
 
-// By a status: what is not `ok` is marked up to the edge of the roll-ups, and found in the meters and the newest runs behind it. Runs
-// that are `ok` are the many, and found among the others. $2: the status.
+// Finds runs by status ($2). Runs that are not `ok` are marked up to the edge of the roll-ups; after the edge they are found in the meters and
+// among the newest runs. Runs that are `ok` are the majority, and the ordinary list finds them.
 const place = 'tenant_id, id, started_at'
 const ofRun = `SELECT r.tenant_id, r.id, r.started_at, r.profile`
 const foundBy: Readonly<Partial<Record<RunStatus, string>>> = {
@@ -60,7 +60,7 @@ const foundBy: Readonly<Partial<Record<RunStatus, string>>> = {
     UNION ALL SELECT ${place}, profile FROM runs
     WHERE tenant_id = $1 AND status = $2 AND started_at >= greatest(rolled_until(), now() - interval '25 hours')`,
 }
-// Without conditions inside, so that each side is read in the order of its index.
+// The inner selects have no conditions, so that each side is read in the order of its index.
 const found = 'tenant_id, run_id AS id, started_at, profile, status'
 const foundEnded = `SELECT ${found}, 'infinity'::timestamptz AS recorded_at FROM run_marks
   UNION ALL SELECT ${found}, recorded_at FROM run_meters`
@@ -75,7 +75,7 @@ const listOfStatus = (status: RunStatus) => ({
     AND ($5::timestamptz IS NULL OR started_at < $5) ${foundBy[status] === undefined ? `AND ${isFoundEnded}` : ''}`,
 })
 
-// One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
+// One statement, so that status and chunks show the same instant. The first chunk may begin before the requested event.
 const logAfter = prepared(
   'run-log-after',
   `SELECT r.status, e.first_seq, e.count, e.lines
@@ -99,7 +99,7 @@ const lastChunk = prepared(
   `SELECT first_seq, count, lines FROM run_events WHERE tenant_id = :tenant AND run_id = :run ORDER BY first_seq DESC LIMIT 1`,
 )
 
-// Runs that were never begun have no ordinal: a session's stream does not know them.
+// Runs that were never begun have no ordinal, and a session's stream leaves them out.
 const runsOfSession = prepared(
   'session-runs-after',
   `SELECT s.status, r.id, r.ordinal
@@ -118,11 +118,11 @@ const sessionById = prepared(
   'session-by-id',
   `SELECT ${sessionColumns} FROM sessions WHERE tenant_id = :tenant AND id = :session`,
 )
-// The specification lists "live session records": without sessions that were shut down.
+// The specification lists "live session records", so sessions that were shut down are left out.
 const isLive = `tenant_id = $1 AND status <> 'shutdown'`
-// No index answers a part of a text, so it is looked for in the newest sessions. A whole id is found wherever it is.
+// No index supports a substring search, so only the newest sessions are searched. A complete id is found in any session.
 const namedLike = `position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0`
-/** Sessions in which a text is looked for. */
+/** How many of the newest sessions a text search reads. */
 const mostSearched = 10_000
 const sessionList = {
   columns: sessionColumns,
@@ -130,7 +130,7 @@ const sessionList = {
   where: isLive,
   order: { created_at: 'timestamptz', id: 'text' },
   newestFirst: true,
-  // Of 16 KB at most: a last prompt has 4,000 characters.
+  // Rows of a page. Each has at most 16 KB: the preview of the last prompt has up to 4,000 characters.
   atOnce: 64,
 } as const
 
@@ -150,7 +150,7 @@ export function createReads(db: Database) {
           filter,
           toPreview,
         )
-      // Those of a session, or of a parent, are few.
+      // A session or a parent has few runs, so the ordinary list serves these filters.
       if (status === undefined || status === 'ok' || sessionId !== undefined || parent !== undefined)
         return run(runList, [profile, sessionId, status, from, to, parent])
       return run(listOfStatus(status), [status, profile, from, to])

@@ -4,24 +4,24 @@ import { Sweep, tenantIds } from '#kit'
 import type { EndedAt } from './ends.ts'
 import { prepared } from './rows.ts'
 
-/** Runs of one step: it takes a fraction of a second and holds no lock that a run waits for. */
+/** Runs per step. A step takes a fraction of a second and holds no lock that a run waits for. */
 const stepRuns = 20_000
-/** Figures reach back 30 days. */
+/** Figures reach back 30 days, so roll-ups are kept a little longer. */
 const kept = `interval '32 days'`
 
-// None for a tenant that is erased, or never ran anything.
+// Creates no edge for a tenant that is erased or never ran anything.
 const begin = prepared(
   'rollup-begin',
   `INSERT INTO rollup_edges (tenant_id) SELECT :tenant WHERE EXISTS (SELECT 1 FROM run_meters WHERE tenant_id = :tenant)
    ON CONFLICT DO NOTHING`,
 )
-// One step at a time; a conductor that finds another at it leaves the tenant to it.
+// One step at a time: a conductor that finds the tenant locked leaves it to the lock's holder.
 const lock = prepared(
   'rollup-lock',
   'SELECT rolled_until::text AS from FROM rollup_edges WHERE tenant_id = :tenant FOR UPDATE SKIP LOCKED',
 )
-// A row bears the time at which its transaction wrote it. Whoever writes now may show later what is older than now, so the edge stays
-// before the oldest transaction that has written.
+// A row carries the time at which its transaction began writing, so a commit may later reveal an older row. The edge therefore stays before the
+// oldest transaction that has written.
 const reach = prepared(
   'rollup-reach',
   `WITH safe AS MATERIALIZED (
@@ -57,7 +57,7 @@ const counters = [
 ]
 const names = counters.map(([name]) => name)
 
-// First by the minute, so that the longer spans add up few rows.
+// Adds up by the minute first, so that the longer spans add up few rows.
 const addRuns = prepared(
   'rollup-runs',
   `WITH minutes AS MATERIALIZED (
@@ -84,7 +84,7 @@ const addDurations = prepared(
    FROM minutes CROSS JOIN ${spans} GROUP BY 2, 3, 4
    ON CONFLICT (tenant_id, span, at, bin) DO UPDATE SET runs = d.runs + excluded.runs, seconds = d.seconds + excluded.seconds`,
 )
-// A session is counted where its last run ended: it leaves where it was counted before.
+// A session counts where its last run ended, so a new end moves its count.
 const moveSessions = prepared(
   'rollup-sessions',
   `WITH last AS MATERIALIZED (
@@ -105,7 +105,7 @@ const moveSessions = prepared(
    ON CONFLICT (tenant_id, span, at, profile) DO UPDATE SET sessions = r.sessions + excluded.sessions`,
 )
 
-// No run is older than its longest timeout, a day.
+// No running run is older than the longest timeout, a day.
 const markRuns = prepared(
   'rollup-mark-runs',
   `WITH over AS (
@@ -126,7 +126,7 @@ const old = (table: string, time: string): string =>
   `DELETE FROM ${table} WHERE ctid = ANY (ARRAY(
      SELECT ctid FROM ${table} WHERE tenant_id = :tenant AND ${time} < now() - ${kept} LIMIT ${stepRuns}))`
 const inSpans = (table: string): string => old(table, 'span IN (1, 5, 60, 1440) AND at')
-// Retention deletes marks with their runs; whoever deletes runs otherwise begins with the oldest.
+// Retention deletes marks together with their runs. Every other deletion of runs starts with the oldest ones.
 const forgetMarks = prepared(
   'rollup-forget-marks',
   `DELETE FROM run_marks m WHERE m.status IN ('error', 'cancelled', 'interrupted') AND m.tenant_id = :tenant
@@ -143,20 +143,23 @@ const moveEdge = prepared(
   'UPDATE rollup_edges SET rolled_until = :until::timestamptz WHERE tenant_id = :tenant',
 )
 
-/** How long after its last end a tenant is looked at: until the edge is behind that end. */
+/** How many milliseconds after its last end a tenant is looked at. By then the edge is past that end. */
 const wakeMs = 3 * 60_000
 const roundMs = 30_000
-/** Each process looks at every tenant this often: for what others have left when they died, and for what is too old. */
+/** Each process looks at every tenant this often, for runs of processes that died and for roll-ups that are too old. */
 const allMs = 60 * 60_000
 
 interface RollupsOptions {
   readonly log: FastifyBaseLogger
   readonly endedAt: EndedAt
-  /** What is younger is left for the next step: a transaction that is writing has read its clock before it commits. */
+  /** Milliseconds. Younger rows are left for the next step, because a transaction reads its clock some time before it commits. */
   readonly lagMs?: number
 }
 
-/** Adds up runs behind their ends. Any process may do so for any tenant: a step is whole or was not, and its row of the edge is its lock. */
+/**
+ * Adds up ended runs in the background. Any process may do so for any tenant: a step happens completely or not at all, and the row of the tenant's
+ * edge serves as its lock.
+ */
 export class Rollups {
   readonly #db: Database
   readonly #options: RollupsOptions
@@ -191,7 +194,7 @@ export class Rollups {
       for await (const tenantId of tenantIds(this.#db, 'stored')) due.add(tenantId)
       this.#allAt = now + allMs
     }
-    // A step of each in turn: one tenant with millions of runs does not keep the others waiting.
+    // Tenants take turns step by step, so that one with millions of runs does not delay the others.
     for (const tenantId of due) {
       if (this.#closed) return
       due.delete(tenantId)
@@ -203,12 +206,12 @@ export class Rollups {
     }
   }
 
-  /** Adds up what has ended, so many in one transaction, until the edge is where it may be, and drops what is too old. */
+  /** Adds up ended runs, `size` per transaction, until the edge is as far as it may be, and deletes roll-ups that are too old. */
   async roll(tenantId: string, size = stepRuns): Promise<void> {
     while (!this.#closed && (await this.#step(tenantId, size, true)));
   }
 
-  /** False: there is no more for now. */
+  /** False: there is nothing more to do for now. */
   #step(tenantId: string, size: number, forgets: boolean): Promise<boolean> {
     const { lagMs = 60_000 } = this.#options
     return this.#db.tenant(tenantId, async (tx) => {
@@ -231,9 +234,9 @@ export class Rollups {
 
 interface Reach {
   readonly until: string
-  /** Runs have ended up to there. */
+  /** Some runs ended before the new edge. */
   readonly some: boolean
-  /** Others have ended behind it, which may be added up. */
+  /** More runs ended after the new edge and may be added up. */
   readonly more: boolean
   readonly further: boolean
 }

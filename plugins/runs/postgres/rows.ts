@@ -14,8 +14,8 @@ import {
 import type { Session } from '#contracts/sessions'
 
 /**
- * A prepared statement whose text says `:name` where PostgreSQL wants `$1`. Every value that the text names must be given;
- * undefined is null.
+ * A prepared statement whose text writes `:name` where PostgreSQL expects `$1`. Every value that the text names must be given; undefined is sent as
+ * null.
  */
 export function prepared(name: string, text: string): (values: Readonly<Record<string, unknown>>) => Statement {
   const names: string[] = []
@@ -26,26 +26,26 @@ export function prepared(name: string, text: string): (values: Readonly<Record<s
   return (values) => ({ name, text: numbered, values: names.map((one) => values[one] ?? null) })
 }
 
-/** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
+/** Removes NUL, which PostgreSQL text cannot hold. Only summaries are written this way; the event log keeps the exact bytes. */
 export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')
 export const storableOrNull = (text: string | undefined): string | null => (text === undefined ? null : storable(text))
 
-/** As the columns of money have it. */
+/** Cents as whole microcents, the unit of the money columns. */
 export const microcents = (cents: number): number =>
   Math.min(Math.round(cents * microcentsPerCent), Number.MAX_SAFE_INTEGER)
 
-// `finished_at IS NULL` is `status IN ('queued', 'running')` by policy, and no claim has the epoch of a run that waits.
-// Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
-// primary key, and then reads every running run of the tenant.
+// `finished_at IS NULL` equals `status IN ('queued', 'running')` by policy, and no claim has the epoch of a queued run. This wording keeps the
+// planner from the partial index of running runs. On a table without statistics the planner would prefer that index to the primary key and read
+// every running run of the tenant.
 /** The row of `runs` that a claim holds. */
 export const claimed = 'tenant_id = :tenant AND id = :run AND finished_at IS NULL AND claim_epoch = :epoch'
 
-/** The rows of one statement in a transaction of its own, so that a large answer keeps no other unit of work waiting. */
+/** The rows of one statement in a transaction of its own, so that a large answer delays no other unit of work. */
 export async function read<Row extends object>(db: Database, tenantId: string, statement: Statement): Promise<Row[]> {
   return (await db.batch<[Row[]]>(tenantId, [statement]))[0]
 }
 
-/** A row as PostgreSQL returns it: with null for absent fields. Columns are named like the fields. */
+/** A row as PostgreSQL returns it: absent fields are null, and columns have the names of the fields. */
 type Row<T> = {
   readonly [Field in keyof T]-?: undefined extends T[Field] ? Exclude<T[Field], undefined> | null : T[Field]
 }
@@ -92,8 +92,8 @@ export function toRun(row: RunRow): RunSummary {
 export interface PreviewRow extends RunRow {
   readonly metadataCut: boolean
 }
-// `left` reads no more than the beginning of a text that is stored aside; one character more says that there is more. Metadata
-// that is stored in more bytes has more: it is measured without being read, and only what is small so far is unpacked.
+// `left` reads only the beginning of a text that is stored out of line; one extra character shows that there is more. Metadata is measured by its
+// stored bytes without being read, and only metadata that is still small is unpacked.
 const beginOf = (text: string): string => `left(${text}, ${previewChars + 1})`
 const metadataCut = `CASE WHEN metadata IS NULL THEN false WHEN pg_column_size(metadata) > ${previewMetadataBytes + 8} THEN true
   ELSE octet_length(metadata::text) > ${previewMetadataBytes} END`
@@ -108,7 +108,7 @@ export const sessionColumns = `id, profile, runtime, status, created_at AS "crea
 export const toSession = (row: SessionRow): Session => withoutNulls<Session>(row)
 
 export type DurableRow = Row<DurableSession>
-/** Of a session; its snapshot of the profile has a name of its own, beside that of the profile. */
+/** Columns of a session. The profile snapshot has a name that differs from the profile's name column. */
 export const durableColumns = `id, profile_snapshot AS profile, status, runtime_session_id AS "runtimeSessionId", claim_epoch::int AS epoch,
   state_rev::int AS "stateRev", runner_hash AS runner`
 export const toDurable = ({
@@ -135,7 +135,7 @@ export interface TaskRow extends DurableRow {
   readonly prompt: string
   readonly metadata: Record<string, unknown> | null
   readonly input: PromptFields | null
-  /** Absent for a run that waited: only the run of a new session can be a delegated one. */
+  /** Absent for a run that was queued: only the first run of a new session can be delegated. */
   readonly parent?: Task['parent'] | null
 }
 export const toTask = ({ run_id, id, profile, prompt, metadata, input, parent }: TaskRow): Task => ({
@@ -154,7 +154,7 @@ export interface Taken {
   readonly session_id: string
   readonly epoch: number
   readonly public_run?: string | null | undefined
-  /** The runtime of its session; absent for a run that was never started. */
+  /** The runtime of the session. Absent for a run that was never started. */
   readonly runtime?: string
 }
 export const claimOf = (tenantId: string, { id, session_id, epoch, public_run }: Taken): Claim => ({

@@ -12,7 +12,7 @@ import type { Orphans } from './orphans.ts'
 import { parked } from './parking.ts'
 import { type DurableRow, durableColumns, prepared, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
 
-// A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
+// Refuses a claim to a process that was declared dead and has not noticed yet, because no sweep would find the run again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
 const isFresh = `(:revision::bigint IS NULL
   OR EXISTS (SELECT 1 FROM tenants WHERE id = :tenant AND broadcast_revision = :revision AND deleted_at IS NULL))`
@@ -44,7 +44,7 @@ const chatFrom = (begun: string): string => `
 const columns = `tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url, input,
   input_info, parent, public_run`
 
-// The run goes first: when its id is taken nothing is inserted at all, and no session is left behind.
+// Insert the run first: if its id is taken, nothing else is inserted and no session is left behind.
 const newRun = (held: string, where: string, from = ''): string => `
   run AS (
     INSERT INTO runs (${columns})
@@ -78,8 +78,8 @@ const startAnew = ({ held, told }: Holding): string => `
      RETURNING id
    ), ${newRun(held(), '', 'FROM conversation')}, ${chatFrom('run')} ${newSession(told)}`
 
-// A session that runs wait for is as busy as one that executes: who comes later does not overtake them. The table of those who
-// wait is nearly always empty.
+// A session with queued runs is as busy as one that executes a run, so that a later run cannot overtake them. The queue table is nearly always
+// empty.
 const claiming = (held: string, session: string, more = ''): string => `
   claimed AS (
     UPDATE sessions
@@ -107,7 +107,7 @@ const continueChat = ({ held, told }: Holding): string => `
    ), ${claiming(held(snapshot), '(SELECT session_id FROM conversation)', `AND ${mayBegin}`)}, ${chatFrom('claimed')}
    ${claimedSession(told)}`
 
-/** The statements that start runs, in a role with billing and in one without, where nothing is said of money. */
+/** The start statements, once with billing and once without. */
 const statements = (kind: string, text: (holding: Holding) => string) => ({
   free: prepared(`run-${kind}`, text(holding.none)),
   billed: prepared(`run-${kind}-billed`, text(holding.some)),
@@ -134,7 +134,7 @@ const whyNot = prepared(
 )
 const freshness = prepared('run-start-fresh', `SELECT ${isFresh} AS fresh FROM tenants WHERE id = :tenant`)
 
-/** Values of a new row of `runs`. */
+/** The values of a new row of `runs`. */
 export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, 'create'>) {
   const input = task.attachments || task.responseFormat ? promptFieldsOf(task) : undefined
   return {
@@ -157,7 +157,7 @@ function startStatement(run: StartRun, { instance, charges: { billing }, snapsho
   const row = runValues(run)
   const values = {
     ...row,
-    // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
+    // Every run rewrites the session row, so it keeps only a preview of the prompt. The run keeps the whole prompt.
     preview: row.prompt.slice(0, 4_000),
     owner: instance.id,
     ...(billing && holdValues(billing, run)),
@@ -172,7 +172,7 @@ function startStatement(run: StartRun, { instance, charges: { billing }, snapsho
     endUser: chat?.endUserId,
     key: chat?.admission?.keyId,
     agentRevision: chat?.admission?.revision,
-    // A conversation shows their names; the content belongs to the run.
+    // A conversation shows only the names of attachments; their contents belong to the run.
     attachments:
       task.attachments?.length && chat
         ? JSON.stringify(task.attachments.map(({ name, mediaType }) => ({ name, mediaType })))
@@ -183,7 +183,7 @@ function startStatement(run: StartRun, { instance, charges: { billing }, snapsho
 }
 
 type Snapshots = WeakMap<Profile, string>
-/** Profiles come from memory, and there may be many starts of one. */
+/** Caches the serialized profile: profiles are shared objects, and there may be many starts of one. */
 function snapshotOf(profile: Profile, snapshots: Snapshots): string {
   const known = snapshots.get(profile)
   if (known !== undefined) return known
@@ -217,11 +217,14 @@ interface WhyNotRow {
 }
 
 interface StartedRow extends DurableRow {
-  /** Microcents that are held for the run; absent in a role without billing. */
+  /** Microcents held for the run. Absent in a role without billing. */
   readonly held?: number | null
 }
 
-/** The id was taken between the look and the insert, another run of the conversation is open, or a session id drawn at random is in use. */
+/**
+ * Three causes: the id was taken between the check and the insert, another run of the conversation is open, or a session id drawn at random is in
+ * use.
+ */
 function taken(error: unknown): StartedRow[] | 'busy' {
   if (violatedConstraint(error) === 'public_runs_open') return 'busy'
   if (sqlState(error) === '23505') return []
@@ -262,7 +265,7 @@ async function existing(db: Database, { tenantId, runId }: StartRun): Promise<St
   return row && { kind: 'exists', run: toRun(row) }
 }
 
-/** Why nothing was started; undefined when the reason may be gone by now. */
+/** Why nothing was started. Undefined: the reason may be gone by now, so retry. */
 async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | undefined> {
   const { db, instance, orphans } = deps
   const { tenantId, runId, task, create } = run
@@ -279,7 +282,7 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
     const values = { tenant: tenantId, conversation: chat.conversationId, published: chat.publishedId }
     const [conversation] = await db.unit<{ session_id: string | null }>(tenantId, findConversation(values))
     if (!conversation) return { kind: 'no_conversation' }
-    // Another request gave the conversation a session meanwhile, and its run is under way.
+    // Another request meanwhile gave the conversation a session and is running in it.
     if (create && conversation.session_id !== (create.insteadOf ?? null)) return { kind: 'busy' }
     if (!create && conversation.session_id === null) return { kind: 'no_session' }
     if (!create) sessionId = conversation.session_id!
@@ -292,7 +295,7 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
   if (create) {
     if (session) return { kind: 'session_taken' }
     if (tenant?.fresh !== true) return { kind: 'stale_profile' }
-    // Was this process itself declared dead? It comes back under a new id.
+    // This process itself may have been declared dead. `beat` then registers it under a new id.
     await instance.beat()
     return undefined
   }

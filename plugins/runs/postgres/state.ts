@@ -4,8 +4,8 @@ import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
 import { type ChunkRow, prepared, read, storableOrNull, toChunk } from './rows.ts'
 
-// Bundle and count move together; a session that is gone or shut down keeps nothing, nor does one whose conversation has
-// gone on since: a conductor that was frozen between the export and this must not put the old copy over a newer one.
+// Bundle and count are stored together. Nothing is stored for a session that is gone or shut down, nor for one whose conversation has continued
+// since the export: a conductor that was frozen in between must not overwrite a newer bundle with an old one.
 const save = prepared(
   'session-save-state',
   `WITH kept AS (
@@ -28,14 +28,14 @@ const load = prepared(
   'SELECT content_type, bytes, runtime_session_id FROM session_state WHERE tenant_id = :tenant AND session_id = :session',
 )
 
-/** Runs of one read, and about how many bytes of prompts and attachments; a single run may have more. */
+/** Runs per read, limited to about this many bytes of prompts and attachments. A single larger run is read alone. */
 const pageRuns = 16
 const pageBytes = 4 * 1024 * 1024
 /** How many earlier runs are read to restore a conversation: a turn is at least two messages, and no model takes a prompt of more than 400. */
 const mostRuns = 208
 
-// A conversation may have been in several sessions: its runs are then found by its messages. Their sizes are known without
-// reading them: attachments are stored as they came.
+// A conversation may have spanned several sessions, so its runs are found by its messages. Sizes are known without reading the contents, because
+// attachments are stored as they came.
 const listRuns = prepared(
   'past-runs',
   `SELECT r.id, octet_length(r.prompt) + coalesce(pg_column_size(r.input), 0) + coalesce(pg_column_size(r.metadata), 0) AS bytes
@@ -111,7 +111,7 @@ function pagesOf(runs: readonly { id: string; bytes: number }[]): string[][] {
   return pages
 }
 
-/** What a conversation is restored from. */
+/** The store's operations for restoring a conversation. */
 export const createState = (db: Database) =>
   ({
     pastRuns: (claim) => readPastRuns(db, claim),

@@ -15,23 +15,23 @@ import { createTenantUse } from './use.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions, Partial<Charges> {
   readonly sweepMs: number
-  /** How long a claimed run may be without anybody executing it, where that can be. */
+  /** Milliseconds that a claimed run may lack an executor before it counts as lost. */
   readonly strayMs?: number
 }
 
 export interface PostgresRunStore extends RunStore {
-  /** Registers this process as an owner and begins to look for dead ones. */
+  /** Registers this process as an owner of claims and starts the sweeps for dead ones. */
   open(): Promise<void>
-  /** Adds up the ended runs of a tenant now, so many in one transaction, as a process does by itself when some have ended. */
+  /** Adds up the ended runs of a tenant now, `size` per transaction. A process also does so by itself after runs have ended. */
   rollUp(tenantId: string, size?: number): Promise<void>
-  /** Signs this process off: others sweep the runs that it still owns. */
+  /** Signs this process off. Other processes sweep the runs that it still owns. */
   close(): Promise<void>
 }
 
 export function createPostgresRunStore(database: Database, options: PostgresRunStoreOptions): PostgresRunStore {
   const { prices, billing, log } = options
   const charges: Charges = { prices, billing }
-  // What begins, keeps and ends runs has connections that no reader can take.
+  // Writes about claims have connections that no reader can take.
   const db = database.as('claims')
   const instance = createInstance(db, options)
   const waiters: Parameters<RunStore['onWaiting']>[0][] = []

@@ -3,8 +3,8 @@ import type { RunStore } from '#contracts/run-store'
 import type { Instance } from './instance.ts'
 import { prepared } from './rows.ts'
 
-// What the others hold is counted by the update itself, behind the lock of the row, so that two that ask at once cannot both
-// have the rest. A process that is dead, or does not renew its lease, holds nothing.
+// The update itself counts what other processes hold, behind the row lock, so that two processes that ask at once cannot both get the remainder. A
+// process that is dead, or whose lease has expired, counts as holding nothing.
 const hold = prepared(
   'run-shares-hold',
   `INSERT INTO run_shares AS s (tenant_id, held)
@@ -24,7 +24,7 @@ const held = prepared(
    FROM run_shares s, jsonb_each_text(s.held) o JOIN instances i ON i.id = o.key AND NOT i.dead AND i.lease_until > now()
    WHERE s.tenant_id = :tenant`,
 )
-// An hour for each process, of which a day has 24: few rows, however much is written.
+// Each process keeps one row per hour, so at most 24 per day: few rows, however much is written.
 const addLogBytes = prepared(
   'run-log-bytes',
   `WITH added AS (
@@ -46,7 +46,7 @@ const waiting = prepared('queue-count', 'SELECT count(*)::int AS count FROM run_
 
 type Counts = Pick<RunStore, 'holdRuns' | 'countHeld' | 'countLogBytes' | 'countSessions' | 'countWaiting'>
 
-/** What each tenant has of what the limits bound. `db` is for claims, `database` for what may take long. */
+/** How much each tenant uses of what its limits bound. `db` serves claims, `database` serves slow queries. */
 export function createTenantUse(db: Database, database: Database, instance: Instance): Counts {
   const reads = database.as('reads')
   const count = async (on: Database, tenantId: string, statement: ReturnType<typeof held>, order?: string) =>

@@ -12,55 +12,55 @@ import { runnerPort } from './relay.ts'
 
 export const entryFile = fileURLToPath(new URL('./inside/entry.js', import.meta.url))
 
-/** The file descriptors that bwrap gets beside the usual three. Node's IPC channel is 3. */
+/** The file descriptors that bwrap gets in addition to the standard three. Descriptor 3 is Node's IPC channel. */
 const infoFd = 4
 const filterFd = 5
 
 export interface End {
   readonly code: number | null
   readonly signal: NodeJS.Signals | null
-  /** Set when the process could not even be started. */
+  /** Set when the process could not be started at all. */
   readonly error?: NodeJS.ErrnoException
 }
 
 export interface Bwrap {
   readonly child: ChildProcess
-  /** The host's process id of its first process. Rejects when the sandbox ends before. */
+  /** The host's process id of the sandbox's first process. Rejects when the sandbox ends earlier. */
   readonly init: Promise<number>
-  /** A socket that listens inside. Rejects when the sandbox ends before. */
+  /** A socket that listens inside the sandbox. Rejects when the sandbox ends earlier. */
   readonly listening: Promise<Server>
-  /** Resolves when none of its processes runs. */
+  /** Resolves when no process of the sandbox runs. */
   readonly ended: Promise<End>
-  /** True while it runs. Process ids may only be used then: afterwards they may belong to other processes. */
+  /** True while the sandbox runs. Its process ids are valid only then; afterwards they may belong to other processes. */
   lives(): boolean
-  /** All processes inside but the first, which only waits for them. */
+  /** All processes in the sandbox except the first, which only waits for the others. */
   processes(): number[]
   /** Replaces its first program with the worker, which gets this environment and nothing else. */
   become(command: readonly string[], env: Readonly<Record<string, string>>): void
-  /** Kills its first process, and with it the kernel kills all others of its namespace. Resolves once the signal is sent. */
+  /** Kills the first process; the kernel then kills all others of its namespace. Resolves once the signal is sent. */
   kill(): Promise<void>
 }
 
 interface BwrapOptions {
-  /** The arguments up to the command. */
+  /** The arguments of bwrap before the command. */
   readonly args: readonly string[]
-  /** A command prefix for the first program. */
+  /** A command prefix that limits the first program. */
   readonly limits: readonly string[]
-  /** A file with the filter of system calls. */
+  /** A file with the system call filter. */
   readonly filter: string
   readonly uid: number | undefined
 }
 
-/** Starts a sandbox with our own first program in it, which waits for a message before it becomes the worker. */
+/** Starts a sandbox with our own first program, which waits for a message before it becomes the worker. */
 export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
   const entry = [process.execPath, '--disable-warning=ExperimentalWarning', entryFile, String(runnerPort)]
   const own = ['--info-fd', String(infoFd), '--seccomp', String(filterFd)]
   const filterFile = openSync(filter, 'r')
   const child = spawn('bwrap', [...args, ...own, '--', ...limits, ...entry], {
     cwd: '/',
-    // The sandbox can read the environment of bwrap, so it has nothing but a PATH.
+    // The sandbox can read the environment of bwrap, so that environment has only a PATH.
     env: { PATH: '/usr/bin:/bin' },
-    // Signals that a terminal sends to the runner do not reach it.
+    // Detached, so that terminal signals for the runner do not reach the sandbox.
     detached: true,
     stdio: ['ignore', 'pipe', 'pipe', 'ipc', 'pipe', filterFile],
     ...(uid === undefined ? {} : { uid, gid: uid }),
@@ -82,7 +82,7 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
   const lives = (): boolean => child.pid !== undefined && child.exitCode === null && child.signalCode === null
   const init = unlessEnded<number>((resolve) => {
     let text = ''
-    // The stream is absent when the process could not even be started.
+    // The stream is absent when the process could not be started at all.
     const info = child.stdio[infoFd] as Readable | null
     info?.on('error', () => {})
     info?.on('data', (chunk: Buffer) => {
@@ -111,11 +111,11 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
   }
 }
 
-/** What all sandboxes of this runner see of its machine. */
+/** What every sandbox of this runner sees of the machine. */
 export interface View {
-  /** Arguments for the operating system. */
+  /** The arguments of bwrap that bind the operating system. */
   readonly system: readonly string[]
-  /** Paths that are readable inside as they are outside. */
+  /** Paths that are readable inside under their outside names. */
   readonly read: readonly string[]
 }
 
@@ -125,7 +125,7 @@ export const places: Folders = { workspace: '/workspace', state: '/state' }
 /** The usual size in containers; programs that need more shared memory use `/tmp`. */
 const sharedMemoryMb = 64
 
-/** Arguments of bwrap up to the command: namespaces, no rights, and a minimal file system. */
+/** The arguments of bwrap before the command: namespaces, no privileges, and a minimal file system. */
 export function bwrapArguments(view: View, folders: Folders, limits: Pick<SandboxLimits, 'diskMb'>): string[] {
   const identity = ['--unshare-all', '--unshare-user', '--disable-userns', '--hostname', 'sandbox']
   const user = ['--uid', String(insideUser), '--gid', String(insideUser), '--cap-drop', 'ALL']
@@ -140,7 +140,7 @@ export function bwrapArguments(view: View, folders: Folders, limits: Pick<Sandbo
     ...life,
     ...view.system,
     ...devices,
-    // This comes before the bound folders, because the package may be somewhere in /tmp.
+    // Place this before the bound folders, because the package may be somewhere in /tmp.
     ...temporary,
     ...read,
     ...own,
@@ -154,7 +154,7 @@ export function bwrapArguments(view: View, folders: Folders, limits: Pick<Sandbo
 const tmpfs = (path: string, mb: number): string[] =>
   `--size ${mb * 1024 * 1024} --perms 1777 --tmpfs ${path}`.split(' ')
 
-/** The limits of a process, and of the processes of its sandbox; put before a command inside. */
+/** A command prefix that limits one process and the number of processes in its sandbox. It is used inside the sandbox. */
 export const limitArguments = (limits: Pick<SandboxLimits, 'pids'> & { readonly memoryMb?: number }): string[] => [
   '/usr/bin/prlimit',
   `--nproc=${limits.pids}`,

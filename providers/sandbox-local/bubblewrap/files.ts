@@ -5,7 +5,7 @@ import { fileURLToPath } from 'node:url'
 /** The user and group id of a worker inside its sandbox. */
 export const insideUser = 1000
 
-/** Files of /etc for programs: their user, no name server, and the trusted authorities. */
+/** Files of /etc that programs expect: the user, no name server, and the trusted authorities. */
 const written: Readonly<Record<string, string>> = {
   passwd: `worker:x:${insideUser}:${insideUser}:worker:/workspace:/bin/sh\n`,
   group: `worker:x:${insideUser}:\n`,
@@ -24,7 +24,7 @@ const taken = [
   '/etc/ssl/openssl.cnf',
 ]
 
-/** Arguments for the operating system that a sandbox sees; writes the few files that are not the machine's own into `folder`. */
+/** The arguments of bwrap that bind the operating system. Writes the few files that must not be the machine's own into `folder`. */
 export async function systemFiles(folder: string): Promise<readonly string[]> {
   const args = ['--ro-bind', '/usr', '/usr']
   for (const path of ['/bin', '/sbin', '/lib', '/lib32', '/lib64']) {
@@ -44,21 +44,20 @@ export async function systemFiles(folder: string): Promise<readonly string[]> {
 const root = fileURLToPath(new URL('../../..', import.meta.url)).replace(/\/$/, '')
 
 /**
- * What of this machine a worker reads, by its own paths: Node, the package and its dependencies. Of the package it reads
- * only the published files, so nothing of a checkout or of a deployment: no data folder, no `.env`, no `.git`, and no
- * role file but the one that the worker's command names.
+ * What a worker reads of this machine under its own paths: Node, the package and its dependencies. Of the package only the published files are
+ * visible: no data folder, no `.env`, no `.git`, and no role file except the one in the worker's command.
  */
 export async function packageFiles(): Promise<readonly string[]> {
   const { files } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8')) as { files: readonly string[] }
   const parts = files.filter((file) => file !== 'config' && !file.startsWith('!')).map((file) => join(root, file))
-  // The package's own modules and, where it is installed as a dependency, those of the folders above it.
+  // The modules of the package itself and, when the package is installed as a dependency, those of the folders above it.
   const modules = ancestors(root).map((folder) => join(folder, 'node_modules'))
   const candidates = [process.execPath, join(root, 'package.json'), ...parts, ...modules]
   const there = await Promise.all(candidates.map(exists))
   return withoutNested(candidates.filter((path, i) => there[i] && !path.startsWith('/usr/')))
 }
 
-/** The files that a command names by their whole path: the worker's program, and its role file. */
+/** The files that a command names by absolute path: the worker's program and its role file. */
 export async function filesNamedIn(command: readonly string[]): Promise<readonly string[]> {
   const paths = command.filter((word) => word.startsWith('/'))
   const files = await Promise.all(

@@ -17,7 +17,7 @@ import { addressOf, insideUrl, relay } from './relay.ts'
 const Megabytes = (fallback: number, description: string) =>
   Type.Integer({ minimum: 1, maximum: 1_048_576, default: fallback, description })
 
-/** Workers in sandboxes of this machine: no network but the runner, a file system of their own, limits. */
+/** Runs workers in sandboxes on this machine, with limits, an own file system, and no network except the runner. */
 export default defineSandboxProvider({
   name: 'bubblewrap',
   config: Settings({
@@ -78,7 +78,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
     const runnerUrl = insideUrl(order.runnerUrl)
     const folders = await session.folders(drawUser?.())
     const read = [...view.read, ...(await filesNamedIn(command))]
-    // A session's folders keep the user that they were made for.
+    // A session's folders keep the user for which they were made.
     const uid = drawUser && (await stat(folders.workspace)).uid
     signal.throwIfAborted()
     const bwrap = startBwrap({
@@ -124,7 +124,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
       asked = true
       await bwrap.kill()
       await ended
-      // This removes what was set up after the sandbox had ended.
+      // The sandbox ended during the setup, so remove what was set up since.
       await cleanUp()
       signal.throwIfAborted()
       throw new Error(`The sandbox did not start: ${tail() || 'it wrote nothing'}`, { cause })
@@ -134,7 +134,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
   }
 }
 
-/** How long a worker may take to end by itself; its runner has asked it before. */
+/** Milliseconds that a worker may take to end by itself. Its runner has asked it before. */
 const graceMs = 2_000
 
 /** The processes of a sandbox. `init` is the host's process id of its first one, from which all others descend. */

@@ -8,7 +8,7 @@ import { treeOf } from '../processes.ts'
 export interface SandboxLimits {
   readonly memoryMb: number
   readonly pids: number
-  /** The size of `/tmp`. */
+  /** The size of `/tmp`, in MB. */
   readonly diskMb: number
   readonly cpus?: number
 }
@@ -19,14 +19,14 @@ export interface LimitSettings {
   readonly most: SandboxLimits
 }
 
-/** The limits of a sandbox: as ordered, or else the provider's default. */
+/** The limits of a sandbox: those of the order, otherwise the provider's defaults. */
 export function limitsOf(
   resources: SandboxResources,
   { byDefault, most }: LimitSettings,
   canLimitCpus: boolean,
 ): SandboxLimits {
   const { memoryMb, pids, diskMb, cpus } = resources
-  // A tenant's profile may not ask for more than this machine's operator allows; `/tmp` takes memory, too.
+  // A tenant's profile may not exceed what this machine's operator allows. `/tmp` uses memory too.
   for (const name of ['memoryMb', 'pids', 'diskMb'] as const) {
     const allowed = Math.max(most[name], byDefault[name])
     if ((resources[name] ?? 0) <= allowed) continue
@@ -47,18 +47,18 @@ export function limitsOf(
   }
 }
 
-/** linux/magic.h: elsewhere, writing `memory.max` just makes a file. */
+/** From linux/magic.h. On any other file system, writing `memory.max` would just create a file. */
 const cgroup2 = 0x63677270
-/** The period of the CPU quota in microseconds; the kernel's default. */
+/** The period of the CPU quota in microseconds, which is the kernel's default. */
 const periodUs = 100_000
 
-/** A cgroup that this runner may make children in: one for each sandbox. */
+/** A cgroup in which this runner may make children, one for each sandbox. */
 export interface Cgroups {
-  /** Resolves to a function that removes the cgroup once nothing runs in it. */
+  /** Resolves to a function that removes the cgroup once no process runs in it. */
   contain(name: string, pids: readonly number[], limits: SandboxLimits): Promise<() => Promise<void>>
 }
 
-/** Throws an Error with a sentence when the folder is not a cgroup, or lacks what limits need. */
+/** Opens the cgroup folder. Throws an Error with a sentence when the folder is no cgroup, or lacks controllers that limits need. */
 export async function openCgroups(folder: string): Promise<Cgroups> {
   const found = await statfs(folder).catch(() => undefined)
   if (found?.type !== cgroup2) throw new Error(`${folder} is no cgroup of version 2.`)
@@ -80,7 +80,7 @@ export async function openCgroups(folder: string): Promise<Cgroups> {
       await mkdir(child)
       try {
         await set('memory.max', limits.memoryMb * 1024 * 1024)
-        // Absent on a kernel without swap.
+        // The file is absent on a kernel without swap.
         await set('memory.swap.max', 0).catch(() => {})
         await set('memory.oom.group', 1)
         await set('pids.max', limits.pids)
@@ -95,7 +95,7 @@ export async function openCgroups(folder: string): Promise<Cgroups> {
   }
 }
 
-/** A process that has ended stays in its cgroup for a moment. */
+/** An ended process stays in its cgroup for a moment, so removing is retried. */
 const removed = (child: string): Promise<void> =>
   retry(() => rmdir(child), {
     firstMs: 10,
@@ -104,18 +104,18 @@ const removed = (child: string): Promise<void> =>
     mayPass: (error) => (error as NodeJS.ErrnoException).code !== 'ENOENT',
   }).catch(() => {})
 
-/** The kernel bounds each process by itself; this check is for many processes that each stay below that bound. */
+/** Milliseconds. The kernel limits each process; this check catches many processes that each stay below that limit. */
 const everyMs = 1_000
 
 /**
- * Calls `exceeded` once when the processes of a sandbox together hold more memory than they may. Stands in for a cgroup. What
- * a process shares without mapping it (memfd) is not seen.
+ * Calls `exceeded` once when the processes of a sandbox together exceed their memory. Used where there is no cgroup. Memory that a process shares
+ * without mapping it (memfd) is not counted.
  */
 export function watchMemory(root: number, limitMb: number, exceeded: () => void): () => void {
   const limitKb = limitMb * 1024
   const timer = setInterval(() => {
     const pids = treeOf(root)
-    // This cheap sum counts shared memory once for each process. Only when it is too large is the exact sum read, which costs the kernel more.
+    // This cheap sum counts shared memory once per process. The exact sum costs the kernel more and is read only when the cheap sum is too large.
     if (sum(pids, 'status', /^Rss(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
     if (sum(pids, 'smaps_rollup', /^Pss_(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
     clearInterval(timer)

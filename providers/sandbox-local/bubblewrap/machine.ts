@@ -8,10 +8,10 @@ import { packageFiles, systemFiles } from './files.ts'
 import { type Cgroups, openCgroups } from './limits.ts'
 import { filterFor } from './seccomp.ts'
 
-/** What this machine offers for sandboxes. */
+/** What this machine provides for sandboxes. */
 export interface Machine {
   readonly view: View
-  /** A file with the filter of system calls. */
+  /** A file with the system call filter. */
   readonly filter: string
   readonly drawUser: (() => number) | undefined
   readonly cgroups: Cgroups | undefined
@@ -23,15 +23,15 @@ interface MachineSettings {
   readonly read: readonly string[]
 }
 
-/** Why there are no sandboxes here: a sentence for the operator. */
+/** Why this machine cannot run sandboxes: a sentence for the operator. */
 export class CannotError extends Error {}
 
-/** How long the trial sandbox may take to start. */
+/** Milliseconds that the trial sandbox may take to start. */
 const trialMs = 20_000
 /** Enough for Node and for the trial command. */
 const trialLimits = { pids: 64, diskMb: 1 }
 
-/** Finds out what this machine offers, and tries a sandbox on it. */
+/** Detects what this machine provides, and starts a trial sandbox. */
 export async function prepareMachine(home: Home, { cgroup, read }: MachineSettings): Promise<Machine> {
   const filter = filterFor(process.arch)
   if (!filter) throw new CannotError(`there is no filter of system calls for the architecture ${process.arch}`)
@@ -55,7 +55,7 @@ const cannot = (error: Error): never => {
 /** Everything that a launch needs, with a command that must not be able to start a process. */
 async function tryOut(home: Home, { view, filter, drawUser, cgroups }: Machine): Promise<void> {
   const uid = drawUser?.()
-  // In a user namespace even root may not have a second user id to give to the folders.
+  // In a user namespace even root may have no second user id to which the folders could belong.
   const folders = await home.folders('trial', uid).catch(cannot)
   const args = bwrapArguments(view, folders, trialLimits)
   const bwrap = startBwrap({ args, limits: limitArguments(trialLimits), filter, uid })
@@ -89,16 +89,15 @@ const advice = (uid: number | undefined): string =>
     : '; Node and the package must be readable for everybody, since sandboxes of root are not root')
 
 /**
- * Unused user ids: systemd's list of uid ranges calls them unused, and no distribution assigns them. The range of
- * systemd-nspawn's containers ends below it.
+ * Unused user ids: systemd's list of uid ranges marks them as unused, and no distribution assigns them. The range of systemd-nspawn's containers
+ * ends below them.
  */
 const firstUser = 0x7000_0000
 const users = 2 ** 26
 
 /**
- * Draws a host user id for a sandbox when the runner is root: inside a user namespace root would stay root to the kernel,
- * which then limits no processes and lets it write `/proc/sys`. A runner that is an ordinary user needs none: to the host,
- * its sandboxes run as that user.
+ * Draws a host user id for a sandbox when the runner is root. Inside a user namespace root would stay root for the kernel, which then limits no
+ * processes and allows writing `/proc/sys`. An ordinary runner needs no such id: to the host, its sandboxes run as the runner's user.
  */
 async function drawHostUser(): Promise<(() => number) | undefined> {
   if (process.getuid?.() !== 0) return undefined

@@ -1,15 +1,15 @@
 import { connect, type Server, type Socket } from 'node:net'
 import { invalidSandbox } from '#contracts/sandbox'
 
-/** The port inside the sandbox: the one on which a runner usually listens. */
+/** The port inside the sandbox: the usual port of a runner. */
 export const runnerPort = 7060
 
-/** Far more than a worker and its programs hold open at once; each takes two of the runner's open files. */
+/** The most connections, far more than a worker and its programs need at once. Each uses two of the runner's open files. */
 const mostConnections = 256
 
 /**
- * Copies bytes between a port inside a sandbox and the runner's listener for workers, and nothing else. The socket listens in
- * the network namespace of the sandbox, but this process accepts from it: nothing of the host has to be visible inside.
+ * Copies bytes between a port inside a sandbox and the runner's listener for workers, and nothing else. The socket listens in the sandbox's network
+ * namespace, but this process accepts its connections, so nothing of the host needs to be visible inside.
  */
 export function relay(server: Server, runner: Address): () => void {
   const open = new Set<Socket>()
@@ -22,7 +22,7 @@ export function relay(server: Server, runner: Address): () => void {
     ] as const) {
       open.add(one)
       one.pipe(other)
-      // When one end fails, the other is destroyed; after an orderly end it first sends the rest.
+      // If one end fails, the other is destroyed. After an orderly end the other end first sends what remains.
       one.on('error', () => other.destroy())
       one.on('close', () => {
         open.delete(one)

@@ -8,7 +8,7 @@ export function filterFor(arch: string): Buffer | undefined {
   if (!machine) return undefined
   const denied = Object.entries(calls).flatMap(([name, numbers]) => {
     const number = numbers[machine.column]
-    // libuv probes for io_uring and goes on without it.
+    // libuv probes for io_uring and continues without it, so those calls fail instead of killing the process.
     return number === undefined ? [] : [...on(number, refuse(name.startsWith('io_uring') ? ENOSYS : EPERM))]
   })
   const families = allowedFamilies.flatMap((family) => on(family, [ret(ALLOW)]))
@@ -18,7 +18,7 @@ export function filterFor(arch: string): Buffer | undefined {
     load(architecture),
     ...unless(machine.audit, [ret(KILL)]),
     load(callNumber),
-    // On x86-64 the same calls have a second range of numbers (x32).
+    // On x86-64 the same calls have a second range of numbers (x32). A call from that range kills the process.
     ...(arch === 'x64' ? [jump(JGE, x32Bit, 0, 1), ret(KILL)] : []),
     ...denied,
     ...machine.socket.flatMap((number) => on(number, socket)),
@@ -31,7 +31,7 @@ export function filterFor(arch: string): Buffer | undefined {
 interface Machine {
   readonly column: 0 | 1
   readonly audit: number
-  /** `socket` and `socketpair`. */
+  /** The numbers of `socket` and `socketpair`. */
   readonly socket: readonly number[]
   readonly prctl: number
 }
@@ -40,13 +40,13 @@ const machines: Readonly<Record<string, Machine>> = {
   arm64: { column: 1, audit: 0xc00000b7, socket: [198, 199], prctl: 167 },
 }
 
-/** Numbers on x86-64 and on ARM64, from the kernel's own headers (asm/unistd_64.h, asm-generic/unistd.h). */
+/** System call numbers on x86-64 and on ARM64, from the kernel's headers (asm/unistd_64.h, asm-generic/unistd.h). */
 const calls: Readonly<Record<string, readonly [number | undefined, number | undefined]>> = {
-  // Keys and key rings are shared by all processes of a user.
+  // All processes of a user share keys and key rings.
   add_key: [248, 217],
   request_key: [249, 218],
   keyctl: [250, 219],
-  // Programs in the kernel, its counters and its log.
+  // Programs in the kernel, the kernel's counters and its log.
   bpf: [321, 280],
   perf_event_open: [298, 241],
   syslog: [103, 116],
@@ -54,7 +54,7 @@ const calls: Readonly<Record<string, readonly [number | undefined, number | unde
   io_uring_setup: [425, 425],
   io_uring_enter: [426, 426],
   io_uring_register: [427, 427],
-  // New namespaces and mounts need rights that no worker has; the filter refuses them even to one that got such rights.
+  // New namespaces and mounts need privileges that no worker has. The filter refuses them even to a process that gained such privileges.
   unshare: [272, 97],
   setns: [308, 268],
   mount: [165, 40],
@@ -69,7 +69,7 @@ const calls: Readonly<Record<string, readonly [number | undefined, number | unde
   mount_setattr: [442, 442],
   name_to_handle_at: [303, 264],
   open_by_handle_at: [304, 265],
-  // The machine itself.
+  // Calls that affect the machine itself.
   kexec_load: [246, 104],
   kexec_file_load: [320, 294],
   init_module: [175, 105],
@@ -88,7 +88,7 @@ const calls: Readonly<Record<string, readonly [number | undefined, number | unde
 const setDeathSignal = 1
 const SIGKILL = 9
 
-/** AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, by which programs list the addresses of their machine. */
+/** AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, through which programs list the addresses of their machine. */
 const allowedFamilies = [1, 2, 10, 16]
 
 const EPERM = 1
@@ -104,13 +104,13 @@ const LOAD = 0x20
 const JEQ = 0x15
 const JGE = 0x35
 const RETURN = 0x06
-// Offsets in struct seccomp_data; of the argument the lower half, for a family is an int.
+// Offsets in struct seccomp_data. Only the lower half of the argument is loaded, because an address family is an int.
 const callNumber = 0
 const architecture = 4
 const firstArgument = 16
 const secondArgument = 24
 
-/** struct sock_filter. Every machine that is listed above is little-endian. */
+/** A struct sock_filter. Every machine in the list above is little-endian. */
 function instruction(code: number, k: number, jt = 0, jf = 0): Buffer {
   const bytes = Buffer.alloc(8)
   bytes.writeUInt16LE(code, 0)
@@ -126,8 +126,8 @@ const jump = (code: number, k: number, jt: number, jf: number): Buffer => instru
 /** Runs `then` when the loaded word is `value`. */
 const on = (value: number, then: readonly Buffer[]): Buffer[] => [jump(JEQ, value, 0, then.length), ...then]
 /**
- * The first process of a sandbox dies with bwrap outside (PR_SET_PDEATHSIG), and all others with it. A process of the same user
- * could trace it, make it unset that, and survive the end of its sandbox; so only SIGKILL may be set.
+ * Allows only SIGKILL as the parent-death signal. The first process of a sandbox dies with bwrap outside (PR_SET_PDEATHSIG), and all others die
+ * with it. A process of the same user could trace the first one, make it unset the signal, and so survive the end of its sandbox.
  */
 const onlyKill = [load(secondArgument), ...on(SIGKILL, [ret(ALLOW)])]
 const unless = (value: number, then: readonly Buffer[]): Buffer[] => [jump(JEQ, value, then.length, 0), ...then]

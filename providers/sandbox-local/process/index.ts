@@ -10,7 +10,7 @@ import { openHome } from '../home.ts'
 import { signalTree, stopTree, tailOf, treeOf } from '../processes.ts'
 import { createProvider, type LocalSandbox, type StartSandbox } from '../provider.ts'
 
-/** Workers as plain child processes of the runner: for development. It isolates nothing, so it must be allowed explicitly. */
+/** Runs workers as plain child processes of the runner, for development. It isolates nothing, so the operator must allow it explicitly. */
 export default defineSandboxProvider({
   name: 'process',
   config: Settings({
@@ -56,7 +56,7 @@ function createStarter({ templates, log, prlimit }: StarterOptions): StartSandbo
     const child = spawn('/bin/sh', ['-c', gate, 'worker', ...command], {
       cwd: folders.workspace,
       env: workerEnvironment(order, order.runnerUrl, folders),
-      // A process group of its own: signals of the runner's terminal do not reach it, and all of it can be signalled at once.
+      // A separate process group: terminal signals for the runner do not reach it, and the whole group can be signalled at once.
       detached: true,
       stdio: ['pipe', 'pipe', 'pipe'],
     })
@@ -89,20 +89,20 @@ function createStarter({ templates, log, prlimit }: StarterOptions): StartSandbo
 const endOf = (child: ChildProcess): Promise<{ code: number | null; signal: NodeJS.Signals | null }> =>
   new Promise((resolve) => {
     child.once('exit', (code, signal) => resolve({ code, signal }))
-    // The process was never started.
+    // The process could not be started.
     child.once('error', () => resolve({ code: null, signal: null }))
   })
 
-/** How long a worker may take to end by itself; its runner has asked it before. */
+/** Milliseconds that a worker may take to end by itself. Its runner has asked it before. */
 const graceMs = 2_000
 
-/** The group of a worker, and whatever descends from it. */
+/** The process group of a worker, and all descendants of the worker. */
 function sandboxOf(worker: ChildProcess, workerEnded: Promise<unknown>): LocalSandbox {
   const pid = worker.pid!
   let paused = false
-  // As soon as it has ended, its process id may belong to another process.
+  // Once the worker has ended, its process id may belong to another process.
   const lives = (): boolean => worker.exitCode === null && worker.signalCode === null
-  // Processes that the worker left in its group are killed as well.
+  // Kill also the processes that the worker left in its group.
   const ended = workerEnded.then(() => signalTree([-pid], 'SIGKILL'))
   return {
     ended,
@@ -131,8 +131,8 @@ function sandboxOf(worker: ChildProcess, workerEnded: Promise<unknown>): LocalSa
 }
 
 /**
- * `read` returns when our end of the pipe closes, also by kill -9; then the worker's group and whatever descends from it
- * are killed. A parent-death signal would reach the worker alone, not what it started.
+ * `read` returns when our end of the pipe closes, even after kill -9. The script then kills the worker's group and all descendants. A parent-death
+ * signal would reach only the worker, not the processes that it started.
  */
 const guardScript = `read -r _
 tree() { for pid in $(cat /proc/"$1"/task/*/children 2>/dev/null); do tree "$pid"; done; echo "$1"; }
@@ -143,7 +143,7 @@ interface Guard {
   end(): void
 }
 
-/** A shell that kills the worker if this process dies. */
+/** Starts a shell that kills the worker if this process dies. */
 function startGuard(pid: number): Guard {
   const guard = spawn('/bin/sh', ['-c', guardScript, 'guard', String(pid)], {
     cwd: '/',
@@ -168,8 +168,8 @@ const canLimit = (): Promise<boolean> =>
   })
 
 /**
- * The command prefix that sets the limits. Memory is bounded for each process by itself; a limit on the number of
- * processes would count all of the user's processes, so there is none.
+ * The command prefix that sets the limits. Memory is limited per process. The number of processes is not limited, because such a limit would count
+ * all processes of the user.
  */
 function limited(resources: SandboxResources, prlimit: boolean): readonly string[] {
   const { memoryMb, ...rest } = resources

@@ -5,7 +5,7 @@ import { Buckets, objectErrors } from '#contracts/object-store'
 import { S3Backend } from '../backend.ts'
 import { S3Client } from '../client.ts'
 
-/** S3 buckets that are named at run time, e.g. by tenants for their mounts. */
+/** S3 buckets that are named at run time, for example by tenants for their mounts. */
 export default definePlugin({
   name: 'storage-buckets',
   config: Settings({

@@ -15,8 +15,8 @@ export interface Connected {
 }
 
 /**
- * Connects to the session's MCP endpoint and the external servers of a run, all at once. Undefined when it has none. Throws
- * AppError `tool_server_unavailable` without the session's endpoint; an external server only costs its own tools.
+ * Connects concurrently to the session's MCP endpoint and to the external servers of a run. Undefined when the run has none. Throws AppError
+ * `tool_server_unavailable` when the session's endpoint fails; when an external server fails, the run only lacks its tools.
  */
 export async function connectTools(
   connections: ToolConnections,
@@ -26,7 +26,7 @@ export async function connectTools(
   signal: AbortSignal,
 ): Promise<Connected | undefined> {
   const { profile, mcpServers = [], mcpUnavailable = [] } = envelope
-  // The address is in every envelope, but a session without tools has nothing to list there.
+  // Every envelope has the address, but a session without tools has nothing to list there.
   const sessionMcpUrl = profile.tools.length === 0 && !hasApprovals(profile) ? undefined : envelope.sessionMcpUrl
   if (sessionMcpUrl === undefined && mcpServers.length + mcpUnavailable.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
@@ -43,7 +43,7 @@ export async function connectTools(
     const tools = createToolSet(session, servers, maxSchemas, (name) => needsApproval(profile, name))
     return { tools, unavailable }
   } catch (error) {
-    // The run continues without them.
+    // The run continues without external servers that fail.
     void external.then((all) =>
       all.forEach((one) => 'connection' in one && void one.connection.close().catch(() => {})),
     )
@@ -80,10 +80,10 @@ async function connectExternal(
   }
 }
 
-/** Connections to tool servers, by which addresses a server may have. */
+/** Connections to tool servers, by the addresses that a server may have. */
 export interface ToolConnections {
   to(addresses: McpServer['addresses']): ModelFetch
-  /** The known state of those servers, for the next run. */
+  /** The known protocol era of those servers, kept for the next run. */
   readonly eras: McpEras
   close(): Promise<void>
 }
@@ -103,12 +103,12 @@ export function createToolConnections(): ToolConnections {
   }
 }
 
-/** For this long runs leave a silent server out, instead of each waiting for it. */
+/** For this many milliseconds runs leave out a silent server, instead of each waiting for it. */
 const skipMs = 30_000
-/** How many silent servers are remembered. Tenants name servers, so the number is bounded. */
+/** How many silent servers are remembered. The number is bounded, because tenants name the servers. */
 const maxKnown = 1_000
 
-/** External servers that did not answer in time a moment ago. */
+/** External servers that recently did not answer in time. */
 export interface Silence {
   isKnown(url: string): boolean
   note(url: string): void

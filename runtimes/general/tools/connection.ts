@@ -15,29 +15,29 @@ import {
 } from '#kit/mcp'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
-/** How long an external server may take to connect and to list its tools. After that a run begins without it. */
+/** Milliseconds that an external server may take to connect and to list its tools. After that the run begins without the server. */
 export const connectMs = 5_000
 const maxDescriptionChars = 8_000
 
-/** A tool as its server names it. */
+/** A tool under the name that its server gives it. */
 export type Tool = Omit<LanguageModelV4FunctionTool, 'type'>
 
-/** One MCP server for the length of one run. */
+/** A connection to one MCP server for the length of one run. */
 export interface Connection {
   readonly tools: readonly Tool[]
   /** True when the server's tools have changed since they were listed. */
   readonly changed: boolean
-  /** Lists them again; the old ones stay when that fails. */
+  /** Lists the tools again. If that fails, the old list stays. */
   refresh(): Promise<void>
-  /** Never rejects for a tool's own failure: the model gets it and may continue. `shown`: the name that the model knows. */
+  /** Never rejects for a failure of the tool itself: the model gets the failure and may continue. `shown`: the name that the model knows. */
   call(name: string, input: Readonly<Record<string, unknown>>, callId: string, shown?: string): Promise<ToolOutcome>
   close(): Promise<void>
 }
 
-/** Where a server is, and which of its tools the run may see and call. */
+/** The address of a server, and which of its tools the run may see and call. */
 type ToolAddress = McpAddress & { readonly tools?: McpServer['tools'] | undefined }
 
-/** Connects to a server and lists its tools. Rejects with whatever went wrong. */
+/** Connects to a server and lists its tools. Rejects with the original error. */
 export async function connect(fetch: ModelFetch, address: ToolAddress, signal: AbortSignal): Promise<Connection> {
   let changed = false
   let closed = false
@@ -51,7 +51,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
     renewing ??= open()
       .then((fresh) => {
         session = fresh
-        // The new session may be with another server.
+        // The new session may be with another server, so its tools may differ.
         changed = true
         void lost.client.close().catch(() => {})
         if (closed) void fresh.close().catch(() => {})
@@ -61,7 +61,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
     return renewing
   }
   let definitions: ReadonlyMap<string, McpTool> = new Map()
-  /** Sessions whose connection broke: the next call does not rely on them. */
+  /** Sessions whose connection broke. The next call does not use them. */
   const broken = new WeakSet<McpSession>()
   const call = async (params: Params, shown: string, again: boolean): Promise<ToolOutcome> => {
     const used = session
@@ -72,7 +72,7 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       const failure = signal.aborted ? 'refused' : failureOf(error, used.remembered)
       if (failure === 'cut') broken.add(used)
       if (again && (failure === 'expired' || failure === 'unreached')) {
-        // The call was certainly not executed.
+        // The call was certainly not executed, so it may be sent again.
         const renewed = await renew(used).then(
           () => true,
           () => false,

@@ -4,13 +4,13 @@ import type { FilePart } from '../messages.ts'
 export interface ToolOutcome {
   readonly ok: boolean
   readonly content: string
-  /** Images of the result; `content` has `[image]` in their place. */
+  /** The images of the result. `content` has `[image]` in their place. */
   readonly images?: readonly FilePart[]
 }
 
-/** Longer results are cut: they would fill the model's context and this process. */
+/** Longer results are cut, because they would fill the model's context and the memory of this process. */
 const maxResultChars = 200_000
-/** The most images of one result; vendors take up to 5 MB for each. */
+/** The most images of one result. Vendors accept up to 5 MB for each. */
 const maxImages = 8
 const maxImageChars = 7_000_000
 

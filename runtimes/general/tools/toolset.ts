@@ -7,19 +7,19 @@ import { bounded, failed, type ToolOutcome, unknownTool } from './outcome.ts'
 
 interface Call {
   readonly name: string
-  /** Undefined: not a JSON object. */
+  /** Undefined: the arguments are not a JSON object. */
   readonly input: Readonly<Record<string, unknown>> | undefined
 }
 
 /** The tools of one run: those of the session, and those of the external MCP servers of its profile. */
 export interface ToolSet {
-  /** The tools that the model is shown; a new array when they change. */
+  /** The tools that the model sees. A new array when they change. */
   readonly specs: LanguageModelV4FunctionTool[]
-  /** The intended call: the tool that `call_tool` names, or the call itself. */
+  /** The intended call: the inner call of `call_tool`, otherwise the call itself. */
   target(call: Call): Call
-  /** Never rejects for a tool's own failure: the model gets it and may continue. */
+  /** Never rejects for a failure of the tool itself: the model gets the failure and may continue. */
   call(name: string, input: Readonly<Record<string, unknown>>, callId: string): Promise<ToolOutcome>
-  /** Takes over the lists that servers have changed. Undefined when none has. */
+  /** Loads the tool lists that servers have changed. Undefined when no list has changed. */
   refresh(): Promise<void> | undefined
   close(): Promise<void>
 }
@@ -31,15 +31,15 @@ export interface ExternalServer {
 
 interface Entry {
   readonly connection: Connection
-  /** As its server names it. */
+  /** The tool's name on its server. */
   readonly tool: string
   readonly spec: LanguageModelV4FunctionTool
 }
 
 /**
- * Above `maxSchemas` tools those of external servers are shown through a catalogue. The session's own tools stay listed as
- * long as they fit, because the profile names each of them; a server offers all of its tools.
- * `asks` says which tools of external servers are called only after the session's endpoint has allowed it.
+ * With more than `maxSchemas` tools, those of external servers are shown through a catalogue. The session's own tools stay listed as long as they
+ * fit, because the profile names each of them, whereas a server offers all of its tools. `asks` says which external tools may be called only after
+ * the session's endpoint has allowed it.
  */
 export function createToolSet(
   session: Connection | undefined,
@@ -64,7 +64,7 @@ export function createToolSet(
       if (catalogue && name === callTool) return failed(`'name' has to name a tool that ${searchTools} found.`)
       const entry = entries.get(name)
       if (entry && entry.connection !== session && asks(name)) {
-        // The runner checks calls of the session's own tools by itself; calls of these only when it is asked.
+        // The runner itself checks calls of the session's own tools. It checks calls of external tools only when asked.
         const asked = { name, arguments: input }
         const allowed = session ? await session.call(approvalTool, asked, callId, name) : failed(notAsked(name))
         if (!allowed.ok) return allowed
@@ -120,7 +120,7 @@ function viewOf(
   const all = [...entries.values()]
   if (all.length <= maxSchemas) return { specs: all.map(({ spec }) => spec) }
   const own = all.filter(({ connection }) => connection === session)
-  // The two tools of the catalogue count as well.
+  // The two tools of the catalogue count too.
   const direct = own.length + 2 <= maxSchemas ? own : []
   const rest = direct.length === 0 ? all : all.filter(({ connection }) => connection !== session)
   const sources = [
@@ -134,14 +134,14 @@ function viewOf(
   return { specs: [...direct.map(({ spec }) => spec), ...catalogue.specs], catalogue }
 }
 
-/** The call inside a `call_tool`. Undefined when it names no tool; the outer call is answered then. */
+/** The call inside a `call_tool`. Undefined when it names no tool; the outer call gets the answer then. */
 function innerCall({ input }: Call): Call | undefined {
   const { name, arguments: given = {} } = input ?? {}
   if (typeof name !== 'string' || name === callTool) return undefined
   return { name, input: objectOf(given) }
 }
 
-/** Arguments as an object, because models often send JSON as text. */
+/** Returns arguments as an object, because models often send JSON as text. */
 function objectOf(given: unknown): Readonly<Record<string, unknown>> | undefined {
   let value = given
   if (typeof given === 'string') {
@@ -158,12 +158,12 @@ function objectOf(given: unknown): Readonly<Record<string, unknown>> | undefined
 
 const names = toolNames('mcp__')
 
-/** Names for the tools of external servers: never two the same, never one of `taken`, and the same in every run. */
+/** Names for the tools of external servers: unique, different from those in `taken`, and the same in every run. */
 export function createNames(taken: Iterable<string>): (server: string, tool: string) => string {
   const used = new Set(taken)
   return (server, tool) => {
     let name = names.nameOf(server, tool)
-    // Two hashes may be equal, and a tool of the session may be called like that.
+    // Two hashes may be equal, and a session tool may already have the name.
     for (let salt = 1; used.has(name); salt++) name = names.nameOf(server, tool, salt)
     used.add(name)
     return name
@@ -175,10 +175,10 @@ const callTool = 'call_tool'
 
 const usualHits = 5
 const maxHits = 20
-/** Names offered in the place of one that does not exist. */
+/** The most similar names that are suggested for a tool that does not exist. */
 const maxSuggestions = 3
 
-/** Tools that a model is not shown: it finds them with `search_tools` and uses them with `call_tool`. */
+/** Tools that are not listed for the model. It finds them with `search_tools` and calls them with `call_tool`. */
 interface Catalogue {
   readonly specs: readonly LanguageModelV4FunctionTool[]
   search(input: Readonly<Record<string, unknown>>): ToolOutcome
@@ -186,10 +186,10 @@ interface Catalogue {
   unknown(name: string): ToolOutcome
 }
 
-/** `about`: where the tools come from, for the model. */
+/** `about` tells the model where the tools come from. */
 function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: string): Catalogue {
   const byName = new Map(tools.map((tool) => [tool.name, tool]))
-  // Made when it is first asked: many runs need no tool.
+  // Created on the first search, because many runs need no tool.
   let index: MiniSearch | undefined
   const find = (query: string, limit: number): LanguageModelV4FunctionTool[] => {
     index ??= indexOf(tools)
@@ -231,7 +231,7 @@ function indexOf(tools: readonly LanguageModelV4FunctionTool[]): MiniSearch {
   return index
 }
 
-/** `listPullRequests` and `list_pull_requests` are three words. */
+/** Splits names: `listPullRequests` and `list_pull_requests` are three words. */
 const wordsOf = (text: string): string[] =>
   text
     .replaceAll(/(?<=[\p{Ll}\p{N}])(?=\p{Lu})/gu, ' ')
