@@ -43,8 +43,15 @@ export function createAuthenticate(options: AuthenticateOptions): {
 } {
   const { tokens, keys, bootstrap, clientOf, wrongKeys } = options
   const isBootstrap = bootstrap && secretEqual(bootstrap.key)
-  const hashOf = (token: string): Buffer | undefined =>
-    keys && tokens.wellFormed(token) ? tokens.hash('ao:tenant-key:v1', token) : undefined
+  // A request is asked twice for the hash of its key, which costs more than all else that is done with the key here.
+  const hashes = new WeakMap<object, Buffer>()
+  const hashOf = (request: object, token: string): Buffer | undefined => {
+    const known = hashes.get(request)
+    if (known || !keys || !tokens.wellFormed(token)) return known
+    const hash = tokens.hash('ao:tenant-key:v1', token)
+    hashes.set(request, hash)
+    return hash
+  }
   const lately = new Map<string, string>()
   const worked = (name: string, tenantId: string): void => {
     if (lately.size >= mostLately && !lately.has(name)) lately.delete(lately.keys().next().value!)
@@ -52,7 +59,7 @@ export function createAuthenticate(options: AuthenticateOptions): {
   }
   const tenantLately: TenantLately = (request) => {
     const token = tokenOf(request)
-    const hash = token === undefined || lately.size === 0 ? undefined : hashOf(token)
+    const hash = token === undefined || lately.size === 0 ? undefined : hashOf(request, token)
     return hash && lately.get(placed(hash.toString('base64'), clientOf(request)))
   }
   const authenticate: Authenticate = async (request) => {
@@ -67,7 +74,7 @@ export function createAuthenticate(options: AuthenticateOptions): {
       else wrongKeys.failed(address, 'bootstrap')
       return caller ?? Promise.reject(refused())
     }
-    const hash = hashOf(token)
+    const hash = hashOf(request, token)
     const name = hash?.toString('base64')
     await wrongKeys.check(address, () => name !== undefined && wrongKeys.isGood(name))
     const found = hash && (await keys!.find(hash, address))
