@@ -83,10 +83,11 @@ test('figures and lists by status are the same however far the runs are added up
   // Sessions go on, one run ends that was running, and two conductors find that out at once.
   const more: Statement[] = [
     runs('next', 34, 2, '00:02:30'),
-    { text: `UPDATE runs SET status = 'error', finished_at = now() WHERE id = 'late3'` },
+    // A window ends at a whole millisecond: what ended within the present one may be behind it.
+    { text: `UPDATE runs SET status = 'error', finished_at = now() - interval '1 second' WHERE id = 'late3'` },
     {
-      text: `INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at)
-        SELECT tenant_id, id, session_id, profile, status, started_at FROM runs WHERE id = 'late3'`,
+      text: `INSERT INTO run_meters (tenant_id, recorded_at, run_id, session_id, profile, status, started_at)
+        SELECT tenant_id, finished_at, id, session_id, profile, status, started_at FROM runs WHERE id = 'late3'`,
     },
   ]
   await database.batch('acme', more)

@@ -1,5 +1,6 @@
-import { randomBytes } from 'node:crypto'
+import { randomBytes, randomInt } from 'node:crypto'
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
@@ -246,12 +247,31 @@ class Roles implements Cluster {
     return begin(role, { ...this.#env, ...env }, this.#files[role])
   }
   async #launch(role: RoleName, env: Record<string, string>): Promise<Started> {
-    const started = await this.#begin(role, env)
+    const asked: Record<string, string> = { AGENT_ORC_WORKER_PORT: '0', AGENT_ORC_OPERATIONS_PORT: '0', ...env }
+    for (const [name, port] of Object.entries(asked)) if (port === '0') asked[name] = await lastingPort()
+    const started = await this.#begin(role, asked)
     this.#running.set(role, started)
     const ports: Record<string, string> = {}
     for (const [listener, url] of Object.entries(started.urls)) ports[portVariable(role, listener)] = new URL(url).port
-    this.#settings.set(role, { ...env, ...ports })
+    this.#settings.set(role, { ...asked, ...ports })
     return started
+  }
+}
+
+/**
+ * A free port that systems give to no outgoing connection. A role that is started again would find another one taken, when a test
+ * beside this one has connected to something in the meantime.
+ */
+async function lastingPort(): Promise<string> {
+  for (;;) {
+    const port = randomInt(10_000, 32_000)
+    const server = createServer()
+    const isFree = await new Promise<boolean>((resolve) => {
+      server.once('error', () => resolve(false))
+      server.listen(port, '127.0.0.1', () => resolve(true))
+    })
+    await new Promise<void>((resolve) => server.close(() => resolve()))
+    if (isFree) return String(port)
   }
 }
 
