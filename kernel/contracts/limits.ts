@@ -272,10 +272,6 @@ export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: num
 /** The limits of a tenant that differ from the role file. */
 export type OwnLimits = Partial<Limits>
 
-/** The limit for which a request counts, by its method. `writes` is the limit of requests that do more than read. */
-export const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>
-  method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
-
 /** The requests of a guarded scope. */
 export interface GuardedRequests {
   /** The tenant of a request; called after the guard. */
@@ -312,8 +308,8 @@ export interface TenantLimits {
    * no turns exist at all.
    */
   turn(tenantId: string, kind: RequestLimit, weight: number, options?: { readonly patient?: boolean }): Promise<void>
-  /** Whether this process knows that a request of a kind would be refused now. The call does no I/O and counts nothing. */
-  isSpent(tenantId: string, kind: RequestLimit): boolean
+  /** Whether this process knows that a request would be refused now. `writes`: see `GuardedRequests`. The call does no I/O and counts nothing. */
+  isSpent(tenantId: string, method: string, writes: RequestLimit): boolean
   /** The bytes of a file, no faster than the tenant may transfer. */
   paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
   /** Enforces `storedBytes`. */

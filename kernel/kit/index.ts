@@ -10,7 +10,18 @@ export { Mask } from './mask.ts'
 export { createPeers } from './peer.ts'
 export { isOpen, isReachable, type Proof, proofsOf, signedBy } from './proof.ts'
 export type { Identity, LinesAnswer, Peer, Peers, PeersOptions, SignedRequest } from './peer-types.ts'
-export { addressLimit, AtOnce, HitWindows, type Limit, mostKeys, Pace, rateLimit, tooManyKeys } from './rate-limit.ts'
+export {
+  addressLimit,
+  AtOnce,
+  Counts,
+  HitWindows,
+  type Limit,
+  mostKeys,
+  Pace,
+  rateLimit,
+  Spent,
+  tooManyKeys,
+} from './rate-limit.ts'
 export { takeBytes, takeStreams } from './bodies.ts'
 export { type Retries, retry } from './retry.ts'
 export { storable, storableJson } from './storable.ts'

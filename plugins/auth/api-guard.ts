@@ -2,7 +2,7 @@ import type { FastifyRequest, RouteOptions } from 'fastify'
 import { accessOf, type App, forbidden, isAppError } from '#kernel'
 import { type Held, heldStreams } from '#kit'
 import { type AuditedWrite, type AuditEntry, type AuditTrail, declaredAction } from '#contracts/audit'
-import { requestLimitOf, type RequestLimit, type TenantLimits } from '#contracts/limits'
+import type { RequestLimit, TenantLimits } from '#contracts/limits'
 import { type Caller, type Guard, operator, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
 import type { Authenticate, TenantLately } from './authenticate.ts'
 
@@ -53,9 +53,7 @@ export function createApiGuard({ authenticate, tenantLately, adminTenant, trail,
   /** The tenant of a request that its limit refuses in any case. A client that goes on at its limit then costs no round trips. */
   const spentTenantOf = (request: FastifyRequest): string | undefined => {
     const tenantId = limits && tenantLately(request)
-    return tenantId !== undefined && limits?.isSpent(tenantId, requestLimitOf(request.method, writes))
-      ? tenantId
-      : undefined
+    return tenantId !== undefined && limits?.isSpent(tenantId, request.method, writes) ? tenantId : undefined
   }
   return {
     protect(app: App) {

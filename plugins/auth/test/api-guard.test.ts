@@ -190,7 +190,7 @@ test('a tenant at its limit is refused before its key is looked up, and nobody g
   Object.assign(state, { spent: true, refuses: true })
   assert.equal(await status('ao_dev_m'), 429)
   assert.equal(calls.length, 2, 'no further look-up')
-  assert.deepEqual(asked.at(-1), ['acme', 'readsPerMinute'])
+  assert.deepEqual(asked.at(-1), ['acme', 'GET', 'writesPerMinute'])
   assert.equal(await status('ao_dev_x'), 401)
   assert.equal(await status('ao_dev_m', '/open'), 200)
   // The limit has room again between one look and the next: the key is looked up then.

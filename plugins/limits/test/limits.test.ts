@@ -6,7 +6,7 @@ import { Database } from '#contracts/database'
 import { defaultLimits, TenantLimits } from '#contracts/limits'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import limits from '../index.ts'
-import { KeptLimits } from '../index.ts'
+import { KeptLimits } from '../kept-limits.ts'
 
 const pick = (error: unknown): unknown[] => {
   const { code, status, detail } = error as { code: string; status: number; detail: { limit: string } }

@@ -4,9 +4,8 @@ import fastify from 'fastify'
 import type { App, AppError } from '#kernel'
 import { Kv } from '#contracts/kv'
 import { defaultLimits, type Limits } from '#contracts/limits'
-import { HitWindows } from '#kit'
-import { KeptLimits } from '../index.ts'
-import { Spent } from '../minute.ts'
+import { HitWindows, Spent } from '#kit'
+import { KeptLimits } from '../kept-limits.ts'
 
 /** A scope whose requests are counted in a store that counts how often it is asked. */
 function scope(t: TestContext, own: Partial<Limits>) {
@@ -32,7 +31,7 @@ function scope(t: TestContext, own: Partial<Limits>) {
 test('once a limit of a minute is used up, what is refused asks nobody, and says the same', async (t) => {
   const { kept, asked, send } = scope(t, { readsPerMinute: 3 })
   for (let n = 0; n < 3; n++) assert.equal((await send('acme')).statusCode, 200)
-  assert.equal(kept.isSpent('acme', 'readsPerMinute'), false, 'nobody was refused yet')
+  assert.equal(kept.isSpent('acme', 'GET', 'writesPerMinute'), false, 'nobody was refused yet')
   const first = await send('acme')
   const before = asked.length
   const next = await send('acme')
@@ -42,20 +41,20 @@ test('once a limit of a minute is used up, what is refused asks nobody, and says
     assert.equal(headers['ratelimit'], `"tenant";r=0;t=${headers['retry-after']}`)
     assert.ok(Number(headers['retry-after']) > 0)
   }
-  assert.equal(kept.isSpent('acme', 'readsPerMinute'), true)
-  assert.equal(kept.isSpent('acme', 'writesPerMinute'), false)
+  assert.equal(kept.isSpent('acme', 'GET', 'writesPerMinute'), true)
+  assert.equal(kept.isSpent('acme', 'POST', 'writesPerMinute'), false)
   assert.equal((await send('acme', 'POST')).statusCode, 200, 'another limit')
   assert.equal((await send('globex')).statusCode, 200, 'another tenant')
 })
 
 test('a limit without turns is spent from the beginning, and one whose turns are all taken until some are free', async () => {
   const none = new KeptLimits({ ...defaultLimits, readsPerMinute: 0 }, undefined, undefined, { warn() {} })
-  assert.equal(none.isSpent('acme', 'readsPerMinute'), true)
+  assert.equal(none.isSpent('acme', 'GET', 'writesPerMinute'), true)
   const kept = new KeptLimits({ ...defaultLimits, readsPerMinute: 60 }, undefined, undefined, { warn() {} })
   // Six turns a second, of which ten pass at once and as many wait as come within a second.
   await kept.turn('acme', 'readsPerMinute', 60)
-  assert.equal(kept.isSpent('acme', 'readsPerMinute'), true)
-  assert.equal(kept.isSpent('globex', 'readsPerMinute'), false)
+  assert.equal(kept.isSpent('acme', 'GET', 'writesPerMinute'), true)
+  assert.equal(kept.isSpent('globex', 'GET', 'writesPerMinute'), false)
 })
 
 test('hundreds that are refused at once are all held up: none of them asks anew right away', async () => {

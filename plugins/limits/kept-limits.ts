@@ -1,0 +1,299 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import fp from 'fastify-plugin'
+import { type App, type AppError, isAppError, isStream, isUpload } from '#kernel'
+import type { Database } from '#contracts/database'
+import type { Hit, Kv } from '#contracts/kv'
+import {
+  type CountUse,
+  type GuardedRequests,
+  isOverLimit,
+  limitKinds,
+  type LimitName,
+  limitNames,
+  type Limits,
+  overLimit,
+  type OwnLimits,
+  type RequestLimit,
+  type TenantLimits,
+} from '#contracts/limits'
+import { AtOnce, Counts, Pace, rateLimit, Spent } from '#kit'
+import { change, changedSince, type ChangedLimits } from './changed.store.ts'
+import { KeptStoredBytes } from './stored.ts'
+
+/** How often a process reads changed limits, so how late a change by another process applies. */
+const lookEveryMs = 5_000
+
+/** Each refused request within a minute waits this much longer for its answer than the one before, up to the second value. */
+const holdMs = 5
+const longestHoldMs = 1_000
+/** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
+const mostHeld = limitKinds.openAnswers.default
+
+/** The limits of all tenants, stored in the table `tenants`. Without a database, all tenants have the limits of the role file. */
+export class KeptLimits implements TenantLimits {
+  readonly defaults: Limits
+  readonly stored: KeptStoredBytes
+  readonly #database: Database | undefined
+  readonly #kv: Pick<Kv, 'hit'> | undefined
+  readonly #log: Pick<FastifyBaseLogger, 'warn'>
+  readonly #own = new Map<string, OwnLimits>()
+  readonly #whole = new Map<string, Limits>()
+  readonly #uses = new Map<LimitName, CountUse>()
+  readonly #streams = new AtOnce()
+  /** Answers under way that are no streams, by tenant. Each holds up to some megabytes until its client has read it. */
+  readonly #answers = new AtOnce()
+  /** Refused requests that are held up, by tenant. */
+  readonly #held = new AtOnce()
+  /** Requests of this minute by tenant and limit, and refused requests by tenant. */
+  readonly #minute = new Counts(60_000)
+  readonly #spent = new Spent()
+  readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
+  readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
+  #seen = '-infinity'
+  #timer: NodeJS.Timeout | undefined
+
+  constructor(
+    defaults: Limits,
+    database: Database | undefined,
+    kv: Pick<Kv, 'hit'> | undefined,
+    log: Pick<FastifyBaseLogger, 'warn'>,
+  ) {
+    this.defaults = defaults
+    this.#kv = kv
+    this.#database = database
+    this.#log = log
+    this.stored = new KeptStoredBytes(database, (tenantId) => this.of(tenantId).storedBytes, log)
+    if (database) this.uses('storedBytes', (tenantId) => this.stored.used(tenantId))
+    this.uses('openStreams', (tenantId) => this.#streams.of(tenantId))
+    this.uses('openAnswers', (tenantId) => this.#answers.of(tenantId))
+  }
+
+  of(tenantId: string): Limits {
+    return this.#whole.get(tenantId) ?? this.defaults
+  }
+  ownOf(tenantId: string): OwnLimits {
+    return this.#own.get(tenantId) ?? {}
+  }
+  async change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean> {
+    if (!this.#database) return false
+    const entries = Object.entries(wanted) as [LimitName, number | null][]
+    const given = Object.fromEntries(entries.filter(([, value]) => value !== null))
+    const dropped = entries.filter(([, value]) => value === null).map(([name]) => name)
+    const [[row]] = await this.#database.systemBatch<[ChangedLimits[]]>([change(tenantId, given, dropped)])
+    if (row) this.#keep(row)
+    return row !== undefined
+  }
+  guard(app: App, guarded: GuardedRequests): void {
+    const countStream = (request: FastifyRequest, reply: FastifyReply, done: (error?: Error) => void): void => {
+      const tenantId = guarded.tenantOf(request)
+      const end = this.openStream(tenantId)
+      if (typeof end !== 'function') return done(end)
+      reply.raw.once('close', end)
+      done()
+    }
+    const countAnswer = (request: FastifyRequest, reply: FastifyReply, done: (error?: Error) => void): void => {
+      const tenantId = guarded.tenantOf(request)
+      const { openAnswers } = this.of(tenantId)
+      if (this.#answers.of(tenantId) >= openAnswers) return done(overLimit('openAnswers', openAnswers))
+      reply.raw.once('close', this.#answers.begin(tenantId))
+      done()
+    }
+    // Added at once, because `onRoute` applies only to routes that are registered later. Request hooks may be registered until the first request.
+    app.addHook('onRoute', (route) => {
+      route.onRequest = [...[route.onRequest ?? []].flat(), isStream(route.config) ? countStream : countAnswer]
+    })
+    app.addHook('onError', async (request, _reply, error) => {
+      if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
+    })
+    if (this.#kv) limitRequests(app, { limits: this, kv: this.#kv, guarded })
+  }
+  /** Counts a stream in this process until the returned function is called. Returns the error when the tenant has as many streams as it may. */
+  openStream(tenantId: string): (() => void) | AppError {
+    const { openStreams } = this.of(tenantId)
+    return this.#streams.of(tenantId) < openStreams
+      ? this.#streams.begin(tenantId)
+      : overLimit('openStreams', openStreams)
+  }
+  /** Delays the answer of refused requests, longer with each one in a minute, so that a client that keeps asking costs us little. */
+  async holdUp(tenantId: string): Promise<void> {
+    const refused = this.#minute.count(`${tenantId} refused`)
+    if (this.#held.of(tenantId) >= mostHeld) return
+    const end = this.#held.begin(tenantId)
+    await sleep(Math.min(longestHoldMs, refused * holdMs), undefined, { ref: false })
+    end()
+  }
+  /** Resolves when it is a request's turn. Rejects with an AppError when earlier requests of the tenant already fill the longest wait. */
+  async turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
+    for (;;) {
+      const max = this.of(tenantId)[kind]
+      const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind), weight)
+      if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, longestTurnMs / 1_000)
+      if (waitMs !== 0) await sleep(waitMs ?? longestTurnMs / 2, undefined, { ref: false })
+      if (waitMs !== undefined) return
+    }
+  }
+  /** Resolves when the tenant may send a request body, which comes at once. Rejects with an AppError if the wait would exceed `longestTransferMs`. */
+  async turnOfBody(tenantId: string, bytes: number): Promise<void> {
+    const waitMs = this.#transfer(tenantId, bytes)
+    const { transferBytesPerMinute: max } = this.of(tenantId)
+    if (waitMs === undefined) throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000)
+    if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+  }
+  async *paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
+    for await (const part of body) {
+      let waitMs = this.#transfer(tenantId, part.length)
+      // Other transfers of the tenant are first. A file that has begun is not refused but waits as long as they take.
+      for (; waitMs === undefined; waitMs = this.#transfer(tenantId, part.length))
+        await sleep(longestTransferMs / 2, undefined, { ref: false })
+      if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+      yield part
+    }
+  }
+  /** Milliseconds until it is the turn of so many bytes. Undefined: the wait would be too long, so no turn was reserved. */
+  #transfer(tenantId: string, bytes: number): number | undefined {
+    const everyMs = (60_000 * bytesOfTurn) / this.of(tenantId).transferBytesPerMinute
+    return this.#transfers.turnOf(tenantId, everyMs, bytes / bytesOfTurn)
+  }
+  /** Counts a request: the first of a minute in this process, further ones where all processes count. */
+  async hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit> {
+    const own = ownOf(max)
+    if (this.#minute.count(key) <= own) return { allowed: true, count: 0, retryAfterMs: 0 }
+    const spentMs = this.#spent.leftOf(key, max)
+    if (spentMs > 0) return { allowed: false, count: max, retryAfterMs: spentMs }
+    const rest = await kv.hit(key, max - own, seconds)
+    if (!rest.allowed) this.#spent.found(key, max, rest.retryAfterMs)
+    return { ...rest, count: own + rest.count }
+  }
+  /** Whether `hit` would refuse a request, without asking anybody. */
+  isUsedUp(tenantId: string, kind: LimitName): boolean {
+    const max = this.of(tenantId)[kind]
+    const key = countedAs(tenantId, kind)
+    return this.#spent.leftOf(key, max) > 0 && this.#minute.of(key) >= ownOf(max)
+  }
+  isSpent(tenantId: string, method: string, writes: RequestLimit): boolean {
+    const kind = requestLimitOf(method, writes)
+    return this.isUsedUp(tenantId, kind) || this.#pace.isFull(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind))
+  }
+  /** Milliseconds between two turns. */
+  #everyMs(tenantId: string, kind: LimitName): number {
+    return 60_000 / (this.of(tenantId)[kind] * paceFactor)
+  }
+  uses(limit: LimitName, count: CountUse): void {
+    this.#uses.set(limit, count)
+  }
+  async usedBy(tenantId: string): Promise<Partial<Limits>> {
+    const counted = [...this.#uses].map(async ([name, count]) => [name, await count(tenantId)] as const)
+    const known = (await Promise.all(counted)).filter(([, used]) => used !== undefined)
+    return Object.fromEntries(known)
+  }
+
+  async start(): Promise<void> {
+    if (!this.#database) return
+    await this.look()
+    this.#timer = setInterval(() => void this.look(), lookEveryMs).unref()
+    this.stored.start()
+  }
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.stored.stop()
+  }
+  /** Reads changed limits. While the database is unreachable, the last known limits apply. */
+  async look(): Promise<void> {
+    try {
+      const [rows] = await this.#database!.systemBatch<[ChangedLimits[]]>([changedSince(this.#seen)])
+      for (const row of rows) this.#keep(row)
+      this.#seen = rows.at(-1)?.at ?? this.#seen
+    } catch (err) {
+      this.#log.warn({ err }, 'the limits of tenants could not be read; the last known limits apply')
+    }
+  }
+
+  #keep({ id, limits }: ChangedLimits): void {
+    const own = Object.fromEntries(Object.entries(limits).filter(([name]) => limitNames.includes(name as LimitName)))
+    if (Object.keys(own).length === 0) {
+      this.#own.delete(id)
+      this.#whole.delete(id)
+      return
+    }
+    this.#own.set(id, own)
+    this.#whole.set(id, { ...this.defaults, ...own })
+  }
+}
+
+/** So many pass at once after a pause. */
+const atOnce = 10
+/** So much of the bytes of a minute passes at once after a pause; the rest is spread over the minute. */
+const bytesAtOnce = 1024 * 1024
+/** The longest wait of a large body in ms. It is longer than that of a request, because sending a body again costs more than waiting. */
+const longestTransferMs = 10_000
+const longestTurnMs = 1_000
+
+/** The limit for which a request counts, by its method. `writes` is the limit of requests that do more than read. */
+const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>
+  method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
+/** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
+const paceFactor = 6
+/** A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
+const bytesOfTurn = 32 * 1_024
+const mostTurns = 4 * paceFactor
+/** Undefined: it does not say. */
+const bytesOf = ({ headers }: FastifyRequest): number | undefined =>
+  headers['transfer-encoding'] === undefined ? Number(headers['content-length'] ?? 0) : undefined
+const turnsOf = (bytes: number | undefined): number =>
+  bytes === undefined ? mostTurns : Math.min(mostTurns, 1 + Math.floor(bytes / bytesOfTurn))
+
+/** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
+const ownPart = 0.1
+const ownOf = (max: number): number => Math.floor(max * ownPart)
+/** By what a limit of a tenant is counted. */
+const countedAs = (tenantId: string, kind: string): string => `ao:tenant:${tenantId}:${kind}`
+
+/** What a process knows of the requests of each tenant. */
+interface Requests extends Pick<TenantLimits, 'of' | 'turn'> {
+  turnOfBody(tenantId: string, bytes: number): Promise<void>
+  hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit>
+  isUsedUp(tenantId: string, kind: LimitName): boolean
+}
+
+interface RequestLimitsOptions {
+  readonly limits: Requests
+  readonly kv: Pick<Kv, 'hit'>
+  readonly guarded: GuardedRequests
+}
+
+/** Keeps the limits on the requests of a scope. With a second process a tenant has at most a tenth more requests. */
+function limitRequests(app: App, { limits, kv, guarded }: RequestLimitsOptions): void {
+  const { tenantOf, writes, alone } = guarded
+  const kindOf = ({ method }: FastifyRequest) => requestLimitOf(method, writes)
+  let check: (request: FastifyRequest, reply: FastifyReply) => Promise<void>
+  const loaded = fp(
+    async (scope: App) => {
+      check = await rateLimit(scope, {
+        name: 'tenant',
+        keyOf: (request) => countedAs(tenantOf(request), kindOf(request)),
+        max: (request) => limits.of(tenantOf(request))[kindOf(request)],
+        hit: (key, max, seconds) => (alone ? alone(key, max, seconds) : limits.hit(kv, key, max, seconds)),
+        refused({ headers }, request) {
+          const kind = kindOf(request)
+          return overLimit(kind, limits.of(tenantOf(request))[kind], Number(headers?.['retry-after']))
+        },
+      })
+    },
+    { name: 'agent-orc-tenant-requests' },
+  )
+  void app.register(loaded)
+  // At once, and not when the rest is loaded: hooks that are added behind the guard's are to run after it.
+  app.addHook('onRequest', async (request, reply) => {
+    const tenantId = tenantOf(request)
+    // What is refused anyway takes nobody's turn.
+    if (!limits.isUsedUp(tenantId, kindOf(request))) {
+      const bytes = bytesOf(request)
+      // An upload takes its turns while it flows. A body that does not say its length counts as the largest of JSON.
+      if ((bytes === undefined || bytes > bytesOfTurn) && !isUpload(request.routeOptions.config))
+        await limits.turnOfBody(tenantId, bytes ?? app.initialConfig.bodyLimit!)
+      await limits.turn(tenantId, kindOf(request), turnsOf(bytes))
+    }
+    await check(request, reply)
+  })
+}
