@@ -10,6 +10,8 @@ import type { Outbox, Settled, TakenMessage } from './store.ts'
 const abreast = 16
 /** Messages of one tenant taken at once: a tenant whose receiver is slow leaves room for others. */
 const perTenant = 4
+/** Of these, so many are only for tenants that have no other message on its way: slow receivers of many messages never keep them. */
+const reserved = 4
 /** A message whose process died during an attempt is due again after this time, which is longer than any attempt takes. */
 const leaseMs = 60_000
 /** Messages that are due later than this get no timer. The next sweep finds them. */
@@ -76,7 +78,7 @@ export class Deliverer {
     this.#track(
       this.#round().finally(() => {
         this.#pumping = false
-        if (!this.#stopped && this.#total < abreast && [...this.#due].some((id) => this.#hasRoom(id))) this.#pump()
+        if (!this.#stopped && [...this.#due].some((id) => this.#roomOf(id) > 0)) this.#pump()
       }),
     )
   }
@@ -84,7 +86,7 @@ export class Deliverer {
   async #round(): Promise<void> {
     for (const tenantId of this.#due) {
       if (this.#stopped || this.#total >= abreast) break
-      if (!this.#hasRoom(tenantId)) continue
+      if (this.#roomOf(tenantId) === 0) continue
       this.#due.delete(tenantId)
       await this.#serve(tenantId).catch((err: unknown) => {
         this.#log.warn({ err }, 'the webhook outbox could not be read')
@@ -96,7 +98,7 @@ export class Deliverer {
   async #serve(tenantId: string): Promise<void> {
     const left = await this.#rate.left(tenantId)
     if (left <= 0) return this.#later(tenantId, lookAgainMs)
-    const room = Math.min(perTenant - this.#underWay.of(tenantId), abreast - this.#total, left)
+    const room = Math.min(this.#roomOf(tenantId), left)
     const { taken, inMs } = await this.#outbox.take(tenantId, room, leaseMs)
     if (inMs !== undefined) this.#later(tenantId, inMs)
     this.#total += taken.length
@@ -139,8 +141,11 @@ export class Deliverer {
     this.#timers.set(tenantId, { at, timer })
   }
 
-  #hasRoom(tenantId: string): boolean {
-    return this.#underWay.of(tenantId) < perTenant
+  /** How many messages of the tenant may be taken now. */
+  #roomOf(tenantId: string): number {
+    const own = this.#underWay.of(tenantId)
+    const ofAnybody = Math.max(0, Math.min(perTenant - own, abreast - reserved - this.#total))
+    return own === 0 ? Math.max(ofAnybody, Math.min(1, abreast - this.#total)) : ofAnybody
   }
   #track(promise: Promise<void>): void {
     this.#work.add(promise)

@@ -49,6 +49,39 @@ test('one tenant with a slow receiver leaves room for the others', async () => {
   await deliverer.stop()
 })
 
+test('several tenants with slow receivers leave room for those who have nothing on its way', async () => {
+  const slow = ['slow-a', 'slow-b', 'slow-c', 'slow-d', 'slow-e']
+  const queued = new Map(slow.map((id) => [id, Array.from({ length: 20 }, (_, i) => message(`${id}-${i}`))]))
+  queued.set('quick', [message('quick-0'), message('quick-1')])
+  const begun: string[] = []
+  const held: (() => void)[] = []
+  const deliverer = new Deliverer({
+    log,
+    rate: { left: async () => Infinity, made: async () => {} },
+    outbox: {
+      take: async (tenantId, limit) => ({ taken: queued.get(tenantId)!.splice(0, limit), inMs: undefined }),
+      settle: async () => {},
+    },
+    async attempt(tenantId, { id }): Promise<Settled> {
+      begun.push(id)
+      if (tenantId !== 'quick') await new Promise<void>((resolve) => held.push(resolve))
+      return { state: 'delivered', status: 200, error: undefined }
+    },
+  })
+  for (const id of slow) deliverer.wake(id)
+  // The first three fill what anybody may have; the others have one place each of the reserved ones.
+  while (begun.length < 14) await turn()
+  deliverer.wake('quick')
+  while (!begun.includes('quick-1')) await turn()
+  assert.equal(held.length, 14)
+  while (begun.length < 102) {
+    held.shift()?.()
+    await turn()
+  }
+  for (const resolve of held) resolve()
+  await deliverer.stop()
+})
+
 test('the waits grow, are spread, and end; a receiver may ask for longer ones, within bounds', () => {
   const answer = { taken: false, gone: false, status: 500, error: 'x', retryAfterMs: undefined }
   const waits = schedule.map((_, i) => outcomeOf(answer, message('m', i + 1), 0) as Settled & { state: 'pending' })
