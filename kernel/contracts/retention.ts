@@ -1,4 +1,5 @@
 import { capability, slot } from '../plugin.ts'
+import type { Statement } from './database.ts'
 import { errorTable } from './errors.ts'
 
 interface RetentionKind {
@@ -53,6 +54,16 @@ export const retentionErrors = errorTable('retention', {
   },
 })
 
+/**
+ * Selects a row if data of the tenant may be deleted, and locks that row until the transaction ends. Whoever sets a legal hold can then be sure
+ * that nothing is deleted afterwards.
+ */
+export const unlessHeld = (tenantId: string): Statement => ({
+  name: 'retention-unless-held',
+  text: 'SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE',
+  values: [tenantId],
+})
+
 /** Deletes data when the tenant's retention time is over, and carries out requested erasures. */
 export interface Retention {
   /** The role file's retention, for tenants without their own. */
@@ -84,7 +95,10 @@ export const TenantData = slot<TenantDataStore>('conductor.tenant-data')
 export interface EndUserStore {
   /** The data of one person, in bounded parts, for an export. */
   items(tenantId: string, endUserId: string): AsyncIterable<readonly Readonly<Record<string, unknown>>[]>
-  /** Deletes all data of the person, and resolves to the amount. When the signal aborts it stops between two deletions, and is called again later. */
+  /**
+   * Deletes all data of the person, and resolves to the amount. When the signal aborts it stops between two deletions, and is called again later.
+   * Rejects with 409 `legal_hold` when the tenant is under one, which may have been set since the erasure began.
+   */
   erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<number>
 }
 /** Keyed by the users' word for one item, e.g. `connection`. */

@@ -4,11 +4,11 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import { limitErrors, TenantLimits } from '#contracts/limits'
-import { EndUserData, type EndUserStore } from '#contracts/retention'
+import { EndUserData } from '#contracts/retention'
 import { ApprovalDesk } from './desk.ts'
+import { createEndUserData } from './end-users.ts'
 import { createApprovalMetrics } from './metrics.ts'
 import { approvalRoutes } from './routes.ts'
-import { columns, type Row, toApproval } from './store.ts'
 
 /**
  * Approvals by people: of tool calls that a profile names in `requireApproval`, and of nodes of workflows. The asking run or node waits until
@@ -34,31 +34,5 @@ export default definePlugin({
       approvalRoutes(app, guard, { database, desk })
     })
     return { approvals: desk, people: stored ? { approval: createEndUserData(stored) } : {} }
-  },
-})
-
-/** Approvals per read: the arguments of each may have a megabyte. */
-const atOnce = 20
-
-/**
- * The personal data in approvals: what agents asked for on behalf of an end user. Approvals that still wait are not erased here; they go with their
- * runs.
- */
-const createEndUserData = (database: Database): EndUserStore => ({
-  async *items(tenantId, endUserId) {
-    for (let after = '', rows: Row[]; ; after = rows.at(-1)!.id) {
-      const page = {
-        text: `SELECT ${columns} FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND id > $3 ORDER BY id LIMIT ${atOnce}`,
-        values: [tenantId, endUserId, after],
-      }
-      ;[rows] = await database.as('reads').batch<[Row[]]>(tenantId, [page])
-      if (rows.length === 0) return
-      yield rows.map((row) => ({ ...toApproval(row) }))
-    }
-  },
-  async erase(tenantId, endUserId) {
-    const gone = `DELETE FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND status <> 'waiting' RETURNING 1`
-    const [rows] = await database.batch<[object[]]>(tenantId, [{ text: gone, values: [tenantId, endUserId] }])
-    return rows.length
   },
 })

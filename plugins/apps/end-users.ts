@@ -1,5 +1,5 @@
 import type { Database } from '#contracts/database'
-import type { EndUserStore } from '#contracts/retention'
+import { type EndUserStore, retentionErrors, unlessHeld } from '#contracts/retention'
 import type { Accounts } from './connections/accounts.ts'
 import { columns, type Connection, deleteConnection, lockConnection, markRevoked } from './connections/store.ts'
 import { viewOf } from './connections.routes.ts'
@@ -29,6 +29,7 @@ export function createEndUserData(database: Database, accounts: Pick<Accounts, '
       for (let rows = await list(tenantId, endUserId, ''); rows.length > 0 && !signal.aborted;) {
         for (const { id } of rows) {
           const revoked = await database.tenant(tenantId, async (tx) => {
+            if ((await tx.query(unlessHeld(tenantId))).length === 0) throw retentionErrors.legalHold()
             if (!(await lockConnection(tx, id))) return undefined
             await markRevoked(tx, id)
             return lockConnection(tx, id)

@@ -1,5 +1,5 @@
 import type { Database, TenantTx } from '#contracts/database'
-import { type EndUserStore, retentionErrors } from '#contracts/retention'
+import { type EndUserStore, retentionErrors, unlessHeld } from '#contracts/retention'
 import { columns, type MemoryRow, personOf, toMemory } from './bank/rows.ts'
 import { lock } from './bank/statements.ts'
 
@@ -42,8 +42,7 @@ export const endUserMemories = (database: Database): EndUserStore => ({
 })
 
 async function eraseSome(tx: TenantTx, endUserId: string): Promise<number> {
-  const may = 'SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE'
-  if ((await tx.query({ text: may, values: [tx.tenantId] })).length === 0) throw retentionErrors.legalHold()
+  if ((await tx.query(unlessHeld(tx.tenantId))).length === 0) throw retentionErrors.legalHold()
   await tx.query({ ...lock, values: [tx.tenantId] })
   const gone = await tx.query<{ id: string }>({
     text: `DELETE FROM memories WHERE tenant_id = $1 AND id = ANY (ARRAY(

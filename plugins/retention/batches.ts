@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Database, Statement, TenantTx } from '#contracts/database'
-import { retentionErrors } from '#contracts/retention'
+import type { Database, TenantTx } from '#contracts/database'
+import { retentionErrors, unlessHeld } from '#contracts/retention'
 
 /** A batch that takes longer than this is followed by a smaller one. No statement should take 200 ms. */
 const targetMs = 80
@@ -22,12 +22,6 @@ export interface Done {
 /** One transaction's share of a deletion: at most about `limit` rows, from `place` on. */
 export type Batch = (tx: TenantTx, limit: number, place: Place) => Promise<Done>
 
-/** Locks the tenant's row until the batch has ended. Whoever sets a legal hold can then be sure that nothing is deleted afterwards. */
-const mayDelete: Statement = {
-  name: 'retention-may',
-  text: 'SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE',
-}
-
 /** Deletes in small transactions with pauses between them, so that no other work has to wait. */
 export class Batches {
   readonly #database: Database
@@ -44,7 +38,7 @@ export class Batches {
   /** Does work in one transaction. Rejects with 409 `legal_hold`. */
   async once<T>(tenantId: string, work: (tx: TenantTx) => Promise<T>): Promise<T> {
     return this.#database.tenant(tenantId, async (tx) => {
-      const [row] = await tx.query({ ...mayDelete, values: [tenantId] })
+      const [row] = await tx.query(unlessHeld(tenantId))
       if (!row) throw retentionErrors.legalHold()
       return work(tx)
     })

@@ -1,5 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { EndUserData } from '#contracts/retention'
+import { fake } from '#testing'
+import approvals from '../../plugins/approvals/index.ts'
 import { chat, rolledUp, run, stage } from './stage.ts'
 
 test('an end user is erased whole, with what their runs delegated; other people and other tenants stay; meters stay', async (t) => {
@@ -74,6 +77,30 @@ test('what an end user has spent of budgets goes with them, and not before what 
   await sql('acme', 'UPDATE billing_budget_uses SET held = 0')
   await pass()
   assert.deepEqual([await count('acme', 'billing_budget_uses'), await count('acme', 'end_user_erasures')], [2, 0])
+})
+
+test('a legal hold that is set while an erasure goes on stops it before the data of the next plugin', async (t) => {
+  const held = fake(EndUserData, {
+    first: {
+      async *items() {
+        yield [{}]
+      },
+      async erase() {
+        await sql('acme', "UPDATE tenants SET legal_hold = true WHERE id = 'acme'")
+        return 0
+      },
+    },
+  })
+  const { sql, count, call } = await stage(t, {}, undefined, {}, [held, approvals])
+  await sql(
+    'acme',
+    ...chat('acme', 'a1', 0, 'conv_a', 'ann'),
+    `INSERT INTO approvals (tenant_id, id, run_id, end_user_id, message, status, on_expiry)
+     VALUES ('acme', 'apr_1', 'run_a1', 'ann', 'May I?', 'approved', 'reject')`,
+  )
+  const refused = await call('DELETE', '/api/end-users/ann', 'acme')
+  assert.deepEqual([refused.statusCode, refused.json().error], [409, 'legal_hold'])
+  assert.deepEqual([await count('acme', 'approvals'), await count('acme', 'messages')], [1, 2])
 })
 
 test('somebody else’s end user is an unknown one', async (t) => {

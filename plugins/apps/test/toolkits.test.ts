@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { startExternalServer } from '#testing'
+import { createEndUserData } from '../end-users.ts'
 import { failureOf, itemsOf, sentenceOf, stage, stageWithOAuth } from './stage.ts'
 
 const call = (name: string, input?: unknown) => ({ name, ...(input === undefined ? {} : { arguments: input }) })
@@ -186,6 +187,19 @@ test('what is kept of a person is exported without secrets, and erased with the 
     ['bob'],
   )
   assert.equal((await s.call('DELETE', '/api/end-users/ann')).status, 404)
+})
+
+test('under a legal hold nothing of a person is revoked', async (t) => {
+  const s = await stageWithOAuth(t)
+  await s.connect({ endUserId: 'ann' })
+  await s.rows("UPDATE tenants SET legal_hold = true WHERE id = 'default'")
+  const revoke = async () => assert.fail('nothing is to be revoked')
+  const erase = createEndUserData(s.database, { revoke }).erase('default', 'ann', new AbortController().signal)
+  await assert.rejects(erase, { code: 'legal_hold' })
+  assert.deepEqual(
+    (await s.rows('SELECT state FROM app_connections')).map((row) => row['state']),
+    ['active'],
+  )
 })
 
 test('a tenant has as many accounts as its limit lets it, and links of one account end one another', async (t) => {
