@@ -9,6 +9,7 @@ import type {
 import fp from 'fastify-plugin'
 import { AppError, isAppError } from '../contracts/errors.ts'
 import { httpErrors, invalidRequest, notFound } from '../contracts/http-errors.ts'
+import { lingerAfter } from '../kit/last-answer.ts'
 
 // Not imported: an import reads all exports of the module, and so loads Node's fetch, which costs 40 ms of every start.
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
@@ -112,20 +113,12 @@ export function handleClientError(error: Error & { code?: string }, socket: Sock
 }
 
 function send(request: FastifyRequest, reply: FastifyReply, error: AppError): void {
+  const { status, sentence: detail } = error
   const body = errorBody(error, request.id)
-  if (request.headers.accept?.includes('application/problem+json')) {
-    void reply.type('application/problem+json').send(
-      JSON.stringify({
-        type: 'about:blank',
-        title: STATUS_CODES[error.status] ?? error.code,
-        status: error.status,
-        detail: error.sentence,
-        ...body,
-      }),
-    )
-  } else {
-    void reply.type('application/json').send(JSON.stringify(body))
-  }
+  const problem = { type: 'about:blank', title: STATUS_CODES[status] ?? error.code, status, detail, ...body }
+  const asked = request.headers.accept?.includes('application/problem+json') === true
+  lingerAfter(request.raw)
+  void reply.type(`application/${asked ? 'problem+' : ''}json`).send(JSON.stringify(asked ? problem : body))
 }
 
 interface Issue {

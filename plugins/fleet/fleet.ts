@@ -47,6 +47,10 @@ export class RunnerFleet implements Fleet {
   find(hash: string): Member | undefined {
     return this.#byHash.get(hash)
   }
+  /** The members that lead to one runner: one for each of its URLs. */
+  allOf(hash: string): readonly Member[] {
+    return [...this.#all].filter((member) => hashOf(member) === hash)
+  }
   /** The member with exactly this URL. */
   at(url: string): Member | undefined {
     return [...this.#all].find((member) => member.url === url)

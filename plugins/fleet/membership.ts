@@ -39,7 +39,7 @@ export function createMembership({ fleet, configured, connect }: MembershipOptio
   const drain = (hash: string, on: boolean) => {
     const member = fleet.find(hash)
     if (!member) return undefined
-    member.drain(on)
+    for (const each of fleet.allOf(hash)) each.drain(on)
     return full(member)
   }
   return {
@@ -59,7 +59,7 @@ export function createMembership({ fleet, configured, connect }: MembershipOptio
       if (!member) return undefined
       await member.probe()
       const { activeSessions } = member.describe()
-      fleet.remove(member)
+      for (const each of fleet.allOf(hash)) fleet.remove(each)
       return { ...full(member), unroutableSessions: activeSessions }
     },
   }

@@ -188,7 +188,7 @@ export type BankQuery = Static<typeof BankQuery>
 /** The memories of all profiles. With `limit` the answer is one page; without it, every profile with its memories. */
 export const Bank = Type.Object({
   total: Type.Integer({ description: 'Memories that fit, on all pages; counted up to 10,000.' }),
-  profilesWithMemory: Type.Integer(),
+  profilesWithMemory: Type.Integer({ description: 'Of the tenant, whatever `q` and `category` choose.' }),
   limit: Type.Optional(Type.Integer()),
   offset: Type.Optional(Type.Integer()),
   profiles: Type.Optional(

@@ -31,8 +31,9 @@ export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: 
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
       const after = lastEventId(request)
-      const snapshot = after === 0 ? await views.snapshot(tenantId, id) : undefined
-      if (!snapshot) await source.store.statusOf(tenantId, id)
+      // An id behind the last event is of another run, or from before a restore of the database: its reader begins anew.
+      const resumes = after > 0 && after <= (await source.store.statusOf(tenantId, id)).seq
+      const snapshot = resumes ? undefined : await views.snapshot(tenantId, id)
       await sse(request, reply, async function* (signal) {
         if (snapshot) yield sseFrame('snapshot', `{"workflowRun":${snapshot.json}}`, snapshot.seq)
         yield* changes(source, { tenantId, runId: id, after: snapshot?.seq ?? after }, signal)

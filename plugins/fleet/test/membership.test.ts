@@ -62,6 +62,22 @@ test('drain and undrain are by hash; an unknown one is told', async (t) => {
   for (const change of [membership.drain, membership.undrain]) assert.equal(change('ffffffff'), undefined)
 })
 
+test('a runner that two URLs lead to is drained and removed by its hash, whichever URL answers', async () => {
+  const runners = { 'http://a:1': scripted('00000001'), 'http://b:2': scripted('00000001') }
+  const { membership, fleet } = fleetOf(runners, Object.keys(runners))
+  const states = () => fleet.describe().map(({ state }) => state)
+  const probe = () => Promise.all(Object.keys(runners).map((url) => fleet.at(url)!.probe()))
+  await probe()
+  assert.equal(membership.drain('00000001')?.state, 'draining')
+  runners['http://a:1'].away = true
+  await probe()
+  assert.equal(fleet.find('00000001')!.url, 'http://b:2')
+  assert.deepEqual(states(), ['draining'])
+  assert.equal(membership.undrain('00000001')?.state, 'live')
+  assert.equal((await membership.remove('00000001'))?.url, 'http://b:2')
+  assert.deepEqual(states(), [])
+})
+
 test('two URLs whose runners report one hash are one runner, the one that answers; it is said once', async () => {
   const [a, b] = [scripted('00000001'), scripted('00000001', { instance: 'i-1' })]
   const warnings: unknown[] = []

@@ -137,17 +137,21 @@ export async function listBank(
     values: [tenantId, category ?? null, ...(q ? [patternOf(q)] : [])],
     ...(q ? { among: { first: mostLooked, where: has('$3') } } : {}),
   }
-  const profiles = { name: 'memory-profiles', text: profilesWithMemory, values: [tenantId] }
   const [[count], found] = await Promise.all([
     database
       .as('reads')
-      .batch<[{ count: number }[]]>(tenantId, [profiles])
+      .batch<[{ count: number }[]]>(tenantId, [profilesOf(tenantId)])
       .then(([rows]) => rows),
     readList({ database, tenantId }, list, page as Page, (row: MemoryRow) => toMemory(row)),
   ])
   return { ...found, profilesWithMemory: count!.count }
 }
-const profilesWithMemory = 'SELECT count(*)::int AS count FROM memory_banks WHERE tenant_id = $1 AND records > 0'
+/** Counts the profiles that have memories, whichever of these a filter shows. */
+const profilesOf = (tenantId: string): Statement => ({
+  name: 'memory-profiles',
+  text: 'SELECT count(*)::int AS count FROM memory_banks WHERE tenant_id = $1 AND records > 0',
+  values: [tenantId],
+})
 
 export interface Group {
   readonly profile: string
@@ -156,12 +160,19 @@ export interface Group {
   readonly memories: readonly Memory[]
 }
 
+interface Counted {
+  readonly profile: string
+  readonly profileId: string | null
+  readonly total: number
+}
+
 /** The number of memories and the newest ones of each profile. Each profile is read only after the previous one was sent. */
 export async function groupsOf(database: Database, tenantId: string, { q, category }: BankQuery) {
   const reads = database.as('reads')
   const pattern = q ? patternOf(q) : null
   const where = `m.tenant_id = $1 AND ${isCurrent} AND ($3::text IS NULL OR ${has('$3::text')})`
-  const [counts] = await reads.batch<[{ profile: string; profileId: string | null; total: number }[]]>(tenantId, [
+  const [[profiles], counts] = await reads.batch<[{ count: number }[], Counted[]]>(tenantId, [
+    profilesOf(tenantId),
     {
       name: 'memory-groups',
       text: `SELECT profile, (SELECT p.id FROM profiles p WHERE p.tenant_id = $1 AND p.name = profile) AS "profileId", total
@@ -186,7 +197,7 @@ export async function groupsOf(database: Database, tenantId: string, { q, catego
     mostCounted,
     counts.reduce((sum, one) => sum + one.total, 0),
   )
-  return { total, profilesWithMemory: counts.length, groups: groups() }
+  return { total, profilesWithMemory: profiles!.count, groups: groups() }
 }
 
 interface Counts {

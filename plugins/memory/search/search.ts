@@ -3,9 +3,9 @@ import type { TenantLimits } from '#contracts/limits'
 import { byIndex, columns, happened, isOf, type MemoryRow, toMemory } from '../bank/rows.ts'
 import type { Hit, Memory, Why } from '../schema.ts'
 import { asksForNow, asksForPast } from '../text/dates.ts'
-import type { StemCache } from '../text/stems.ts'
+import { longestWord, type StemCache } from '../text/stems.ts'
 import { askedTerms, type AskedWord } from '../text/terms.ts'
-import { tokensOf } from '../text/words.ts'
+import { tokensOf, wordsOf } from '../text/words.ts'
 import {
   type BankFigures,
   type Candidate,
@@ -61,8 +61,9 @@ export class Search {
   async ask(tenantId: string, profile: string, question: Question): Promise<Hit[]> {
     const { q, now, limit, minScore, maxTokens } = question
     const asked = await askedTerms(tenantId, this.#parts.stems, q, now)
-    // The question has only stop words: the newest memories are as good an answer as any.
-    if (asked.length === 0) return this.#newest(tenantId, profile, question)
+    // The question has only stop words: the newest memories are as good an answer as any. No memory is found by a longer word.
+    if (asked.length === 0)
+      return wordsOf(q).some(({ text }) => text.length > longestWord) ? [] : this.#newest(tenantId, profile, question)
     const known = await this.#candidates.figures(
       tenantId,
       profile,

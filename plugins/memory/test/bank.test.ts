@@ -195,6 +195,11 @@ test('junk is refused by what it is and counted; the bank is shown grouped, page
   const { total, profilesWithMemory, limit, offset, items } = page.json()
   assert.deepEqual([total, profilesWithMemory, limit, offset, items.length], [3, 2, 2, 1, 2])
   assert.equal(page.headers['x-total-count'], '3')
+  // A filter chooses memories; the number of profiles that have any is the same in both forms.
+  for (const query of ['q=zebra', 'q=zebra&limit=2', 'category=zebra', 'category=zebra&limit=2']) {
+    const none = (await call('GET', `/memory?${query}`)).json()
+    assert.deepEqual([none.total, none.profilesWithMemory], [0, 2], query)
+  }
   const found = async (query: string) =>
     (await call('GET', `/memory?limit=10&${query}`))
       .json()

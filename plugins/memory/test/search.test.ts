@@ -61,6 +61,7 @@ test('questions find what answers them, by words, names, times and spelling, in 
   )
   // A memory that has nothing to do with the question is not returned, whatever the limit.
   assert.deepEqual(await search({ q: 'quantum chromodynamics zebra' }), [])
+  assert.deepEqual(await search({ q: `the ${'ab'.repeat(33)}` }), [])
   assert.deepEqual(await search({ q: 'the of and' }).then((all) => all.length), 8)
   const scores = (await search({ q: 'Melanie pottery work', limit: '20', minScore: '0' })).map(({ score }) => score)
   assert.ok(

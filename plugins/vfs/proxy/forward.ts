@@ -4,7 +4,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
 import type { Signer } from '#contracts/signing'
 import { streamDigest, vfsErrors, vfsSessionHeader } from '#contracts/vfs'
-import type { PeersOptions } from '#kit'
+import { lingerAfter, type PeersOptions } from '#kit'
 import { dropWhenIdle } from '#kit/files'
 import { proofHeaders } from '../client.ts'
 
@@ -126,8 +126,10 @@ export function forward(
       'content-disposition': 'attachment',
       'content-security-policy': "sandbox; default-src 'none'",
     }),
-    onResponse: (_, answered, { stream }) =>
-      void answered.send(Readable.from(paced(request, stream as unknown as Readable), { objectMode: false })),
+    onResponse(_, answered, { stream }) {
+      lingerAfter(request.raw)
+      void answered.send(Readable.from(paced(request, stream as unknown as Readable), { objectMode: false }))
+    },
     onError: (failed, { error: cause }) => void failed.send(vfsErrors.vfsUpstreamUnavailable({ cause })),
   })
 }

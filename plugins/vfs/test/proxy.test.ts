@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { createServer, type IncomingMessage, request, type RequestListener } from 'node:http'
-import type { AddressInfo } from 'node:net'
+import { type AddressInfo, connect } from 'node:net'
 import { text } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
 import { definePlugin, type Plugin } from '#kernel'
@@ -333,6 +333,16 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
     [413, 'body_too_large'],
   )
   endless.destroy()
+  // So does one that reads only after it has sent everything: its connection is not reset meanwhile.
+  const sender = connect({ port: Number(new URL(url).port), host: '127.0.0.1', allowHalfOpen: true })
+  const read = text(sender)
+  const send = (what: string | Buffer) =>
+    new Promise<void>((resolve, reject) => sender.write(what, (error) => (error ? reject(error) : resolve())))
+  await send('PUT /api/vfs/files/files/b HTTP/1.1\r\nhost: a\r\ncontent-length: 5000000000000\r\n\r\n')
+  await send(Buffer.alloc(64 * 1024))
+  assert.match(await read, /^HTTP\/1\.1 413 [^]*"error":"body_too_large"/)
+  for (let i = 0; i < 64; i++) await send(Buffer.alloc(64 * 1024))
+  sender.destroy()
   await client.open('acme', 's1', {})
   await client.write({ tenantId: 'acme', sessionId: 's1' }, 'scratch', 'x', { body: Buffer.from('12345') })
   assert.deepEqual(
