@@ -122,9 +122,12 @@ export class KeptLimits implements TenantLimits {
   /** Delays the answer of refused requests, longer with each one in a minute, so that a client that keeps asking costs us little. */
   async holdUp(tenantId: string): Promise<void> {
     const refused = this.#minute.count(`${tenantId} refused`)
+    await this.#hold(tenantId, Math.min(longestHoldMs, refused * holdMs))
+  }
+  async #hold(tenantId: string, ms: number): Promise<void> {
     if (this.#held.of(tenantId) >= mostHeld) return
     const end = this.#held.begin(tenantId)
-    await sleep(Math.min(longestHoldMs, refused * holdMs), undefined, { ref: false })
+    await sleep(ms, undefined, { ref: false })
     end()
   }
   /** Resolves when it is a request's turn. Rejects with an AppError when earlier requests of the tenant already fill the longest wait. */
@@ -146,7 +149,12 @@ export class KeptLimits implements TenantLimits {
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {
     const waitMs = this.#transfer(tenantId, bytes)
     const { transferBytesPerMinute: max } = this.of(tenantId)
-    if (waitMs === undefined) throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000)
+    if (waitMs === undefined) {
+      // Whoever is refused may send all of it again, and what was sent has to be read to be dropped. So a refusal takes as long as the body would have
+      // taken, up to the longest wait: asking again is no faster than waiting. Nothing is read meanwhile.
+      await this.#hold(tenantId, Math.min(longestTransferMs, (bytes * 60_000) / max))
+      throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000)
+    }
     if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
   }
   async *paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
