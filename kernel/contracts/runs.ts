@@ -180,12 +180,13 @@ export function previewOf({ subTask, error, result, ...run }: RunSummary, metada
 }
 
 /** The first characters of a text, counted like PostgreSQL's `left`, which never cuts a character in two. */
-export const beginOf = (text: string, chars: number): string =>
-  text.length <= chars
-    ? text
-    : Array.from(text.slice(0, 2 * chars))
-        .slice(0, chars)
-        .join('')
+export function beginOf(text: string, chars: number): string {
+  if (text.length <= chars) return text
+  let end = 0
+  // Lists cut thousands of texts in a second, so the characters are counted in place and not copied one by one.
+  for (let left = chars; left > 0 && end < text.length; left--) end += text.codePointAt(end)! > 0xffff ? 2 : 1
+  return text.slice(0, end)
+}
 
 /**
  * Submits runs and follows them. It is the gateway's only view of the conductor: in process when both are in one kernel, otherwise over the signed

@@ -3,6 +3,7 @@ import type { TSchema } from '@sinclair/typebox'
 import { type Database, sqlState, type Statement } from '#contracts/database'
 import { type Listing, mostCounted, type Page, pageHeaders, pageOf } from '#contracts/paging'
 import { cursorOf, nextOf, offsetOf, placeIn, unknownCursor } from './cursor.ts'
+import type { App } from '../http/app.ts'
 import { stream } from '../http/streams.ts'
 
 export { nextOf, offsetOf } from './cursor.ts'
@@ -257,13 +258,28 @@ export async function sendItems<T, Shown = T>(
   const textOf = (one: T): string => serialize(shown(one))
   const empty = JSON.stringify(document([]))
   const end = empty.lastIndexOf(']')
+  const { server } = request
+  const turn = server.hasDecorator(turnKey) ? server.getDecorator<TurnOfPart>(turnKey) : undefined
   await stream(request, reply, { contentType: 'application/json; charset=utf-8' }, async function* () {
-    yield empty.slice(0, end) + items.map(textOf).join(',')
-    for await (const more of rest) yield more.map((one) => `,${textOf(one)}`).join('')
+    let text = empty.slice(0, end) + items.map(textOf).join(',')
+    yield text
+    await turn?.(request, text.length)
+    for await (const more of rest) {
+      text = more.map((one) => `,${textOf(one)}`).join('')
+      yield text
+      // Nothing is held meanwhile. The next part is read from the database when it is its turn.
+      await turn?.(request, text.length)
+    }
     yield empty.slice(end)
   })
   return reply
 }
+
+/** Waits for the turn of what follows in a long list, as long as its tenant has to wait for the part of so many characters that was sent. */
+type TurnOfPart = (request: FastifyRequest, chars: number) => Promise<void>
+const turnKey = Symbol('agent-orc.turn-of-part')
+/** The parts of long lists of a scope take turns: a list of thousands of parts is one request, and is not to occupy the process. */
+export const paceLists = (app: App, turn: TurnOfPart): void => void app.decorate(turnKey, turn)
 
 /** Characters of one part of a document. */
 const partChars = 64 * 1024

@@ -166,14 +166,21 @@ export class Pace {
     if (now > this.#cleanAt) this.#clean(now)
     const waitMs = this.#waitOf(key, everyMs, now)
     if (waitMs > this.#options.longestMs) return undefined
-    this.#next.set(key, Math.max(now, this.#next.get(key) ?? 0) + turns * everyMs)
+    this.#take(key, everyMs, turns, now)
     return waitMs
+  }
+  /** Takes turns for what was done already, however long the wait is: whoever comes next waits for them. */
+  owe(key: string, everyMs: number, turns: number): void {
+    if (everyMs !== Infinity) this.#take(key, everyMs, turns, performance.now())
   }
   /** Whether there is no turn to be had just now. It takes none. */
   isFull(key: string, everyMs: number): boolean {
     return everyMs === Infinity || this.#waitOf(key, everyMs, performance.now()) > this.#options.longestMs
   }
 
+  #take(key: string, everyMs: number, turns: number, now: number): void {
+    this.#next.set(key, Math.max(now, this.#next.get(key) ?? 0) + turns * everyMs)
+  }
   #waitOf(key: string, everyMs: number, now: number): number {
     return Math.max(0, (this.#next.get(key) ?? 0) - now - this.#options.atOnce * everyMs)
   }

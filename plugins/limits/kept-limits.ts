@@ -18,6 +18,7 @@ import {
   type TenantLimits,
 } from '#contracts/limits'
 import { AtOnce, Counts, Pace, rateLimit, Spent } from '#kit'
+import { paceLists } from '#kit/lists'
 import { change, changedSince, type ChangedLimits } from './changed.store.ts'
 import { KeptStoredBytes } from './stored.ts'
 
@@ -106,6 +107,9 @@ export class KeptLimits implements TenantLimits {
     app.addHook('onError', async (request, _reply, error) => {
       if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
     })
+    paceLists(app, (request, chars) =>
+      this.turn(guarded.tenantOf(request), 'readsPerMinute', turnsOf(chars), { patient: true }),
+    )
     if (this.#kv) limitRequests(app, { limits: this, kv: this.#kv, guarded })
   }
   /** Counts a stream in this process until the returned function is called. Returns the error when the tenant has as many streams as it may. */
@@ -118,9 +122,12 @@ export class KeptLimits implements TenantLimits {
   /** Delays the answer of refused requests, longer with each one in a minute, so that a client that keeps asking costs us little. */
   async holdUp(tenantId: string): Promise<void> {
     const refused = this.#minute.count(`${tenantId} refused`)
+    await this.#hold(tenantId, Math.min(longestHoldMs, refused * holdMs))
+  }
+  async #hold(tenantId: string, ms: number): Promise<void> {
     if (this.#held.of(tenantId) >= mostHeld) return
     const end = this.#held.begin(tenantId)
-    await sleep(Math.min(longestHoldMs, refused * holdMs), undefined, { ref: false })
+    await sleep(ms, undefined, { ref: false })
     end()
   }
   /** Resolves when it is a request's turn. Rejects with an AppError when earlier requests of the tenant already fill the longest wait. */
@@ -133,11 +140,21 @@ export class KeptLimits implements TenantLimits {
       if (waitMs !== undefined) return
     }
   }
+  /** Counts an answer that was larger than most: its tenant's next requests of this kind wait as long as if it had been several. */
+  answered(tenantId: string, kind: LimitName, bytes: number): void {
+    const more = turnsOf(bytes) - 1
+    if (more > 0) this.#pace.owe(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind), more)
+  }
   /** Resolves when the tenant may send a request body, which comes at once. Rejects with an AppError if the wait would exceed `longestTransferMs`. */
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {
     const waitMs = this.#transfer(tenantId, bytes)
     const { transferBytesPerMinute: max } = this.of(tenantId)
-    if (waitMs === undefined) throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000)
+    if (waitMs === undefined) {
+      // Whoever is refused may send all of it again, and what was sent has to be read to be dropped. So a refusal takes as long as the body would have
+      // taken, up to the longest wait: asking again is no faster than waiting. Nothing is read meanwhile.
+      await this.#hold(tenantId, Math.min(longestTransferMs, (bytes * 60_000) / max))
+      throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000)
+    }
     if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
   }
   async *paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
@@ -234,7 +251,10 @@ const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>
   method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
 /** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
 const paceFactor = 6
-/** A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. */
+/**
+ * A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. So does the
+ * answer of a read, whose size is what it costs to make.
+ */
 const bytesOfTurn = 32 * 1_024
 const mostTurns = 4 * paceFactor
 /** Undefined: it does not say. */
@@ -252,6 +272,7 @@ const countedAs = (tenantId: string, kind: string): string => `ao:tenant:${tenan
 /** What a process knows of the requests of each tenant. */
 interface Requests extends Pick<TenantLimits, 'of' | 'turn'> {
   turnOfBody(tenantId: string, bytes: number): Promise<void>
+  answered(tenantId: string, kind: LimitName, bytes: number): void
   hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit>
   isUsedUp(tenantId: string, kind: LimitName): boolean
 }
@@ -295,5 +316,17 @@ function limitRequests(app: App, { limits, kv, guarded }: RequestLimitsOptions):
       await limits.turn(tenantId, kindOf(request), turnsOf(bytes))
     }
     await check(request, reply)
+  })
+  // Only now is it known how large an answer was, whoever wrote it. Files and streams of events flow at a pace of their own.
+  const writtenBefore = new WeakMap<FastifyRequest, number>()
+  app.addHook('onRequest', (request, _reply, done) => {
+    writtenBefore.set(request, request.raw.socket.bytesWritten)
+    done()
+  })
+  app.addHook('onResponse', (request, _reply, done) => {
+    const bytes = request.raw.socket.bytesWritten - (writtenBefore.get(request) ?? Infinity)
+    if (kindOf(request) === 'readsPerMinute' && !isStream(request.routeOptions.config))
+      limits.answered(tenantOf(request), 'readsPerMinute', Math.max(0, bytes))
+    done()
   })
 }

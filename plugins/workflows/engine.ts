@@ -7,7 +7,7 @@ import type { Kv } from '#contracts/kv'
 import type { TenantLimits } from '#contracts/limits'
 import { retry } from '#kit'
 import type { FirstClaim } from './claims.store.ts'
-import { type Begun, claimsOf, guardOf } from './creation.store.ts'
+import { type Begun, claimsOf, guardOf, wakeOf } from './creation.store.ts'
 import { type Driver, newDriver, renewLeases } from './driver.ts'
 import type { Attempt, Execution } from './execution.ts'
 import type { WorkflowMetrics } from './metrics.ts'
@@ -15,6 +15,7 @@ import { leaseMs } from './nodes.store.ts'
 import type { Outcome } from './outcome.ts'
 import type { Outputs, RunKey } from './outputs.ts'
 import type { Opening } from './opening.ts'
+import { offerOf, Offers } from './offers.ts'
 import { Room } from './room.ts'
 import type { Conclusion } from './run-output.ts'
 import type { RunSettings } from './schema.ts'
@@ -22,8 +23,6 @@ import { Transition, type TransitionDeps } from './transition.ts'
 
 /** How many attempts of one run this process executes at once. */
 const abreast = 100
-/** A run without room in this process is offered to all processes after this time. This process continues the run as soon as it has room. */
-const noRoomMs = 5_000
 /** How long a wake-up waits for the calls of its run. Longer calls continue under their leases, so that they do not delay other wake-ups. */
 const patienceMs = 50
 /** A wake-up that is due within this time also gets a timer in this process, which fires on time. Later ones rely on the stored wake-up alone. */
@@ -76,10 +75,11 @@ export class Engine {
   readonly #drivers = new Map<string, Driver>()
   readonly #timers = new Set<NodeJS.Timeout>()
   readonly #room: Room
+  readonly #offers = new Offers()
   #renewing: NodeJS.Timeout | undefined
   constructor(deps: EngineDeps) {
     this.#deps = deps
-    this.#room = new Room(deps.limits, (tenantId, runId) => this.#soon({ tenantId, what: { runId }, afterMs: 0 }))
+    this.#room = new Room(deps.limits, (tenantId, runId) => this.#hasRoom(tenantId, runId))
   }
 
   start(): void {
@@ -89,7 +89,7 @@ export class Engine {
   /** Claims nothing new and gives running calls `stopMs` to end. Other processes take over the rest when the leases expire. */
   async stop(): Promise<void> {
     clearInterval(this.#renewing)
-    this.#room.close()
+    const waiting = this.#room.close()
     for (const timer of this.#timers) clearTimeout(timer)
     for (const driver of this.#drivers.values()) driver.wake()
     const late = setTimeout(() => {
@@ -98,6 +98,11 @@ export class Engine {
     // A driver whose last step failed has stopped too, so its rejection is ignored.
     await Promise.allSettled([...this.#drivers.values()].map(({ done }) => done))
     clearTimeout(late)
+    // What waited for room here goes on elsewhere at once. Should the database be away, the offers of these runs come later.
+    const wakes = waiting.map(({ tenantId, runId }) => wakeOf(tenantId, runId))
+    await this.#deps.wakeUps
+      .send(wakes)
+      .catch((err: unknown) => this.#deps.log.warn({ err }, 'runs were not handed on'))
   }
 
   /** The number of running calls in this process. */
@@ -125,6 +130,20 @@ export class Engine {
     rest.abort()
     // The wake-up ends before the calls do. A second wake-up continues the run after the leases expire, in case this process dies.
     if (!rests) await this.#guard(tenantId, runId, leaseMs)
+  }
+
+  /** Takes up a run of which some process has more ready nodes than room, if this process has room. */
+  async offered(tenantId: string, runId: string): Promise<void> {
+    // A driver claims what this process has room for, and offers the rest itself.
+    if (this.#drivers.has(keyOf(tenantId, runId))) return
+    await (this.#room.of(tenantId) > 0 ? this.drive(tenantId, runId) : this.#waitForRoom(tenantId, runId))
+  }
+  #hasRoom(tenantId: string, runId: string): void {
+    const driver = this.#drivers.get(keyOf(tenantId, runId))
+    if (!driver) return this.#soon({ tenantId, what: { runId }, afterMs: 0 })
+    // A driver without attempts is about to end, and ends only if nothing came meanwhile.
+    driver.again ||= driver.underWay.size === 0
+    driver.wake()
   }
 
   /** Reserves room for the first nodes of a new run. The caller must begin that many nodes or give the rest back. */
@@ -207,6 +226,7 @@ export class Engine {
         throw err
       })
       this.#room.give(tenantId, most - stepped.attempts.length)
+      if (!stepped.more) this.#offers.over(keyOf(tenantId, runId))
       for (const attempt of stepped.attempts) this.#begin(driver, attempt)
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
       if (driver.outcomes.length > 0) continue
@@ -237,8 +257,9 @@ export class Engine {
   }
 
   async #waitForRoom(tenantId: string, runId: string): Promise<void> {
+    if (this.#deps.stopping.aborted) return this.#guard(tenantId, runId, 500)
     this.#room.wait(tenantId, runId)
-    await this.#guard(tenantId, runId, this.#deps.stopping.aborted ? 500 : noRoomMs)
+    await this.#deps.wakeUps.send([offerOf(tenantId, runId, this.#offers.later(keyOf(tenantId, runId)))])
   }
 
   #drop(driver: Driver): void {
@@ -260,7 +281,7 @@ export class Engine {
       await transition.takeDue()
       // A failed node holds the run up, even one that failed in this very step: claim nothing.
       if (run.failed > 0) return { ...nothing, leasedForMs: transition.leasedForMs }
-      const claimed = await transition.claim(owner, most)
+      const claimed = await transition.claim(owner, most, () => this.#offers.take(keyOf(tenantId, runId)))
       const of = { tenantId, runId, depth: run.depth, rootId: run.rootRun }
       const attempts = claimed.map((one): Attempt => ({ ...one, ...of }))
       return { attempts, leasedForMs: transition.leasedForMs, more: claimed.length >= most && run.unfinished > 0 }

@@ -2,6 +2,7 @@ import { isAppError } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
 import { endingOnly, type RunDispatch, type Task } from '#contracts/runs'
+import { Pace } from '#kit'
 import { type Calls, requestOf } from './calls.ts'
 import { type Evaluator, textOf } from './evaluator.ts'
 import { ExpressionError, type Scope } from './expressions.ts'
@@ -41,6 +42,9 @@ const callSeconds = 60
 const mostDepth = 5
 /** How long a node is retried that cannot start because a limit is reached or no runner is available. */
 const patienceMs = 3_600_000
+/** It waits for a second, and then for its turn among those of its tenant that wait like it: of however many, a process tries so many in a second. */
+const leastWaitMs = 1_000
+const triesPerSecond = 4
 
 export interface ExecutionDeps {
   readonly store: WorkflowRunStore
@@ -61,6 +65,7 @@ interface Making {
 /** Makes attempts at nodes: executes each type of node, and returns the outcome. */
 export class Execution {
   readonly #deps: ExecutionDeps
+  readonly #tries = new Pace({ atOnce: 1, longestMs: Infinity })
   constructor(deps: ExecutionDeps) {
     this.#deps = deps
   }
@@ -80,7 +85,8 @@ export class Execution {
       // A rejection with 429 or 503 means that nothing was started. Failures of a started call are part of its outcome instead.
       const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
       if (isEarly && attempt.nowMs - attempt.startedMs < patienceMs) {
-        return { ...of, kind: 'later', inMs: 1_000 + Math.random() * 4_000 }
+        const turnMs = this.#tries.turnOf(attempt.tenantId, 1_000 / triesPerSecond)!
+        return { ...of, kind: 'later', inMs: leastWaitMs + turnMs }
       }
       const error = failureOf(cause)
       if (!error) throw cause

@@ -1,6 +1,7 @@
 import type { Wake } from '#contracts/jobs'
 import type { NodeType } from './node.schema.ts'
 import { running } from './nodes.store.ts'
+import { offerOf } from './offers.ts'
 import { type Failure, type Outcome, startedBy } from './outcome.ts'
 import type { RunRow } from './run-row.ts'
 import { runStatuses } from './schema.ts'
@@ -42,6 +43,10 @@ export class Notices {
   /** Sends a wake-up for the run. */
   wake(afterMs?: number, key = this.#run.id): void {
     this.queue({ runId: this.#run.id }, key, afterMs)
+  }
+  /** Offers the run to processes that have room for its ready nodes. */
+  offer(): void {
+    this.wakes.push(offerOf(this.#tenantId, this.#run.id))
   }
   /** Cancels the run that an attempt has started. The node may not know that run yet (`waits_for`); its id then follows from the attempt. */
   leave({ id, type, attempt, waits_for }: Started): void {

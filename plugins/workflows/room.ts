@@ -58,9 +58,12 @@ export class Room {
   wait(tenantId: string, runId: string): void {
     this.#waiting.set(tenantId, (this.#waiting.get(tenantId) ?? new Set()).add(runId))
   }
-  close(): void {
+  /** Tells nobody any more. Returns the runs that wait. */
+  close(): { readonly tenantId: string; readonly runId: string }[] {
     clearTimeout(this.#telling)
+    const left = [...this.#waiting].flatMap(([tenantId, runs]) => [...runs].map((runId) => ({ tenantId, runId })))
     this.#waiting.clear()
+    return left
   }
 
   #add(tenantId: string, count: number): void {

@@ -219,8 +219,8 @@ export class Transition {
     await this.apply(outcomes)
   }
 
-  /** Claims ready nodes for a process, the most urgent first. */
-  async claim(owner: string, most: number): Promise<Claimed[]> {
+  /** Claims ready nodes for a process, the most urgent first. `offers`: whether it is time to offer to other processes what this one leaves. */
+  async claim(owner: string, most: number, offers: () => boolean): Promise<Claimed[]> {
     const rows = [...this.#first.claimed]
     await this.#nodes.loadSpecs(rows)
     const isOver = this.run.status !== 'running' || this.run.unfinished === 0
@@ -228,8 +228,8 @@ export class Transition {
       rows.push(...(await this.#claims.take(owner, most - rows.length, this.#freed)))
     }
     if (rows.length === 0) return []
-    // There may be more ready nodes than this process takes; the wake-up offers them to other processes.
-    if (rows.length === most) this.notices.wake()
+    // There may be more ready nodes than this process takes.
+    if (rows.length === most && offers()) this.notices.offer()
     for (const { id, attempt } of rows) this.notices.tell(id, running, attempt)
     const budget = await this.#claims.budget(rows)
     const refused = budget.refused ? rows.filter(({ type }) => starts(type)) : []
@@ -280,6 +280,9 @@ export class Transition {
       // A loop evaluates its condition before the next part, in an attempt of its own.
       if (row.type === 'loop') await this.#retries.putBack(row, 0)
       else if (row.waits > 0) {
+        // Without a limit of its own, all parts of a map were made ready when it was divided.
+        const spec = this.#nodes.spec(row)
+        if (spec.type === 'map' && spec.concurrency === undefined) continue
         for (const id of await this.#nodes.nextParts(parent, over.length)) this.notices.tell(id, ready, 0)
       } else await this.#gather(row)
     }

@@ -38,11 +38,12 @@ export class Woken {
 
   /** Handles one wake-up. */
   async wake(what: Wake['what']): Promise<void> {
-    const { tenantId, runId, leave, child, node, agent } = what
+    const { tenantId, runId, leave, child, node, agent, offer } = what
     if (tenantId === undefined) return
     if (agent !== undefined) return this.#lookAtAgent(tenantId, agent)
     if (runId === undefined) return
     if (leave !== undefined) return this.#leave(tenantId, runId, leave, what['type'])
+    if (offer !== undefined) return this.#deps.engine.offered(tenantId, runId)
     if (child !== undefined && node !== undefined) await this.#childOver(tenantId, runId, child)
     else await this.#deps.engine.drive(tenantId, runId)
   }

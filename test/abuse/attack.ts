@@ -1,5 +1,6 @@
 /** What a hostile tenant has: keys of its own, and the addresses that everybody has. */
 export interface Hostile {
+  readonly tenant: string
   readonly conductor: string
   readonly gateway: string
   /** Of an admin of its tenant. */

@@ -38,6 +38,9 @@ const perSecond = 20
 /** How long an attack goes on before the victim is measured, unless it says so itself. */
 const usualWarmMs = 2_000
 
+/** How long the runs of a tenant that was deleted may take to end. */
+const endingMs = 5_000
+
 /** The limits of a small plan: what an operator gives tenants whom nobody knows. */
 const plan = {
   readsPerMinute: 600,
@@ -68,6 +71,8 @@ interface Fleet {
   readonly cluster: Cluster
   /** A tenant that has used up nothing yet. */
   hostile(): Promise<Hostile>
+  /** Ends a hostile tenant with all that it has begun. */
+  dismiss(hostile: Hostile): Promise<void>
   measure(seconds: number): Promise<Measured>
 }
 
@@ -124,7 +129,11 @@ async function start(processes: Processes): Promise<Fleet> {
       await ask(conductor, key, 'DELETE', `/api/api-keys/${gone.id}`)
       const profiles = { quick: quick.profile, hanging, delegating }
       const server = `${String(mcpServer.line['url'])}/mcp`
-      return { conductor, gateway, key, revoked: gone.token, agent, profiles, mcpServer: server, limits: plan }
+      return { tenant, conductor, gateway, key, revoked: gone.token, agent, profiles, mcpServer: server, limits: plan }
+    },
+    async dismiss({ tenant }) {
+      await ask(conductor, cluster.apiKey, 'DELETE', `/api/tenants/${tenant}`)
+      await sleep(endingMs)
     },
     async measure(seconds) {
       const before = cpu()
@@ -235,6 +244,8 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
   const answers = 'answers' in last ? last.answers : {}
   const { succeeded, verdict } = thinness(attack, { answers, seconds: attacked, limits: hostile.limits })
   const verdicts = [verdict, ...((await attack.judge?.(hostile)) ?? [])]
+  // What it left behind, such as runs that hang and maps with thousands of parts, goes on as its limits allow. The victim is not alone before it is over.
+  await fleet.dismiss(hostile)
   const lost = await losses(fleet)
   return {
     name,

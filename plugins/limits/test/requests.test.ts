@@ -25,7 +25,7 @@ function scope(t: TestContext, own: Partial<Limits>) {
   app.get('/', async () => 'read')
   app.post('/', async () => 'written')
   const send = (tenant: string, method: 'GET' | 'POST' = 'GET') => app.inject({ url: '/', method, headers: { tenant } })
-  return { kept, asked, send }
+  return { app, kept, asked, send }
 }
 
 test('once a limit of a minute is used up, what is refused asks nobody, and says the same', async (t) => {
@@ -64,6 +64,51 @@ test('hundreds that are refused at once are all held up: none of them asks anew 
   for (let n = 0; n < 600; n++) void kept.holdUp('acme').then(() => void (answered += n < 200 ? 0 : 1))
   await new Promise(setImmediate)
   assert.equal(answered, 0)
+})
+
+test('answers as large as lists are take the turns of the reads behind them, of their tenant and of nobody else', async (t) => {
+  const { app, kept } = scope(t, { readsPerMinute: 40 })
+  const large = 'x'.repeat(1024 * 1024)
+  let made = 0
+  app.get('/large', async () => (made++, large))
+  app.get('/streamed', async (_request, reply) => {
+    made++
+    reply.hijack()
+    reply.raw.end(large)
+  })
+  const url = await app.listen({ port: 0, host: '127.0.0.1' })
+  const read = async (tenant: string, path: string): Promise<number> => {
+    const answer = await fetch(`${url}${path}`, { headers: { tenant } })
+    await answer.arrayBuffer()
+    return answer.status
+  }
+  for (const path of ['/large', '/streamed']) {
+    const tenant = `tenant of ${path}`
+    made = 0
+    assert.equal(await read(tenant, path), 200)
+    // The answer may have been read a moment before it is counted.
+    while (!kept.isSpent(tenant, 'GET', 'writesPerMinute')) await new Promise(setImmediate)
+    assert.deepEqual([await read(tenant, path), made], [429, 1])
+    assert.equal(kept.isSpent(tenant, 'POST', 'writesPerMinute'), false)
+    assert.equal(await read('another', '/'), 200)
+  }
+  for (let n = 0; n < 8; n++) assert.equal(await read('small', '/'), 200)
+  assert.equal(kept.isSpent('small', 'GET', 'writesPerMinute'), false)
+})
+
+test('parts of long lists take the turns of reads, and those of others do not wait for them', async (t) => {
+  const { app } = scope(t, { readsPerMinute: 5 })
+  const symbol = Object.getOwnPropertySymbols(app).find(({ description }) => description === 'agent-orc.turn-of-part')
+  const turn = app.getDecorator<(request: object, chars: number) => Promise<void>>(symbol!)
+  let passed = 0
+  const parts = async (): Promise<void> => {
+    for (; ; passed++) await turn({ headers: { tenant: 'acme' } }, 1_000)
+  }
+  void parts()
+  // One every two seconds, after ten at once.
+  for (let n = 0; n < 10; n++) await turn({ headers: { tenant: 'globex' } }, 1_000)
+  await new Promise(setImmediate)
+  assert.ok(passed >= 10 && passed < 20, `${passed} parts`)
 })
 
 test('what is used up is so until its time, and for the same limit', () => {
