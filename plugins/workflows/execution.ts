@@ -42,9 +42,11 @@ const callSeconds = 60
 const mostDepth = 5
 /** How long a node is retried that cannot start because a limit is reached or no runner is available. */
 const patienceMs = 3_600_000
-/** It waits for a second, and then for its turn among those of its tenant that wait like it: of however many, a process tries so many in a second. */
+/** It waits for a second, and then for its turn among those of its tenant that wait like it. */
 const leastWaitMs = 1_000
-const triesPerSecond = 4
+/** Of however many, a process tries as many in this time as the tenant may have runs at once: so soon are all these places taken again. */
+const refillMs = 5_000
+const leastTries = 20
 
 export interface ExecutionDeps {
   readonly store: WorkflowRunStore
@@ -85,8 +87,8 @@ export class Execution {
       // A rejection with 429 or 503 means that nothing was started. Failures of a started call are part of its outcome instead.
       const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
       if (isEarly && attempt.nowMs - attempt.startedMs < patienceMs) {
-        const turnMs = this.#tries.turnOf(attempt.tenantId, 1_000 / triesPerSecond)!
-        return { ...of, kind: 'later', inMs: leastWaitMs + turnMs }
+        const tries = Math.max(leastTries, this.#deps.limits?.of(attempt.tenantId).runningRuns ?? 0)
+        return { ...of, kind: 'later', inMs: leastWaitMs + this.#tries.turnOf(attempt.tenantId, refillMs / tries)! }
       }
       const error = failureOf(cause)
       if (!error) throw cause

@@ -2,7 +2,7 @@ import type { Wake } from '#contracts/jobs'
 
 /** The gap between the first two offers of a run. Each further gap is twice as long, up to `longestMs`. */
 const firstMs = 500
-const longestMs = 60_000
+const longestMs = 15_000
 /** An offer that was last made so long ago is forgotten: the run went on in another process, and this one was not told. */
 const forgottenMs = 10 * longestMs
 

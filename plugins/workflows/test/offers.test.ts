@@ -14,8 +14,8 @@ test('what has no room is offered at once, and then ever less often; what had ro
   const offers = new Offers(() => now)
   const seconds: number[] = []
   for (; now < 3_600_000; now += 100) if (offers.take('run')) seconds.push(now / 1_000)
-  assert.deepEqual(seconds.slice(0, 9), [0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5, 123.5])
-  assert.equal(seconds.length, 66)
+  assert.deepEqual(seconds.slice(0, 9), [0, 0.5, 1.5, 3.5, 7.5, 15.5, 30.5, 45.5, 60.5])
+  assert.equal(seconds.length, 244)
   assert.equal(offers.take('another'), true)
   offers.over('run')
   assert.equal(offers.take('run'), true)
@@ -53,7 +53,9 @@ test('however many nodes of a tenant wait at a limit, few of them try in a secon
   const execution = new Execution({
     scopes: { of: () => Promise.reject(overLimit('runningRuns', 1)) },
     large: new LargeTurns(),
+    limits: { of: () => ({ runningRuns: limit }), stored: { admit() {} } },
   } as unknown as ExecutionDeps)
+  let limit = 0
   const tried = async (tenantId: string): Promise<number> => {
     const attempt = { tenantId, id: 'a', attempt: 1, spec: { id: 'a', type: 'agent' }, startedMs: 0, nowMs: 0 }
     const outcome: Body = await execution.make(attempt as unknown as Attempt, new AbortController().signal)
@@ -65,6 +67,11 @@ test('however many nodes of a tenant wait at a limit, few of them try in a secon
   assert.equal(waits[0], 1_000)
   assert.ok(waits.at(-1)! > 20_000, `100 nodes would all try within ${waits.at(-1)} ms`)
   assert.equal(await tried('globex'), 1_000)
+  // The places of a tenant that may have many runs at once are all taken again within five seconds.
+  limit = 500
+  for (let n = 1; n < 500; n++) await tried('globex')
+  const last = await tried('globex')
+  assert.ok(last > 5_000 && last < 7_000, `500 nodes try within ${last} ms`)
 })
 
 test('a node whose expressions name nothing of the run reads nothing of it', async () => {
