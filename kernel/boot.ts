@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
 import { Listeners } from './http/listeners.ts'
+import type { Compilers } from './kit/compilers.ts'
 import { createLogger } from './kit/logger.ts'
 import { tablesOf } from './contracts/error-docs.ts'
 import { BootError, decoded, guardedIn, plan, risksOf } from './plan.ts'
@@ -19,6 +20,8 @@ export interface BootOptions {
   /** False: set up and mount everything, open no port (tests use `inject`). */
   readonly listen?: boolean
   readonly log?: FastifyBaseLogger
+  /** Shared by the kernels of a process; absent: its own. */
+  readonly compilers?: Compilers
   /** Called when a step begins: each entry's name before its setup, then `routes`, `preload`, `start`, `listen`. For progress and timing. */
   readonly onStep?: (step: string) => void
   /** Called when a plugin finds after the boot that this role must not continue; stop it then. By default the process ends. */
@@ -69,7 +72,7 @@ class Kernel {
     this.#log = options.log ?? createLogger(role.name, role.log?.level ?? 'info')
     this.#risks = risksOf(role)
     for (const risk of this.#risks) this.#log.warn({ risk }, 'the configuration of the role has a risk')
-    this.listeners = new Listeners(role.listeners, tablesOf(order.map(({ plugin }) => plugin)))
+    this.listeners = new Listeners(role.listeners, tablesOf(order.map(({ plugin }) => plugin)), options.compilers)
   }
 
   async start(): Promise<void> {
@@ -88,9 +91,8 @@ class Kernel {
     onStep('start')
     for (const [plugin, start] of this.#starts) await this.#do(`${plugin}: start`, start)
     onStep('listen')
-    for (const name of listen ? this.listeners.names : []) {
-      await this.#do(`listen ${name}`, () => this.listeners.listen(name))
-    }
+    const names = listen ? this.listeners.names : []
+    for (const name of names) await this.#do(`listen ${name}`, () => this.listeners.listen(name))
   }
 
   /** Runs a step. If it fails, the error names the step. */
@@ -169,9 +171,7 @@ class Kernel {
     return (fn) => void stops.push(fn)
   }
 
-  stop(): Promise<void> {
-    return (this.#stopped ??= this.#stop())
-  }
+  readonly stop = (): Promise<void> => (this.#stopped ??= this.#stop())
   async #stop(): Promise<void> {
     this.#stopping.abort()
     await this.listeners.close(this.#failed)

@@ -1,6 +1,5 @@
 // `npm run openapi` writes docs/openapi/<listener>.json from the routes of the development role. `--check` fails when a
-// committed file is stale. The role is booted for real on a database of its own, because only a plugin that is set up
-// knows its routes; no port is opened.
+// committed file is stale. The role is booted for real, because only a plugin that is set up knows its routes; no port is opened.
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -18,8 +17,13 @@ function stable(document: Json): string {
 
 async function documents(data: string): Promise<Map<string, string>> {
   const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
-  // The sample servers do not exist: the embedded one and memory stand in. With a key the documents would not be answered.
-  const absent = { POSTGRES_DSN: '', REDIS_URL: '', SIDECAR_URL: '', RUNNER_SIGNING_KEY_CURRENT: '' }
+  // The sample servers do not exist. A role boots without its database, whose routes are the same; memory and parts of the process replace the others.
+  const absent = {
+    POSTGRES_DSN: 'postgres://nobody@127.0.0.1:1/none',
+    REDIS_URL: '',
+    SIDECAR_URL: '',
+    RUNNER_SIGNING_KEY_CURRENT: '',
+  }
   const env = { ...sample, ...absent, AGENT_ORC_DATA: data, LOG_LEVEL: 'error' }
   const running = await boot(await loadRole(join(root, 'config/dev.yaml'), { env }), { listen: false })
   try {

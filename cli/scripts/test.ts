@@ -13,8 +13,8 @@ const perTestMs = 120_000
 // No test may be silent for longer, so a file that is has finished its tests and left something open, or spins.
 const silenceMs = perTestMs + 30_000
 
-/** How many files share a process. More would save little, and would keep the other processors waiting for the last one. */
-const filesPerProcess = 8
+/** How many files share a process, most of which is loading the service. More would save little, and keep the other processors waiting for the last one. */
+const filesPerProcess = 24
 /** A file that holds this comment shares its process with none; the comment goes on to say why. */
 const alone = /^\/\/ In a process of its own: /m
 // The command line, which the tests start often, uses the same cache.

@@ -1,5 +1,5 @@
-import { SerializerSelector } from '@fastify/fast-json-stringify-compiler'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
+import type { Compilers } from '../kit/compilers.ts'
 import { peerLinks } from '../kit/link/host.ts'
 import { provenCallers } from '../kit/proof.ts'
 import { type LiveTls, liveTls } from '../kit/tls.ts'
@@ -11,7 +11,7 @@ import type { App, TypeBox } from './app.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { jsonBodies, requestArrival, requestLog, requestNames, standingHeaders, type Validators } from './requests.ts'
+import { jsonBodies, requestArrival, requestLog, requestNames, standingHeaders } from './requests.ts'
 import { openStreams, quietConnections } from './streams.ts'
 
 /** Larger headers are refused with 431. The limit is four times what any of our clients sends. */
@@ -26,7 +26,7 @@ interface ListenerOptions {
   readonly logRequests: boolean
   /** The errors for the OpenAPI document of the listener. */
   readonly errors: readonly ErrorTable[]
-  readonly validators: Validators
+  readonly compilers: Compilers
   /** True when a plugin authenticates the callers of the listener. */
   readonly guarded: boolean
   /** The certificates, which the listener closes with itself. Undefined: plain HTTP. */
@@ -48,17 +48,17 @@ export interface Listener {
 export async function createListener(
   name: string,
   config: ListenerConfig,
-  { log, logRequests, errors, guarded, tls, validators }: ListenerOptions,
+  { log, logRequests, errors, guarded, tls, compilers }: ListenerOptions,
 ): Promise<Listener> {
   const requestCert = config.tls?.requestClientCert === true
-  const app = fastifyOf(log, tls, requestCert)
+  const app = fastifyOf(log, tls, requestCert, compilers)
   const leave = new AbortController()
   const leaving = leave.signal
   app.addHook('preClose', async () => leave.abort())
   await app
     .register(errorAnswers)
     .register(provenCallers, { certificates: requestCert, guarded })
-    .register(jsonBodies, { validators })
+    .register(jsonBodies, compilers)
     .register(declaredAccess)
     .register(openapiDocument, { listener: name, errors })
     .register(quietConnections)
@@ -70,7 +70,12 @@ export async function createListener(
   return { app, listen: () => listen(app, config), leave: () => leave.abort() }
 }
 
-function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert: boolean): App {
+function fastifyOf(
+  log: FastifyBaseLogger,
+  tls: LiveTls | undefined,
+  requestCert: boolean,
+  { serializers }: Compilers,
+): App {
   // Without this Node keeps the first of two Authorization headers, while another hop may use the second.
   const http = { maxHeaderSize, joinDuplicateHeaders: true }
   // A client without a certificate gets an HTTP answer that says so, because some requests need no certificate.
@@ -83,21 +88,12 @@ function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert
     ...((tls ? { https: { ...http, ...tls.files, ...asked } } : { http }) as { http: typeof http }),
     ...requestNames,
     routerOptions: { maxParamLength: 1024 },
-    schemaController: { compilersFactory: { buildSerializer: lazySerializers } },
+    schemaController: { compilersFactory: { buildSerializer: serializers } },
     // The default bodies of the next three differ from the form of our errors.
     return503OnClosing: false,
     frameworkErrors: (error, request, reply) => handleError(error, request, reply.headers(standingHeaders)),
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
-}
-
-/** The first answer that needs a schema compiles it: compiling those of all routes would be a third of the start. */
-const lazySerializers: ReturnType<typeof SerializerSelector> = (schemas, options) => {
-  const compile = SerializerSelector()(schemas, options)
-  return (route) => {
-    let written: ReturnType<typeof compile> | undefined
-    return (data) => (written ??= compile(route))(data)
-  }
 }
 
 async function listen(app: App, config: ListenerConfig): Promise<string> {

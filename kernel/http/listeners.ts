@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { ErrorTable } from '../contracts/errors.ts'
+import type { Compilers } from '../kit/compilers.ts'
 import { followTls } from '../kit/tls.ts'
 import type { App } from './app.ts'
 import type { Listener } from './listener.ts'
@@ -13,13 +14,19 @@ export class Listeners {
   readonly urls: Record<string, string> = {}
   readonly #declared: Readonly<Record<string, ListenerConfig>>
   readonly #errors: readonly ErrorTable[]
+  readonly #compilers: Compilers | undefined
   readonly #on = new Map<string, Listener>()
   readonly #closings: { readonly name: string; readonly fn: () => Promise<void> }[] = []
 
-  /** `errors`: everything that the role's plugins may answer. */
-  constructor(declared: Readonly<Record<string, ListenerConfig>>, errors: readonly ErrorTable[]) {
+  /** `errors`: everything that the role's plugins may answer. `compilers`: those of another role in this process, if it shares them. */
+  constructor(
+    declared: Readonly<Record<string, ListenerConfig>>,
+    errors: readonly ErrorTable[],
+    compilers: Compilers | undefined,
+  ) {
     this.#declared = declared
     this.#errors = errors
+    this.#compilers = compilers
   }
 
   /** `guarded`: the listeners whose callers a plugin authenticates. */
@@ -27,15 +34,12 @@ export class Listeners {
     const open = Object.entries(this.#declared).filter(([, { port }]) => port !== undefined)
     if (open.length === 0) return
     // Loaded on demand: it is half of what the kernel loads, and a role without ports does not need it.
-    const [{ createListener }, { createValidators }] = await Promise.all([
-      import('./listener.ts'),
-      import('./requests.ts'),
-    ])
-    const validators = createValidators()
+    const { createListener } = await import('./listener.ts')
+    const compilers = this.#compilers ?? (await import('../kit/compilers.ts')).createCompilers()
     for (const [name, config] of open) {
       const named = { log: log.child({ listener: name }), guarded: guarded.has(name) }
       const tls = config.tls?.cert ? followTls(config.tls, named.log) : undefined
-      const options = { ...named, logRequests, errors: this.#errors, tls, validators }
+      const options = { ...named, logRequests, errors: this.#errors, tls, compilers }
       this.#on.set(name, await createListener(name, config, options))
     }
     await this.#document()

@@ -1,19 +1,12 @@
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
-import type {
-  FastifyBaseLogger,
-  FastifyReply,
-  FastifyRequest,
-  FastifySchemaCompiler,
-  preHandlerHookHandler,
-} from 'fastify'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest, preHandlerHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
-import { Ajv, type ValidateFunction } from 'ajv'
-import formats from 'ajv-formats'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
 import { bodyOf, type LongString, longBytes, parseAround } from '../kit/bodies.ts'
+import type { Validators } from '../kit/compilers.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
 import { handleClientError } from './errors.ts'
@@ -131,32 +124,6 @@ export const jsonBodies = fp(
   },
   { name: 'agent-orc-bodies' },
 )
-
-export type Validators = FastifySchemaCompiler<unknown>
-
-/**
- * Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. The first request that needs
- * a schema compiles it: compiling all would be a tenth of a start, and most are never used. All listeners share one validator, because validators
- * are themselves compiled.
- */
-export function createValidators(): Validators {
-  const options = { useDefaults: true, allowUnionTypes: true, strict: false } as const
-  const literal = new Ajv(options)
-  const coercing = new Ajv({ ...options, coerceTypes: 'array' })
-  for (const ajv of [literal, coercing]) formats.default(ajv)
-  return ({ schema, httpPart }) => {
-    const ajv = httpPart === 'body' ? literal : coercing
-    if (literal.validateSchema(schema as object) !== true) throw new Error(literal.errorsText(literal.errors))
-    let compiled: ValidateFunction | undefined
-    const check: ReturnType<FastifySchemaCompiler<unknown>> = (data: unknown) => {
-      compiled ??= ajv.compile(schema as object)
-      const fits = compiled(data)
-      check.errors = compiled.errors ?? null
-      return fits
-    }
-    return check
-  }
-}
 
 /** Deeper JSON can be parsed, but overflows the stack when it is serialized again. */
 const maxJsonDepth = 64

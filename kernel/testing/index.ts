@@ -1,5 +1,6 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
 export {
+  compilersOfTests,
   databasePlugin,
   diskStoragePlugin,
   entriesOf,

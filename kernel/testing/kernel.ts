@@ -8,6 +8,7 @@ import { boot, type BootOptions, type Capability, definePlugin, type Entry, type
 import { RunStore } from '#contracts/run-store'
 import { type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { type Compilers, createCompilers } from '../kit/compilers.ts'
 import { createLogger } from '../kit/logger.ts'
 import { freshDatabase, load } from './database.ts'
 import { loadRole, root } from '../config.ts'
@@ -22,6 +23,11 @@ interface TestKernelOptions extends BootOptions {
   readonly listeners?: readonly string[]
   readonly requests?: boolean
 }
+
+// Compiling schemas would be most of what the kernels of a process of tests do.
+let compilers: Compilers | undefined
+
+export const compilersOfTests = (): Compilers => (compilers ??= createCompilers())
 
 const standard = ['conductor', 'internal', 'gateway', 'runner', 'workers', 'sidecar']
 
@@ -45,7 +51,7 @@ export async function testKernel(
       plugins: plugins.map((p) => ('plugin' in p ? p : { name: p.name, plugin: p })),
       log: { requests: options.requests ?? false },
     },
-    { listen: false, log, ...options },
+    { listen: false, log, compilers: compilersOfTests(), ...options },
   )
   t.after(() => running.stop())
   return { ...running, logs }
@@ -153,7 +159,10 @@ export async function testRole(
     ...entry,
     config: { ...(entry.config as object), ...settings[entry.name] },
   }))
-  const kernel = await boot({ ...role, ...asGiven, plugins: [...listed, ...added] }, { listen })
+  const kernel = await boot(
+    { ...role, ...asGiven, plugins: [...listed, ...added] },
+    { listen, compilers: compilersOfTests() },
+  )
   t.after(() => kernel.stop())
   return kernel
 }

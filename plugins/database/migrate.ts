@@ -24,7 +24,8 @@ export async function migrate(dsn: string, migrations?: readonly Migration[]): P
   try {
     await createLedger(client)
     const applied: string[] = []
-    for (const m of migrations ?? (await readMigrations())) if (await apply(client, m)) applied.push(m.name)
+    const pending = await pendingMigrations(client, migrations ?? (await readMigrations()))
+    for (const m of pending) if (await apply(client, m)) applied.push(m.name)
     return applied
   } finally {
     await client.end().catch(() => {})
@@ -82,18 +83,15 @@ async function applyWithin(client: pg.Client, plugin: string, { name, sql }: Mig
   )
 }
 
-async function checkSame(client: pg.Client, { plugin, number, name, checksum }: Migration): Promise<void> {
-  const { rows } = await client.query<{ name: string; checksum: string }>(
-    plugin === undefined
-      ? { text: 'SELECT name, checksum FROM schema_migrations WHERE number = $1', values: [number] }
-      : {
-          text: 'SELECT name, checksum FROM plugin_migrations WHERE number = $1 AND plugin = $2',
-          values: [number, plugin],
-        },
-  )
-  if (rows[0]?.checksum === checksum) return
+async function checkSame(client: pg.Client, m: Migration): Promise<void> {
+  refuseChanged(m, (await readLedger(client)).get(placeOf(m)))
+}
+
+/** Refuses a migration whose file is not the one that the database has applied. */
+function refuseChanged({ name, checksum }: Migration, applied: Applied | undefined): void {
+  if (applied?.checksum === checksum) return
   throw new MigrationFailed(
-    `Migration ${name} is not the one that this database has applied as ${rows[0]?.name}: ` +
+    `Migration ${name} is not the one that this database has applied as ${applied?.name}: ` +
       'its file was changed. Restore it and write the change as a new migration.',
   )
 }
@@ -108,16 +106,42 @@ const describe = (error: unknown, m: Migration): unknown =>
 
 /** Those of `wanted` that were not applied to the database yet. */
 export async function missingMigrations(client: pg.Client, wanted: readonly Migration[]): Promise<Migration[]> {
+  const ledger = await readLedger(client)
+  return wanted.filter((m) => !ledger.has(placeOf(m)))
+}
+
+/**
+ * As `missingMigrations`, and refuses those that were applied from another file. The ledger is read once, because nearly every start finds
+ * everything applied, and asking for one migration after the other would be two hundred round trips.
+ */
+export async function pendingMigrations(client: pg.Client, wanted: readonly Migration[]): Promise<Migration[]> {
+  const ledger = await readLedger(client)
+  return wanted.filter((m) => {
+    const applied = ledger.get(placeOf(m))
+    if (applied) refuseChanged(m, applied)
+    return !applied
+  })
+}
+
+interface Applied {
+  readonly name: string
+  readonly checksum: string
+}
+
+/** The key of a migration in the ledger of a database. */
+const placeOf = ({ plugin = '', number }: Pick<Migration, 'plugin' | 'number'>): string => `${plugin}/${number}`
+
+/** What the database has applied, by `placeOf`. */
+async function readLedger(client: pg.Client): Promise<ReadonlyMap<string, Applied>> {
   const { rows: found } = await client.query<{ ledger: string | null; plugins: string | null }>(
     `SELECT to_regclass('schema_migrations') AS ledger, to_regclass('plugin_migrations') AS plugins`,
   )
   const ledgers: string[] = []
-  if (found[0]!.ledger !== null) ledgers.push('SELECT NULL AS plugin, number FROM schema_migrations')
-  if (found[0]!.plugins !== null) ledgers.push('SELECT plugin, number FROM plugin_migrations')
-  if (ledgers.length === 0) return [...wanted]
-  const { rows } = await client.query<{ plugin: string | null; number: number }>(ledgers.join(' UNION ALL '))
-  const applied = new Set(rows.map(({ plugin, number }) => `${plugin ?? ''}/${number}`))
-  return wanted.filter(({ plugin = '', number }) => !applied.has(`${plugin}/${number}`))
+  if (found[0]!.ledger !== null) ledgers.push(`SELECT '' AS plugin, number, name, checksum FROM schema_migrations`)
+  if (found[0]!.plugins !== null) ledgers.push('SELECT plugin, number, name, checksum FROM plugin_migrations')
+  if (ledgers.length === 0) return new Map()
+  const { rows } = await client.query<Applied & { plugin: string; number: number }>(ledgers.join(' UNION ALL '))
+  return new Map(rows.map((row) => [placeOf(row), row]))
 }
 
 interface Relation {

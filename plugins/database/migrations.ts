@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
-import { readdir, readFile } from 'node:fs/promises'
+import { readFileSync } from 'node:fs'
+import { readdir } from 'node:fs/promises'
 import type { Plugin } from '#kernel'
 
 const ours = new URL('../../migrations/', import.meta.url)
@@ -63,7 +64,7 @@ const pluginForm = /^(?=.{1,40}$)(?!pgboss$)[a-z][a-z0-9]*(-[a-z0-9]+)*$/
 async function readFolder(folder: URL): Promise<Migration[]> {
   const base = folder.href.endsWith('/') ? folder : new URL(`${folder.href}/`)
   const files = (await readdir(base)).filter((file) => file.endsWith('.sql'))
-  const migrations = await Promise.all(files.map((file) => readMigration(base, file)))
+  const migrations = files.map((file) => readMigration(base, file))
   migrations.sort((a, b) => a.number - b.number)
   for (const [i, m] of migrations.entries()) {
     const next = migrations[i + 1]
@@ -72,10 +73,11 @@ async function readFolder(folder: URL): Promise<Migration[]> {
   return migrations
 }
 
-async function readMigration(folder: URL, file: string): Promise<Migration> {
+function readMigration(folder: URL, file: string): Migration {
   const number = /^(\d{4})_[a-z0-9]+(?:[_-][a-z0-9]+)*\.sql$/.exec(file)?.[1]
   if (number === undefined) throw new Error(`migrations/${file} is not named NNNN_<what>.sql, in lower case.`)
-  const sql = await readFile(new URL(file, folder), 'utf8')
+  // Many small files, once for each start: through the pool of threads they take ten times the processor time.
+  const sql = readFileSync(new URL(file, folder), 'utf8')
   // Normalize line ends, so that a checkout with CRLF gives the same checksum.
   const checksum = createHash('sha256').update(sql.replaceAll('\r\n', '\n')).digest('hex')
   return { number: Number(number), name: file.slice(0, -4), sql, checksum }

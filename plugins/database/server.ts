@@ -4,7 +4,7 @@ import type { Database } from '#contracts/database'
 import type { ReadinessCheck } from '#contracts/health'
 import { retry } from '#kit'
 import { databaseAway, isServerAway, schemaAway } from './errors.ts'
-import { migrate, missingMigrations } from './migrate.ts'
+import { migrate, missingMigrations, pendingMigrations } from './migrate.ts'
 import { type Migration, MigrationFailed, readMigrations } from './migrations.ts'
 import type { Gate } from './pool.ts'
 
@@ -75,9 +75,9 @@ export async function prepare(dsn: string, migrates: boolean, ofPlugins: readonl
   try {
     await client.connect()
     await refuseExempt(client)
-    if (migrates) return await migrate(dsn, wanted)
-    const missing = await missingMigrations(client, wanted)
+    const missing = await (migrates ? pendingMigrations : missingMigrations)(client, wanted)
     if (missing.length === 0) return []
+    if (migrates) return await migrate(dsn, wanted)
     const names = missing.map(({ plugin, number, name }) => (plugin === undefined ? String(number) : name))
     const how = missing.some(({ plugin }) => plugin !== undefined)
       ? 'start a conductor that has these plugins too, or run: agent-orc migrate --config <this role file>'

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 import { boot } from '#kernel'
+import { compilersOfTests } from '#testing'
 import { loadRole } from '../../kernel/config.ts'
 import { createLogger } from '../../kernel/kit/logger.ts'
 
@@ -30,7 +31,7 @@ export async function bootRole(role: RoleName, env: Record<string, string>, conf
   const output: string[] = []
   const file = await loadRole(config ?? join(root, fileOf(role)), { env, instead: true })
   const log = createLogger(file.name, file.log?.level ?? 'info', { write: (line) => void output.push(line) })
-  const { urls, stop } = await boot(file, { log })
+  const { urls, stop } = await boot(file, { log, compilers: compilersOfTests() })
   return { urls, output, end: stop }
 }
 

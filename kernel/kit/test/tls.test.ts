@@ -11,7 +11,7 @@ import { pino } from 'pino'
 import { access, AppError, type ListenerConfig } from '#kernel'
 import { createPeers } from '#kit'
 import { createListener } from '../../http/listener.ts'
-import { createValidators } from '../../http/requests.ts'
+import { createCompilers } from '../compilers.ts'
 import { followTls, LiveTls } from '../tls.ts'
 
 const fixture = (name: string): URL => new URL(`../../../test/certificates/${name}`, import.meta.url)
@@ -45,7 +45,7 @@ async function listening(t: TestContext, tls: LiveTls, requestClientCert = false
     tls: { requestClientCert },
   }
   const options = {
-    validators: createValidators(),
+    compilers: createCompilers(),
     log: pino({ level: 'silent' }),
     logRequests: false,
     errors: [],

@@ -126,13 +126,25 @@ test('a filter that lets few of many memories pass hides none of them, by catego
   assert.deepEqual(await found({ category: 'common', to: '2025-01-01' }), [])
 })
 
-test('where pg_trgm cannot be created, searches go without it, and say so once', async (t) => {
+/** A database as it is before the first start of a conductor, which creates the extension. */
+async function withoutTrigrams(t: TestContext, then: string): Promise<string> {
   const dsn = await freshDatabase(t)
   const client = new pg.Client({ connectionString: dsn })
   await client.connect()
-  // The extension brings a function of this name, so it cannot be created.
-  await client.query(`CREATE FUNCTION similarity(text, text) RETURNS real LANGUAGE sql AS 'SELECT 0::real'`)
+  await client.query(`DROP EXTENSION pg_trgm; ${then}`)
   await client.end()
+  return dsn
+}
+
+test('a conductor creates pg_trgm where it is missing', async (t) => {
+  const { call } = await stage(t, { dsn: await withoutTrigrams(t, '') })
+  await until(async () => (await call('GET', '/memory/stats')).json().search.similarWords as boolean)
+})
+
+test('where pg_trgm cannot be created, searches go without it, and say so once', async (t) => {
+  // The extension brings a function of this name, so it cannot be created.
+  const own = `CREATE FUNCTION similarity(text, text) RETURNS real LANGUAGE sql AS 'SELECT 0::real'`
+  const dsn = await withoutTrigrams(t, own)
   const { kernel, save, search, call } = await stage(t, { dsn })
   await until(async () => kernel.logs.some(({ msg }) => String(msg).includes('pg_trgm')))
   assert.equal(kernel.logs.filter(({ level, msg }) => level === 40 && String(msg).includes('pg_trgm')).length, 1)
