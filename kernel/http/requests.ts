@@ -1,7 +1,13 @@
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
-import type { FastifyBaseLogger, FastifyReply, FastifyRequest, preHandlerHookHandler } from 'fastify'
+import type {
+  FastifyBaseLogger,
+  FastifyReply,
+  FastifyRequest,
+  FastifySchemaCompiler,
+  preHandlerHookHandler,
+} from 'fastify'
 import fp from 'fastify-plugin'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
@@ -115,7 +121,7 @@ function createDeadlines(limitMs: number) {
 /** Request bodies are JSON within limits, and are checked against their schemas without conversion. */
 export const jsonBodies = fp(
   async (app, { validators }: { readonly validators: Validators }) => {
-    app.setValidatorCompiler(validators)
+    app.setValidatorCompiler(whenNeeded(validators))
     // Routes accept no text unless they add a parser for it; other content types answer 415.
     app.removeContentTypeParser(['application/json', 'text/plain'])
     app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) =>
@@ -124,6 +130,21 @@ export const jsonBodies = fp(
   },
   { name: 'agent-orc-bodies' },
 )
+
+/** Compiles a schema for the first request that needs it: compiling all of them would be a tenth of a start, and most are never used. */
+function whenNeeded({ check, compile }: Validators): FastifySchemaCompiler<unknown> {
+  return ({ schema, httpPart }) => {
+    check(schema as object)
+    let compiled: ReturnType<typeof compile> | undefined
+    const fits: ReturnType<FastifySchemaCompiler<unknown>> = (data: unknown) => {
+      compiled ??= compile(schema as object, httpPart)
+      const result = compiled(data)
+      fits.errors = compiled.errors ?? null
+      return result
+    }
+    return fits
+  }
+}
 
 /** Deeper JSON can be parsed, but overflows the stack when it is serialized again. */
 const maxJsonDepth = 64

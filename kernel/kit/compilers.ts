@@ -1,9 +1,13 @@
 import { SerializerSelector } from '@fastify/fast-json-stringify-compiler'
 import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
-import type { FastifySchemaCompiler } from 'fastify'
 
-export type Validators = FastifySchemaCompiler<unknown>
+export interface Validators {
+  /** Throws when the schema is none. */
+  check(schema: object): void
+  /** Compiles the schema of a body or of another part of a request, once. */
+  compile(schema: object, httpPart: string | undefined): ValidateFunction
+}
 type Serializers = ReturnType<typeof SerializerSelector>
 
 /**
@@ -23,18 +27,12 @@ function createValidators(): Validators {
   const options = { useDefaults: true, allowUnionTypes: true, strict: false } as const
   const literal = once(new Ajv(options))
   const coercing = once(new Ajv({ ...options, coerceTypes: 'array' }))
-  return ({ schema, httpPart }) => {
-    const { compile } = httpPart === 'body' ? literal : coercing
-    const { ajv } = literal
-    if (ajv.validateSchema(schema as object) !== true) throw new Error(ajv.errorsText(ajv.errors))
-    let compiled: ValidateFunction | undefined
-    const check: ReturnType<Validators> = (data: unknown) => {
-      compiled ??= compile(schema as object)
-      const fits = compiled(data)
-      check.errors = compiled.errors ?? null
-      return fits
-    }
-    return check
+  const { ajv } = literal
+  return {
+    check(schema) {
+      if (ajv.validateSchema(schema) !== true) throw new Error(ajv.errorsText(ajv.errors))
+    },
+    compile: (schema, httpPart) => (httpPart === 'body' ? literal : coercing).compile(schema),
   }
 }
 
