@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, type AppError, failures, invalidField, sse } from '#kernel'
+import { endUserOf } from '#contracts/apps'
 import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
@@ -255,7 +256,7 @@ class Chat {
     const { keyId, agent, renew } = this.#caller
     const { profile, webhookUrl, revision } = agent
     const { message, metadata, attachments, conversation_id: before } = this.#body
-    const endUserId = metadata?.end_user_id
+    const endUserId = endUserOf(metadata)
     const chat = {
       publicRunId,
       conversationId,
@@ -306,7 +307,7 @@ export async function keepInDoubt(database: Database, run: PublicRun, body: Chat
   const { message, metadata, attachments } = body
   const continued = body.conversation_id !== undefined
   const shown = attachments?.map(({ name, mediaType }) => ({ name, mediaType }))
-  const rest = [metadata?.end_user_id ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
+  const rest = [endUserOf(metadata) ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
   const values = [tenantId, conversationId, publishedId, publicRunId, runId, ...rest]
   const rows = await database.unit(tenantId, { ...keep, values }, { order: conversationId, bytes: message.length })
   return rows.length > 0 || !continued
