@@ -263,15 +263,15 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     return run !== undefined
   }
   /** Restores a run of an earlier process. Call it in the order in which the runs started. Without `create` the session must exist. */
-  protected restore(run: StartRun, startedAt: string, end: Omit<FinishRun, 'claim'>, finishedAt: string): void {
-    const { tenantId, sessionId, create } = run
+  protected restore(run: RunRow, create: StartRun['create'], end: Omit<FinishRun, 'claim'>, finishedAt: string): void {
+    const { tenantId, summary } = run
+    const { sessionId, startedAt } = summary
     const session =
       this.#rows.session(tenantId, sessionId) ?? (create && newSession(tenantId, sessionId, create.profile, startedAt))
     // The session was dropped already.
     if (!session) return
-    const row = newRun(run)
-    this.#claim(row, session, startedAt)
-    this.#end(row, end, finishedAt)
+    this.#claim(run, session, startedAt)
+    this.#end(run, end, finishedAt)
   }
 
   #claimed({ tenantId, runId, epoch }: Claim): RunRow | undefined {
