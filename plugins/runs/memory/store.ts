@@ -63,12 +63,13 @@ export class MemoryRunStore extends TenantUse implements RunStore {
 
   async start(run: StartRun): Promise<StartOutcome> {
     const { tenantId, sessionId, create } = run
+    const at = now()
     const existing = this.#rows.session(tenantId, sessionId)
     if (create && existing && !this.#rows.run(tenantId, run.runId)) return { kind: 'session_taken' }
-    const place = this.#placeOf(run, existing ?? (create && newSession(tenantId, sessionId, create.profile, now())))
+    const place = this.#placeOf(run, existing ?? (create && newSession(tenantId, sessionId, create.profile, at)))
     if ('kind' in place) return place
     if (place.claimRun !== undefined || place.waiting.length > 0) return { kind: 'busy' }
-    return { kind: 'started', claim: this.#claim(newRun(run), place), session: durableOf(place) }
+    return { kind: 'started', claim: this.#claim(newRun(run), place, at), session: durableOf(place) }
   }
   async discard(claim: Claim): Promise<boolean> {
     const run = this.#claimed(claim)

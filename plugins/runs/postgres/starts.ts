@@ -3,6 +3,7 @@ import { type Database, sqlState, type Statement, violatedConstraint } from '#co
 import type { Profile } from '#contracts/profiles'
 import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
 import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
+import { beginOf } from '#contracts/runs'
 import { attachmentBytesOf } from '../limits.ts'
 import { type Charges, type Holding, holding, holdValues } from './charges.ts'
 import { handedOver } from './ends.ts'
@@ -51,12 +52,14 @@ const newRun = (held: string, where: string, from = ''): string => `
     SELECT :tenant, :run, :session, :profile, 'running', :prompt, :metadata::json, :owner, 1, 1, :webhook, :input::json,
       :inputInfo::json, :parent::jsonb, :publicRun
     ${from} WHERE ${ownerLives} AND ${isFresh} ${where}
-    ON CONFLICT DO NOTHING RETURNING id${held}
+    ON CONFLICT DO NOTHING RETURNING id, started_at${held}
   )`
+// The session is as old as its first run.
 const newSession = (held: string): string => `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
-                        claim_owner, claim_run, claim_epoch)
-  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1 FROM run
+                        claim_owner, claim_run, claim_epoch, created_at, last_used_at)
+  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1, started_at, started_at
+  FROM run
   RETURNING id${held}`
 
 const startNew = ({ held, told }: Holding): string => `WITH ${newRun(held(), '')} ${newSession(told)}`
@@ -158,7 +161,7 @@ function startStatement(run: StartRun, { instance, charges: { billing }, snapsho
   const values = {
     ...row,
     // Every run rewrites the session row, so it keeps only a preview of the prompt. The run keeps the whole prompt.
-    preview: row.prompt.slice(0, 4_000),
+    preview: beginOf(row.prompt, 4_000),
     owner: instance.id,
     ...(billing && holdValues(billing, run)),
     parent: task.parent && JSON.stringify(task.parent),
