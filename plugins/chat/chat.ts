@@ -1,6 +1,5 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, type AppError, failures, invalidField, sse } from '#kernel'
-import { endUserOf } from '#contracts/apps'
 import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
@@ -256,7 +255,7 @@ class Chat {
     const { keyId, agent, renew } = this.#caller
     const { profile, webhookUrl, revision } = agent
     const { message, metadata, attachments, conversation_id: before } = this.#body
-    const endUserId = endUserOf(metadata)
+    const endUserId = endUserOf(this.#body)
     const chat = {
       publicRunId,
       conversationId,
@@ -276,6 +275,9 @@ class Chat {
     }
   }
 }
+
+/** An empty id names nobody, as everywhere else. */
+const endUserOf = ({ metadata }: ChatBody): string | undefined => metadata?.end_user_id || undefined
 
 // If the row exists, the conductor's start wrote it in one commit with the run.
 const keep = {
@@ -304,10 +306,10 @@ const keep = {
  */
 export async function keepInDoubt(database: Database, run: PublicRun, body: ChatBody): Promise<boolean> {
   const { tenantId, conversationId, publishedId, publicRunId, runId } = run
-  const { message, metadata, attachments } = body
+  const { message, attachments } = body
   const continued = body.conversation_id !== undefined
   const shown = attachments?.map(({ name, mediaType }) => ({ name, mediaType }))
-  const rest = [endUserOf(metadata) ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
+  const rest = [endUserOf(body) ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
   const values = [tenantId, conversationId, publishedId, publicRunId, runId, ...rest]
   const rows = await database.unit(tenantId, { ...keep, values }, { order: conversationId, bytes: message.length })
   return rows.length > 0 || !continued

@@ -3,7 +3,6 @@ import { type Database, sqlState, type Statement, violatedConstraint } from '#co
 import type { Profile } from '#contracts/profiles'
 import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
 import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
-import { beginOf } from '#contracts/runs'
 import { attachmentBytesOf } from '../limits.ts'
 import { type Charges, type Holding, holding, holdValues } from './charges.ts'
 import { handedOver } from './ends.ts'
@@ -54,11 +53,13 @@ const newRun = (held: string, where: string, from = ''): string => `
     ${from} WHERE ${ownerLives} AND ${isFresh} ${where}
     ON CONFLICT DO NOTHING RETURNING id, started_at${held}
   )`
+// Every run rewrites the session row, so it keeps only the beginning of the prompt. The run keeps the whole prompt.
+const preview = 'left(:prompt, 4000)'
 // The session is as old as its first run.
 const newSession = (held: string): string => `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
                         claim_owner, claim_run, claim_epoch, created_at, last_used_at)
-  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1, started_at, started_at
+  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', ${preview}, 1, :owner, :run, 1, started_at, started_at
   FROM run
   RETURNING id${held}`
 
@@ -87,7 +88,7 @@ const claiming = (held: string, session: string, more = ''): string => `
   claimed AS (
     UPDATE sessions
     SET status = 'running', claim_owner = :owner, claim_run = :run, claim_epoch = claim_epoch + 1,
-        last_used_at = now(), last_prompt = :preview, run_count = run_count + 1
+        last_used_at = now(), last_prompt = ${preview}, run_count = run_count + 1
     WHERE tenant_id = :tenant AND id = ${session} AND profile = :profile AND status IN ('idle', 'errored')
       AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = :tenant AND id = :run) AND ${ownerLives} ${more}
       AND NOT EXISTS (SELECT 1 FROM run_queue WHERE tenant_id = :tenant AND session_id = ${session})
@@ -160,8 +161,6 @@ function startStatement(run: StartRun, { instance, charges: { billing }, snapsho
   const row = runValues(run)
   const values = {
     ...row,
-    // Every run rewrites the session row, so it keeps only a preview of the prompt. The run keeps the whole prompt.
-    preview: beginOf(row.prompt, 4_000),
     owner: instance.id,
     ...(billing && holdValues(billing, run)),
     parent: task.parent && JSON.stringify(task.parent),
