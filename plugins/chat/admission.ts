@@ -326,11 +326,25 @@ export class ChatAdmission {
 }
 
 /** The limit of each key, as a hook for routes of a guarded scope. */
-export const createKeyLimit = (app: App, hit: Kv['hit']) =>
-  rateLimit(app, {
+export async function createKeyLimit(app: App, hit: Kv['hit']) {
+  const limit = await rateLimit(app, {
     name: 'key',
     keyOf: (request) => `ao:chat-key:${tenantOf(request)}:${callerOf(request).keyId}`,
     max: (request) => callerOf(request).agent.rateLimitRpm,
     hit,
     refused: chatErrors.rateLimited,
   })
+  return async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+    const { renew, agent } = callerOf(request)
+    try {
+      await limit(request, reply)
+    } catch (error) {
+      if (!renew) throw error
+      // The limit of the agent may be another one than the remembered one.
+      const current = await renew()
+      request.setDecorator(caller, current)
+      if (current.agent.rateLimitRpm === agent.rateLimitRpm) throw error
+      await limit(request, reply)
+    }
+  }
+}

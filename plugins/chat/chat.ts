@@ -19,7 +19,7 @@ import {
   type Told,
 } from './public-run.ts'
 import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
-import type { GaveUp, SyncWaits } from './sync-waits.ts'
+import type { GaveUp, SyncWaits, Within } from './sync-waits.ts'
 import { beganNothing, noAnswer, refusal } from './refusal.ts'
 
 interface ChatParts {
@@ -65,7 +65,7 @@ export function chatRoutes(app: App, parts: ChatParts): void {
       const caller = callerOf(request)
       const chat = await openChat(parts, caller, request.body, request.headers['idempotency-key'])
       try {
-        const told = await waits.for(() => chat.ended(), caller.agent.syncMaxDurationMs, caller, reply.raw)
+        const told = await waits.for((within) => chat.ended(within), caller, reply.raw)
         if (typeof told === 'string' && told !== 'unreachable') await chat.leave(told)
         if (told === 'revoked') throw invalidKey()
         void reply.headers(idHeaders(chat.run))
@@ -129,6 +129,7 @@ class Chat {
   /** `joined`: an earlier request with the same key began the run. `refused`: the run was certainly not begun. */
   #state: 'new' | 'begun' | 'joined' | 'refused' = 'new'
   #deserted = false
+  #within: Within = () => {}
 
   constructor(parts: ChatParts, caller: ChatCaller, body: ChatBody, ids: Ids, attempt?: Attempt<Ids>) {
     this.run = { tenantId: caller.tenantId, publishedId: caller.agent.id, ...ids }
@@ -185,12 +186,15 @@ class Chat {
     } catch (error) {
       if (!beganNothing(error) || (error.status < 500 && error.code !== 'admission_stale')) throw error
       this.#caller = await renew()
+      this.#within(this.#caller.agent.syncMaxDurationMs)
       return start()
     }
   }
 
-  /** Starts or joins the run, and resolves to how it ended. */
-  async ended(): Promise<Told> {
+  /** Starts or joins the run, and resolves to how it ended. `within` is told how long the agent lets a call wait, as soon as that is known. */
+  async ended(within: Within): Promise<Told> {
+    this.#within = within
+    within(this.#caller.agent.syncMaxDurationMs)
     const frames = await this.start(endingOnly)
     if (this.#deserted) this.left.abort('client_gone')
     for (;;) {
@@ -251,7 +255,7 @@ class Chat {
     const { keyId, agent, renew } = this.#caller
     const { profile, webhookUrl, revision } = agent
     const { message, metadata, attachments, conversation_id: before } = this.#body
-    const endUserId = metadata?.end_user_id
+    const endUserId = endUserOf(this.#body)
     const chat = {
       publicRunId,
       conversationId,
@@ -271,6 +275,9 @@ class Chat {
     }
   }
 }
+
+/** An empty id names nobody, as everywhere else. */
+const endUserOf = ({ metadata }: ChatBody): string | undefined => metadata?.end_user_id || undefined
 
 // If the row exists, the conductor's start wrote it in one commit with the run.
 const keep = {
@@ -299,10 +306,10 @@ const keep = {
  */
 export async function keepInDoubt(database: Database, run: PublicRun, body: ChatBody): Promise<boolean> {
   const { tenantId, conversationId, publishedId, publicRunId, runId } = run
-  const { message, metadata, attachments } = body
+  const { message, attachments } = body
   const continued = body.conversation_id !== undefined
   const shown = attachments?.map(({ name, mediaType }) => ({ name, mediaType }))
-  const rest = [metadata?.end_user_id ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
+  const rest = [endUserOf(body) ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
   const values = [tenantId, conversationId, publishedId, publicRunId, runId, ...rest]
   const rows = await database.unit(tenantId, { ...keep, values }, { order: conversationId, bytes: message.length })
   return rows.length > 0 || !continued

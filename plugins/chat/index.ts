@@ -84,6 +84,17 @@ export default definePlugin({
         admission.guard(guarded, 'memory')
         limits?.guard(guarded, { ...alone, tenantOf, writes: 'chatsPerMinute' })
         chatRoutes(guarded, { ...common, ...told, idempotency, log, waits, limit })
+      })
+      await app.register(async (guarded) => {
+        admission.guard(guarded, 'database')
+        limits?.guard(guarded, { ...alone, tenantOf, writes: 'readsPerMinute' })
+        runRoutes(guarded, common)
+        conversationRoutes(guarded, common)
+      })
+      // An upload begins no run, so nothing would look at a remembered key again.
+      await app.register(async (guarded) => {
+        admission.guard(guarded, 'database')
+        limits?.guard(guarded, { ...alone, tenantOf, writes: 'chatsPerMinute' })
         uploadRoute(guarded, {
           url: '/v1/chat/:tenant/:agent/attachments',
           who: 'agent-key',
@@ -94,12 +105,6 @@ export default definePlugin({
           links,
           tenantOf: (request) => callerOf(request).tenantId,
         })
-      })
-      await app.register(async (guarded) => {
-        admission.guard(guarded, 'database')
-        limits?.guard(guarded, { ...alone, tenantOf, writes: 'readsPerMinute' })
-        runRoutes(guarded, common)
-        conversationRoutes(guarded, common)
       })
     })
     if (database.absent) return {}

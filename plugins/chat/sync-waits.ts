@@ -7,6 +7,9 @@ export type GaveUp = 'timeout' | 'stopping' | 'gone' | 'revoked'
 /** Whose key waits. */
 type Waiter = Pick<Held, 'tenantId' | 'keyId'>
 
+/** Sets how many milliseconds a synchronous call may take. */
+export type Within = (ms: number) => void
+
 /** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
 export class SyncWaits {
   readonly #giveUps = new Map<(why: GaveUp) => void, Waiter>()
@@ -27,16 +30,25 @@ export class SyncWaits {
     for (const [giveUp, { tenantId, keyId }] of this.#giveUps) yield { tenantId, keyId, end: () => giveUp('revoked') }
   }
 
-  /** Resolves to the result of `work`, or to the reason why there is none yet. */
-  async for<T>(work: () => Promise<T>, ms: number, waiter: Waiter, client: ServerResponse): Promise<T | GaveUp> {
+  /**
+   * Resolves to the result of `work`, or to the reason why there is none yet. `work` says how many milliseconds the call may take from its
+   * beginning, and may say so again.
+   */
+  async for<T>(work: (within: Within) => Promise<T>, waiter: Waiter, client: ServerResponse): Promise<T | GaveUp> {
     if (this.#drained) return 'stopping'
     const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()
     const giveUp = (why: GaveUp): void => resolve(why)
     const gone = (): void => resolve('gone')
-    const timer = setTimeout(resolve, ms, 'timeout')
+    const began = performance.now()
+    let timer: NodeJS.Timeout | undefined
+    const within = (ms: number): void => {
+      if (!this.#giveUps.has(giveUp)) return
+      clearTimeout(timer)
+      timer = setTimeout(resolve, ms - (performance.now() - began), 'timeout')
+    }
     this.#giveUps.set(giveUp, waiter)
     client.once('close', gone)
-    work().then(resolve, reject)
+    work(within).then(resolve, reject)
     try {
       return await promise
     } finally {

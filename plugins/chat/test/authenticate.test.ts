@@ -124,6 +124,45 @@ test('a change of the agent is there for the very next chat', async (t) => {
   assert.equal(dispatch.runs.size, 2)
 })
 
+test('the time and the rate that an agent allows are those of its last change, for the very next chat', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database, { rpm: 2, syncSeconds: 600 })
+  const chat = () => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  assert.equal((await chat()).statusCode, 200)
+  dispatch.script = () => {}
+  await sql(database, 'acme', 'UPDATE published_agents SET sync_max_duration_seconds = 1')
+  const late = await chat()
+  assert.deepEqual([late.statusCode, late.json().error], [504, 'sync_timeout'], 'no longer ten minutes')
+
+  assert.equal((await chat()).statusCode, 429)
+  await sql(database, 'acme', 'UPDATE published_agents SET rate_limit_rpm = 3, sync_max_duration_seconds = 600')
+  dispatch.script = (_task, run) => run().emit(finish('Here'))
+  const next = await chat()
+  assert.deepEqual([next.statusCode, next.headers['ratelimit']], [200, '"key";r=0;t=60'])
+})
+
+test('what begins no run reads its key: with a key that was revoked a moment ago nothing is uploaded', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const post = (path: string, body: object | string, type: string) =>
+    app.inject({
+      method: 'POST',
+      url: agent.url + path,
+      headers: { ...agent.auth, 'content-type': type },
+      payload: body,
+    })
+  const upload = async (): Promise<unknown[]> => {
+    const reply = await post('/attachments', 'a file', 'text/plain')
+    return [reply.statusCode, reply.json().error]
+  }
+  assert.equal((await post('', payload, 'application/json')).statusCode, 200)
+  assert.deepEqual(await upload(), [503, 'uploads_unavailable'], 'this gateway has no store')
+  await sql(database, 'acme', 'UPDATE published_agents SET enabled = false')
+  assert.deepEqual(await upload(), [404, 'not_published'])
+  await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = now()')
+  assert.deepEqual(await upload(), [401, 'unauthorized'])
+})
+
 test('a key of a deleted tenant is refused on the very next request', async (t) => {
   const { app, database } = await gateway(t)
   const agent = await publish(database)

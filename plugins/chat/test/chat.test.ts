@@ -44,6 +44,20 @@ test('a chat without a conversation begins one and answers with both ids', async
   assert.equal(stored?.end_user_id, 'u-1')
 })
 
+test('an empty end_user_id names nobody, so that what visitors without a name say is nobody’s', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const payload = { message: 'Hi', metadata: { end_user_id: '' } }
+  const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  assert.equal(reply.statusCode, 200)
+  assert.deepEqual(
+    [dispatch.started[0]?.chat?.endUserId, dispatch.started[0]?.metadata?.['end_user_id']],
+    [undefined, ''],
+  )
+  assert.deepEqual(await sql(database, 'acme', 'SELECT end_user_id FROM conversations'), [{ end_user_id: null }])
+  assert.deepEqual(await sql(database, 'acme', 'SELECT end_user_id FROM public_runs'), [{ end_user_id: null }])
+})
+
 test('a conversation goes on under its id, with its messages in order', async (t) => {
   const { app, database, dispatch } = await gateway(t)
   const agent = await publish(database)

@@ -1,7 +1,11 @@
 import { type FileHandle, open } from 'node:fs/promises'
 import type { Profile } from '#contracts/profiles'
 import { after, hasStamp, lastSeqOf, type LogChunk, parseLine, peekType, type Usage } from '#contracts/run-event'
-import type { SubTask, TerminalRunStatus } from '#contracts/runs'
+import type { RunSummary, SubTask, TerminalRunStatus } from '#contracts/runs'
+
+/** The fields of a run that it has from its start, and that its task does not give: attachments without their contents, and where it comes from. */
+export type Shown = Pick<RunSummary, 'parent' | 'queuedAt'> &
+  Pick<RunSummary['subTask'], 'attachments' | 'responseFormat'>
 
 /** First line of a run's file. */
 export interface JournalHeader {
@@ -10,6 +14,8 @@ export interface JournalHeader {
   readonly sessionId: string
   readonly task: SubTask
   readonly startedAt: string
+  /** What the run shows besides. */
+  readonly shown?: Shown
   /** The session's snapshot of its profile. Present only in the file of the run that created the session. */
   readonly create?: Profile
 }
@@ -18,6 +24,8 @@ export interface JournalHeader {
 export interface JournalFinish {
   readonly status: TerminalRunStatus
   readonly finishedAt: string
+  /** How often the run was started, if more than once. */
+  readonly attempt?: number
   readonly error?: { readonly code: string; readonly message: string }
   readonly usage?: Usage
 }

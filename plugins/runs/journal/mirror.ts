@@ -3,7 +3,7 @@ import { tenantKey } from '#contracts/ids'
 import type { LogChunk } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import type { RunSummary, TerminalRunStatus } from '#contracts/runs'
-import type { JournalFile, JournalFinish, JournalHeader } from './file.ts'
+import type { JournalFile, JournalFinish, JournalHeader, Shown } from './file.ts'
 import type { JournalFolder, RunKey } from './folder.ts'
 
 /** How often incomplete files are completed from the store. A run that was taken from this process ends elsewhere. */
@@ -16,20 +16,33 @@ type Source = Pick<RunStore, 'getSession' | 'findSession' | 'readLog'>
 
 /** The journal header of a stored run. The profile snapshot is included for the run that created the session. */
 export async function headerOf(store: Source, tenantId: string, run: RunSummary): Promise<JournalHeader> {
-  const { runId, sessionId, startedAt, subTask } = run
-  const { profile, prompt } = subTask
+  const { runId, sessionId, startedAt, subTask, parent, queuedAt } = run
+  const { profile, prompt, attachments, responseFormat } = subTask
+  const shown: Shown = {
+    ...(attachments ? { attachments } : {}),
+    ...(responseFormat ? { responseFormat } : {}),
+    ...(parent ? { parent } : {}),
+    ...(queuedAt === undefined ? {} : { queuedAt }),
+  }
   const metadata = subTask.metadata as Record<string, unknown> | undefined
   const task = { profile, prompt, ...(metadata === undefined ? {} : { metadata }) }
   const first = (await store.getSession(tenantId, sessionId))?.runCount === 1
   const session = first ? await store.findSession(tenantId, sessionId) : undefined
-  return { tenantId, runId, sessionId, task, startedAt, ...(session ? { create: session.profile } : {}) }
+  const more = { ...(Object.keys(shown).length > 0 ? { shown } : {}), ...(session ? { create: session.profile } : {}) }
+  return { tenantId, runId, sessionId, task, startedAt, ...more }
 }
 
 /** The finish line for the way in which a run ended. */
 export const endingOf = (
   { status, error, usage }: Pick<FinishRun, 'status' | 'error' | 'usage'>,
-  finishedAt = new Date().toISOString(),
-): JournalFinish => ({ status, finishedAt, ...(error ? { error } : {}), ...(usage ? { usage } : {}) })
+  { finishedAt = new Date().toISOString(), attempt = 1 }: Pick<RunSummary, 'finishedAt' | 'attempt'> = {},
+): JournalFinish => ({
+  status,
+  finishedAt,
+  ...(attempt > 1 ? { attempt } : {}),
+  ...(error ? { error } : {}),
+  ...(usage ? { usage } : {}),
+})
 
 /** Appends the events that the store has and the file lacks. */
 async function catchUp(store: Source, file: JournalFile, { tenantId, runId }: RunKey): Promise<void> {
@@ -47,7 +60,7 @@ export async function complete(store: Source, folder: JournalFolder, file: Journ
   try {
     if (file.ending) return await file.close()
     await catchUp(store, file, file.header)
-    await file.finish(endingOf({ ...run, status: run.status as TerminalRunStatus }, run.finishedAt))
+    await file.finish(endingOf({ ...run, status: run.status as TerminalRunStatus }, run))
     await folder.sync(tenantId)
   } catch (error) {
     await file.close().catch(() => {})
@@ -122,7 +135,8 @@ export class JournalMirror {
       if (file && chunk && chunk.firstSeq > file.lastSeq + 1) await catchUp(this.#truth, file, claim)
       if (chunk) await file?.append(chunk)
       if (!file || !end) return
-      await file.finish(endingOf(end))
+      // The time of the end is the store's.
+      await file.finish(endingOf(end, await this.#truth.findRun(claim.tenantId, claim.runId)))
       this.#open.delete(key)
       await this.#folder.sync(claim.tenantId)
     } catch (err) {

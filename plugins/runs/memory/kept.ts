@@ -6,6 +6,7 @@ import type { TerminalRunStatus } from '#contracts/runs'
 import type { JournalFile, JournalFinish } from '../journal/file.ts'
 import type { JournalFolder, RunKey } from '../journal/folder.ts'
 import { complete, endingOf, headerOf, keyOf } from '../journal/mirror.ts'
+import { restoredRun } from './rows.ts'
 import { MemoryRunStore, mostKept } from './store.ts'
 
 const interrupted: EndReason = { code: 'interrupted', message: endings.interrupted.message }
@@ -63,7 +64,8 @@ export class KeptRunStore extends MemoryRunStore {
     const { claim, tail } = run
     return this.#inTurn(claim, async () => {
       const file = this.#open.get(keyOf(claim))
-      const ending = endingOf(run)
+      const { attempt = 1 } = (await this.findRun(claim.tenantId, claim.runId)) ?? {}
+      const ending = endingOf(run, { attempt })
       if (file) {
         if (tail) await file.append(tail)
         await file.finish(ending)
@@ -115,15 +117,16 @@ export class KeptRunStore extends MemoryRunStore {
   }
   /** Restores the run of a file. Afterwards the file has a terminal event and a finish line, whatever it had before. */
   async #putBack(file: JournalFile): Promise<void> {
-    const { tenantId, runId, sessionId, task, startedAt, create } = file.header
+    const { tenantId, runId, sessionId, task, startedAt, create, shown = {} } = file.header
     const ending = file.ending ?? (await endOf(file))
     const tail = await file.events()
     if (file.ending) await file.close()
     else await file.finish(ending)
-    const { finishedAt, status, ...rest } = ending
+    const { finishedAt, status, attempt = 1, ...rest } = ending
     const sessionStatus = status === 'error' ? 'errored' : 'idle'
-    const run = { tenantId, runId, sessionId, task, ...(create ? { create: { profile: create } } : {}) }
-    this.restore(run, startedAt, { status, sessionStatus, tail, ...rest, ...said(tail) }, finishedAt)
+    const run = restoredRun({ tenantId, runId, sessionId, task }, { ...shown, attempt, startedAt })
+    const end = { status, sessionStatus, tail, ...rest, ...said(tail) } as const
+    this.restore(run, create && { profile: create }, end, finishedAt)
   }
 }
 

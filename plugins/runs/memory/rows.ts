@@ -13,6 +13,7 @@ import {
 } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import type { Session } from '#contracts/sessions'
+import type { Shown } from '../journal/file.ts'
 
 export interface RunRow {
   summary: RunSummary
@@ -92,6 +93,16 @@ export function newRun({ tenantId, runId, sessionId, task }: StartRun, queuedAt?
     startedAt: queuedAt ?? '',
   }
   return { summary, tenantId, epoch: 0, ordinal: 0, input: promptFieldsOf(task), log: [] }
+}
+
+/** What a file keeps of a run besides its task and how it ended. */
+type Restored = Shown & Required<Pick<RunSummary, 'attempt' | 'startedAt'>>
+
+/** A run of an earlier process. The contents of its attachments are gone, and the summary shows what they were. */
+export function restoredRun(run: StartRun, { attachments, responseFormat, ...shown }: Restored): RunRow {
+  const row = newRun(run)
+  const info = { ...(attachments ? { attachments } : {}), ...(responseFormat ? { responseFormat } : {}) }
+  return { ...row, summary: { ...row.summary, ...shown, subTask: { ...row.summary.subTask, ...info } } }
 }
 
 const ofTenant = <T extends { readonly tenantId: string }>(all: ReadonlyMap<string, T>, tenantId: string): T[] =>

@@ -63,12 +63,13 @@ export class MemoryRunStore extends TenantUse implements RunStore {
 
   async start(run: StartRun): Promise<StartOutcome> {
     const { tenantId, sessionId, create } = run
+    const at = now()
     const existing = this.#rows.session(tenantId, sessionId)
     if (create && existing && !this.#rows.run(tenantId, run.runId)) return { kind: 'session_taken' }
-    const place = this.#placeOf(run, existing ?? (create && newSession(tenantId, sessionId, create.profile, now())))
+    const place = this.#placeOf(run, existing ?? (create && newSession(tenantId, sessionId, create.profile, at)))
     if ('kind' in place) return place
     if (place.claimRun !== undefined || place.waiting.length > 0) return { kind: 'busy' }
-    return { kind: 'started', claim: this.#claim(newRun(run), place), session: durableOf(place) }
+    return { kind: 'started', claim: this.#claim(newRun(run), place, at), session: durableOf(place) }
   }
   async discard(claim: Claim): Promise<boolean> {
     const run = this.#claimed(claim)
@@ -263,15 +264,15 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     return run !== undefined
   }
   /** Restores a run of an earlier process. Call it in the order in which the runs started. Without `create` the session must exist. */
-  protected restore(run: StartRun, startedAt: string, end: Omit<FinishRun, 'claim'>, finishedAt: string): void {
-    const { tenantId, sessionId, create } = run
+  protected restore(run: RunRow, create: StartRun['create'], end: Omit<FinishRun, 'claim'>, finishedAt: string): void {
+    const { tenantId, summary } = run
+    const { sessionId, startedAt } = summary
     const session =
       this.#rows.session(tenantId, sessionId) ?? (create && newSession(tenantId, sessionId, create.profile, startedAt))
     // The session was dropped already.
     if (!session) return
-    const row = newRun(run)
-    this.#claim(row, session, startedAt)
-    this.#end(row, end, finishedAt)
+    this.#claim(run, session, startedAt)
+    this.#end(run, end, finishedAt)
   }
 
   #claimed({ tenantId, runId, epoch }: Claim): RunRow | undefined {

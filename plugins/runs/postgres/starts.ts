@@ -51,12 +51,16 @@ const newRun = (held: string, where: string, from = ''): string => `
     SELECT :tenant, :run, :session, :profile, 'running', :prompt, :metadata::json, :owner, 1, 1, :webhook, :input::json,
       :inputInfo::json, :parent::jsonb, :publicRun
     ${from} WHERE ${ownerLives} AND ${isFresh} ${where}
-    ON CONFLICT DO NOTHING RETURNING id${held}
+    ON CONFLICT DO NOTHING RETURNING id, started_at${held}
   )`
+// Every run rewrites the session row, so it keeps only the beginning of the prompt. The run keeps the whole prompt.
+const preview = 'left(:prompt, 4000)'
+// The session is as old as its first run.
 const newSession = (held: string): string => `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
-                        claim_owner, claim_run, claim_epoch)
-  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1 FROM run
+                        claim_owner, claim_run, claim_epoch, created_at, last_used_at)
+  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', ${preview}, 1, :owner, :run, 1, started_at, started_at
+  FROM run
   RETURNING id${held}`
 
 const startNew = ({ held, told }: Holding): string => `WITH ${newRun(held(), '')} ${newSession(told)}`
@@ -84,7 +88,7 @@ const claiming = (held: string, session: string, more = ''): string => `
   claimed AS (
     UPDATE sessions
     SET status = 'running', claim_owner = :owner, claim_run = :run, claim_epoch = claim_epoch + 1,
-        last_used_at = now(), last_prompt = :preview, run_count = run_count + 1
+        last_used_at = now(), last_prompt = ${preview}, run_count = run_count + 1
     WHERE tenant_id = :tenant AND id = ${session} AND profile = :profile AND status IN ('idle', 'errored')
       AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = :tenant AND id = :run) AND ${ownerLives} ${more}
       AND NOT EXISTS (SELECT 1 FROM run_queue WHERE tenant_id = :tenant AND session_id = ${session})
@@ -157,8 +161,6 @@ function startStatement(run: StartRun, { instance, charges: { billing }, snapsho
   const row = runValues(run)
   const values = {
     ...row,
-    // Every run rewrites the session row, so it keeps only a preview of the prompt. The run keeps the whole prompt.
-    preview: row.prompt.slice(0, 4_000),
     owner: instance.id,
     ...(billing && holdValues(billing, run)),
     parent: task.parent && JSON.stringify(task.parent),

@@ -85,6 +85,36 @@ test('a run that waited for its session is in a file as well, once it begins', a
   )
 })
 
+test('a run shows after a start what it showed before: attachments, format, parent, wait and attempts', async (t) => {
+  const dir = await emptyFolder(t)
+  const first = await keptStore(t, dir)
+  const one = await begin(first, 'r1', 's1')
+  await first.enqueue({
+    tenantId: 'acme',
+    runId: 'r2',
+    sessionId: 's1',
+    task: {
+      profile: 'writer',
+      prompt: 'What is it?',
+      metadata: { order: 1 },
+      attachments: [{ mediaType: 'text/plain', name: 'a.txt', data: 'aGVsbG8=' }],
+      responseFormat: { type: 'json_schema', name: 'answer', schema: { type: 'object' } },
+      parent: { runId: 'r0', depth: 1 },
+    },
+    interrupt: false,
+  })
+  await finish(first, one, 0)
+  const next = await first.claimNext('acme', 's1')
+  assert.ok(next.kind === 'started')
+  await first.retry(next.claim, 2, chunk(next.claim, 1, [text('again')]))
+  await finish(first, next.claim, 1)
+  const before = await first.findRun('acme', 'r2')
+  assert.deepEqual([before?.attempt, before?.subTask.attachments?.length, before?.parent?.runId], [2, 1, 'r0'])
+  const second = await keptStore(t, dir)
+  assert.deepEqual(await second.findRun('acme', 'r2'), before)
+  assert.deepEqual(await second.findRun('acme', 'r1'), await first.findRun('acme', 'r1'))
+})
+
 test('R7: a file cut at any byte boots, keeps a prefix of the events and ends once', async (t) => {
   const dir = await emptyFolder(t)
   const store = await keptStore(t, dir)

@@ -29,6 +29,9 @@ test('what the store accepted is in the file when a run is announced as finished
   const bytes = await readFile(pathOf(dir, 'r1'), 'utf8')
   const events = bytes.slice(bytes.indexOf('\n') + 1, bytes.lastIndexOf('{"type":"finish"'))
   assert.equal(events, await logOf(truth, 'r1'))
+  const { startedAt, finishedAt } = (await truth.findRun('acme', 'r1'))!
+  const lines = await linesOf(dir, 'r1')
+  assert.deepEqual([lines[0]!['startedAt'], lines.at(-1)!['finishedAt']], [startedAt, finishedAt])
 })
 
 test('a start mends what a killed conductor left: torn tails, missing events and endings, from the store', async (t) => {

@@ -151,3 +151,14 @@ test('a chat whose caller was only remembered begins while its key and its agent
   await db.systemBatch([{ text: `UPDATE tenants SET deleted_at = now() WHERE id = '${tenantId}'` }])
   assert.equal(await begin(anew, 1), 'stale_admission')
 })
+
+test('a session is as old as its first run, and its last prompt is cut between characters', async (t) => {
+  const { db, open } = await openStores(t)
+  const store = await open()
+  const words = 'x'.repeat(3_999)
+  const task = { profile: 'p', prompt: `${words}\u{1F600} and more` }
+  await store.start({ tenantId, runId: 'r1', sessionId: 's1', task, create: { profile } })
+  const text = `SELECT s.created_at = r.started_at AND s.last_used_at = r.started_at AS "sameTime", substr(s.last_prompt, 3999) AS "end"
+    FROM sessions s JOIN runs r ON r.tenant_id = s.tenant_id AND r.session_id = s.id WHERE s.tenant_id = $1`
+  assert.deepEqual(await db.unit(tenantId, { text, values: [tenantId] }), [{ sameTime: true, end: 'x\u{1F600}' }])
+})
