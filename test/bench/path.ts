@@ -15,7 +15,8 @@ import { startModel } from './targets.ts'
 import { type Entered, entered, type Window } from './coverage.ts'
 
 const warmChats = 200
-const chats = 50
+/** They take more than a minute, so that what comes once a minute comes in the time without chats as well. */
+const chats = 150
 /** Between two chats, so that each is stored and announced by itself; longer than a stored chunk waits. */
 const pauseMs = 200
 /** How long the work after a chat may take. */
