@@ -4,8 +4,10 @@ import { Liquid } from 'liquidjs'
 
 // The languages of templates (Liquid) and of conditions (CEL). Checks only parse what tenants wrote; expression-thread.ts evaluates it.
 
-/** CPU time in ms that all expressions of a node may take together, and how many characters of JSON they may make. */
+/** CPU time in ms that all expressions of a node may take together, and what they may take besides for each MiB of JSON that they read. */
 const mostMs = 100
+const msOfMiB = 20
+/** How many characters of JSON they may make. */
 export const mostMade = 10 * 1024 * 1024
 /** How many characters and items the filters of one template may allocate. */
 const mostFiltered = 1_000_000
@@ -51,10 +53,10 @@ const room = createContext({ work: undefined })
 
 /**
  * The timeout of `vm` counts wall time, which passes on a busy machine without any work being done. The work is therefore repeated with more time
- * until it has had its share of CPU time.
+ * until it has had nearly all of its CPU time.
  */
-function bounded<T>(work: () => T): T {
-  for (let timeout = mostMs; ; timeout *= 2) {
+function bounded<T>(ms: number, work: () => T): T {
+  for (let timeout = ms; ; timeout *= 2) {
     const before = process.threadCpuUsage()
     try {
       room['work'] = work
@@ -65,8 +67,7 @@ function bounded<T>(work: () => T): T {
         throw new ExpressionError(text.split('\n', 1)[0]!.slice(0, 500))
       }
       const { user, system } = process.threadCpuUsage(before)
-      if (user + system >= mostMs * 500 || timeout > 30 * mostMs)
-        throw new ExpressionError(`it takes longer than ${mostMs} ms`)
+      if (user + system >= ms * 900 || timeout > 30 * ms) throw new ExpressionError(`it takes longer than ${ms} ms`)
     } finally {
       room['work'] = undefined
     }
@@ -174,8 +175,9 @@ export function answerTo(question: Question): Answer {
   const { scope, templates, list, condition } = question
   try {
     const seen = seenOf(scope)
-    return bounded(() => {
-      if (condition !== undefined) return { holds: holds(condition, seen, charsOf(scope)) }
+    const chars = charsOf(scope)
+    return bounded(mostMs + msOfMiB * Math.floor(chars / 2 ** 20), () => {
+      if (condition !== undefined) return { holds: holds(condition, seen, chars) }
       const maker = new Maker(seen)
       if (list === undefined) {
         return {
