@@ -4,7 +4,7 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import { limitErrors, TenantLimits } from '#contracts/limits'
-import { EndUserData } from '#contracts/retention'
+import { EndUserData, retentionErrors } from '#contracts/retention'
 import { ApprovalDesk } from './desk.ts'
 import { createEndUserData } from './end-users.ts'
 import { createApprovalMetrics } from './metrics.ts'
@@ -16,7 +16,7 @@ import { approvalRoutes } from './routes.ts'
  */
 export default definePlugin({
   name: 'approvals',
-  errors: [approvalErrors, databaseErrors, limitErrors],
+  errors: [approvalErrors, databaseErrors, limitErrors, retentionErrors],
   requires: { guard: ApiGuard, database: Database, jobs: maybe(Jobs), limits: maybe(TenantLimits) },
   provides: { approvals: Approvals, people: EndUserData },
   async setup({ deps, metrics, routes }) {

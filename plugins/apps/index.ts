@@ -5,7 +5,7 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
-import { EndUserData } from '#contracts/retention'
+import { EndUserData, retentionErrors } from '#contracts/retention'
 import { Webhooks, webhookErrors } from '#contracts/webhooks'
 import { createClientAddress, trustedProxies } from '#kit'
 import { callbackRoutes } from './callback.routes.ts'
@@ -37,7 +37,7 @@ export default definePlugin({
     }),
     trustedProxies,
   }),
-  errors: [appErrors, databaseErrors, limitErrors, webhookErrors],
+  errors: [appErrors, databaseErrors, limitErrors, retentionErrors, webhookErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
