@@ -15,11 +15,8 @@ const message = (id: string, attempt = 1): TakenMessage => ({
 })
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
 
-test('one tenant with a slow receiver leaves room for the others', async () => {
-  const queued = new Map([
-    ['slow', Array.from({ length: 20 }, (_, i) => message(`slow-${i}`))],
-    ['quick', [message('quick-0')]],
-  ])
+/** A deliverer of queued messages. Attempts of tenants whose names begin with `slow` hang until they are let go. */
+function slowStage(queued: ReadonlyMap<string, TakenMessage[]>) {
   const begun: string[] = []
   const held: (() => void)[] = []
   const deliverer = new Deliverer({
@@ -31,55 +28,50 @@ test('one tenant with a slow receiver leaves room for the others', async () => {
     },
     async attempt(tenantId, { id }): Promise<Settled> {
       begun.push(id)
-      if (tenantId === 'slow') await new Promise<void>((resolve) => held.push(resolve))
+      if (tenantId.startsWith('slow')) await new Promise<void>((resolve) => held.push(resolve))
       return { state: 'delivered', status: 200, error: undefined }
     },
   })
+  /** Lets attempts go until so many have begun, and stops. */
+  const finish = async (count: number): Promise<void> => {
+    while (begun.length < count) {
+      held.shift()?.()
+      await turn()
+    }
+    for (const resolve of held) resolve()
+    await deliverer.stop()
+  }
+  return { deliverer, begun, held, finish }
+}
+const twenty = (tenantId: string) => Array.from({ length: 20 }, (_, i) => message(`${tenantId}-${i}`))
+
+test('one tenant with a slow receiver leaves room for the others', async () => {
+  const queued = new Map([
+    ['slow', twenty('slow')],
+    ['quick', [message('quick-0')]],
+  ])
+  const { deliverer, begun, finish } = slowStage(queued)
   deliverer.wake('slow')
   while (begun.length < 4) await turn()
   deliverer.wake('quick')
   while (!begun.includes('quick-0')) await turn()
   assert.equal(begun.filter((id) => id.startsWith('slow')).length, 4)
   // Messages that had to wait are sent as soon as there is room.
-  while (begun.length < 21) {
-    held.shift()?.()
-    await turn()
-  }
-  for (const resolve of held) resolve()
-  await deliverer.stop()
+  await finish(21)
 })
 
 test('several tenants with slow receivers leave room for those who have nothing on its way', async () => {
   const slow = ['slow-a', 'slow-b', 'slow-c', 'slow-d', 'slow-e']
-  const queued = new Map(slow.map((id) => [id, Array.from({ length: 20 }, (_, i) => message(`${id}-${i}`))]))
+  const queued = new Map(slow.map((id) => [id, twenty(id)]))
   queued.set('quick', [message('quick-0'), message('quick-1')])
-  const begun: string[] = []
-  const held: (() => void)[] = []
-  const deliverer = new Deliverer({
-    log,
-    rate: { left: async () => Infinity, made: async () => {} },
-    outbox: {
-      take: async (tenantId, limit) => ({ taken: queued.get(tenantId)!.splice(0, limit), inMs: undefined }),
-      settle: async () => {},
-    },
-    async attempt(tenantId, { id }): Promise<Settled> {
-      begun.push(id)
-      if (tenantId !== 'quick') await new Promise<void>((resolve) => held.push(resolve))
-      return { state: 'delivered', status: 200, error: undefined }
-    },
-  })
+  const { deliverer, begun, held, finish } = slowStage(queued)
   for (const id of slow) deliverer.wake(id)
   // The first three fill what anybody may have; the others have one place each of the reserved ones.
   while (begun.length < 14) await turn()
   deliverer.wake('quick')
   while (!begun.includes('quick-1')) await turn()
   assert.equal(held.length, 14)
-  while (begun.length < 102) {
-    held.shift()?.()
-    await turn()
-  }
-  for (const resolve of held) resolve()
-  await deliverer.stop()
+  await finish(102)
 })
 
 test('the waits grow, are spread, and end; a receiver may ask for longer ones, within bounds', () => {
