@@ -2,6 +2,7 @@ import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import type { Compilers } from '../kit/compilers.ts'
 import { peerLinks } from '../kit/link/host.ts'
 import { provenCallers } from '../kit/proof.ts'
+import { slowReaders } from '../kit/slow-readers.ts'
 import { type LiveTls, liveTls } from '../kit/tls.ts'
 import { WebGuard } from '../kit/web-guard.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
@@ -62,6 +63,7 @@ export async function createListener(
     .register(declaredAccess)
     .register(openapiDocument, { listener: name, errors })
     .register(quietConnections)
+    .register(slowReaders)
     .register(liveTls, { tls })
     .register(openStreams)
     .register(peerLinks, { leaving, logRequests })

@@ -24,13 +24,15 @@ export interface ApiGuard extends Guard {
   record(request: FastifyRequest, targets: readonly string[]): Promise<void>
 }
 
-/** The caller if it is an operator. Undefined for all other callers, so that they cannot tell that operators' routes exist. */
+/**
+ * The caller if it is an operator. Undefined for all other callers, so that they cannot tell that operators' routes exist. A key that lately worked
+ * for another tenant is not looked up: no limit counts these requests, and they cost no round trip.
+ */
 async function operatorBy(
-  authenticate: Authenticate,
-  adminTenant: string | undefined,
+  { authenticate, tenantLately, adminTenant }: Pick<GuardOptions, 'authenticate' | 'tenantLately' | 'adminTenant'>,
   request: FastifyRequest,
 ): Promise<Caller | undefined> {
-  if (adminTenant === undefined) return undefined
+  if (adminTenant === undefined || (tenantLately(request) ?? adminTenant) !== adminTenant) return undefined
   try {
     const caller = await authenticate(request)
     return caller.tenantId === adminTenant ? caller : undefined
@@ -44,7 +46,8 @@ async function operatorBy(
 const writes: RequestLimit = 'writesPerMinute'
 
 /** Authenticates every request of a scope before its body is read, and requires the role that its route declares. */
-export function createApiGuard({ authenticate, tenantLately, adminTenant, trail, limits }: GuardOptions): ApiGuard {
+export function createApiGuard(options: GuardOptions): ApiGuard {
+  const { authenticate, tenantLately, trail, limits } = options
   const callers = new WeakMap<FastifyRequest, Caller>()
   /** The tenants of requests that their limits will refuse. The keys of these requests are not looked up. */
   const spent = new WeakMap<FastifyRequest, string>()
@@ -72,7 +75,7 @@ export function createApiGuard({ authenticate, tenantLately, adminTenant, trail,
         const forOperators = accessOf(config) === operator
         const spentTenant = forOperators ? undefined : spentTenantOf(request)
         if (spentTenant !== undefined) return void spent.set(request, spentTenant)
-        const caller = forOperators ? await operatorBy(authenticate, adminTenant, request) : await authenticate(request)
+        const caller = forOperators ? await operatorBy(options, request) : await authenticate(request)
         if (!caller) {
           // The client gets the same answer as for a path that no route serves.
           reply.callNotFound()

@@ -307,6 +307,19 @@ test('a key from an address that it is not for is 403, and on routes of operator
   assert.equal((await get('/operator')).statusCode, 404)
 })
 
+test('a key of another tenant is looked up once on routes of operators, however often it asks there', async (t) => {
+  const { calls, database } = fakeDatabase(keys)
+  const guard: Entry = { name: 'auth', plugin: auth, config: { adminTenant: 'hq' } }
+  const all = routes([...roles, 'operator'])
+  const kernel = await kernelOf(t, [guard, all, fake(Tokens, tokens), fake(Database, database)])
+  const headers = { authorization: 'Bearer ao_dev_a' }
+  for (let n = 0; n < 5; n++) {
+    const reply = await kernel.listeners['conductor']!.inject({ url: '/operator', headers })
+    assert.deepEqual([reply.statusCode, reply.json().error], [404, 'not_found'])
+  }
+  assert.equal(calls.length, 1)
+})
+
 test('who tries too many wrong keys hears 429, costs no look-up, and locks nobody out who is known', async (t) => {
   const { kernel, calls } = await conductor(t, { wrongKeysPerMinute: 3, trustedProxies: '10.0.0.1' })
   const ask = (key: string | undefined, remoteAddress: string, forwarded?: string) =>
