@@ -103,11 +103,17 @@ export const skillErrors = errorTable('skills', {
 })
 
 /** The digest of a skill's files: of one line per file, in the order of their paths. */
-export function digestOf(files: readonly SkillFile[]): string {
+export const digestOf = (files: readonly SkillFile[]): string =>
+  digestOfListed(files.map(({ path, bytes, executable }) => ({ path, executable, sha256: sha256(bytes) })))
+
+/** The same of files whose contents were digested before. */
+export function digestOfListed(
+  files: readonly { readonly path: string; readonly executable: boolean; readonly sha256: string }[],
+): string {
   const lines = files
-    .map(({ path, bytes, executable }) => ({ path, text: `${sha256(bytes)} ${executable ? 'x' : '-'} ${path}\n` }))
     .toSorted((a, b) => (a.path < b.path ? -1 : 1))
-  return sha256(lines.map(({ text }) => text).join(''))
+    .map(({ path, executable, sha256: digest }) => `${digest} ${executable ? 'x' : '-'} ${path}\n`)
+  return sha256(lines.join(''))
 }
 
 export const sha256 = (data: Uint8Array | string): string => createHash('sha256').update(data).digest('hex')

@@ -1,6 +1,7 @@
 import { isUtf8 } from 'node:buffer'
+import { setImmediate as turn } from 'node:timers/promises'
 import { stringify } from 'yaml'
-import { digestOf, sha256, type SkillFile } from '#contracts/skills'
+import { digestOfListed, sha256, type SkillFile } from '#contracts/skills'
 import { mostShownBytes } from '#kit'
 import { contentTypeOf } from '#kit/files'
 import { checkSeen, clip, type Findings, readSkill, type SkillHeader } from './format.ts'
@@ -51,7 +52,7 @@ export interface GivenFile extends SkillFile {
 }
 
 /** Reads one skill folder, whose files are named `<folder>/SKILL.md`, and reports all its problems at once. */
-export function readFolder(given: readonly GivenFile[]): Reading {
+export async function readFolder(given: readonly GivenFile[]): Promise<Reading> {
   const findings: Findings = { problems: [], forgiven: [] }
   const { problems, forgiven } = findings
   const kept = given.filter(({ path }) => !isLitter(path))
@@ -68,7 +69,8 @@ export function readFolder(given: readonly GivenFile[]): Reading {
   if (kept.length > mostFiles) problems.push(`There are ${kept.length} files; a skill has at most ${mostFiles}.`)
   const folder = folderOf(kept, problems)
   const files = kept.map((file) => ({ ...file, path: file.path.slice(file.path.indexOf('/') + 1) }))
-  return told(readFiles(folder, files, findings))
+  const read = readMain(folder, files, findings)
+  return told(readingOf(read, await readOthers(read.others, problems), findings))
 }
 
 /** The most findings of one kind that an answer lists. */
@@ -87,7 +89,8 @@ function told(reading: Reading): Reading {
 /** Reads a skill that a client wrote field by field. Nothing is forgiven here. */
 export function readWritten(header: SkillHeader, body: string): Reading {
   const main = { path: skillMd, bytes: Buffer.from(textOf(header, body)), executable: false }
-  const reading = readFiles(header.name, [main], { problems: [], forgiven: [] })
+  const findings: Findings = { problems: [], forgiven: [] }
+  const reading = readingOf(readMain(header.name, [main], findings), [], findings)
   const several = header.allowedTools
     .filter((tool) => /\s/.test(tool.replaceAll(/\([^()]*\)/g, '')))
     .map((tool) => `'${clip(tool)}' in 'allowedTools' is not the name of one tool: it has a blank in it.`)
@@ -110,24 +113,58 @@ function folderOf(files: readonly SkillFile[], problems: string[]): string {
   return [...folders][0] ?? ''
 }
 
-function readFiles(folder: string, files: readonly SkillFile[], findings: Findings): Reading {
-  const { problems } = findings
+/** The files of a skill, of which `SKILL.md` has been read. */
+interface ReadMain {
+  readonly folder: string
+  readonly main: SkillFile | undefined
+  readonly header: ReturnType<typeof headerOf>
+  /** All other files, sorted by path. */
+  readonly others: readonly SkillFile[]
+}
+
+function readMain(folder: string, files: readonly SkillFile[], findings: Findings): ReadMain {
   const main = mainOf(files, findings)
   const header = main && headerOf(main, folder, findings)
   const others = files.filter((file) => file !== main).toSorted((a, b) => (a.path < b.path ? -1 : 1))
-  // Models read these files as they read the body, so the same check applies.
-  for (const { path, bytes } of others)
+  return { folder, main, header, others }
+}
+
+/** Bytes and files that are read before others get a turn. All of a large skill takes longer than anybody may keep a process to itself. */
+const atOnce = { bytes: 512 * 1024, files: 64 }
+
+async function readOthers(others: readonly SkillFile[], problems: string[]): Promise<Resource[]> {
+  const resources: Resource[] = []
+  let left = atOnce.bytes
+  for (const file of others) {
+    const { path, bytes } = file
+    // Models read these files as they read the body, so the same check applies.
     if (isShown(bytes)) checkSeen(`The file '${clip(path)}'`, Buffer.from(bytes).toString('utf8'), problems)
-  const resources = others.map(resourceOf)
+    resources.push(resourceOf(file))
+    left -= bytes.length + atOnce.bytes / atOnce.files
+    if (left > 0) continue
+    await turn()
+    left = atOnce.bytes
+  }
+  return resources
+}
+
+function readingOf({ folder, main, header, others }: ReadMain, resources: Resource[], findings: Findings): Reading {
   const parts = {
     resources,
     requiresSandbox: resources.some(isScript),
-    totalBytes: files.reduce((sum, { bytes }) => sum + bytes.length, 0),
+    totalBytes: [...(main ? [main] : []), ...others].reduce((sum, { bytes }) => sum + bytes.length, 0),
   }
   const name = header?.header.name ?? clip(folder)
-  if (!header || problems.length > 0) return { ...findings, ...parts, name, skill: undefined }
-  const skill = packed(header.header, header.body, others, findings.forgiven.length === 0 ? main : undefined)
-  return { ...findings, ...parts, name, totalBytes: skill.totalBytes, skill }
+  if (!main || !header || findings.problems.length > 0) return { ...findings, ...parts, name, skill: undefined }
+  // A `SKILL.md` that deviates from the format is written anew in the strict form, so that the stored skill works with any other tool.
+  const strict = findings.forgiven.length === 0
+  const kept = strict
+    ? main
+    : { path: skillMd, bytes: Buffer.from(textOf(header.header, header.body)), executable: false }
+  const totalBytes = parts.totalBytes - main.bytes.length + kept.bytes.length
+  const digest = digestOfListed([resourceOf(kept), ...resources])
+  const skill = { ...header.header, ...parts, digest, body: header.body, files: [kept, ...others], totalBytes }
+  return { ...findings, ...parts, name, totalBytes, skill }
 }
 
 function mainOf(files: readonly SkillFile[], { problems, forgiven }: Findings): SkillFile | undefined {
@@ -151,26 +188,6 @@ function headerOf(main: SkillFile, folder: string, findings: Findings) {
     return undefined
   }
   return readSkill(Buffer.from(main.bytes).toString('utf8'), folder === '' ? undefined : folder, findings)
-}
-
-/** Packs a skill. A `SKILL.md` that deviates from the format is written anew in the strict form, so that the stored skill works with any other tool. */
-export function packed(
-  header: SkillHeader,
-  body: string,
-  others: readonly SkillFile[],
-  main: SkillFile = { path: skillMd, bytes: Buffer.from(textOf(header, body)), executable: false },
-): SkillPackage {
-  const files = [main, ...others]
-  const resources = others.map(resourceOf)
-  return {
-    ...header,
-    digest: digestOf(files),
-    body,
-    files,
-    resources,
-    requiresSandbox: resources.some(isScript),
-    totalBytes: files.reduce((sum, { bytes }) => sum + bytes.length, 0),
-  }
 }
 
 /** Writes a `SKILL.md` in the strict form. */

@@ -158,7 +158,7 @@ export async function importRoutes(
     async (request) => {
       const { tenantId } = guard.callerOf(request)
       const files = await uploads.read(tenantId, request, catalog.mostOf(tenantId).mostBytes)
-      const { stagingId, ...reading } = await catalog.stage(tenantId, readFolder(files))
+      const { stagingId, ...reading } = await catalog.stage(tenantId, await readFolder(files))
       const valid = stagingId !== undefined
       imports.inc({ outcome: valid ? 'staged' : 'invalid' })
       return { valid, ...reading, ...(valid ? { stagingId } : {}) }

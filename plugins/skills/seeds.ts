@@ -22,7 +22,7 @@ export async function readSeeds(dir: string | undefined, log: Log): Promise<Skil
   for (const folder of dir === undefined ? [shipped] : [shipped, dir]) {
     for (const name of await foldersOf(folder)) {
       try {
-        const { skill, problems, forgiven } = readFolder(await filesOf(join(folder, name), name))
+        const { skill, problems, forgiven } = await readFolder(await filesOf(join(folder, name), name))
         if (!skill) throw invalidSkill(problems)
         if (forgiven.length > 0) log.warn({ skill: name, forgiven }, 'a skill of the machine deviates from the format')
         seeds.set(skill.name, skill)

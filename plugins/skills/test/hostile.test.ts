@@ -13,7 +13,7 @@ const lines = (count: number, line: (i: number) => string): string =>
   Array.from({ length: count }, (_, i) => line(i)).join('')
 const empty = { bytes: Buffer.alloc(0), executable: false }
 
-test('a folder that is made to cost much is refused, and its answer is short', () => {
+test('a folder that is made to cost much is refused, and its answer is short', async () => {
   const fronts = [
     `bad: a: b\nfoo:${' '.repeat(30_000)}b`,
     lines(3_000, (i) => `k${i}: \n`),
@@ -27,7 +27,7 @@ test('a folder that is made to cost much is refused, and its answer is short', (
     'k: v\n'.repeat(100_000),
   ]
   for (const front of fronts) {
-    const { skill, ...said } = readFolder([
+    const { skill, ...said } = await readFolder([
       { ...empty, path: 'x/SKILL.md', bytes: Buffer.from(`---\n${front}\n---\n`) },
     ])
     assert.ok(skill === undefined && said.problems.length > 0, front.slice(0, 40))
@@ -35,7 +35,7 @@ test('a folder that is made to cost much is refused, and its answer is short', (
     assert.ok(JSON.stringify(said).length < 64 * 1024, front.slice(0, 40))
   }
   const deep = Array.from({ length: 1_000 }, (_, i) => ({ ...empty, path: `x/${'a/'.repeat(7_000)}${i}` }))
-  const { problems, resources } = readFolder(deep)
+  const { problems, resources } = await readFolder(deep)
   assert.deepEqual([problems.length, problems.at(-1)!.slice(0, 9), resources], [101, 'There are', []])
 })
 
@@ -143,20 +143,20 @@ test('floods of imports and of versions leave a bounded rest, at once and withou
   assert.ok((await contents()) <= 10 + 20 + 1)
 })
 
-test('what a model is shown of a file holds nothing that people do not see; what goes into a sandbox is not read for it', () => {
+test('what a model is shown of a file holds nothing that people do not see; what goes into a sandbox is not read for it', async () => {
   const main = { ...empty, path: 'x/SKILL.md', bytes: Buffer.from(skillText('x')) }
-  const problems = (text: string | Buffer) =>
-    readFolder([main, { ...empty, path: 'x/references/a.md', bytes: Buffer.from(text) }]).problems
+  const problems = async (text: string | Buffer) =>
+    (await readFolder([main, { ...empty, path: 'x/references/a.md', bytes: Buffer.from(text) }])).problems
   const coded = ['\u{E0131}\u{E0138}\u{E0135}', '\u200B\u200C\u200C', '\u2060\u2062\u2063']
   for (const character of ['\u{E0041}', '\u202E', '\u2066', ...coded])
-    assert.match(problems(`good${character}`).join(), /^The file 'references\/a\.md' holds U\+\w+, a character/)
+    assert.match((await problems(`good${character}`)).join(), /^The file 'references\/a\.md' holds U\+\w+, a character/)
   const written = [
     'a\fb \u200D \u{1F469}\u200D\u{1F4BB} \u2764\uFE0F\u200D\u{1F525}',
     '\u845B\u{E0100}',
     '\u0645\u06CC\u200C\u062E',
   ]
   for (const fine of [...written, Buffer.from('\u202E\0'), '\u202E'.repeat(100_000)])
-    assert.deepEqual(problems(fine), [])
+    assert.deepEqual(await problems(fine), [])
 })
 
 test('without a database an import can be committed for its time, and not a moment longer', async (t) => {

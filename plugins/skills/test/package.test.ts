@@ -15,9 +15,9 @@ const file = (path: string, text: string | Buffer = 'text', more: Partial<GivenF
   ...more,
 })
 
-test('a folder becomes a skill with its resources, and needs a sandbox for its scripts', () => {
+test('a folder becomes a skill with its resources, and needs a sandbox for its scripts', async () => {
   const png = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0])
-  const { skill, resources, requiresSandbox, totalBytes, problems, forgiven } = readFolder([
+  const { skill, resources, requiresSandbox, totalBytes, problems, forgiven } = await readFolder([
     file('pdf/scripts/run.py', '#!/usr/bin/env python3', { executable: true }),
     file('pdf/SKILL.md', main),
     file('pdf/assets/logo.png', png),
@@ -51,18 +51,18 @@ test('the digest is that of the paths, contents and executable bits, whatever th
   for (const other of others) assert.notEqual(digestOf(files), digestOf(other))
 })
 
-test('a SKILL.md that was forgiven is kept in the strict form, with the same meaning', () => {
-  const { skill, forgiven } = readFolder([
+test('a SKILL.md that was forgiven is kept in the strict form, with the same meaning', async () => {
+  const { skill, forgiven } = await readFolder([
     file('PDF_Tools/SKILL.md', '---\nname: PDF Tools\ndescription: "a: b"\nextra: x\n---\n# Body'),
   ])
   assert.equal(forgiven.length, 2)
   const text = Buffer.from(skill!.files[0]!.bytes).toString()
-  const again = readFolder([file('pdf-tools/SKILL.md', text)])
+  const again = await readFolder([file('pdf-tools/SKILL.md', text)])
   assert.deepEqual([again.problems, again.forgiven], [[], []])
   assert.deepEqual(again.skill, skill)
 })
 
-test('names that escape, hide, collide or cannot be stored are refused, each in a sentence of its own', () => {
+test('names that escape, hide, collide or cannot be stored are refused, each in a sentence of its own', async () => {
   const bad: [string, RegExp][] = [
     ['pdf/../../etc/passwd', /leaves its folder/],
     ['/etc/passwd', /absolute/],
@@ -80,14 +80,14 @@ test('names that escape, hide, collide or cannot be stored are refused, each in 
     [`pdf/${'x'.repeat(129)}`, /part longer/],
     [`pdf/${'x/'.repeat(5)}${'y/'.repeat(200)}`, /deep|longer/],
   ]
-  const { problems, skill } = readFolder([file('pdf/SKILL.md', main), ...bad.map(([path]) => file(path))])
+  const { problems, skill } = await readFolder([file('pdf/SKILL.md', main), ...bad.map(([path]) => file(path))])
   assert.equal(skill, undefined)
   for (const [path, said] of bad)
     assert.ok(
       problems.some((problem) => said.test(problem)),
       `${JSON.stringify(path)}: ${String(said)}`,
     )
-  const collide = readFolder([
+  const collide = await readFolder([
     file('pdf/SKILL.md', main),
     file('pdf/A.md'),
     file('pdf/a.md'),
@@ -100,16 +100,16 @@ test('names that escape, hide, collide or cannot be stored are refused, each in 
   assert.equal(collide.problems.length, 4, collide.problems.join('\n'))
 })
 
-test('a folder is one, has its SKILL.md at its top, and is no bomb', () => {
-  const problemsOf = (...files: GivenFile[]): string => readFolder(files).problems.join(' ')
-  assert.match(problemsOf(), /no files/)
-  assert.match(problemsOf(file('SKILL.md', main)), /with the folder of the skill in front/)
-  assert.match(problemsOf(file('a/SKILL.md', main), file('b/SKILL.md', main)), /several folders \('a', 'b'\)/)
-  assert.match(problemsOf(file('pdf/docs/SKILL.md', main)), /no SKILL\.md/)
-  assert.match(problemsOf(file('pdf/SKILL.md', Buffer.alloc(129 * 1024, 'a'))), /128 KiB/)
-  assert.match(problemsOf(file('pdf/SKILL.md', Buffer.from([0xff, 0xfe, 0x41]))), /no UTF-8/)
+test('a folder is one, has its SKILL.md at its top, and is no bomb', async () => {
+  const problemsOf = async (...files: GivenFile[]): Promise<string> => (await readFolder(files)).problems.join(' ')
+  assert.match(await problemsOf(), /no files/)
+  assert.match(await problemsOf(file('SKILL.md', main)), /with the folder of the skill in front/)
+  assert.match(await problemsOf(file('a/SKILL.md', main), file('b/SKILL.md', main)), /several folders \('a', 'b'\)/)
+  assert.match(await problemsOf(file('pdf/docs/SKILL.md', main)), /no SKILL\.md/)
+  assert.match(await problemsOf(file('pdf/SKILL.md', Buffer.alloc(129 * 1024, 'a'))), /128 KiB/)
+  assert.match(await problemsOf(file('pdf/SKILL.md', Buffer.from([0xff, 0xfe, 0x41]))), /no UTF-8/)
   const many = Array.from({ length: mostFiles }, (_, i) => file(`pdf/${i}`))
-  assert.match(problemsOf(file('pdf/SKILL.md', main), ...many), /501 files; a skill has at most 500/)
+  assert.match(await problemsOf(file('pdf/SKILL.md', main), ...many), /501 files; a skill has at most 500/)
 })
 
 test('what is written field by field is held to the strict form', () => {
@@ -155,4 +155,18 @@ test('the shipped skills are strictly valid, and a folder of the machine adds to
   )
   assert.equal(warnings.length, 3, 'each folder that cannot be used is named')
   assert.deepEqual(await readSeeds(join(dir, 'nowhere'), log), shipped)
+})
+
+test('others get turns while a large folder is read', async () => {
+  const text = Buffer.alloc(64 * 1024, 'a line of a file\n')
+  const parts = Array.from({ length: 64 }, (_, i) => file(`pdf/docs/${i}.md`, text))
+  let turns = 0
+  let waiting = setImmediate(function again() {
+    turns++
+    waiting = setImmediate(again)
+  })
+  const { skill } = await readFolder([file('pdf/SKILL.md', main), ...parts])
+  clearImmediate(waiting)
+  assert.equal(skill!.files.length, 65)
+  assert.ok(turns >= 7, String(turns))
 })
