@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, failures, NoContent, notFound } from '#kernel'
+import { access, type App, conflict, failures, NoContent, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { limitErrors, type TenantLimits } from '#contracts/limits'
@@ -11,7 +11,6 @@ import {
   findDefinition,
   insertDefinition,
   listDefinitions,
-  replaceDefinition,
   unknownDefinition,
 } from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
@@ -93,7 +92,7 @@ export function definitionRoutes(app: App, guard: Guard, { database, service, li
   )
 }
 
-export function definitionChangeRoutes(app: App, guard: Guard, { database, service, limits }: Deps): void {
+export function definitionChangeRoutes(app: App, guard: Guard, { database, service }: Omit<Deps, 'limits'>): void {
   const { invalidWorkflow } = workflowErrors
   app.patch(
     '/api/workflows/definitions/:id',
@@ -103,25 +102,17 @@ export function definitionChangeRoutes(app: App, guard: Guard, { database, servi
       schema: {
         tags,
         summary: 'Change a workflow definition',
-        description: 'Replaces the fields in the body, as a new version. Runs keep their version.',
+        description:
+          'Replaces the fields in the body, as a new version. Runs keep their version. What changes nothing makes no version.',
         params: DefinitionParams,
         body: DefinitionChange,
         response: {
           200: DefinitionInfo,
-          ...failures(invalidWorkflow, notFound, limitErrors.limitExceeded, ...Object.values(webhookErrors)),
+          ...failures(invalidWorkflow, notFound, conflict, limitErrors.limitExceeded, ...Object.values(webhookErrors)),
         },
       },
     },
-    async (request) => {
-      const { tenantId, keyId } = guard.callerOf(request)
-      const { id } = request.params
-      limits?.stored.admit(tenantId)
-      const definition = await service.changed(tenantId, id, request.body)
-      const made = await replaceDefinition(database, tenantId, id, definition, keyId)
-      // Old versions are kept as well, so a change adds its full size.
-      limits?.stored.add(tenantId, JSON.stringify(definition).length)
-      return made
-    },
+    async (request) => service.change(guard.callerOf(request), request.params.id, request.body),
   )
   app.delete(
     '/api/workflows/definitions/:id',

@@ -146,21 +146,24 @@ export async function insertDefinition(
   })
 }
 
-/** Stores the next version and deletes versions that are a hundred or more behind it. Runs keep their own copy. */
+/**
+ * Stores the version after `found` and deletes versions that are a hundred or more behind it. Runs keep their own copy. Undefined: there is a later
+ * version, or the definition is gone.
+ */
 export async function replaceDefinition(
   database: Database,
   tenantId: string,
-  id: string,
+  { id, version }: { readonly id: string; readonly version: number },
   definition: Definition,
   createdBy: string,
-): Promise<DefinitionInfo> {
+): Promise<DefinitionInfo | undefined> {
   return database.tenant(tenantId, async (tx) => {
     const [row] = await tx.query<Row>({
       text: `UPDATE workflow_definitions SET name = $3, version = version + 1, updated_at = now()
-             WHERE tenant_id = $1 AND id = $2 RETURNING version, created_at, updated_at`,
-      values: [tenantId, id, definition.name],
+             WHERE tenant_id = $1 AND id = $2 AND version = $4 RETURNING version, created_at, updated_at`,
+      values: [tenantId, id, definition.name, version],
     })
-    if (!row) throw unknownDefinition()
+    if (!row) return undefined
     const document = JSON.stringify(definition)
     await tx.query({
       text: 'INSERT INTO workflow_versions (tenant_id, definition_id, version, document, created_by) VALUES ($1, $2, $3, $4, $5)',

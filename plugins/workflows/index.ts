@@ -135,7 +135,7 @@ export default definePlugin({
       guard.protect(app)
       needsDatabase(app, deps.database)
       definitionRoutes(app, guard, { database, service, limits })
-      definitionChangeRoutes(app, guard, { database, service, limits })
+      definitionChangeRoutes(app, guard, { database, service })
       runReadRoutes(app, guard, views)
       runStreamRoute(app, guard, views, { store, kv })
       runWriteRoutes(app, guard, service)

@@ -1,4 +1,5 @@
-import { forbidden, invalidField, notFound } from '#kernel'
+import { isDeepStrictEqual } from 'node:util'
+import { conflict, forbidden, invalidField } from '#kernel'
 import { approvalErrors, type NodeApproval, type NodeDecision } from '#contracts/approvals'
 import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
@@ -7,7 +8,7 @@ import type { WakeUps } from '#contracts/jobs'
 import type { TenantLimits } from '#contracts/limits'
 import { webhookErrors, type Webhooks } from '#contracts/webhooks'
 import { mayPass } from './bypass.store.ts'
-import { findDefinition } from './definitions.store.ts'
+import { findDefinition, replaceDefinition, unknownDefinition } from './definitions.store.ts'
 import type { Engine } from './engine.ts'
 import type { Outputs, RunKey } from './outputs.ts'
 import { addDependencies, copyRun, mayDecide, nodeOf, replaceNode, retryNode } from './repairs.store.ts'
@@ -18,6 +19,7 @@ import { unknownRun } from './views.store.ts'
 import {
   type CreateRun,
   type DefinitionBody,
+  type DefinitionInfo,
   type NodeBody,
   type NodeUpdate,
   type Repair,
@@ -26,6 +28,9 @@ import {
 import { approvalOutcome, type Failure, type Outcome } from './outcome.ts'
 import type { Transition } from './transition.ts'
 import { branchesOf, checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
+
+/** So often a change of a definition is made anew because another one came first. */
+const mostChanges = 5
 
 export interface ServiceDeps {
   readonly database: Database
@@ -283,11 +288,30 @@ export class WorkflowService {
     return made.result
   }
 
-  /** Checks a stored definition with some of its fields replaced, and returns the result without storing it. 404 when the id is unknown. */
-  async changed(tenantId: string, id: string, change: Partial<DefinitionBody>) {
-    const found = await findDefinition(this.#deps.database, tenantId, id)
-    if (!found) throw notFound({ message: 'No workflow definition has this id.' })
-    return this.check(tenantId, { ...(found.definition as unknown as DefinitionBody), ...change })
+  /**
+   * Checks a stored definition with some of its fields replaced, and stores it as the next version. What changes nothing makes no version. 404 when
+   * the id is unknown.
+   */
+  async change(
+    { tenantId, keyId }: Pick<Caller, 'tenantId' | 'keyId'>,
+    id: string,
+    change: Partial<DefinitionBody>,
+  ): Promise<DefinitionInfo> {
+    const { database, limits } = this.#deps
+    // Somebody else may change the definition meanwhile. Then this is a change of what they made of it.
+    for (let left = mostChanges; left > 0; left--) {
+      const found = await findDefinition(database, tenantId, id)
+      if (!found) throw unknownDefinition()
+      const next = await this.check(tenantId, { ...(found.definition as unknown as DefinitionBody), ...change })
+      if (isDeepStrictEqual(found.definition, next)) return found.info
+      limits?.stored.admit(tenantId)
+      const made = await replaceDefinition(database, tenantId, found, next, keyId)
+      if (!made) continue
+      // Old versions are kept as well, so a change adds its full size.
+      limits?.stored.add(tenantId, JSON.stringify(next).length)
+      return made
+    }
+    throw conflict({ message: 'Others change this definition at the same time: try again.', retryable: true })
   }
 }
 

@@ -79,6 +79,27 @@ test('a definition that was used before is used as it is now, or not at all', as
   assert.equal((await create()).status, 404)
 })
 
+test('changes of one definition at the same time are all kept, and one that changes nothing makes no version', async (t) => {
+  const s = await stage(t)
+  const node = { id: 'first', type: 'condition', if: true }
+  const { body } = await s.call('POST', '/api/workflows/definitions', { name: 'shared', nodes: [node] })
+  const path = `/api/workflows/definitions/${body.id}`
+  const changes = [{ name: 'renamed' }, { description: 'what it is for' }, { nodes: [node, { ...node, id: 'second' }] }]
+  const answers = await Promise.all(changes.map((change) => s.call('PATCH', path, change)))
+  assert.deepEqual(
+    answers.map(({ status }) => status),
+    [200, 200, 200],
+    JSON.stringify(answers),
+  )
+  const { body: now } = await s.call('GET', path)
+  assert.deepEqual(
+    [now.version, now.name, now.description, now.nodes.length],
+    [4, 'renamed', 'what it is for', 2],
+    JSON.stringify(now),
+  )
+  for (const same of [{}, { name: 'renamed' }]) assert.equal((await s.call('PATCH', path, same)).body.version, 4)
+})
+
 test('a tenant that is full of runs is refused, and leaves no wake-ups behind', async (t) => {
   const s = await stage(t)
   const full = await s.other('full')
