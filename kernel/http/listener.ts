@@ -1,3 +1,4 @@
+import type { Socket } from 'node:net'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import type { Compilers } from '../kit/compilers.ts'
 import { peerLinks } from '../kit/link/host.ts'
@@ -55,6 +56,7 @@ export async function createListener(
   const app = fastifyOf(log, tls, requestCert, compilers)
   const leave = new AbortController()
   const leaving = leave.signal
+  const connections = new Set<Socket>()
   app.addHook('preClose', async () => leave.abort())
   await app
     .register(errorAnswers)
@@ -62,8 +64,8 @@ export async function createListener(
     .register(jsonBodies, compilers)
     .register(declaredAccess)
     .register(openapiDocument, { listener: name, errors })
-    .register(quietConnections)
-    .register(slowReaders)
+    .register(quietConnections, { connections })
+    .register(slowReaders, { connections })
     .register(liveTls, { tls })
     .register(openStreams)
     .register(peerLinks, { leaving, logRequests })

@@ -1,5 +1,6 @@
 import type { ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
+import { Server as TlsServer } from 'node:tls'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import fp from 'fastify-plugin'
 
@@ -62,18 +63,25 @@ export const openStreams = fp(
 
 /**
  * When the listener closes, ends connections without a request: idle keep-alive connections, and those that never sent a complete request, which
- * Node counts as busy for up to 72 s.
+ * Node counts as busy for up to 72 s. Keeps in `connections` those that speak HTTP.
  */
-export const quietConnections = fp(
-  async (app) => {
+export const quietConnections = fp<{ readonly connections: Set<Socket> }>(
+  async (app, { connections }) => {
     const { server } = app
     const quiet = new Set<Socket>()
-    server.on('connection', (socket: Socket) => {
+    const forget = (socket: Socket): void => {
+      quiet.delete(socket)
+      connections.delete(socket)
+    }
+    const add = (socket: Socket): void => {
       quiet.add(socket)
-      socket.once('close', () => quiet.delete(socket))
-    })
+      connections.add(socket)
+      socket.once('close', () => forget(socket))
+    }
+    // Below TLS there are other sockets, which end with these.
+    server.on((server as unknown) instanceof TlsServer ? 'secureConnection' : 'connection', add)
     // The new owner of an upgraded connection ends it.
-    server.on('upgrade', ({ socket }) => quiet.delete(socket))
+    server.on('upgrade', ({ socket }) => forget(socket))
     server.on('request', ({ socket }, response) => {
       quiet.delete(socket)
       response.once('close', () => {

@@ -20,12 +20,13 @@ interface Seen {
 
 /** Finds connections whose clients do not read. */
 export class SlowReaders {
-  readonly connections = new Set<Connection>()
+  readonly #connections: Iterable<Connection>
   readonly #seen = new WeakMap<Connection, Seen>()
   readonly #patience: Patience
   #looked = 0
 
-  constructor(patience: Patience) {
+  constructor(connections: Iterable<Connection>, patience: Patience) {
+    this.#connections = connections
     this.#patience = patience
   }
   /** Ends those that took nothing for too long. `now`: milliseconds of a clock that only goes forward. */
@@ -34,7 +35,7 @@ export class SlowReaders {
     // Time in which this process itself stood still is not the clients'.
     const step = Math.min(now - this.#looked, 2 * lookEveryMs)
     this.#looked = now
-    for (const connection of this.connections) {
+    for (const connection of this.#connections) {
       const waiting = connection.writableLength
       const taken = connection.bytesWritten - waiting
       const before = this.#seen.get(connection)
@@ -49,16 +50,9 @@ export class SlowReaders {
  * Ends connections whose clients do not read: an answer that nobody takes would be held in memory for as long as its client likes. All connections
  * are looked at now and then, so that it costs requests nothing.
  */
-export const slowReaders = fp<{ readonly patience?: Patience }>(
-  async (app, { patience = usual }) => {
-    const readers = new SlowReaders(patience)
-    const add = (socket: Socket): void => {
-      readers.connections.add(socket)
-      socket.once('close', () => readers.connections.delete(socket))
-    }
-    app.server.on('connection', add).on('secureConnection', add)
-    // The new owner of an upgraded connection watches it.
-    app.server.on('upgrade', ({ socket }) => readers.connections.delete(socket))
+export const slowReaders = fp<{ readonly connections: ReadonlySet<Socket>; readonly patience?: Patience }>(
+  async (app, { connections, patience = usual }) => {
+    const readers = new SlowReaders(connections, patience)
     const timer = setInterval(() => readers.look(performance.now()), patience.lookEveryMs).unref()
     app.addHook('onClose', async () => clearInterval(timer))
   },

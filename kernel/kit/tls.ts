@@ -1,6 +1,7 @@
 import { createPrivateKey, X509Certificate } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
+import type { Socket } from 'node:net'
 import { createSecureContext, type Server } from 'node:tls'
 import { type Static, Type } from '@sinclair/typebox'
 import type { FastifyInstance } from 'fastify'
@@ -126,12 +127,25 @@ export function followTls({ cert, key, ca }: Given, log: TlsLog): LiveTls | unde
   return new LiveTls(given, files, log)
 }
 
-/** New connections of a listener use the current certificates; existing connections keep theirs. */
+/**
+ * New connections of a listener use the current certificates; existing connections keep theirs. A listener that closes does not wait for clients
+ * that have not finished their handshake, which have two minutes for it.
+ */
 export const liveTls = fp(
   async (app: FastifyInstance, { tls }: { readonly tls?: LiveTls | undefined }) => {
+    if (!tls) return
     const server = app.server as unknown as Server
-    tls?.onChange((files) => server.setSecureContext(files))
-    app.addHook('onClose', async () => tls?.close())
+    tls.onChange((files) => server.setSecureContext(files))
+    const early = new Map<string, Socket>()
+    const addressOf = ({ remoteAddress, remotePort }: Socket): string => `${remoteAddress} ${remotePort}`
+    server.on('connection', (socket: Socket) => {
+      const address = addressOf(socket)
+      early.set(address, socket)
+      socket.once('close', () => early.delete(address))
+    })
+    server.on('secureConnection', (socket) => early.delete(addressOf(socket)))
+    app.addHook('preClose', async () => early.forEach((socket) => socket.destroy()))
+    app.addHook('onClose', async () => tls.close())
   },
   { name: 'agent-orc-tls' },
 )

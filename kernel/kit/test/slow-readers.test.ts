@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import type { ServerResponse } from 'node:http'
-import { type AddressInfo, connect } from 'node:net'
+import { type AddressInfo, connect, type Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import { test } from 'node:test'
 import Fastify from 'fastify'
@@ -21,11 +21,10 @@ function connection(bytesWritten: number, writableLength: number) {
 }
 
 test('a client that takes nothing for longer than it may loses its connection, and one that takes a little does not', () => {
-  const readers = new SlowReaders(patience)
   const deaf = connection(50_000, 16)
   const slow = connection(50_000, 16)
   const idle = connection(50_000, 0)
-  for (const one of [deaf, slow, idle]) readers.connections.add(one)
+  const readers = new SlowReaders([deaf, slow, idle], patience)
   for (let now = 0; now <= 1_000; now += 500) {
     readers.look(now)
     slow.bytesWritten += 1
@@ -36,9 +35,8 @@ test('a client that takes nothing for longer than it may loses its connection, a
 })
 
 test('a large piece has the time that a slow client needs for it', () => {
-  const readers = new SlowReaders(patience)
   const one = connection(16_000, 16_000)
-  readers.connections.add(one)
+  const readers = new SlowReaders([one], patience)
   for (let now = 0; now <= 2_000; now += 500) readers.look(now)
   assert.equal(one.destroyed, false)
   readers.look(2_001)
@@ -46,16 +44,17 @@ test('a large piece has the time that a slow client needs for it', () => {
 })
 
 test('time in which the process stood still is not counted', () => {
-  const readers = new SlowReaders(patience)
   const one = connection(16_000, 16)
-  readers.connections.add(one)
+  const readers = new SlowReaders([one], patience)
   for (const now of [0, 60_000]) readers.look(now)
   assert.equal(one.destroyed, false)
 })
 
 test('a server ends an answer that flows and is not read', async (t) => {
   const app = Fastify()
-  await app.register(slowReaders, { patience: { ms: 50, bytesPerMs: 10_000, lookEveryMs: 20 } })
+  const connections = new Set<Socket>()
+  app.server.on('connection', (socket) => connections.add(socket))
+  await app.register(slowReaders, { connections, patience: { ms: 50, bytesPerMs: 10_000, lookEveryMs: 20 } })
   const piece = Buffer.alloc(4 * 1024, 'x')
   app.get('/', (_request, reply) => reply.send(Readable.from(Array.from({ length: 8_192 }, () => piece))))
   await app.listen({ port: 0, host: '127.0.0.1' })

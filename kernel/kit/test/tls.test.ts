@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict'
 import { X509Certificate } from 'node:crypto'
 import { cp, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { once } from 'node:events'
+import type { IncomingMessage } from 'node:http'
 import { Agent, request } from 'node:https'
+import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
@@ -35,8 +38,12 @@ async function files(t: TestContext) {
   return { given, put, log, warnings }
 }
 
-/** A listener on a real port with these certificates. */
-async function listening(t: TestContext, tls: LiveTls, requestClientCert = false): Promise<string> {
+/** The URL of a listener with these certificates. */
+const listening = async (t: TestContext, tls: LiveTls, requestClientCert = false): Promise<string> =>
+  (await listener(t, tls, requestClientCert)).url
+
+/** A listener on a real port with these certificates. `slow`: ends the request of `/slow`, once it has begun. */
+async function listener(t: TestContext, tls: LiveTls, requestClientCert = false) {
   const config: ListenerConfig = {
     host: '127.0.0.1',
     port: 0,
@@ -55,9 +62,11 @@ async function listening(t: TestContext, tls: LiveTls, requestClientCert = false
   const { app, listen } = await createListener('runner', config, options)
   app.get('/word', access('network'), async () => 'word')
   app.get('/known', access('network'), async (_request, reply) => reply.code(204).send())
+  const slow = Promise.withResolvers<() => void>()
+  app.get('/slow', access('network'), () => new Promise((resolve) => slow.resolve(() => resolve('slow'))))
   t.after(() => app.close())
   await app.ready()
-  return listen()
+  return { app, url: await listen(), slow: slow.promise }
 }
 
 /** The status of an answer, and the certificate that came with it. */
@@ -103,6 +112,23 @@ test('a renewed certificate is served to new connections, and no request fails m
   await Promise.all(callers)
   assert.deepEqual(failed, [])
   assert.equal((await ask(url, { ca, agent: false })).certificate, second)
+})
+
+test('a listener that closes answers what is under way, and waits for no handshake', async (t) => {
+  const { given, log } = await files(t)
+  const { app, url, slow } = await listener(t, followTls(given, log)!)
+  const silent = connect(Number(new URL(url).port), '127.0.0.1')
+  await once(silent, 'connect')
+  const asked = request(`${url}/slow`, { ca: await pem('ca.pem') }).end()
+  const answered = once(asked, 'response')
+  const answer = await slow
+  const gone = once(silent.resume(), 'close')
+  const closed = app.close()
+  await gone
+  answer()
+  const [reply] = (await answered) as [IncomingMessage]
+  assert.equal(reply.statusCode, 200)
+  await Promise.all([closed, once(reply.resume(), 'end')])
 })
 
 test('files that cannot be used leave what is served as it is, are said once, and are taken when they can', async (t) => {
