@@ -39,13 +39,19 @@ export interface Cluster {
 /** Instead of those in config/, by their role. */
 type RoleFiles = Readonly<Record<string, string>>
 
-/** `isReady`: what the balancer knows of a conductor; unless given it asks nobody. */
+interface ClusterOptions {
+  /** What the balancer knows of a conductor; unless given it asks nobody. */
+  readonly isReady?: (name: Name) => boolean
+  readonly files?: RoleFiles
+  /** Processes speak TLS with each other, and each shows a certificate. */
+  readonly tls?: boolean
+}
+
 export async function startCluster(
   servers: Servers,
   model: ModelServer,
   folder: string,
-  isReady: (name: Name) => boolean = () => true,
-  files: RoleFiles = {},
+  { isReady = () => true, files = {}, tls = false }: ClusterOptions = {},
 ): Promise<Cluster> {
   mkdirSync(folder, { recursive: true })
   const port = lowestPort + (process.pid % 900) * portsPerCluster
@@ -60,7 +66,7 @@ export async function startCluster(
   const balancer = await startBalancer(conductors.map(ports.secondOf), (port) =>
     conductors.some((name) => ports.secondOf(name) === port && isReady(name)),
   )
-  return new RoleProcesses(folder, ways, balancer, environments(ports, ways, model, balancer), files)
+  return new RoleProcesses(folder, ways, balancer, environments(ports, ways, model, balancer, tls), files)
 }
 
 /** The ways of the stateful processes to their stores, and whose instances were seen on them. */
@@ -87,11 +93,19 @@ async function openWays(servers: Servers): Promise<Ways> {
   return { proxies, instances }
 }
 
+/** Of one that serves as client and server, for 127.0.0.1. */
+const certificates = {
+  AGENT_ORC_TLS_CERT: join(root, 'test/certificates/server.pem'),
+  AGENT_ORC_TLS_KEY: join(root, 'test/certificates/server.key'),
+  AGENT_ORC_TLS_CA: join(root, 'test/certificates/ca.pem'),
+  AGENT_ORC_TLS_CLIENT_CERTS: 'true',
+}
+
 type Ports = Readonly<Record<'of' | 'secondOf', (name: Name) => number>>
 type Environment = Readonly<Record<string, string>>
 
 /** The variables of each process. */
-function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balancer: Balancer) {
+function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balancer: Balancer, tls: boolean) {
   const shared = {
     PATH: process.env['PATH'] ?? '',
     HOME: process.env['HOME'] ?? '',
@@ -99,10 +113,12 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     AGENT_ORC_BOOTSTRAP_KEY: `bootstrap-${randomBytes(16).toString('hex')}`,
     LOG_LEVEL: 'info',
+    ...(tls ? certificates : {}),
   }
   // As in production, nobody without this key is answered by a runner or a sidecar; gateways have none.
   const inner = { RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') }
-  const urlOf = (name: Name): string => at(ports.of(name))
+  const secured = (url: string): string => (tls ? url.replace('http:', 'https:') : url)
+  const urlOf = (name: Name): string => secured(at(ports.of(name)))
   const environment = (name: Name): Environment => {
     const [role, number] = name.split('-') as [string, string]
     const own = { ...shared, PORT: String(ports.of(name)), AGENT_ORC_OPERATIONS_PORT: '0' }
@@ -125,7 +141,7 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
       const runners = [urlOf('runner-1'), urlOf('runner-2')].join(',')
       return { ...own, ...inner, ...stores, INTERNAL_PORT: String(ports.secondOf(name)), RUNNER_URLS: runners }
     }
-    return { ...own, ...stores, CONDUCTOR_INTERNAL_URL: balancer.url }
+    return { ...own, ...stores, CONDUCTOR_INTERNAL_URL: secured(balancer.url) }
   }
   return new Map(names.map((name) => [name, environment(name)]))
 }

@@ -43,7 +43,7 @@ async function main(options: Options): Promise<boolean> {
     stops.push(() => model.stop())
     const payments = await startPayments(folder)
     stops.push(() => payments.stop())
-    const cluster = await startCluster(servers, model, logs, undefined, payments.files)
+    const cluster = await startCluster(servers, model, logs, { files: payments.files })
     stops.push(() => cluster.stop())
     await Promise.all(names.map((name) => cluster.start(name)))
     await whole(cluster)

@@ -42,7 +42,7 @@ async function main(options: Options): Promise<boolean> {
     const model = await startModel()
     stops.push(() => model.stop())
     const readiness = createReadiness()
-    const cluster = await startCluster(servers, model, logs, readiness.isReady)
+    const cluster = await startCluster(servers, model, logs, { isReady: readiness.isReady, tls: options.tls })
     stops.push(() => cluster.stop())
     await Promise.all(names.map((name) => cluster.start(name)))
     if (!(await untilReady(cluster, names))) throw new Error('the cluster does not become ready')

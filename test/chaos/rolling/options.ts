@@ -8,15 +8,18 @@ export interface Options {
   /** How long a chat takes at most. */
   readonly seconds: number
   readonly redisPause: boolean
+  /** Processes speak TLS with each other. */
+  readonly tls: boolean
   readonly seed: number
   readonly json: boolean
 }
 
-export const usage = `npm run chaos:rolling -- [--restarts 20] [--rate 20] [--seconds 15] [--redis-pause] [--seed N] [--json]
+export const usage = `npm run chaos:rolling -- [--restarts 20] [--rate 20] [--seconds 15] [--redis-pause] [--tls] [--seed N] [--json]
   --restarts     how often each of the eight processes is stopped with SIGTERM and started again
   --rate         chats begun per second, by the clock
   --seconds      how long a chat takes at most; at least one second
   --redis-pause  stop Redis for a minute meanwhile
+  --tls          processes speak TLS with each other, and each shows a certificate
   --json         print the verdict only`
 
 export function readOptions(args: readonly string[]): Options {
@@ -27,6 +30,7 @@ export function readOptions(args: readonly string[]): Options {
       rate: { type: 'string', default: '20' },
       seconds: { type: 'string', default: '15' },
       'redis-pause': { type: 'boolean', default: false },
+      tls: { type: 'boolean', default: false },
       seed: { type: 'string', default: String(Math.floor(Math.random() * 1e9)) },
       json: { type: 'boolean', default: false },
     },
@@ -41,6 +45,7 @@ export function readOptions(args: readonly string[]): Options {
     rate: atLeast('rate', 0.1),
     seconds: atLeast('seconds', 1),
     redisPause: values['redis-pause'],
+    tls: values.tls,
     seed: Math.round(atLeast('seed', 0)),
     json: values.json,
   }
