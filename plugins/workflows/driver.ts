@@ -15,6 +15,11 @@ export interface Driver {
   guard: string | undefined
   /** A wake-up came meanwhile, so the run has to be checked once more. */
   again: boolean
+  /**
+   * When the first lease of another process expires, by `performance.now()`. Only a step that looks for due nodes finds these leases; this is what the
+   * last such step found.
+   */
+  leasedUntil: number | undefined
   wake: () => void
   /** Resolves when the run first waits for its calls. */
   readonly calls: PromiseWithResolvers<void>
@@ -28,6 +33,7 @@ export const newDriver = (tenantId: string, runId: string, guard?: string): Driv
   outcomes: [],
   guard,
   again: guard === undefined,
+  leasedUntil: undefined,
   wake: () => {},
   calls: Promise.withResolvers(),
   done: Promise.resolve(),

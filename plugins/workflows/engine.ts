@@ -226,6 +226,8 @@ export class Engine {
         throw err
       })
       this.#room.give(tenantId, most - stepped.attempts.length)
+      const { leasedForMs } = stepped
+      if (look || leasedForMs !== undefined) driver.leasedUntil = leasedForMs && performance.now() + leasedForMs
       if (!stepped.more) this.#offers.over(keyOf(tenantId, runId))
       for (const attempt of stepped.attempts) this.#begin(driver, attempt)
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
@@ -234,7 +236,8 @@ export class Engine {
         // More nodes may be ready: continue if there is room, else wait for it. Another process takes the run if this one stops or stays busy.
         if (stepped.more && this.#room.of(tenantId) > 0 && !stopping.aborted) continue
         if (stepped.more) await this.#waitForRoom(tenantId, runId)
-        if (stepped.leasedForMs !== undefined && !driver.again) await this.#guard(tenantId, runId, stepped.leasedForMs)
+        if (driver.leasedUntil !== undefined && !driver.again)
+          await this.#guard(tenantId, runId, driver.leasedUntil - performance.now())
         // No other code runs between this check and the return. A wake-up has set `again` before it, or finds no driver and starts a new one.
         if (!driver.again || stopping.aborted) return this.#drop(driver)
         continue
@@ -327,7 +330,7 @@ export class Engine {
   }
 
   async #guard(tenantId: string, runId: string, afterMs: number): Promise<void> {
-    await this.#deps.wakeUps.send([guardOf(tenantId, runId, afterMs)])
+    await this.#deps.wakeUps.send([guardOf(tenantId, runId, Math.max(0, afterMs))])
   }
   /** Processes look for later wake-ups only every few seconds. Timers make the wake-ups of this process come on time. */
   #soon({ tenantId, what, afterMs }: Pick<Wake, 'tenantId' | 'what' | 'afterMs'>): void {

@@ -56,6 +56,35 @@ test('whoever creates a run begins it, another process would come after its leas
   )
 })
 
+test('what one dead process left is done at once, and what another one holds is looked at when its lease is over', async (t) => {
+  const s = await stage(t)
+  const nodes = ['a', 'b'].map((id) => ({ id, type: 'condition', if: true }))
+  const { body } = await s.call('POST', '/api/workflows/runs', {
+    definition: { name: 'left', nodes },
+    autoStart: false,
+  })
+  const change = (text: string) =>
+    s.database.tenant('default', (tx) => tx.query({ text, values: ['default', body.id] }))
+  const leave = (node: string, seconds: number) =>
+    change(`UPDATE workflow_nodes SET status = 2, attempt = 1, effect = 1, lease_owner = 'dead', lease_until = now() + interval '${seconds} s'
+            WHERE tenant_id = $1 AND run_id = $2 AND id = '${node}'`)
+  await change('UPDATE workflow_runs SET status = 1 WHERE tenant_id = $1 AND id = $2')
+  await leave('a', -1)
+  await leave('b', 60)
+  await s.call('POST', `/api/workflows/runs/${body.id}/signals/look`)
+  await s.until(body.id, ({ nodes }) => nodes.find(({ id }: Body) => id === 'a').status === 3)
+  const guards = async (): Promise<Body[]> => {
+    const [rows] = await s.database.systemBatch<[Body[]]>([{ text: waking }])
+    return rows.filter(({ key }) => key === `${body.id}/guard`)
+  }
+  let found: Body[] = []
+  while (found.length === 0) found = await guards()
+  assert.ok(found[0]!.seconds > 30 && found[0]!.seconds < 61, JSON.stringify(found))
+  await leave('b', -1)
+  await s.call('POST', `/api/workflows/runs/${body.id}/signals/look`)
+  assert.equal((await s.rests(body.id)).status, 3)
+})
+
 test('a definition that was used before is used as it is now, or not at all', async (t) => {
   const s = await stage(t)
   const define = (nodes: object[]) => ({ name: 'changing', nodes })
