@@ -66,6 +66,18 @@ test('hundreds that are refused at once are all held up: none of them asks anew 
   assert.equal(answered, 0)
 })
 
+test('who is refused at the same time is not answered at the same time', async (t) => {
+  const kept = new KeptLimits({ ...defaultLimits }, undefined, undefined, { warn() {} })
+  for (let n = 0; n < 20; n++) void kept.holdUp('acme')
+  const ended: string[] = []
+  const hold = (name: string, random: number): Promise<void> => {
+    t.mock.method(Math, 'random', () => random)
+    return kept.holdUp('acme').then(() => void ended.push(name))
+  }
+  await Promise.all([hold('first', 0.99), hold('second', 0)])
+  assert.deepEqual(ended, ['second', 'first'])
+})
+
 test('answers as large as lists are take the turns of the reads behind them, of their tenant and of nobody else', async (t) => {
   const { app, kept } = scope(t, { readsPerMinute: 40 })
   const large = 'x'.repeat(1024 * 1024)
