@@ -16,10 +16,10 @@ export interface Driver {
   /** A wake-up came meanwhile, so the run has to be checked once more. */
   again: boolean
   /**
-   * When the first lease of another process expires, by `performance.now()`. Only a step that looks for due nodes finds these leases; this is what the
-   * last such step found.
+   * When the first lease of another process expires, by `performance.now()`; Infinity: none is known. Only a step that looks for due nodes finds these
+   * leases; this is what the last such step found.
    */
-  leasedUntil: number | undefined
+  leasedUntil: number
   wake: () => void
   /** Resolves when the run first waits for its calls. */
   readonly calls: PromiseWithResolvers<void>
@@ -33,7 +33,7 @@ export const newDriver = (tenantId: string, runId: string, guard?: string): Driv
   outcomes: [],
   guard,
   again: guard === undefined,
-  leasedUntil: undefined,
+  leasedUntil: Infinity,
   wake: () => {},
   calls: Promise.withResolvers(),
   done: Promise.resolve(),

@@ -226,8 +226,7 @@ export class Engine {
         throw err
       })
       this.#room.give(tenantId, most - stepped.attempts.length)
-      const { leasedForMs } = stepped
-      if (look || leasedForMs !== undefined) driver.leasedUntil = leasedForMs && performance.now() + leasedForMs
+      if (look || stepped.leasedForMs) driver.leasedUntil = performance.now() + (stepped.leasedForMs ?? Infinity)
       if (!stepped.more) this.#offers.over(keyOf(tenantId, runId))
       for (const attempt of stepped.attempts) this.#begin(driver, attempt)
       if (stepped.concludes) await this.#conclude(driver, stepped.concludes)
@@ -236,7 +235,7 @@ export class Engine {
         // More nodes may be ready: continue if there is room, else wait for it. Another process takes the run if this one stops or stays busy.
         if (stepped.more && this.#room.of(tenantId) > 0 && !stopping.aborted) continue
         if (stepped.more) await this.#waitForRoom(tenantId, runId)
-        if (driver.leasedUntil !== undefined && !driver.again)
+        if (driver.leasedUntil < Infinity && !driver.again)
           await this.#guard(tenantId, runId, driver.leasedUntil - performance.now())
         // No other code runs between this check and the return. A wake-up has set `again` before it, or finds no driver and starts a new one.
         if (!driver.again || stopping.aborted) return this.#drop(driver)
