@@ -89,16 +89,16 @@ export interface ToolConnections {
 }
 
 export function createToolConnections(): ToolConnections {
-  const any = createModelConnections()
+  const unguarded = createModelConnections()
   const guarded = {
     public: createModelConnections({ permits: permittedAddresses.public }),
     network: createModelConnections({ permits: permittedAddresses.network }),
   }
   return {
     eras: new McpEras(),
-    to: (addresses) => (addresses ? guarded[addresses] : any).fetch,
+    to: (addresses) => (addresses ? guarded[addresses] : unguarded).fetch,
     async close() {
-      await Promise.all([any, guarded.public, guarded.network].map((one) => one.close()))
+      await Promise.all([unguarded, guarded.public, guarded.network].map((one) => one.close()))
     },
   }
 }
