@@ -2,7 +2,7 @@ import { join } from 'node:path'
 import type { Command } from 'commander'
 import type { Database } from '#contracts/database'
 import { root } from '../kernel/config.ts'
-import { type Discrepancy, reconcile } from '../plugins/billing/reconcile.ts'
+import { type Discrepancy, reconcile } from '../plugins/billing/upkeep.ts'
 import { withPlatform } from './platform.ts'
 import { CliError, columns, terminalOf } from './terminal.ts'
 

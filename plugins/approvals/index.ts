@@ -6,7 +6,7 @@ import { Jobs } from '#contracts/jobs'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { EndUserData, retentionErrors } from '#contracts/retention'
 import { ApprovalDesk } from './desk.ts'
-import { createEndUserData } from './end-users.ts'
+import { createEndUserData } from './store.ts'
 import { createApprovalMetrics } from './metrics.ts'
 import { approvalRoutes } from './routes.ts'
 

@@ -6,6 +6,7 @@ import type { Listing, Page } from '#contracts/paging'
 import { roles, type TenantRole } from '#contracts/auth'
 import { storable, storableJson } from '#kit'
 import { type ListSql, readList } from '#kit/lists'
+import { type EndUserStore, retentionErrors, unlessHeld } from '#contracts/retention'
 
 export const statuses = ['waiting', 'approved', 'rejected', 'cancelled'] as const
 export type Status = (typeof statuses)[number]
@@ -216,3 +217,31 @@ export async function insertNode(tx: TenantTx, node: AskedNode): Promise<void> {
     values: [tx.tenantId, workflowRunId, id, nodeId, storable(message), expiresInMs ?? null, onExpiry, role],
   })
 }
+
+/** Approvals per read: the arguments of each may have a megabyte. */
+const atOnce = 20
+
+/**
+ * The personal data in approvals: what agents asked for on behalf of an end user. Approvals that still wait are not erased here; they go with their
+ * runs.
+ */
+export const createEndUserData = (database: Database): EndUserStore => ({
+  async *items(tenantId, endUserId) {
+    for (let after = '', rows: Row[]; ; after = rows.at(-1)!.id) {
+      const page = {
+        text: `SELECT ${columns} FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND id > $3 ORDER BY id LIMIT ${atOnce}`,
+        values: [tenantId, endUserId, after],
+      }
+      ;[rows] = await database.as('reads').batch<[Row[]]>(tenantId, [page])
+      if (rows.length === 0) return
+      yield rows.map((row) => ({ ...toApproval(row) }))
+    }
+  },
+  async erase(tenantId, endUserId) {
+    const gone = `DELETE FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND status <> 'waiting' RETURNING 1`
+    return database.as('reads').tenant(tenantId, async (tx) => {
+      if ((await tx.query(unlessHeld(tenantId))).length === 0) throw retentionErrors.legalHold()
+      return (await tx.query({ text: gone, values: [tenantId, endUserId] })).length
+    })
+  },
+})

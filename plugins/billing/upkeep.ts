@@ -3,7 +3,6 @@ import type { Gauge } from 'prom-client'
 import type { Database, Statement } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
 import { tenantIds } from '#kit'
-import { reconcile } from './reconcile.ts'
 
 // The statement that ends a run normally releases the run's hold. This statement releases holds whose run is gone or has ended without it.
 const releaseAbandoned = (tenantId: string): Statement => ({
@@ -61,4 +60,117 @@ export async function upkeep({ database, prices, signal, log, audited }: Upkeep)
     }
   }
   audited.set(found)
+}
+
+/** An inconsistency. Amounts in microcents. */
+export interface Discrepancy {
+  readonly check: string
+  /** The id of the run, the reference of the transfer or the id of the budget. */
+  readonly subject: string
+  readonly expected: number
+  readonly found: number
+}
+
+/** The most findings that are reported for each check. */
+const most = 50
+/** Reconciliation stops after this many findings. */
+const mostInAll = 1_000
+
+// The cost that a run states. For a run with unpriced calls, this is the cost of its priced calls.
+const charged = `coalesce(r.usage ->> 'costCents', r.usage ->> 'knownCostCents')::numeric`
+
+const metered = 'coalesce(m.cost_microcents, m.known_microcents)'
+
+/** Checks of sums over the whole ledger. They share one snapshot, so a run that ends meanwhile is in all sums or in none. */
+const sums: Readonly<Record<string, string>> = {
+  'the balance is the sum of the ledger': `
+    SELECT 'balance' AS subject, s.sum AS expected, coalesce(a.balance, 0) AS found
+    FROM (SELECT coalesce(sum(amount), 0) AS sum FROM ledger_entries WHERE tenant_id = $1 AND account = 'credit') s
+    LEFT JOIN billing_accounts a ON a.tenant_id = $1 WHERE s.sum <> coalesce(a.balance, 0)`,
+  'credits that are left make up the balance': `
+    SELECT 'credits' AS subject, greatest(a.balance, 0) AS expected, c.sum AS found
+    FROM billing_accounts a, (SELECT coalesce(sum(remaining), 0) AS sum FROM billing_credits WHERE tenant_id = $1) c
+    WHERE a.tenant_id = $1 AND c.sum <> greatest(a.balance, 0)`,
+  'what is held is held for runs': `
+    SELECT 'held' AS subject, h.sum AS expected, a.held AS found
+    FROM billing_accounts a, (SELECT coalesce(sum(amount), 0) AS sum FROM billing_holds WHERE tenant_id = $1) h
+    WHERE a.tenant_id = $1 AND h.sum <> a.held`,
+  'every hold has a run that has not ended': `
+    SELECT run_id AS subject, 0 AS expected, amount AS found FROM billing_holds h WHERE tenant_id = $1 AND NOT EXISTS (
+      SELECT 1 FROM runs r WHERE r.tenant_id = $1 AND r.id = h.run_id AND r.finished_at IS NULL)`,
+  'what is held of budgets is held for runs': `
+    SELECT u.budget_id || ' ' || u.subject AS subject, coalesce(h.sum, 0) AS expected, u.held AS found FROM billing_budget_uses u
+    LEFT JOIN (
+      SELECT b ->> 0 AS id, b ->> 1 AS subject, b ->> 2 AS run, sum(amount) AS sum, sum(spent) AS spent
+      FROM billing_holds, jsonb_array_elements(budgets) b WHERE tenant_id = $1 GROUP BY 1, 2, 3
+    ) h ON h.id = u.budget_id AND h.subject = u.subject AND h.run = u.run_id
+    WHERE u.tenant_id = $1 AND (u.held <> coalesce(h.sum, 0) OR u.running <> coalesce(h.spent, 0))`,
+}
+
+const within = 'e.created_at >= $2::timestamptz AND e.created_at < $3::timestamptz'
+/**
+ * Checks of single transfers and runs written from $2 to $3. A counterpart may be written outside that time, so each is looked up by key. A join
+ * without table statistics would read whole tables instead.
+ */
+const singles: Readonly<Record<string, string>> = {
+  'every transfer adds up to 0': `
+    SELECT e.kind || ' ' || e.reference AS subject, 0 AS expected, e.amount + coalesce(o.amount, 0) AS found FROM ledger_entries e
+    CROSS JOIN LATERAL (
+      SELECT sum(amount) AS amount, count(*) AS n FROM ledger_entries
+      WHERE tenant_id = $1 AND kind = e.kind AND reference = e.reference AND id <> e.id
+    ) o WHERE e.tenant_id = $1 AND ${within} AND (o.n <> 1 OR o.amount <> -e.amount)`,
+  // A run that ended before the tenant had an account was charged to nobody. Rows deleted by retention and old meters without a known cost have
+  // nothing to compare. Run ids can be reused, so an entry must not be older than the metered run.
+  'every run that was metered is charged what its meter says': `
+    SELECT m.run_id AS subject, coalesce(${metered}, 0) AS expected, coalesce(-e.amount, 0) AS found
+    FROM run_meters m JOIN billing_accounts a ON a.tenant_id = $1 AND m.recorded_at >= greatest(a.registered_at, $2::timestamptz) AND m.recorded_at < $3::timestamptz
+    LEFT JOIN LATERAL (
+      SELECT amount, unpriced FROM ledger_entries
+      WHERE tenant_id = $1 AND kind = 'model' AND reference IN (m.run_id, billing_reference(m.run_id, m.started_at)) AND account = 'credit'
+        AND created_at >= m.started_at LIMIT 1
+    ) e ON true
+    WHERE m.tenant_id = $1 AND (coalesce(-e.amount, 0) <> coalesce(${metered}, -e.amount, 0)
+      OR (m.cost_microcents IS NULL) <> coalesce(e.unpriced, false))`,
+  'every charge has a run that says the same': `
+    SELECT e.reference AS subject, -e.amount AS expected, round(${charged} * 1000000) AS found
+    FROM ledger_entries e
+    CROSS JOIN LATERAL (SELECT usage FROM runs WHERE tenant_id = $1 AND id = e.run_id AND started_at <= e.created_at LIMIT 1) r
+    WHERE e.tenant_id = $1 AND ${within} AND e.kind = 'model' AND e.account = 'credit'
+      AND coalesce(round(${charged} * 1000000), 0) <> -e.amount`,
+}
+
+const told = (checks: Readonly<Record<string, string>>): string => {
+  const all = Object.entries(checks).map(
+    ([name, text]) => `(SELECT '${name}' AS check_name, c.* FROM (${text} LIMIT ${most}) c)`,
+  )
+  return `SELECT check_name AS "check", subject, expected::float8 AS expected, found::float8 AS found FROM (${all.join(' UNION ALL ')}) wrong`
+}
+const ofSums = told(sums)
+const ofSingles = told(singles)
+const oldest = `
+  SELECT floor(1000 * extract(epoch FROM least(registered_at, (SELECT min(created_at) FROM ledger_entries WHERE tenant_id = $1))))::float8 AS ms
+  FROM billing_accounts WHERE tenant_id = $1`
+
+const day = 24 * 3_600_000
+
+/**
+ * Checks that a tenant's ledger, meters and runs agree to the microcent, and resolves to the inconsistencies. It reads one day at a time, so that
+ * no statement takes long. `since` limits the checks of single runs and transfers; sums always cover everything.
+ */
+export async function reconcile(database: Database, tenantId: string, since?: Date): Promise<Discrepancy[]> {
+  const reads = database.as('reads')
+  const [found, [first]] = await reads.batch<[Discrepancy[], { ms: number }[]]>(tenantId, [
+    { text: ofSums, values: [tenantId] },
+    { text: oldest, values: [tenantId] },
+  ])
+  if (!first) return found
+  const wrong = [...found]
+  for (let from = Math.max(first.ms, since?.getTime() ?? 0); wrong.length < mostInAll; from += day) {
+    const isLast = from + day > Date.now()
+    const values = [tenantId, new Date(from), isLast ? 'infinity' : new Date(from + day)]
+    const [some] = await reads.batch<[Discrepancy[]]>(tenantId, [{ text: ofSingles, values }])
+    wrong.push(...some)
+    if (isLast) break
+  }
+  return wrong
 }

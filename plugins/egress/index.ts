@@ -1,25 +1,16 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, maybe, Settings, Tenants, type TenantList } from '#kernel'
+import { definePlugin, maybe, Settings, type TenantList, Tenants } from '#kernel'
 import {
-  Egress,
-  egressErrors,
   connectionHeaders,
+  Egress,
   type EgressEntry,
+  egressErrors,
   type EgressHost,
   shortestSecret,
 } from '#contracts/egress'
-import { secretErrors, Secrets, type HeaderMap, secretsIn } from '#contracts/secrets'
-import { OwnHosts, isOwnHost, type OwnHost } from '#kit/own-hosts'
+import { type HeaderMap, secretErrors, Secrets, secretsIn } from '#contracts/secrets'
+import { isOwnHost, type OwnHost, OwnHosts } from '#kit/own-hosts'
 import { isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
-import {
-  invalidEgress,
-  missingSecret,
-  needsSandbox,
-  notForTenant,
-  tooLong,
-  tooManySecrets,
-  tooShort,
-} from './errors.ts'
 
 /** Which hosts a profile may let its sandbox reach through the runner, and which headers the runner adds to the requests. ADR 59. */
 export default definePlugin({
@@ -202,3 +193,30 @@ function checkPaths({ host, paths = [] }: EgressEntry): void {
   if (strange !== undefined)
     throw invalidEgress(host, `has the path ${strange}, which servers may read in more than one way`)
 }
+
+/** The error for a host that may not stand in a profile. `why` is the rest of the sentence after the host. */
+const invalidEgress = (host: string, why: string) =>
+  egressErrors.invalidEgress({ message: `The host '${host}' of egress ${why}.` })
+const needsSandbox = () =>
+  egressErrors.invalidEgress({
+    message: 'Only sandboxes have egress: give the profile workerMode: sandbox, or leave egress out.',
+  })
+const notForTenant = () =>
+  egressErrors.invalidEgress({
+    message: 'Sandboxes of this tenant may reach no hosts; the operator says who may, by tenants of the plugin egress.',
+  })
+const missingSecret = (name: string, host: string) =>
+  secretErrors.unknownSecret({
+    name,
+    message: `The host '${host}' of egress is sent the secret '${name}', which this tenant does not have; create it with POST /api/secrets.`,
+  })
+const tooManySecrets = (most: number) =>
+  egressErrors.invalidEgress({ message: `The hosts of egress refer to more than ${most} secrets.` })
+const tooLong = (name: string, most: number) =>
+  secretErrors.secretUnfit({
+    message: `The value of the secret '${name}' cannot be part of a header for a host of egress: it has more than ${most} bytes.`,
+  })
+const tooShort = (name: string, least: number) =>
+  secretErrors.secretUnfit({
+    message: `The value of the secret '${name}' has less than ${least} characters, so it could not be found where a host repeats it: write values that are not secret into the header itself, and give hosts longer credentials.`,
+  })

@@ -6,8 +6,8 @@ import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { secretErrors } from '#contracts/secrets'
 import { listOf, sendList } from '#kit/lists'
-import { changeAccepted, findDiscovery } from './discoveries.store.ts'
-import type { Discoveries } from './discovery.ts'
+import { changeAccepted, type Discovery, findDiscovery, type FoundTool } from './discoveries.store.ts'
+import { type Discoveries, stateOf } from './discovery.ts'
 import { askErrors, catalogErrors, unknownEntry } from './errors.ts'
 import { entryFrom, ImportBody } from './import.ts'
 import {
@@ -22,7 +22,9 @@ import {
   ToolView,
 } from './schema.ts'
 import type { CatalogService } from './service.ts'
-import { acceptedOf, toolViewOf, viewOf } from './views.ts'
+import type { Entry } from './entry.ts'
+import { shownHeaders } from './headers.ts'
+import type { KnownEntry } from './store.ts'
 
 export const tags = ['mcp catalog']
 
@@ -252,4 +254,58 @@ const digestNotOffered = (digests: readonly string[]) =>
 export function knownName(name: string): string {
   if (!isEntryName(name)) throw unknownEntry()
   return name
+}
+
+/** An entry as the API answers it. */
+function viewOf({ entry, server, ...known }: KnownEntry): EntryView {
+  const { headers, allowedTools, oauth, ...rest } = entry
+  const { createdAt, updatedAt, toolCount, listedAt } = known
+  const health = healthOf(known)
+  return {
+    ...rest,
+    url: entry.managedBy === 'config' ? withoutQuery(entry.url) : entry.url,
+    ...(headers ? { headers: shownHeaders(headers) } : {}),
+    ...(oauth ? { oauth } : {}),
+    ...(allowedTools ? { allowedTools: [...allowedTools] } : {}),
+    ...(createdAt === null ? {} : { createdAt }),
+    ...(updatedAt === null ? {} : { updatedAt }),
+    ...(server ? { server } : {}),
+    ...(toolCount === null || listedAt === null ? {} : { tools: { count: toolCount, listedAt } }),
+    ...(Object.keys(health).length > 0 ? { health } : {}),
+  }
+}
+
+function healthOf({ succeededAt, latencyMs, failedAt, failure }: Omit<KnownEntry, 'entry' | 'server'>) {
+  return {
+    ...(succeededAt === null ? {} : { lastSuccessAt: succeededAt }),
+    ...(latencyMs === null ? {} : { latencyMs }),
+    ...(failedAt === null ? {} : { lastFailureAt: failedAt }),
+    ...(failure ? { lastFailure: failure } : {}),
+  }
+}
+
+/** The query of a URL in the role file is removed, because it may hold an API key of the operator. */
+const withoutQuery = (url: string): string => url.replace(/[?#].*$/s, '')
+
+const toolViewOf =
+  (entry: Entry, accepted: Discovery['accepted']) =>
+  ({ name, title, description, inputSchema, digest }: FoundTool): ToolView => ({
+    name,
+    ...(title === undefined ? {} : { title }),
+    ...(description === undefined ? {} : { description }),
+    inputSchema,
+    digest,
+    state: stateOf(entry, accepted, name, digest),
+  })
+
+/** The tools that runs may use, and those that an admin has not accepted. */
+function acceptedOf(entry: Entry, { tools, accepted }: Discovery): AcceptAnswer {
+  const states = (tools ?? []).map(({ name, digest }) => ({
+    state: stateOf(entry, accepted, name, digest),
+    tool: { name, digest },
+  }))
+  return {
+    accepted: states.filter(({ state }) => state === 'accepted').map(({ tool }) => tool),
+    held: states.filter(({ state }) => state === 'new' || state === 'changed').map(({ tool }) => tool),
+  }
 }

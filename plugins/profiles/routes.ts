@@ -1,22 +1,28 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent, failures, conflict, notFound } from '#kernel'
+import { access, type App, conflict, failures, NoContent, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { sendList } from '#kit/lists'
 import { isProfileName } from '#contracts/profiles'
-import { unknownProfile, profileErrors, unfit } from './errors.ts'
+import type { Database } from '#contracts/database'
+import { PageQuery } from '#contracts/paging'
+import { profileErrors, unfit, unknownProfile } from './errors.ts'
 import {
   CreateProfile,
   etagOf,
   ListQuery,
   matchedVersions,
   NameParams,
+  ProfileVersion,
   ProfileView,
   ReplaceProfile,
+  VersionEntry,
+  VersionParams,
   WriteHeaders,
 } from './schema.ts'
 import type { ProfileService } from './service.ts'
 import type { ProfileStore } from './store.ts'
 import type { ViewOf } from './view.ts'
+import { findVersion, listVersions } from './versions.store.ts'
 
 const tags = ['profiles']
 
@@ -135,4 +141,72 @@ export function profileWriteRoutes(app: App, guard: Guard, service: ProfileServi
 export function knownName(name: string): string {
   if (!isProfileName(name)) throw unknownProfile()
   return name
+}
+
+export function versionRoutes(
+  app: App,
+  guard: Guard,
+  database: Database,
+  service: ProfileService,
+  viewOf: ViewOf,
+): void {
+  app.get(
+    '/api/profiles/:name/versions',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List the versions of a profile',
+        description: 'Newest first, without the profiles themselves.',
+        params: NameParams,
+        querystring: PageQuery,
+        response: { 200: Type.Array(VersionEntry), ...failures(notFound) },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { query: page } = request
+      const versions = await listVersions(database, tenantId, knownName(request.params.name), page)
+      return sendList(request, reply, versions, { page, item: VersionEntry })
+    },
+  )
+  app.get(
+    '/api/profiles/:name/versions/:version',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Get one version of a profile',
+        description: 'The profile as it was then, and who wrote it.',
+        params: VersionParams,
+        response: { 200: ProfileVersion, ...failures(notFound) },
+      },
+    },
+    async (request) => {
+      const { name, version } = request.params
+      return (await findVersion(database, guard.callerOf(request).tenantId, knownName(name), version)).version
+    },
+  )
+  app.post(
+    '/api/profiles/:name/versions/:version/restore',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Restore a version of a profile',
+        description: 'Stores the old state as a new version, and broadcasts it. The history stays as it is.',
+        params: VersionParams,
+        headers: WriteHeaders,
+        response: { 200: ProfileView, ...failures(...unfit, notFound, profileErrors.preconditionFailed) },
+      },
+    },
+    async (request, reply) => {
+      const caller = guard.callerOf(request)
+      const { name, version } = request.params
+      const versions = matchedVersions(request.headers['if-match'])
+      const profile = await service.restore(caller.tenantId, knownName(name), version, versions, caller)
+      void reply.header('etag', etagOf(profile.version))
+      return viewOf(profile)
+    },
+  )
 }

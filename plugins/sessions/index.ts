@@ -4,9 +4,8 @@ import { Kv } from '#contracts/kv'
 import { RunStore } from '#contracts/run-store'
 import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
-import { leaseRoutes, publicSessionRoutes, sessionRoutes } from './routes.ts'
+import { leaseRoutes, publicSessionRoutes, sessionRoutes, sessionStreamRoutes } from './routes.ts'
 import { createLeaseService, createSessionService, sessionErrors } from './service.ts'
-import { sessionStreamRoutes } from './stream.ts'
 
 /**
  * Sessions as their tenant sees them: list, read, follow across runs, end, and what they hold on runners (sandbox workers and VirtualFS leases).

@@ -8,13 +8,11 @@ import { ReservedObjects } from '#contracts/linked-objects'
 import { type ObjectBackend, ObjectBackends, objectErrors, ObjectStore } from '#contracts/object-store'
 import { ObjectWrites } from '#contracts/object-writes'
 import { TenantData } from '#contracts/retention'
-import { reservedArea, visibleArea } from './store.ts'
+import { CheckedStore, noStore, pacedReads, reservedArea, visibleArea } from './store.ts'
 import { MemoryCounter, PostgresCounter } from './counters.ts'
 import { Metrics } from './metrics.ts'
-import { readRoutes } from './routes.ts'
-import { CheckedStore, noStore, pacedReads } from './store.ts'
+import { readRoutes, writeRoutes } from './routes.ts'
 import { type Counter, Usage } from './usage.ts'
-import { writeRoutes } from './write.routes.ts'
 
 /**
  * Objects of tenants, in the backend of the role: routes on a conductor, and the store for other plugins. The metadata of an object is stored with

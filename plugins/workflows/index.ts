@@ -38,9 +38,8 @@ import { Schedules } from './schedules.ts'
 import { WorkflowService } from './service.ts'
 import { Scopes } from './scopes.ts'
 import { runStreamRoute } from './stream.routes.ts'
-import { sweep } from './sweep.ts'
+import { sweep, Woken } from './woken.ts'
 import { RunViews } from './views.store.ts'
-import { Woken } from './woken.ts'
 
 /**
  * Workflows: graphs of agents, tools, conditions, waits and approvals, and the schedules that start them. Their state is in tables of their own.

@@ -11,7 +11,7 @@ import { type Became, Firings, keptFirings, listFirings } from './firings.store.
 import type { WorkflowMetrics } from './metrics.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
 import type { Firing, RunStatus, Schedule, ScheduleBody } from './schema.ts'
-import { checkSchedule, type Target, targetOf } from './targets.ts'
+import { checkSchedule, type Target, targetOf } from './lookups.ts'
 import { isoOf, jitterOf, lastTimesOf, missedOf, nextOf, timesOf } from './times.ts'
 import type { Lookups } from './validate.ts'
 

@@ -16,13 +16,12 @@ import {
 } from './nodes.store.ts'
 import { type Claimed, type Failure, isWell, type Outcome, unsaid } from './outcome.ts'
 import { Notices, starts } from './notices.ts'
-import { Retries } from './retries.ts'
+import { Retries, Waits } from './waits.ts'
 import { movedRun, type RunRow } from './run-row.ts'
 import type { Outputs } from './outputs.ts'
 import { type First, type Opening, openRun } from './opening.ts'
 import { type Conclusion, outputOf } from './run-output.ts'
 import { type RunStatus, type TerminalStatus } from './schema.ts'
-import { Waits } from './waits.ts'
 
 /** What a transition needs beside its transaction. */
 export interface TransitionDeps {

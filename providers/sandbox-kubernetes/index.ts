@@ -1,10 +1,30 @@
 import { access, constants } from 'node:fs/promises'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
 import { CommaList, Duration, Settings } from '#kernel'
-import { defineSandboxProvider } from '#contracts/sandbox'
-import { ClusterAccess, KubernetesApi } from './api.ts'
-import { KubernetesProvider } from './provider.ts'
-import { PodTemplate } from './objects.ts'
+import {
+  defineSandboxProvider,
+  invalidSandbox,
+  type LaunchOrder,
+  sandboxGone,
+  type SandboxProvider,
+  type SandboxState,
+} from '#contracts/sandbox'
+import { ClusterAccess, isNotFound, isThere, KubernetesApi, KubernetesError, type SandboxObject } from './api.ts'
+import {
+  isSuspended,
+  labelsOf,
+  ownerLabel,
+  ownerSelector,
+  PodTemplate,
+  sandboxManifest,
+  secretManifest,
+  stateOf,
+  templateOf,
+  type TemplateRules,
+  type VolumeRules,
+} from './objects.ts'
 
 /** The files of a pod's service account. */
 const account = '/var/run/secrets/kubernetes.io/serviceaccount'
@@ -75,3 +95,172 @@ const isReadable = (file: string): Promise<boolean> =>
     () => true,
     () => false,
   )
+
+/** Milliseconds for a pod to end: it has a grace period, and its node may report the end late. */
+const endMs = 60_000
+const firstLookMs = 100
+const longestLookMs = 1_000
+/** The form of our sandboxes' names. */
+const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
+
+interface KubernetesProviderOptions {
+  readonly api: KubernetesApi
+  readonly rules: TemplateRules & VolumeRules
+  /** Kubernetes deletes a sandbox whose expiry was not extended for this many milliseconds. */
+  readonly lifetimeMs: number
+  readonly log: FastifyBaseLogger
+}
+
+/** Sandboxes of kubernetes-sigs/agent-sandbox: one pod and one volume per worker. */
+class KubernetesProvider implements SandboxProvider {
+  readonly contract = 'sandbox/1'
+  readonly #options: KubernetesProviderOptions
+  /** The sandboxes whose expiry this process extends. */
+  readonly #used = new Set<string>()
+  readonly #timer: NodeJS.Timeout
+
+  constructor(options: KubernetesProviderOptions) {
+    this.#options = options
+    // Two extensions may fail before the expiry.
+    this.#timer = setInterval(() => this.#used.forEach((id) => void this.#renew(id)), options.lifetimeMs / 3).unref()
+  }
+
+  stop(): void {
+    clearInterval(this.#timer)
+  }
+
+  async launch(order: LaunchOrder, signal: AbortSignal): Promise<{ sandboxId: string }> {
+    signal.throwIfAborted()
+    const { rules } = this.#options
+    const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, this.#end())
+    // Called without the signal: an unknown started sandbox could never be ended.
+    const sandbox = await this.#create(order, manifest)
+    try {
+      signal.throwIfAborted()
+      await this.#run(sandbox, order)
+      signal.throwIfAborted()
+    } catch (error) {
+      await this.#discard(order.name)
+      throw error
+    }
+    return { sandboxId: order.name }
+  }
+
+  async status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState> {
+    const sandbox = await this.#find(sandboxId, signal)
+    return sandbox ? stateOf(sandbox) : 'gone'
+  }
+
+  async pause(sandboxId: string): Promise<void> {
+    const sandbox = await this.#get(sandboxId)
+    try {
+      if (sandbox.spec.operatingMode !== 'Suspended') {
+        await this.#options.api.patch(sandboxId, { operatingMode: 'Suspended' })
+      }
+    } catch (error) {
+      throw goneOr(error)
+    }
+    await this.#ended(sandboxId, (now) => {
+      if (!now || stateOf(now) === 'gone') throw sandboxGone()
+      return isSuspended(now)
+    })
+  }
+
+  async resume(sandboxId: string, order: LaunchOrder): Promise<void> {
+    const sandbox = await this.#get(sandboxId)
+    await this.#run(sandbox, order).catch((error: unknown) => {
+      throw goneOr(error)
+    })
+  }
+
+  async destroy(sandboxId: string): Promise<void> {
+    if (!nameForm.test(sandboxId)) return
+    this.#used.delete(sandboxId)
+    await this.#options.api.delete(sandboxId).catch((error: unknown) => {
+      if (!isNotFound(error)) throw error
+    })
+    await this.#ended(sandboxId, (sandbox) => sandbox === undefined)
+  }
+
+  async list(owner: string): Promise<string[]> {
+    const sandboxes = await this.#options.api.list(ownerSelector(owner))
+    return sandboxes.filter((sandbox) => stateOf(sandbox) !== 'gone').map((sandbox) => sandbox.metadata.name)
+  }
+
+  /** Creates the sandbox of an order, or adopts the one that an earlier, unanswered request created. */
+  async #create(order: LaunchOrder, manifest: object): Promise<SandboxObject> {
+    const { api } = this.#options
+    try {
+      return await api.create(manifest)
+    } catch (error) {
+      // Unless the server itself refused the request, the sandbox may exist, so discard it.
+      if (!(error instanceof KubernetesError)) await this.#discard(order.name)
+      if (!isThere(error)) throw this.#refusal(error)
+      const sandbox = await api.get(order.name)
+      const owner = sandbox.metadata.labels?.[ownerLabel]
+      if (owner !== labelsOf(order)[ownerLabel]) throw error
+      return sandbox
+    }
+  }
+
+  /** Gives the sandbox the environment of the order, and lets its pod start. */
+  async #run(sandbox: SandboxObject, order: LaunchOrder): Promise<void> {
+    const { api } = this.#options
+    const { name } = sandbox.metadata
+    await api.applySecret(name, secretManifest({ ...order, name }, sandbox))
+    await api.patch(name, { operatingMode: 'Running', shutdownTime: this.#end() })
+    this.#used.add(name)
+  }
+
+  /** When a sandbox expires unless it is extended, in whole seconds as Kubernetes writes times. */
+  #end(): string {
+    return new Date(Date.now() + this.#options.lifetimeMs).toISOString().replace(/\.\d+Z$/, 'Z')
+  }
+
+  async #renew(sandboxId: string): Promise<void> {
+    try {
+      await this.#options.api.patch(sandboxId, { shutdownTime: this.#end() })
+    } catch (err) {
+      if (isNotFound(err)) this.#used.delete(sandboxId)
+      else this.#options.log.warn({ err, sandboxId }, 'the time of a sandbox could not be extended')
+    }
+  }
+
+  async #discard(sandboxId: string): Promise<void> {
+    await this.destroy(sandboxId).catch((err: unknown) => {
+      this.#options.log.warn({ err, sandboxId }, 'a sandbox of an aborted launch could not be deleted')
+    })
+  }
+
+  /** Waits until the pod of a sandbox has ended. */
+  async #ended(sandboxId: string, holds: (sandbox: SandboxObject | undefined) => boolean): Promise<void> {
+    const end = performance.now() + endMs
+    for (let wait = firstLookMs; !holds(await this.#find(sandboxId)); wait = Math.min(wait * 2, longestLookMs)) {
+      if (performance.now() > end) throw new Error(`the pod of sandbox ${sandboxId} did not end`)
+      await sleep(wait)
+    }
+  }
+
+  async #get(sandboxId: string): Promise<SandboxObject> {
+    const sandbox = await this.#find(sandboxId)
+    if (!sandbox || stateOf(sandbox) === 'gone') throw sandboxGone()
+    return sandbox
+  }
+
+  async #find(sandboxId: string, signal?: AbortSignal): Promise<SandboxObject | undefined> {
+    if (!nameForm.test(sandboxId)) return undefined
+    return this.#options.api.get(sandboxId, signal).catch((error: unknown) => {
+      if (isNotFound(error)) return undefined
+      throw error
+    })
+  }
+
+  /** Errors about the profile's settings go to the profile's author; all others go to the operator. */
+  #refusal(err: unknown): unknown {
+    if (!(err instanceof KubernetesError) || err.status !== 422) return err
+    this.#options.log.warn({ err }, 'Kubernetes refuses the sandbox')
+    return invalidSandbox("Kubernetes refuses a pod with this profile's `sandbox` settings.")
+  }
+}
+
+const goneOr = (error: unknown): unknown => (isNotFound(error) ? sandboxGone(error) : error)

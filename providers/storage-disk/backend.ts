@@ -15,11 +15,9 @@ import {
   type WriteCondition,
 } from '#contracts/object-store'
 import { Turns } from '#kit/turns'
-import { infoOf, openFile, trailerOf } from './files.ts'
+import { infoOf, openFile, removeEmpty, syncFolder, syncFolders, trailerOf } from './files.ts'
 import { namesOf } from './names.ts'
-import { removeEmpty, syncFolder, syncFolders } from './files.ts'
-import { Listings } from './listings.ts'
-import { Walk } from './walk.ts'
+import { Listings, Walk } from './listings.ts'
 
 /** The folder for uploads, next to the folders of tenants, whose names begin with another character. */
 const incoming = '.incoming'

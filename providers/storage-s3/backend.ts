@@ -18,8 +18,7 @@ import {
   type OpenObject,
 } from '#contracts/object-store'
 import { Turns } from '#kit/turns'
-import type { S3Client } from './client.ts'
-import { type Listed, listIn } from './lists.ts'
+import { type Listed, listIn, type S3Client } from './client.ts'
 
 const sha256Header = 'x-amz-meta-sha256'
 /** Concurrent requests of one list or deletion. */

@@ -1,14 +1,20 @@
 import { type Static, Type } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
 import { Settings } from '#kernel'
-import { createOutputSchemas } from '#kit/schemas'
+import { createOutputSchemas, type OutputSchemas } from '#kit/schemas'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
 import { archiveErrors } from '#kit/archive'
-import { createConversations } from './conversations.ts'
-import { modelServer } from './options.ts'
-import { createRoot } from './root.ts'
-import { runTurn } from './run.ts'
-import { vendorPackage } from './vendor.ts'
-import { runtimeAErrors } from './errors.ts'
+import { attachedText, type InlineAttachment, inlineOf, isCommonImage } from '#contracts/prompt'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { RuntimeEvent } from '#contracts/run-event'
+import { type Conversations, createConversations } from './conversations.ts'
+import { modelId, modelServer, type ModelServer, optionsOf } from './options.ts'
+import { createRoot, openScratch, type Root } from './root.ts'
+import { type Message, type PromptBlock, type Query, type UserMessage, type Vendor, vendorPackage } from './sdk.ts'
+import { errorEvent, processSilent, runtimeAErrors } from './errors.ts'
+import { vendorProcess, type VendorProcess } from './process.ts'
+import { toolServers } from './tool-servers.ts'
+import { Turn } from './turn.ts'
 
 const RuntimeAConfig = Settings({
   apiKey: Type.Optional(Type.String({ description: 'Sent as x-api-key. For sandbox workers only the runner has it.' })),
@@ -71,4 +77,149 @@ async function runtimeA({ config, egress, log, onStop }: Context): Promise<Runti
     has: conversations.has,
     forget: conversations.forget,
   }
+}
+
+interface RunDeps {
+  readonly vendor: Vendor
+  readonly conversations: Conversations
+  readonly root: Root
+  readonly schemas: OutputSchemas
+  readonly log: Pick<FastifyBaseLogger, 'warn'>
+  /** Throws AppError `unknown_model` when there is no such model. */
+  server(): ModelServer
+}
+
+/** One run. It starts a vendor process, which is gone before the last event. */
+export async function* runTurn(
+  envelope: RunEnvelope,
+  signal: AbortSignal,
+  deps: RunDeps,
+): AsyncGenerator<RuntimeEvent> {
+  const { runId, sessionId } = envelope
+  let terminal: RuntimeEvent | undefined
+  try {
+    terminal = yield* answer(envelope, signal, deps)
+  } catch (error) {
+    terminal = errorEvent(error)
+    if (!signal.aborted)
+      deps.log.warn({ runId, sessionId, code: terminal.code, reason: terminal.message }, 'run failed')
+  }
+  // The host writes the last event of an aborted run, because it knows the reason.
+  if (terminal && !signal.aborted) yield terminal
+}
+
+async function* answer(
+  envelope: RunEnvelope,
+  signal: AbortSignal,
+  { vendor, conversations, root, schemas, server }: RunDeps,
+): AsyncGenerator<RuntimeEvent, RuntimeEvent | undefined> {
+  if (vendor.missing !== undefined) throw runtimeAErrors.runtimeNotInstalled({ message: vendor.missing })
+  const prompt = promptBlocks(envelope)
+  const tools = toolServers(envelope)
+  const place = { model: modelId(envelope.profile.model), server: server() }
+  const { query } = await vendor.load()
+  const conversation = await conversations.begin(envelope)
+  const scratch = await openScratch(root)
+  const process = vendorProcess()
+  const turn = new Turn(envelope, tools, schemas)
+  const options = optionsOf(envelope, { ...place, conversation, scratch, tools, spawn: process.spawn })
+  try {
+    yield* converse((input) => query({ prompt: input, options }), prompt, turn, process, signal)
+    return turn.result
+  } finally {
+    // Settle before the last event, and also when the host stops reading, because the next run must find this run's messages.
+    await conversations.settle(envelope.sessionId, turn.spoke)
+    await scratch.remove()
+  }
+}
+
+/** Milliseconds until a process's first message. It loads itself and connects to MCP servers, a few at a time, each for 5 s at most. */
+const startMs = 60_000
+/** Milliseconds that a process may continue after its last message. It saves the conversation, which takes some 100 ms. */
+const lingerMs = 2_000
+
+/** Has the vendor answer one prompt. The process is gone when it ends, however it ends. */
+async function* converse(
+  ask: (prompt: AsyncIterable<UserMessage>) => Query,
+  content: readonly PromptBlock[],
+  turn: Turn,
+  process: VendorProcess,
+  signal: AbortSignal,
+): AsyncGenerator<RuntimeEvent> {
+  const { promise: answered, resolve: close } = Promise.withResolvers<void>()
+  // While this input is open the process can be told to stop. When the input ends, the process ends by itself.
+  const prompt = async function* (): AsyncGenerator<UserMessage> {
+    yield { type: 'user', message: { role: 'user', content }, parent_tool_use_id: null }
+    await answered
+  }
+  let failure: unknown
+  const query = ask(prompt())
+  const messages = query[Symbol.asyncIterator]()
+  const stop = (): Promise<void> => process.stop(() => query.interrupt())
+  const fail = (error: unknown): void => {
+    failure ??= error
+    void stop()
+  }
+  const onAbort = (): void => void stop()
+  const silence = setTimeout(() => fail(processSilent()), startMs)
+  let linger: NodeJS.Timeout | undefined
+  try {
+    if (signal.aborted) onAbort()
+    else signal.addEventListener('abort', onAbort, { once: true })
+    for (;;) {
+      const message = await next(messages)
+      if (message === undefined) break
+      clearTimeout(silence)
+      if (message.type === 'result') {
+        close()
+        linger = setTimeout(() => void stop(), lingerMs)
+      }
+      // Read the remaining messages anyway, because the process is still writing.
+      if (failure !== undefined) continue
+      try {
+        yield* turn.take(message)
+      } catch (error) {
+        fail(error)
+      }
+    }
+    if (failure === undefined && !turn.over) failure = runtimeAErrors.runtimeError({ retryable: true })
+  } finally {
+    clearTimeout(silence)
+    clearTimeout(linger)
+    signal.removeEventListener('abort', onAbort)
+    close()
+    if (!turn.over) await stop()
+    await process.gone()
+    await messages.return?.().catch(() => {})
+  }
+  if (failure !== undefined) throw failure
+}
+
+/** The next message; undefined at the end. The vendor throws after a result that is an error, and when its process dies. */
+async function next(messages: AsyncIterator<Message>): Promise<Message | undefined> {
+  try {
+    const { done, value } = await messages.next()
+    return done ? undefined : value
+  } catch {
+    return undefined
+  }
+}
+
+/** The prompt with its attachments. Throws AppError `unsupported_attachment` for an attachment that the vendor's models do not accept. */
+const promptBlocks = ({ prompt, attachments }: Pick<RunEnvelope, 'prompt' | 'attachments'>): PromptBlock[] => [
+  ...inlineOf(attachments).map(blockOf),
+  { type: 'text', text: prompt },
+]
+
+function blockOf(attachment: InlineAttachment): PromptBlock {
+  const { mediaType, data, name } = attachment
+  const source = { type: 'base64' as const, media_type: mediaType, data }
+  if (isCommonImage(attachment)) return { type: 'image', source }
+  if (mediaType === 'application/pdf')
+    return { type: 'document', source, ...(name === undefined ? {} : { title: name }) }
+  const text = attachedText(attachment)
+  if (text !== undefined) return { type: 'text', text }
+  throw runtimeAErrors.unsupportedAttachment({
+    message: `runtime_a takes images (PNG, JPEG, GIF, WebP), PDF and text, not ${mediaType}.`,
+  })
 }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Budget } from '../../plugins/billing/schema.ts'
-import { reconcile } from '../../plugins/billing/reconcile.ts'
+import { reconcile } from '../../plugins/billing/upkeep.ts'
 import { ask, begin, cents, finish, stage } from './stage.ts'
 
 test('every scope has its cap, parallel runs and delegated ones do not pass it together, and the refusal names it', async (t) => {

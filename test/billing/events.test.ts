@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import type { BillingEvent } from '#contracts/billing'
-import { reconcile } from '../../plugins/billing/reconcile.ts'
+import { reconcile } from '../../plugins/billing/upkeep.ts'
 import { Wallet } from '../../plugins/billing/wallet.ts'
 import { stage, unique } from './stage.ts'
 

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import fc from 'fast-check'
 import type { Database } from '#contracts/database'
 import type { Claim } from '#contracts/run-store'
-import { reconcile } from '../../plugins/billing/reconcile.ts'
+import { reconcile } from '../../plugins/billing/upkeep.ts'
 import { ask, cents, chunk, finish, profile, stage, unique } from './stage.ts'
 
 const usage = (inputTokens: number, model = 'm') => ({ type: 'usage', inputTokens, outputTokens: 0, model }) as const

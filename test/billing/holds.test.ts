@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { reconcile } from '../../plugins/billing/reconcile.ts'
+import { reconcile } from '../../plugins/billing/upkeep.ts'
 import { ask, begin, cents, chunk, finish, stage, unique } from './stage.ts'
 
 const codeOf = async (outcome: ReturnType<typeof ask>): Promise<string> => {

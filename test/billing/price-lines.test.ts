@@ -3,8 +3,7 @@ import { test } from 'node:test'
 import { pino } from 'pino'
 import { Gauge, Registry } from 'prom-client'
 import { microcentsPerCent, type Prices } from '#contracts/prices'
-import { reconcile } from '../../plugins/billing/reconcile.ts'
-import { upkeep } from '../../plugins/billing/upkeep.ts'
+import { reconcile, upkeep } from '../../plugins/billing/upkeep.ts'
 import { begin, cents, chunk, prices, stage } from './stage.ts'
 
 type Stage = Awaited<ReturnType<typeof stage>>

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { startModelServer } from '#testing'
-import { vendorPackage } from '../../runtimes/runtime-a/vendor.ts'
+import { vendorPackage } from '../../runtimes/runtime-a/sdk.ts'
 import { eventually } from './cluster.ts'
 import { hasBubblewrap, type Run, startWithSandboxes } from './sandbox-roles.ts'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { startModelServer } from '#testing'
-import { vendorPackage } from '../../runtimes/runtime-a/vendor.ts'
+import { vendorPackage } from '../../runtimes/runtime-a/sdk.ts'
 import { type Cluster, eventually, forms, startCluster } from './cluster.ts'
 
 interface Run {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { startModelServer } from '#testing'
 import { codexProgram } from '../../runtimes/runtime-b/app-server.ts'
-import { vendorPackage } from '../../runtimes/runtime-a/vendor.ts'
+import { vendorPackage } from '../../runtimes/runtime-a/sdk.ts'
 import { type Cluster, eventually, startCluster } from './cluster.ts'
 import type { Run } from './sandbox-roles.ts'
 

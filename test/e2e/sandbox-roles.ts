@@ -4,7 +4,7 @@ import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
-import { prepareMachine } from '../../providers/sandbox-local/bubblewrap/machine.ts'
+import { prepareMachine } from '../../providers/sandbox-local/bubblewrap/index.ts'
 import { openHome } from '../../providers/sandbox-local/home.ts'
 import { type Cluster, eventually, type Form, type Part, startCluster } from './cluster.ts'
 

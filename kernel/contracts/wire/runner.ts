@@ -7,8 +7,7 @@ import { runnerErrors, sidecarLinkErrors } from '../runner-errors.ts'
 import { bundleForms } from './sidecar.ts'
 import type { Wire } from './route.ts'
 import * as bodies from './runner-bodies.ts'
-import { skillRoutes } from './runner-skills.ts'
-import { toolRoutes } from './runner-tools.ts'
+import { skillRoutes, toolRoutes } from './runner-tools.ts'
 
 export { decodeSessionStatus, encodeSessionStatus, maxStateBytes, tenantHeader } from './runner-bodies.ts'
 

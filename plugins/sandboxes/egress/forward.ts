@@ -6,7 +6,6 @@ import { type AppError, isAppError, stream } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import { exchange } from '#kit'
 import type { ModelCall } from './calls.ts'
-import { onlyModel, onlyTools } from './body-guards.ts'
 import { sandboxErrors } from '../errors.ts'
 
 /** Room for a prompt with images and files; model servers accept no more either. */
@@ -111,4 +110,156 @@ export function pick(
     if (typeof value === 'string') picked[name] = value
   }
   return picked
+}
+
+const quote = 0x22
+const backslash = 0x5c
+const opens = new Set([0x7b, 0x5b])
+const closes = new Set([0x7d, 0x5d])
+const [brace, comma, colon] = [0x7b, 0x2c, 0x3a]
+const blank = new Set([0x20, 0x09, 0x0a, 0x0d])
+/** No key and no model name is longer, in bytes. Only the beginning of a longer string is kept. */
+const maxKept = 1_024
+/** Keys with further models in their value, which some servers use instead of `model`. */
+const otherLists = new Set(['models', 'fallbacks'])
+/**
+ * With this key a server answers at once and works in the background, where the call cannot be measured. Only the values `false` and `null` are
+ * allowed.
+ */
+const inBackground = 'background'
+const isOff = new Set([0x66, 0x6e])
+
+/**
+ * Passes on the body of a model call that names exactly this model at its top level; `onWhole` gets its size in bytes before the last chunk is sent.
+ * A body may have 32 MiB, so it is checked while it streams, and the last chunk waits for the end of the check: a refused call never reaches a model.
+ * Refused are background calls, and bodies in which two JSON parsers could find two models: a second name, an escaped key, a key in another case.
+ */
+async function* onlyModel(
+  body: AsyncIterable<Buffer>,
+  model: string,
+  onWhole: (bytes: number) => void,
+): AsyncGenerator<Buffer> {
+  const scan = new ModelScan(model)
+  let held: Buffer | undefined
+  let size = 0
+  for await (const chunk of body) {
+    scan.take(chunk)
+    size += chunk.length
+    if (held) yield held
+    held = chunk
+  }
+  scan.end()
+  onWhole(size)
+  if (held) yield held
+}
+
+/** Scans the bytes of one JSON object. It does not check the syntax, because the model server does. */
+class ModelScan {
+  readonly #model: string
+  #depth = 0
+  #found = false
+  /** The present key at the top level. The next value belongs to it. */
+  #key: string | undefined
+  #afterColon = false
+  /** The present string. Its bytes are kept at the top level only. */
+  #text: number[] | undefined
+  #inString = false
+  #escaped = false
+  #over = false
+
+  constructor(model: string) {
+    this.#model = model
+  }
+
+  take(chunk: Buffer): void {
+    for (const byte of chunk) {
+      if (this.#inString) this.#inside(byte)
+      else this.#between(byte)
+    }
+  }
+  /** AppError 403 `model_not_allowed` unless exactly this model was named. */
+  end(): void {
+    if (!this.#over || this.#inString || !this.#found) throw refuse(this.#model)
+  }
+
+  #inside(byte: number): void {
+    if (this.#escaped) this.#escaped = false
+    else if (byte === backslash) this.#escaped = true
+    else if (byte === quote) {
+      this.#inString = false
+      return this.#ended()
+    }
+    if (this.#text && this.#text.length < maxKept) this.#text.push(byte)
+  }
+  #ended(): void {
+    if (!this.#text) return
+    const text = Buffer.from(this.#text).toString('utf8')
+    this.#text = undefined
+    if (!this.#afterColon) this.#named(text)
+    else if (this.#key === 'model') {
+      if (text !== this.#model) throw refuse(this.#model)
+      this.#found = true
+      this.#key = undefined
+    }
+  }
+  /** Checks a key of the top level. */
+  #named(key: string): void {
+    const plain = key.toLowerCase()
+    const doubtful =
+      key.includes('\\') || otherLists.has(plain) || (plain === 'model' && (key !== plain || this.#found))
+    if (doubtful) throw refuse(this.#model)
+    if (plain === inBackground && key !== plain) throw sandboxErrors.modelCallInBackground()
+    this.#key = key
+  }
+  /** The first byte of the value tells `false` and `null` from anything else. */
+  #background(byte: number): void {
+    if (!isOff.has(byte)) throw sandboxErrors.modelCallInBackground()
+    this.#key = undefined
+  }
+  #between(byte: number): void {
+    if (blank.has(byte)) return
+    // The body must be a single object in UTF-8.
+    if (byte === 0 || this.#over || (this.#depth === 0 && byte !== brace)) throw refuse(this.#model)
+    if (this.#afterColon && this.#key === inBackground) this.#background(byte)
+    if (byte === quote) {
+      this.#inString = true
+      if (this.#depth === 1) this.#text = []
+      return
+    }
+    if (this.#depth === 1) {
+      if (byte === colon) return void (this.#afterColon = true)
+      if (byte === comma) return void (this.#afterColon = false)
+      // The value of `model` must be a string.
+      if (this.#afterColon && this.#key === 'model') throw refuse(this.#model)
+    }
+    if (opens.has(byte)) this.#depth++
+    else if (closes.has(byte) && --this.#depth === 0) this.#over = true
+  }
+}
+
+const refuse = (model: string): Error =>
+  sandboxErrors.modelNotAllowed({ message: `The running run may call only the model ${model}.` })
+
+/**
+ * The messages of a request to an MCP server, if they call only these tools. They are serialized again, because two JSON parsers could find two
+ * different tool names in the worker's own bytes.
+ */
+async function onlyTools(body: AsyncIterable<Buffer>, tools: NonNullable<McpServer['tools']>): Promise<Buffer> {
+  const chunks: Buffer[] = []
+  for await (const chunk of body) chunks.push(chunk)
+  const messages = parse(Buffer.concat(chunks).toString())
+  const allowed = new Set(tools.map(({ name }) => name))
+  for (const message of [messages].flat()) {
+    const { method, params } = (message ?? {}) as { method?: unknown; params?: { name?: unknown } }
+    if (method === 'tools/call' && !allowed.has(String(params?.name))) throw sandboxErrors.toolNotAllowed()
+  }
+  return Buffer.from(JSON.stringify(messages))
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text) as unknown
+  } catch (cause) {
+    throw sandboxErrors.toolNotAllowed({ cause, message: 'A request to this MCP server must be JSON.' })
+  }
 }

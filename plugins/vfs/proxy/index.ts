@@ -11,8 +11,7 @@ import { type VfsClient, vfsErrors, type VfsUsage } from '#contracts/vfs'
 import { followTls, PeerTls, SingleFlight } from '#kit'
 import { createVfsClient } from '../client.ts'
 import { Shares } from '../shares.ts'
-import { forward, Upstream } from './forward.ts'
-import { proxyRoutes, turnsOf } from './routes.ts'
+import { forward, proxyRoutes, turnsOf, Upstream } from './routes.ts'
 
 /**
  * Access to the VirtualFS server with API keys. The conductor forwards `/api/vfs/*` without `/api`, signed for the tenant of the key, and without

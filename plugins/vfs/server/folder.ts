@@ -1,14 +1,12 @@
 import { randomUUID } from 'node:crypto'
-import { constants } from 'node:fs'
-import type { BigIntStats } from 'node:fs'
+import { type BigIntStats, constants } from 'node:fs'
 import { type FileHandle, mkdir, open, opendir, rename, rm, rmdir, unlink } from 'node:fs/promises'
 import { Readable } from 'node:stream'
 import { isAppError } from '#kernel'
 import { type ByteRange, type NewObject, objectErrors, type WriteCondition } from '#contracts/object-store'
 import { asExecutable, isExecutable, isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
 import { contentTypeOf } from '#kit/files'
-import { First } from './first.ts'
-import { belowOf, type FileInfo, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
+import { belowOf, type FileInfo, First, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { WakeUps } from '#contracts/jobs'
-import { sweep } from '../sweep.ts'
+import { sweep } from '../woken.ts'
 import { type Body, node, type Stage, stage, startEffects } from './stage.ts'
 
 test('what hostile tenants ask, and what unlucky ones meet', async (t) => {

@@ -2,7 +2,7 @@ import type { TestContext } from 'node:test'
 import type { SandboxProvider } from '#contracts/sandbox'
 import { type Launches, openLaunches, sandboxProviderOf, type Started } from '#testing'
 import plugin from '../bubblewrap/index.ts'
-import { prepareMachine } from '../bubblewrap/machine.ts'
+import { prepareMachine } from '../bubblewrap/index.ts'
 import { openHome } from '../home.ts'
 import { folderFor, marker } from './remains.ts'
 

@@ -6,8 +6,7 @@ import { test, type TestContext } from 'node:test'
 import { startFauxqs } from 'fauxqs'
 import { newObject, oddKeys, operatedConductor, testObjectBackend } from '#testing'
 import type { S3Backend } from '../backend.ts'
-import { S3Client } from '../client.ts'
-import { readList } from '../lists.ts'
+import { readList, S3Client } from '../client.ts'
 import { backendFor, keyBytes } from './support.ts'
 
 const keys = {

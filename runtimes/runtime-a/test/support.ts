@@ -9,7 +9,7 @@ import {
 } from '#testing'
 import type { Runtime } from '#contracts/runtime'
 import runtimeA from '../index.ts'
-import { vendorPackage } from '../vendor.ts'
+import { vendorPackage } from '../sdk.ts'
 
 /** Declares tests that need the vendor's package. Without it there is one instead, which says so. */
 export function withVendor(declare: () => void): void {

@@ -9,8 +9,8 @@ import { bareSidecar, collectRun, runtimeOf, terminalOf, testEnvelope } from '#t
 import runtimeA from '../index.ts'
 import { createConversations } from '../conversations.ts'
 import { createRoot } from '../root.ts'
-import { runTurn } from '../run.ts'
-import { vendorPackage } from '../vendor.ts'
+import { runTurn } from '../index.ts'
+import { vendorPackage } from '../sdk.ts'
 import { model } from './support.ts'
 
 const name = '@anthropic-ai/claude-agent-sdk'
