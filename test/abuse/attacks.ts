@@ -1,6 +1,6 @@
 import { connect, type Socket } from 'node:net'
 import type { Attack } from './attack.ts'
-import { Client, clientOf, flood } from './client.ts'
+import { around, Client, clientOf, flood } from './client.ts'
 import { judgeDelegations } from './delegations.ts'
 import { attacksOnStores } from './stores.ts'
 
@@ -8,6 +8,9 @@ import { attacksOnStores } from './stores.ts'
 const heavySchema = (n: number) => ({
   oneOf: Array.from({ length: 2_500 }, (_, i) => ({ type: 'string', const: `${n}-${i}` })),
 })
+
+/** Of one message in a long conversation. */
+const promptBytes = 620_000
 
 /** Starts a run, and reads its stream to its end. Resolves to the session it was in. */
 async function runThrough(client: Client, body: object): Promise<string | undefined> {
@@ -96,13 +99,11 @@ const single: readonly Attack[] = [
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
       const instructions = 'x'.repeat(199_000)
+      const body = around((gap) => ({ instructions: `${gap} ${instructions}` }))
       // As many as it may have, written again and again.
       const names = Array.from({ length: 50 }, (_, i) => `p${process.pid}-${i}`)
       for (const name of names) await client.send('POST', '/api/profiles', { name })
-      await flood(8, stop, (n) => {
-        const name = names[n % names.length]!
-        return client.send('PUT', `/api/profiles/${name}`, { name, instructions: `${n} ${instructions}` })
-      })
+      await flood(8, stop, (n) => client.send('PUT', `/api/profiles/${names[n % names.length]}`, body(String(n))))
       await client.close()
     },
   },
@@ -122,10 +123,11 @@ const single: readonly Attack[] = [
       const data = Buffer.alloc(4 * 1024 * 1024 - 3, 'x').toString('base64')
       // Another file each time: what is there already is not stored again.
       const begin = (n: number): string => Buffer.from(String(n).padStart(9, '0')).toString('base64')
-      const attachments = (n: number) => [{ mediaType: 'image/png', data: begin(n) + data.slice(begin(n).length) }]
-      await flood(8, stop, (n) =>
-        client.send('POST', '/api/runs', { profile, prompt: 'x', attachments: attachments(n) }),
-      )
+      const body = around((gap) => {
+        const file = { mediaType: 'image/png', data: gap + data.slice(begin(0).length) }
+        return { profile, prompt: 'x', attachments: [file] }
+      })
+      await flood(8, stop, (n) => client.send('POST', '/api/runs', body(begin(n))))
       await client.close()
     },
   },
@@ -134,13 +136,13 @@ const single: readonly Attack[] = [
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
       const profile = hostile.profiles.quick
-      // Another text each time: what repeats is small once it is packed.
-      const prompt = (n: number): string =>
-        Array.from({ length: 90_000 }, (_, i) => (i * 7919 + n) % 1_000_003).join(' ')
+      // Another part of it each time: what repeats is small once it is packed.
+      const text = Buffer.from(Array.from({ length: 1_000_003 }, (_, i) => (i * 7919) % 1_000_003).join(' '))
       const talk = async (lane: number): Promise<void> => {
         for (let sessionId: string | undefined, n = lane; !stop.aborted; n += 4) {
-          const next = await runThrough(client, { profile, prompt: prompt(n), ...(sessionId ? { sessionId } : {}) })
-          sessionId = next ?? sessionId
+          const from = (n * promptBytes) % (text.length - promptBytes)
+          const body = around((prompt) => ({ profile, prompt, ...(sessionId ? { sessionId } : {}) }))
+          sessionId = (await runThrough(client, body(text.subarray(from, from + promptBytes)))) ?? sessionId
         }
       }
       await Promise.all([0, 1, 2, 3].map(talk))

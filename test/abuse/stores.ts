@@ -47,18 +47,18 @@ const files = ({ name, path, lists, size }: Files): Attack => ({
   },
 })
 
-/** A skill of 400 files in one folder, as forms send it. */
-function folderOf(n: number): { readonly body: Buffer; readonly headers: object } {
-  const name = `skill-${n}`
+/** A skill of 400 files in one folder, as forms send it, for a name and number that stand for `gap`. */
+const folder = (gap: string): string => {
+  const name = `skill-${gap}`
   const head = `---\nname: ${name}\ndescription: One of many that are imported.\n---\n`
   const parts = Array.from({ length: 400 }, (_, i) => {
     const [file, text] =
-      i === 0 ? ['SKILL.md', `${head}Do ${n}.`] : [`docs/part-${i}.md`, `${n} ${'word '.repeat(200)}`]
+      i === 0 ? ['SKILL.md', `${head}Do ${gap}.`] : [`docs/part-${i}.md`, `${gap} ${'word '.repeat(200)}`]
     return `--b\r\nContent-Disposition: form-data; name="files"; filename="${name}/${file}"\r\nContent-Type: text/markdown\r\n\r\n${text}\r\n`
   })
-  const headers = { 'content-type': 'multipart/form-data; boundary=b' }
-  return { body: Buffer.from(`${parts.join('')}--b--\r\n`), headers }
+  return `${parts.join('')}--b--\r\n`
 }
+const form = { 'content-type': 'multipart/form-data; boundary=b' }
 
 const toolkits = ['a', 'b', 'c', 'd', 'e']
 async function enterCatalog(hostile: Hostile, told: Told): Promise<void> {
@@ -174,9 +174,10 @@ export const attacksOnStores: readonly Attack[] = [
     name: 'imports of skills with 400 files, 8 at a time',
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
+      const text = folder('(gap)')
       await flood(8, stop, async (n) => {
-        const { body, headers } = folderOf(n)
-        const tried = await client.send('POST', '/api/skills/import', body, headers)
+        const body = Buffer.from(text.replaceAll('(gap)', String(n)))
+        const tried = await client.send('POST', '/api/skills/import', body, form)
         const { stagingId } = (tried === '' ? {} : JSON.parse(tried)) as { stagingId?: string }
         if (stagingId !== undefined) await client.send('POST', `/api/skills/import/${stagingId}/commit`)
       })
