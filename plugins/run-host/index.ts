@@ -37,6 +37,7 @@ export default definePlugin({
     const { config, deps, log, metrics } = ctx
     const host = new RunHost(config.mode, deps, log, metrics)
     ctx.onStop(() => host.stop())
+    ctx.loads(() => import('#kit/linked-files'))
     ctx.beforeClose('sidecar', () => host.drain(config.drain))
     ctx.routes('sidecar', async (app) => sidecarRoutes(app, host, config))
     return { links: { local: localLink(host) } }
