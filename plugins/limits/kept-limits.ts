@@ -27,7 +27,7 @@ const lookEveryMs = 5_000
 
 /** Each refused request within a minute waits this much longer for its answer than the one before, up to the second value. */
 const holdMs = 5
-const longestHoldMs = 5_000
+const longestHoldMs = 1_000
 /** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
 const mostHeld = limitKinds.openAnswers.default
 
