@@ -34,7 +34,7 @@ function conductor(url: string, { current, previous }: Keys, links: boolean) {
 }
 
 /** What a runner that is being replaced answers, or leaves unanswered; a conductor asks another one. None of it is about keys. */
-const replaced = new Set(['runner_draining', 'sidecar_draining', 'runner_unreachable'])
+const replaced = new Set(['runner_draining', 'sidecar_draining', 'runner_unreachable', 'sidecar_unreachable'])
 
 /** One run in a session of its own, which uses a tool; returns its last line. */
 async function run(runner: RunnerLink, isOver = (): boolean => false): Promise<string> {
