@@ -3,7 +3,7 @@ import { type TestContext, test } from 'node:test'
 import { definePlugin } from '#kernel'
 import { Database, sqlState } from '#contracts/database'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
-import { rowSecurityProblems } from '../plugins/database/row-security.ts'
+import { rowSecurityProblems } from '../plugins/database/migrate.ts'
 
 /** The real plugin, with a pool of as many connections. */
 async function open(t: TestContext, poolSize = 1): Promise<Database> {

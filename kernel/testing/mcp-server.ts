@@ -1,4 +1,4 @@
-import { randomUUID } from 'node:crypto'
+import { createHash, randomBytes, randomUUID } from 'node:crypto'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
@@ -162,4 +162,145 @@ export async function startSseServer(t: Pick<TestContext, 'after'>): Promise<str
     return new Promise<void>((resolve) => http.close(() => resolve()))
   })
   return `http://127.0.0.1:${(http.address() as AddressInfo).port}/sse`
+}
+
+/** A token request, as an authorization server reads it. */
+export interface Asked {
+  readonly grant: string
+  readonly form: Readonly<Record<string, string>>
+  readonly authorization: string | undefined
+}
+
+interface Code {
+  readonly challenge: string
+  readonly redirectUri: string
+  readonly clientId: string
+  readonly resource: string
+}
+
+export type AuthorizationServer = Awaited<ReturnType<typeof startAuthorizationServer>>
+
+/**
+ * An authorization server that follows the specifications strictly: it registers clients (RFC 7591), requires PKCE with S256, compares redirect
+ * URIs exactly, accepts codes and refresh tokens once, and names itself in its answers (RFC 9207).
+ */
+export async function startAuthorizationServer(t: Pick<TestContext, 'after'>) {
+  const codes = new Map<string, Code>()
+  const refreshable = new Set<string>()
+  const valid = new Set<string>()
+  let made = 0
+  const server = {
+    url: '',
+    /** Additional metadata; `undefined` removes a field. */
+    metadata: {} as Record<string, unknown>,
+    asked: [] as Asked[],
+    registered: [] as Record<string, unknown>[],
+    /** Fields of a client's registration besides its id. */
+    clients: {} as Record<string, unknown>,
+    revoked: [] as string[],
+    /** The status of its answer to a token revocation. */
+    revokes: 200,
+    /** Fields of token answers besides the tokens; `refresh_token: undefined` gives none. */
+    more: { expires_in: 3_600 } as Record<string, unknown>,
+    /** Answers each token request with this status and error instead. */
+    refusal: undefined as readonly [number, string] | undefined,
+    /** Awaited before each answer with tokens. */
+    gate: Promise.resolve(),
+    isValid: (authorization: string | undefined) => valid.has((authorization ?? '').replace(/^Bearer /, '')),
+    /** Makes all issued tokens invalid. */
+    forget: () => valid.clear(),
+    /** Does what a browser does with a link: the owner agrees, and is redirected to where the answer says. */
+    agree(link: string, more: Record<string, string> = {}): string {
+      const asked = new URL(link).searchParams
+      const client = server.registered.find(({ client_id: id }) => id === asked.get('client_id'))
+      const back = new URL(asked.get('redirect_uri')!)
+      if (client && !(client['redirect_uris'] as string[]).includes(back.href)) throw new Error('unknown redirect_uri')
+      if (asked.get('code_challenge_method') !== 'S256') throw new Error('no PKCE')
+      const code = randomBytes(8).toString('hex')
+      codes.set(code, {
+        challenge: asked.get('code_challenge')!,
+        redirectUri: back.href,
+        clientId: asked.get('client_id')!,
+        resource: asked.get('resource')!,
+      })
+      const answer = { code, state: asked.get('state')!, iss: server.url, ...more }
+      for (const [name, value] of Object.entries(answer)) if (value !== '') back.searchParams.set(name, value)
+      return back.pathname + back.search
+    },
+  }
+  const tokens = (): Record<string, unknown> => {
+    const n = ++made
+    valid.add(`access-${n}`)
+    refreshable.add(`refresh-${n}`)
+    return { access_token: `access-${n}`, refresh_token: `refresh-${n}`, token_type: 'Bearer', ...server.more }
+  }
+  const exchange = (form: Record<string, string>): Record<string, unknown> | string => {
+    if (form['grant_type'] === 'refresh_token') {
+      return refreshable.delete(form['refresh_token']!) ? tokens() : 'invalid_grant'
+    }
+    if (form['grant_type'] === 'client_credentials') return tokens()
+    const code = codes.get(form['code']!)
+    codes.delete(form['code']!)
+    const challenge = createHash('sha256').update(form['code_verifier']!).digest('base64url')
+    const fits =
+      code?.challenge === challenge && code.redirectUri === form['redirect_uri'] && code.resource === form['resource']
+    return fits ? tokens() : 'invalid_grant'
+  }
+  const http = createServer(async (request, response) => {
+    const text = await bodyOf(request)
+    const [status, answer] = await answerOf(server, request, text, exchange)
+    response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(answer))
+  })
+  await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
+  t.after(() => {
+    http.closeAllConnections()
+    return new Promise<void>((resolve) => http.close(() => resolve()))
+  })
+  server.url = `http://127.0.0.1:${(http.address() as AddressInfo).port}`
+  return server
+}
+
+async function answerOf(
+  server: AuthorizationServer,
+  { url: path, headers }: IncomingMessage,
+  text: string,
+  exchange: (form: Record<string, string>) => Record<string, unknown> | string,
+): Promise<[number, object]> {
+  const { url, metadata, registered, revoked } = server
+  if (path === '/.well-known/oauth-authorization-server') {
+    const own = {
+      issuer: url,
+      authorization_endpoint: `${url}/authorize`,
+      token_endpoint: `${url}/token`,
+      registration_endpoint: `${url}/register`,
+      revocation_endpoint: `${url}/revoke`,
+      response_types_supported: ['code'],
+      code_challenge_methods_supported: ['S256'],
+      token_endpoint_auth_methods_supported: ['none', 'client_secret_basic'],
+      authorization_response_iss_parameter_supported: true,
+    }
+    return [200, { ...own, ...metadata }]
+  }
+  if (path === '/register') {
+    const client = { ...(JSON.parse(text) as object), ...server.clients, client_id: `client-${registered.length + 1}` }
+    registered.push(client)
+    return [201, client]
+  }
+  const form = Object.fromEntries(new URLSearchParams(text))
+  if (path === '/revoke') {
+    if (server.revokes === 200) revoked.push(form['token']!)
+    return [server.revokes, {}]
+  }
+  if (path !== '/token') return [404, {}]
+  server.asked.push({ grant: form['grant_type']!, form, authorization: headers.authorization })
+  await server.gate
+  if (server.refusal) return [server.refusal[0], { error: server.refusal[1], error_description: 'quoted' }]
+  const given = exchange(form)
+  return typeof given === 'string' ? [400, { error: given, error_description: 'quoted' }] : [200, given]
+}
+
+async function bodyOf(request: IncomingMessage): Promise<string> {
+  const chunks: Buffer[] = []
+  for await (const chunk of request) chunks.push(chunk as Buffer)
+  return Buffer.concat(chunks).toString()
 }

@@ -10,7 +10,7 @@ import { webhookErrors } from '#contracts/webhooks'
 import { type ListSql, readList, sendList } from '#kit/lists'
 import type { Kv } from '#contracts/kv'
 import { addressLimit, type ClientAddress } from '#kit'
-import { columns, type Connection } from './connections/store.ts'
+import { columns, viewOf } from './connections/store.ts'
 import type { Arrival, Connector } from './connect.ts'
 import { tags } from './routes.ts'
 import {
@@ -135,22 +135,6 @@ export function connectionRoutes(
 
 /** PostgreSQL cannot store NUL, so no connection has such a name. The empty name finds nothing. */
 const nameOf = (text: string): string => (text.includes('\0') ? '' : text)
-
-export const viewOf = (row: Connection): ConnectionView => {
-  const { id, toolkit, endUserId, state, reason, expiresAt, renewable, webhookUrl, createdAt, updatedAt } = row
-  return {
-    id,
-    toolkit,
-    ...(endUserId === '' ? {} : { endUserId }),
-    state,
-    ...(reason === null ? {} : { reason }),
-    ...(expiresAt === null ? {} : { expiresAt }),
-    renewable,
-    ...(webhookUrl === null ? {} : { webhook: { url: webhookUrl } }),
-    createdAt,
-    updatedAt,
-  }
-}
 
 interface CallbackOptions {
   readonly connector: Pick<Connector, 'finish'>

@@ -6,10 +6,9 @@ import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
 import { createFailover, type Failover, type FailoverOptions } from './failover.ts'
 import { createChannels, createKv, PostgresNotifications } from './kv.ts'
-import { createMemoryStore } from './memory.ts'
+import { type Channels, createMemoryStore } from './store.ts'
 import { PostgresStore } from './postgres.ts'
 import type * as RedisDriver from './redis.ts'
-import type { Channels } from './store.ts'
 
 /** Nonces, limits and wake-ups that processes share. ADR 31. */
 export default definePlugin({

@@ -10,7 +10,7 @@ import {
 } from '#contracts/retention'
 import type { Batches } from './batches.ts'
 import { sweepData } from './data.ts'
-import type { EndUsers } from './end-users.ts'
+import type { EndUsers } from './erasure.ts'
 import type { Figures } from './figures.ts'
 import { batchOf } from './kinds.ts'
 

@@ -5,7 +5,7 @@ import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { type EndUserStore, retentionErrors } from '#contracts/retention'
 import { sendItems } from '#kit/lists'
-import type { EndUsers } from './end-users.ts'
+import type { EndUsers } from './erasure.ts'
 
 /** Rows per read. The logs of runs are larger and are read one by one. */
 const atOnce = 50

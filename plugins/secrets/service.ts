@@ -1,13 +1,13 @@
 import type { Caller } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
-import { keyOf, type PlainCache } from './cache.ts'
+import { keyOf, type PlainCache } from './resolver.ts'
 import type { Keyring, Sealed } from './envelope.ts'
 import { nameMismatch, notInFuture, unknownVersion, unstorable } from './errors.ts'
 import type { CreateSecret, SecretMetadata, UpdateSecret } from './schema.ts'
 import { deleteSecret, findMetadata, insertSecret, insertVersion, nextVersion } from './store.ts'
 
-export interface SecretServiceOptions {
+interface SecretServiceOptions {
   readonly database: Database
   readonly keyring: Keyring
   readonly limits: Pick<TenantLimits, 'of' | 'stored'> | undefined

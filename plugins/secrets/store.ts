@@ -2,7 +2,7 @@ import { type Database, sqlState, type TenantTx } from '#contracts/database'
 import { overLimit } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
-import { keyOf } from './cache.ts'
+import { keyOf } from './resolver.ts'
 import type { Sealed } from './envelope.ts'
 import { nameTaken, unknownSecret } from './errors.ts'
 import type { SecretMetadata, SecretRead, SecretVersion, Warning } from './schema.ts'
@@ -39,7 +39,7 @@ const toMetadata = (row: MetadataRow): SecretMetadata => ({
 })
 
 /** A value that is about to be stored. */
-export interface NewVersion {
+interface NewVersion {
   readonly sealed: Sealed
   readonly expiresAt: string | null
   readonly createdBy: string

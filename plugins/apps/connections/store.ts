@@ -1,5 +1,6 @@
 import type { AccountKey, ConnectionState, Grant } from '#contracts/apps'
 import type { Database, TenantTx } from '#contracts/database'
+import type { ConnectionView } from '../schema.ts'
 
 /** A connection: one account of a tenant or of an end user in one toolkit. */
 export interface Connection {
@@ -180,7 +181,7 @@ export async function deleteConnection(tx: TenantTx, id: string): Promise<void> 
   })
 }
 
-export interface NewConnection extends AccountKey {
+interface NewConnection extends AccountKey {
   readonly id: string
   readonly webhookUrl: string | undefined
 }
@@ -236,4 +237,21 @@ export async function countConnections(database: Database, tenantId: string): Pr
   const count = { text: 'SELECT count(*)::int AS count FROM app_connections WHERE tenant_id = $1', values: [tenantId] }
   const [[row]] = await database.batch<[{ count: number }[]]>(tenantId, [count])
   return row!.count
+}
+
+/** A connection as its tenant sees it. */
+export const viewOf = (row: Connection): ConnectionView => {
+  const { id, toolkit, endUserId, state, reason, expiresAt, renewable, webhookUrl, createdAt, updatedAt } = row
+  return {
+    id,
+    toolkit,
+    ...(endUserId === '' ? {} : { endUserId }),
+    state,
+    ...(reason === null ? {} : { reason }),
+    ...(expiresAt === null ? {} : { expiresAt }),
+    renewable,
+    ...(webhookUrl === null ? {} : { webhook: { url: webhookUrl } }),
+    createdAt,
+    updatedAt,
+  }
 }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { startExternalServer } from '#testing'
-import { createEndUserData } from '../end-users.ts'
+import { createEndUserData } from '../connections/index.ts'
 import { failureOf, itemsOf, sentenceOf, stage, stageWithOAuth } from './stage.ts'
 
 const call = (name: string, input?: unknown) => ({ name, ...(input === undefined ? {} : { arguments: input }) })

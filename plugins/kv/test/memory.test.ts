@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { createMemoryStore, type MemoryOptions } from '../memory.ts'
+import { createMemoryStore, type MemoryOptions } from '../store.ts'
 import { kvKernel, testKv, unavailable } from './suite.ts'
 
 const open = (t: { after(fn: () => void): void }, options: Partial<MemoryOptions> = {}) => {

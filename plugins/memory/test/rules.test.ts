@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { compare } from '../bank/compare.ts'
+import { compare } from '../bank/write.ts'
 import { asksForNow, asksForPast, timesIn } from '../text/dates.ts'
 import { attributeOf, attributesIn, factOf } from '../text/facts.ts'
 import { junkOf, statementsOf } from '../text/statements.ts'

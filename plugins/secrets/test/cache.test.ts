@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { PlainCache } from '../cache.ts'
+import { PlainCache } from '../resolver.ts'
 
 const kept = (name: string, value = 'v') => ({ secret: { name, version: 1, value }, expiresAt: Infinity })
 

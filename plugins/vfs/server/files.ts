@@ -22,12 +22,11 @@ import type { Audit } from './audit.ts'
 import type { Metrics } from './metrics.ts'
 import type { Mounts } from './mounts.ts'
 import { Overlay } from './overlay.ts'
-import { search } from './search.ts'
+import { anyBelow, type OpenFile, placeOf, search, type Tree } from './tree.ts'
 import type { Session, Sessions } from './sessions.ts'
-import { anyBelow, type OpenFile, placeOf, type Tree } from './tree.ts'
 import { countedTree } from './usage.ts'
 
-export interface NewFile {
+interface NewFile {
   readonly body: AsyncIterable<Uint8Array>
   /** The announced length of the body; undefined if the sender did not announce it. */
   readonly bytes: number | undefined

@@ -3,8 +3,7 @@ import { mkdir, mkdtemp, rm, utimes, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
-import { trailerOf } from '../files.ts'
-import { DiskBackend } from '../backend.ts'
+import { DiskBackend, trailerOf } from '../backend.ts'
 import { namesOf } from '../names.ts'
 
 test('a large folder is listed page by page as a small one is, and what changes meanwhile is seen', async (t) => {

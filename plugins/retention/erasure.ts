@@ -1,19 +1,113 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { notFound } from '#kernel'
 import type { AuditTrail } from '#contracts/audit'
-import type { Database } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import type { EndUserStore, TenantDataStore } from '#contracts/retention'
 import type { Fleet } from '#contracts/runner'
-import type { Batches } from './batches.ts'
-import { sweepData } from './data.ts'
+import type { Batch, Batches } from './batches.ts'
+import { partOf, sweepData } from './data.ts'
 import { clearConversations, closeIdle, type LeftSession } from './conversations.ts'
+import { openAuditLog } from './kinds.ts'
+import { type Table, tenantedTables } from './tables.ts'
+
+/** Deletes rows of one table, whatever its key is. The same transaction counts them in the tenant's row. */
+const rowsOf =
+  ({ name, partitioned }: Table): Batch =>
+  async (tx, limit) => {
+    await openAuditLog(tx)
+    const [row, rows] = partitioned ? ['(tableoid, ctid) IN (', 'tableoid, ctid'] : ['ctid = ANY (ARRAY(', 'ctid']
+    const close = partitioned ? ')' : '))'
+    const gone = await tx.query({
+      text: `DELETE FROM ${name} WHERE ${row}SELECT ${rows} FROM ${name} WHERE tenant_id = $1 LIMIT $2${close} RETURNING 1`,
+      values: [tx.tenantId, limit],
+    })
+    if (gone.length > 0) await count(tx, name, gone.length)
+    return { deleted: { [name]: gone.length }, next: gone.length < limit ? undefined : [] }
+  }
+
+const count = (tx: TenantTx, table: string, rows: number): Promise<object[]> =>
+  tx.query({
+    text: `UPDATE tenants SET erased_rows = coalesce(erased_rows, '{}')
+             || jsonb_build_object($2::text, coalesce((erased_rows ->> $2)::bigint, 0) + $3::bigint) WHERE id = $1`,
+    values: [tx.tenantId, table, rows],
+  })
+
+/** Whether a run or node is still executed. The deletion of a tenant cancels its runs; nothing is erased until they have ended. */
+const underWay = {
+  text: `SELECT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND finished_at IS NULL)
+           OR EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND status = 2 AND lease_until > clock_timestamp()) AS busy`,
+}
+/** Keeps only the id of the tenant, since ids are never given twice. */
+const finish = {
+  text: `UPDATE tenants SET name = id, limits = '{}', limits_at = clock_timestamp(), retention = NULL,
+           erased_at = coalesce(erased_at, clock_timestamp()), erased_rows = coalesce(erased_rows, '{}')
+         WHERE id = $1 AND NOT legal_hold RETURNING erased_rows`,
+}
+
+interface TenantErasureParts {
+  readonly database: Database
+  readonly batches: Batches
+  /** Data of tenants that plugins keep outside the database. */
+  readonly data: ReadonlyMap<string, TenantDataStore>
+  readonly trail: AuditTrail
+  readonly log: Pick<FastifyBaseLogger, 'info'>
+  /** The tenant whose audit log records the erasure. */
+  readonly operatorTenant: string
+}
+
+/**
+ * Erases a deleted tenant: every row with its id in every table, and its data outside the database. May stop anywhere and be repeated. Resolves to
+ * the deleted rows by table, or undefined while something of the tenant is under way.
+ */
+export async function eraseTenant(
+  { database, batches, data, trail, log, operatorTenant }: TenantErasureParts,
+  tenantId: string,
+  signal: AbortSignal,
+): Promise<Readonly<Record<string, number>> | undefined> {
+  const [[state]] = await database.batch<[{ busy: boolean }[]]>(tenantId, [{ ...underWay, values: [tenantId] }])
+  if (state!.busy) return undefined
+  const entry = await trail.begin({
+    tenantId: operatorTenant,
+    actor: { keyId: 'retention', role: 'operator' },
+    action: 'tenants.erase',
+    target: tenantId,
+  })
+  const tables = await database.system((tx) => tenantedTables(tx))
+  const round = async (): Promise<number> => {
+    let rows = 0
+    for (const [name, store] of data) {
+      const deleted = await batches.all(
+        tenantId,
+        partOf(name, (id) => store.erase(id), count),
+        signal,
+      )
+      rows += deleted[name] ?? 0
+    }
+    for (const table of tables) {
+      const deleted = await batches.all(tenantId, rowsOf(table), signal)
+      rows += deleted[table.name] ?? 0
+    }
+    return rows
+  }
+  // Deleting a row may create another one (runners are told of deleted profiles), so rounds repeat until nothing is left.
+  while ((await round()) > 0) signal.throwIfAborted()
+  const close = (): Promise<{ erased_rows: Record<string, number> }[]> =>
+    batches.once(tenantId, (tx) => tx.query({ ...finish, values: [tenantId] }))
+  await close()
+  // From now on no sweep looks at the tenant. A last round deletes what a sweep had just written.
+  await round()
+  const [{ erased_rows: rows } = { erased_rows: {} }] = await close()
+  await trail.end(entry, { status: 200, detail: { rows } })
+  log.info({ tenant: tenantId, rows }, 'a tenant was erased')
+  return rows
+}
 
 /** Conversations per read, and public runs that are deleted in one transaction. */
 const conversationsAtOnce = 20
 const runsAtOnce = 25
 
 /** What an erasure has deleted so far, and what is left. */
-export interface Erased {
+interface Erased {
   readonly conversations: number
   readonly messages: number
   readonly runs: number
