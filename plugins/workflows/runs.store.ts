@@ -166,11 +166,11 @@ export class WorkflowRunStore {
     const { tenantId } = tx
     const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId) })
     const { id, status, insertion, wake, most, bytes } = creation
-    if (most !== undefined) await tx.query(lockOf(tenantId))
-    const rows = await tx.query(insertion)
+    const before = most === undefined ? [] : [lockOf(tenantId)]
+    const rows = (await tx.queries<object[][]>([...before, insertion])).at(-1)!
     // A refused run gets no wake-up, because the caller may commit the transaction without the run.
     if (rows.length === 0 && most !== undefined) throw overLimit('workflowRuns', most)
-    if (wake) await this.#wakeUps.send([wake], tx)
+    for (const statement of wake ? await this.#wakeUps.statements([wake]) : []) tx.atEnd(statement)
     if (rows.length > 0) this.#limits?.stored.add(tenantId, bytes)
     return { id, status }
   }

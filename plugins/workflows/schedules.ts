@@ -1,13 +1,13 @@
 import { isAppError, notFound } from '#kernel'
 import type { Caller } from '#contracts/auth'
-import type { Database, TenantTx } from '#contracts/database'
+import type { Database, Statement, TenantTx } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
 import type { WakeUps } from '#contracts/jobs'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import { workflowErrors } from './errors.ts'
-import { type Became, Firings, keptFirings, listFirings } from './firings.store.ts'
+import { Firings, keptFirings, listFirings, manual, type Stand, standOf, unqueue } from './firings.ts'
 import type { WorkflowMetrics } from './metrics.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
 import type { Firing, RunStatus, Schedule, ScheduleBody } from './schema.ts'
@@ -37,6 +37,13 @@ interface Row {
   updated_at: string
 }
 const columns = 'id, document, status, next_at, created_by, created_at, updated_at'
+
+/** A schedule whose row a transaction holds. */
+interface Held extends Stand {
+  readonly row: Row
+  /** By the clock of the database. */
+  readonly now: Date
+}
 
 /** Schedules of tenants. Each scheduled time is handled once, by whichever process is woken for it. */
 export class Schedules {
@@ -100,7 +107,7 @@ export class Schedules {
   pause(tenantId: string, id: string): Promise<Schedule> {
     return this.#change(tenantId, id, async (tx, row) => {
       if (row.status === 'paused') return row
-      await new Firings(tx, id).unqueue({ outcome: 'skipped', message: 'The schedule was paused.' })
+      tx.atEnd(unqueue([tenantId, id], { outcome: 'skipped', message: 'The schedule was paused.' }))
       return this.#put(tx, id, 'paused', undefined)
     })
   }
@@ -131,9 +138,7 @@ export class Schedules {
       // The schedule may have been deleted since it was read.
       if (!(await this.#hold(tx, id))) throw unknownSchedule()
       const started = await this.#start(tx, row, target)
-      const firings = new Firings(tx, id)
-      await firings.recordManual(started.id)
-      await firings.trim()
+      for (const statement of manual([tenantId, id], started.id)) tx.atEnd(statement)
       this.#deps.metrics.fired('started')
       return started
     })
@@ -152,8 +157,15 @@ export class Schedules {
     await this.#deps.database.tenant(tenantId, async (tx) => {
       const held = await this.#hold(tx, id)
       if (!held) return
-      await this.#startQueued(tx, held.row, target)
-      if (held.row.status === 'active' && held.row.next_at !== null) await this.#fireDue(tx, held.row, held.now, target)
+      const body = JSON.parse(held.row.document) as ScheduleBody
+      const firings = new Firings(tx, id, held, {
+        overlap: body.overlap,
+        target,
+        start: (what) => this.#start(tx, held.row, what),
+        fired: (outcome) => this.#deps.metrics.fired(outcome),
+      })
+      await firings.startQueued()
+      if (held.row.status === 'active' && held.row.next_at !== null) await this.#fireDue(tx, held, body, firings)
     })
   }
 
@@ -164,8 +176,7 @@ export class Schedules {
     return row!.count
   }
 
-  async #fireDue(tx: TenantTx, row: Row, now: Date, target: Target): Promise<void> {
-    const body = JSON.parse(row.document) as ScheduleBody
+  async #fireDue(tx: TenantTx, { row, now }: Held, body: ScheduleBody, firings: Firings): Promise<void> {
     const first = new Date(row.next_at!)
     const begin = new Date(first.getTime() - 1)
     const some = timesOf(body, begin, keptFirings, now)
@@ -180,47 +191,15 @@ export class Schedules {
     const caughtUp =
       { none: [], one: missed.slice(-1), all: missed.slice(-mostCaughtUp) }[body.catchUp as 'none' | 'one' | 'all'] ??
       []
-    const firings = new Firings(tx, row.id)
     const passed = new Set(missed).difference(new Set(caughtUp))
-    await firings.recordMissed([...passed])
-    for (const _ of passed) this.#deps.metrics.fired('missed')
-    for (const at of due) if (!passed.has(at)) await this.#fireAt(tx, row, body, at, target)
-    const next = nextOf(body, last)
-    await this.#put(tx, row.id, 'active', next)
-    await this.#wakeAt(tx, row.id, body, next, now)
-    await firings.trim()
-  }
-  async #fireAt(tx: TenantTx, row: Row, { overlap = 'skip' }: ScheduleBody, at: Date, target: Target): Promise<void> {
-    const firings = new Firings(tx, row.id)
-    const isHeldUp = !('failure' in target) && overlap !== 'allow' && (await this.#isBusy(tx, row.id))
-    const waits = isHeldUp && overlap === 'queue' && (await firings.queued()) === undefined
-    const became = isHeldUp ? { outcome: waits ? 'queued' : 'skipped' } : await this.#begin(tx, row, target)
-    await firings.record(at, became as Became)
-    this.#deps.metrics.fired(became.outcome)
-  }
-  async #startQueued(tx: TenantTx, row: Row, target: Target): Promise<void> {
-    const firings = new Firings(tx, row.id)
-    if ((await firings.queued()) === undefined || 'failure' in target || (await this.#isBusy(tx, row.id))) return
-    await firings.unqueue(await this.#begin(tx, row, target))
-  }
-  async #begin(tx: TenantTx, row: Row, target: Target): Promise<Became> {
-    if ('failure' in target) return { outcome: 'failed', message: target.failure }
-    try {
-      const { id } = await this.#start(tx, row, target)
-      return { outcome: 'started', runId: id }
-    } catch (error) {
-      // The tenant is at a limit. The failure is recorded, and the schedule goes on with its next time.
-      if (!isAppError(error) || error.status >= 500) throw error
-      return { outcome: 'failed', message: error.sentence ?? error.code }
+    for (const at of due) {
+      if (passed.has(at)) firings.missed(at)
+      else await firings.fireAt(at)
     }
-  }
-  // A paused run waits for a person and does not count as busy.
-  async #isBusy(tx: TenantTx, id: string): Promise<boolean> {
-    const rows = await tx.query({
-      text: 'SELECT 1 FROM workflow_runs WHERE tenant_id = $1 AND schedule_id = $2 AND status = 1 LIMIT 1',
-      values: [tx.tenantId, id],
-    })
-    return rows.length > 0
+    firings.write()
+    const next = nextOf(body, last)
+    tx.atEnd(put(tx.tenantId, row.id, 'active', next))
+    await this.#wakeAt(tx, row.id, body, next, now)
   }
   #start(
     tx: TenantTx,
@@ -236,6 +215,7 @@ export class Schedules {
     const [[row]] = isId('wfsch', id)
       ? await this.#deps.database.batch<[Row[]]>(tenantId, [
           {
+            name: 'workflow-schedule',
             text: `SELECT ${columns} FROM workflow_schedules WHERE tenant_id = $1 AND id = $2`,
             values: [tenantId, id],
           },
@@ -244,14 +224,17 @@ export class Schedules {
     if (!row) throw unknownSchedule()
     return row
   }
-  async #hold(tx: TenantTx, id: string): Promise<{ row: Row; now: Date } | undefined> {
-    const [row] = await tx.query<Row & { now: string }>({
+  async #hold(tx: TenantTx, id: string): Promise<Held | undefined> {
+    const hold = {
+      name: 'workflow-schedule-hold',
       // No run may begin for a deleted tenant.
       text: `SELECT ${columns}, clock_timestamp() AS now FROM workflow_schedules WHERE tenant_id = $1 AND id = $2
                AND NOT EXISTS (SELECT FROM tenants WHERE id = $1 AND deleted_at IS NOT NULL) FOR UPDATE`,
       values: [tx.tenantId, id],
-    })
-    return row && { row, now: new Date(row.now) }
+    }
+    // A statement of its own, which sees what was committed while the first one waited for the row.
+    const [[row], [stand]] = await tx.queries<[(Row & { now: string })[], [Stand]]>([hold, standOf(tx.tenantId, id)])
+    return row && { row, now: new Date(row.now), ...stand }
   }
   async #change(
     tenantId: string,
@@ -265,29 +248,25 @@ export class Schedules {
     })
   }
   async #put(tx: TenantTx, id: string, status: Row['status'], next: Date | undefined): Promise<Row> {
-    const [row] = await tx.query<Row>({
-      text: `UPDATE workflow_schedules SET status = $3, next_at = $4, updated_at = CASE WHEN status = $3 THEN updated_at ELSE now() END
-             WHERE tenant_id = $1 AND id = $2 RETURNING ${columns}`,
-      values: [tx.tenantId, id, status, next ?? null],
-    })
+    const [row] = await tx.query<Row>(put(tx.tenantId, id, status, next))
     return row!
   }
   async #wakeAt(tx: TenantTx, id: string, body: ScheduleBody, at: Date | undefined, now: Date): Promise<void> {
     if (!at) return
     const afterMs = Math.max(0, at.getTime() + jitterOf(id, body, at) - now.getTime()) + 1
-    await this.#deps.wakeUps.send(
-      [
-        {
-          tenantId: tx.tenantId,
-          what: { tenantId: tx.tenantId, scheduleId: id },
-          key: `${id}/${at.getTime()}`,
-          afterMs,
-        },
-      ],
-      tx,
-    )
+    const { tenantId } = tx
+    const what = { tenantId, scheduleId: id }
+    const wake = { tenantId, what, key: `${id}/${at.getTime()}`, afterMs }
+    for (const statement of await this.#deps.wakeUps.statements([wake])) tx.atEnd(statement)
   }
 }
+
+const put = (tenantId: string, id: string, status: Row['status'], next: Date | undefined): Statement => ({
+  name: 'workflow-schedule-put',
+  text: `UPDATE workflow_schedules SET status = $3, next_at = $4, updated_at = CASE WHEN status = $3 THEN updated_at ELSE now() END
+         WHERE tenant_id = $1 AND id = $2 RETURNING ${columns}`,
+  values: [tenantId, id, status, next ?? null],
+})
 
 export const unknownSchedule = () => notFound({ message: 'There is no schedule of this id.' })
 

@@ -120,6 +120,18 @@ test('schedules fire once a time on any number of conductors, and follow their p
       if (overlap === 'queue') await until(id, (all) => outcomes(all).every((one) => one === 'started'))
     }
   })
+  await t.test('times that are made up for at once meet the overlap that they make themselves', async () => {
+    for (const [overlap, expected] of [
+      ['skip', ['skipped', 'skipped', 'skipped', 'started']],
+      ['queue', ['queued', 'skipped', 'skipped', 'started']],
+    ] as const) {
+      const id = await create({ workflowDefinitionId: slow.id, catchUp: 'all', overlap })
+      await due(id, 3)
+      const rows = await until(id, (all) => all.length >= 4)
+      assert.deepEqual(outcomes(rows).toSorted(), expected)
+      assert.equal(rows.at(-1).outcome, 'started', 'the first of them')
+    }
+  })
   await t.test(
     'what waits for its turn when its schedule is paused, or its target is deleted, does not start',
     async () => {
