@@ -4,7 +4,7 @@ import fc from 'fast-check'
 import type { Database } from '#contracts/database'
 import type { Claim } from '#contracts/run-store'
 import { reconcile } from '../../plugins/billing/upkeep.ts'
-import { ask, cents, chunk, finish, profile, stage, unique } from './stage.ts'
+import { ask, begin, cents, chunk, finish, profile, stage, unique } from './stage.ts'
 
 const usage = (inputTokens: number, model = 'm') => ({ type: 'usage', inputTokens, outputTokens: 0, model }) as const
 
@@ -97,7 +97,12 @@ test('after any history with kills ledger, meters and runs say the same to the m
     }),
     { numRuns: 12 },
   )
-  // The reconciliation sees what it is for.
+  // The reconciliation sees what it is for: runs of both kinds, which a walk at random may have none of.
+  await budget()
+  await grant(10)
+  await finish(store, await begin(store), { costCents: 1 })
+  await finish(store, await begin(store), { knownCostCents: 1 })
+  assert.deepEqual(await reconcile(database, 'acme'), [])
   const counted = {
     text: `SELECT count(*)::int AS n, sum(cost_microcents)::float8 AS cost FROM run_meters WHERE tenant_id = 'acme'`,
   }
