@@ -121,7 +121,8 @@ const sessionById = prepared(
 // The specification lists "live session records", so sessions that were shut down are left out.
 const isLive = `tenant_id = $1 AND status <> 'shutdown'`
 // No index supports a substring search, so only the newest sessions are searched. A complete id is found in any session.
-const namedLike = `position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0`
+// Ids and names of profiles are ASCII, whose letters the collation "C" knows as well as any other, at less cost.
+const namedLike = `position(lower($2) IN lower((id || E'\\n' || profile) COLLATE "C")) > 0`
 /** How many of the newest sessions a text search reads. */
 const mostSearched = 10_000
 const sessionList = {
