@@ -105,8 +105,8 @@ export default definePlugin({
     }
     const shared = { database, config, discoveries, connections, limits, keepMs, stopping, metrics: counted }
     const endpoint = new CatalogEndpoint({ ...shared, servers, kv, callMs, dropToken })
-    // Loads the MCP library in advance. Discoveries, apps and workflows use it as well.
-    loads(() => endpoint.load())
+    // Discoveries, apps and workflows use the MCP library as well.
+    loads(() => endpoint.prepare())
     onStop(() => endpoint.close())
     if (stored) limits?.uses('mcpEntries', (tenantId) => countEntries(stored, tenantId))
     const service = createCatalogService({ database, config, addresses, secrets, limits, accounts })

@@ -30,7 +30,10 @@ export default defineRuntime({
       return (run, signal) => connectTools(connections, run, config.maxToolSchemas, silence, signal)
     }
     const loaded = (): Promise<Connect> => (connecting ??= loadTools())
-    loads(loaded)
+    loads(async () => {
+      await loaded()
+      await (await import('#kit/mcp')).rehearseMcp()
+    })
     onStop(async () => toolConnections?.close())
     // Loaded on demand: only a restored conversation with large attachments needs it.
     let files: Promise<LinkedFiles> | undefined

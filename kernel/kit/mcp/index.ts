@@ -2,5 +2,5 @@
 // rarely should import it when it contacts the first server.
 export { McpEras } from './eras.ts'
 export { failureOf, isTimeout, type Reason, reasonOf, whyUnavailable, withoutQuotes } from './failures.ts'
-export { type McpAddress, type McpSession, openMcp, type ServerCall } from './session.ts'
+export { type McpAddress, type McpSession, openMcp, rehearseMcp, type ServerCall } from './session.ts'
 export { digestOf, listTools, type McpTool, noTimeout, permittedTools, type ToolNames, toolNames } from './tools.ts'

@@ -17,6 +17,7 @@ import {
 import type { Kv } from '#contracts/kv'
 import { invalidRequest } from '../../contracts/http-errors.ts'
 import { ping, stream } from '../../http/streams.ts'
+import * as rehearsal from './rehearsal.ts'
 
 /** Requests that a server behind the endpoint answers in its own words. */
 const passedMethods = [
@@ -90,24 +91,17 @@ export class McpEndpoint {
   async answer(request: FastifyRequest, reply: FastifyReply, tools: ServedTools, who = ''): Promise<FastifyReply> {
     const body = withoutCancellations(request.body)
     if (Array.isArray(body) && body.length === 0) return reply.code(202).send()
-    const served = guarded(tools, request)
-    const abort = new AbortController()
+    const headers = new Headers(
+      Object.entries(request.headers).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
+    )
     const { raw } = reply
+    const abort = new AbortController()
     raw.once('close', () => {
       // A closed connection cancels the call.
       if (!raw.writableFinished) abort.abort(new Error('the client has left'))
     })
-    const headers = Object.entries(request.headers).filter(
-      (entry): entry is [string, string] => typeof entry[1] === 'string',
-    )
-    const response = isLegacy(request, body)
-      ? await this.#legacy(new Headers(headers), body, served, raw, who)
-      : isListening(body)
-        ? notFound(body)
-        : await this.#modern.fetch(
-            new Request(`http://mcp${request.url}`, { method: 'POST', headers, signal: abort.signal }),
-            { parsedBody: body, authInfo: authInfoOf(served) },
-          )
+    const asked = { url: request.url, headers, body, closing: raw, signal: abort.signal, who }
+    const response = await this.#respond(asked, guarded(tools, request))
     const { status } = response
     if (response.body && response.headers.get('content-type')?.startsWith('text/event-stream')) {
       const frames = response.body
@@ -123,6 +117,21 @@ export class McpEndpoint {
       .code(status)
       .headers(Object.fromEntries(response.headers))
       .send(await response.text())
+  }
+
+  /** Answers one message of each kind, so that no caller has to wait for what the library does at the first one. */
+  async rehearse(): Promise<void> {
+    const tools: ServedTools = {
+      list: () => ({ tools: [rehearsal.tool] }),
+      call: async () => ({ content: [] }),
+    }
+    const closing = { once: () => {}, writableFinished: true }
+    const { signal } = new AbortController()
+    for (const request of rehearsal.requests) {
+      const response = await this.#respond({ ...request, url: '/', closing, signal, who: '' }, tools)
+      const { error } = (await response.json()) as { error?: { message: string } }
+      if (error) throw new Error(`the rehearsal of ${request.body.method} failed: ${error.message}`)
+    }
   }
 
   async close(): Promise<void> {
@@ -175,14 +184,16 @@ export class McpEndpoint {
     return server
   }
 
+  async #respond(asked: Asked, tools: ServedTools): Promise<Response> {
+    const { url, headers, body, signal } = asked
+    if (isLegacy(asked)) return this.#legacy(asked, tools)
+    if (isListening(body)) return notFound(body)
+    const request = new Request(`http://mcp${url}`, { method: 'POST', headers, signal })
+    return this.#modern.fetch(request, { parsedBody: body, authInfo: authInfoOf(tools) })
+  }
+
   /** Serves the revisions before 2026-07-28. A session has only a name here, which says whose calls a client may cancel. */
-  async #legacy(
-    headers: Headers,
-    body: unknown,
-    tools: ServedTools,
-    raw: FastifyReply['raw'],
-    who: string,
-  ): Promise<Response> {
+  async #legacy({ headers, body, closing, who }: Asked, tools: ServedTools): Promise<Response> {
     const message = (Array.isArray(body) ? undefined : body) as JsonRpc | null | undefined
     const { kv } = this.#options
     const session = kv && headers.get('mcp-session-id')
@@ -203,10 +214,10 @@ export class McpEndpoint {
       keepAliveMs: 0,
     })
     const server = this.#serverOf(tools, cancel?.signal)
-    raw.once('close', () => {
+    closing.once('close', () => {
       if (key !== undefined && this.#cancellable.get(key) === cancel) this.#cancellable.delete(key)
       // After a complete answer there is nothing to close; closing anyway would cost every call an error.
-      if (!raw.writableFinished) void server.close()
+      if (!closing.writableFinished) void server.close()
     })
     await server.connect(transport)
     // The only fields that are read of a request whose body is present. A complete Request costs more than answering a small one.
@@ -245,31 +256,37 @@ const longestKey = 200
 /** The channel on which conductors tell each other of cancelled calls. */
 const cancelled = 'mcp-cancelled'
 
+/** One request, as the endpoint reads it. */
+interface Asked {
+  readonly url: string
+  readonly headers: Headers
+  readonly body: unknown
+  readonly closing: { once(event: 'close', then: () => void): unknown; readonly writableFinished: boolean }
+  /** Aborts when the client has left. */
+  readonly signal: AbortSignal
+  readonly who: string
+}
+
 interface JsonRpc {
   readonly id?: unknown
   readonly method?: unknown
   readonly params?: { readonly requestId?: unknown; readonly _meta?: { readonly progressToken?: unknown } }
 }
 
-const headerOf = (request: FastifyRequest, name: string): string | undefined => {
-  const value = request.headers[name]
-  return typeof value === 'string' ? value : undefined
-}
-
 /** Whether a request is of a revision before 2026-07-28. */
-function isLegacy(request: FastifyRequest, body: unknown): boolean {
+function isLegacy({ headers, body }: Asked): boolean {
   if (body === undefined || body === null) return true
   const outcome = classifyInboundRequest({
     httpMethod: 'POST',
     body,
-    ...optional('protocolVersionHeader', headerOf(request, 'mcp-protocol-version')),
-    ...optional('mcpMethodHeader', headerOf(request, 'mcp-method')),
-    ...optional('mcpNameHeader', headerOf(request, 'mcp-name')),
+    ...optional('protocolVersionHeader', headers.get('mcp-protocol-version')),
+    ...optional('mcpMethodHeader', headers.get('mcp-method')),
+    ...optional('mcpNameHeader', headers.get('mcp-name')),
   })
   return outcome.kind === 'legacy'
 }
 
-const optional = (name: string, value: string | undefined) => (value === undefined ? {} : { [name]: value })
+const optional = (name: string, value: string | null) => (value === null ? {} : { [name]: value })
 
 /** We announce nothing, so listening would only cost a connection. */
 const isListening = (body: unknown): boolean => (body as JsonRpc).method === 'subscriptions/listen'

@@ -13,6 +13,7 @@ import type { ModelFetch } from '#contracts/model'
 import { createMcpFetch } from './answers.ts'
 import type { McpEras } from './eras.ts'
 import { connectionClosed, tooLarge } from './failures.ts'
+import { answerTo, tool } from './rehearsal.ts'
 import { listTools, noTimeout } from './tools.ts'
 
 export interface McpAddress {
@@ -69,6 +70,19 @@ export async function openMcp(
     if (!prior || signal.aborted) throw error
     eras?.forget(address)
     return open(fetch, address, { signal, onListChanged, prior: undefined })
+  }
+}
+
+/** Exchanges one message of each kind with a server of its own, so that no run has to wait for what the library does at the first one. */
+export async function rehearseMcp(): Promise<void> {
+  const { signal } = new AbortController()
+  const fetch = (async (_url, init) => answerTo(String(init!.body))) satisfies ModelFetch
+  for (const own of [true, false]) {
+    const session = await openMcp(withoutListening(fetch), { url: 'http://none/', own }, signal)
+    for (const definition of await listTools(session, signal)) {
+      await session.call({ name: tool.name, input: {}, definition, signal })
+    }
+    await session.close()
   }
 }
 

@@ -43,23 +43,30 @@ export class CatalogEndpoint {
 
   /** `only` is the entry of an endpoint that serves a single entry. */
   async answer(request: FastifyRequest, reply: FastifyReply, caller: Caller, only?: string): Promise<FastifyReply> {
-    const { endpoint, tools } = await this.load()
+    const { endpoint, tools } = await this.#loaded()
     return endpoint.answer(request, reply, tools.of(caller, only), `${caller.tenantId} ${caller.keyId}`)
   }
 
   /** Calls a tool for another plugin. The call shares the MCP sessions of the endpoint. */
   async call(...call: Parameters<Upstreams['call']>): ReturnType<Upstreams['call']> {
-    const { upstreams } = await this.load()
+    const { upstreams } = await this.#loaded()
     return upstreams.call(...call)
   }
-  /** Loads the MCP library, once. */
-  load(): Promise<Parts> {
-    return (this.#parts ??= this.#load())
+
+  /** Loads the MCP library, and does in advance what its first messages would wait for. */
+  async prepare(): Promise<void> {
+    const { endpoint } = await this.#loaded()
+    await endpoint.rehearse()
+    await (await import('#kit/mcp')).rehearseMcp()
   }
 
   async close(): Promise<void> {
     const parts = await this.#parts
     await Promise.all([parts?.endpoint.close(), parts?.upstreams.close()])
+  }
+
+  #loaded(): Promise<Parts> {
+    return (this.#parts ??= this.#load())
   }
 
   async #load(): Promise<Parts> {

@@ -89,7 +89,7 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
   let endpoint: Promise<SessionEndpoint> | undefined
   const loaded = (): Promise<SessionEndpoint> =>
     (endpoint ??= import('./server.ts').then(({ SessionEndpoint }) => new SessionEndpoint()))
-  loads(loaded)
+  loads(async () => (await loaded()).rehearse())
   app.post('/runner/sessions/:id/mcp', { ...access(who), schema }, async (request, reply) => {
     const session = await admit(request.headers.authorization, request.params.id)
     return (await loaded()).answer(request, reply, sessions, session)

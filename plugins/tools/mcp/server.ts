@@ -9,6 +9,10 @@ export class SessionEndpoint {
   // A session's tools change with its next run at the earliest.
   readonly #endpoint = new McpEndpoint({ name: 'agent-orc-runner', listMs: 0 })
 
+  rehearse(): Promise<void> {
+    return this.#endpoint.rehearse()
+  }
+
   answer(
     request: FastifyRequest,
     reply: FastifyReply,
