@@ -13,8 +13,10 @@ export { isOpen, isReachable, type Proof, proofsOf, signedBy } from './proof.ts'
 export type { Identity, LinesAnswer, Peer, Peers, PeersOptions, SignedRequest } from './peer-types.ts'
 export {
   addressLimit,
+  ahead,
   AtOnce,
   Counts,
+  Lately,
   HitWindows,
   type Limit,
   mostKeys,

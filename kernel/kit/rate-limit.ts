@@ -191,6 +191,14 @@ export class Pace {
   }
 }
 
+/** How far a tenant may be ahead of the average that one of its limits allows. */
+export const ahead = {
+  /** So many requests of one kind pass at once after a pause: as many as a browser sends to a server. */
+  atOnce: 6,
+  /** The next ones pass at so many times the average, and wait for their turn. */
+  factor: 3,
+} as const
+
 /** How many things each key has under way at once, such as a tenant's requests. A key with none takes no memory. */
 export class AtOnce {
   readonly #counts = new Map<string, number>()
@@ -234,6 +242,37 @@ export class Counts {
     const count = this.of(key) + 1
     this.#counts.set(key, count)
     return count
+  }
+}
+
+/** How often each thing happened lately: each time counts for less and less as it gets older. */
+export class Lately {
+  readonly #ms: number
+  readonly #now: () => number
+  readonly #levels = new Map<string, { readonly level: number; readonly at: number }>()
+  #cleanAt = 0
+
+  /** After `ms` a time counts for a third. `now`: milliseconds on a clock that never goes back. */
+  constructor(ms: number, now = () => performance.now()) {
+    this.#ms = ms
+    this.#now = now
+  }
+  /** Counts one more, and returns how many there were. */
+  count(key: string): number {
+    const now = this.#now()
+    if (now > this.#cleanAt) this.#clean(now)
+    const level = this.#levelOf(key, now) + 1
+    this.#levels.set(key, { level, at: now })
+    return level
+  }
+
+  #levelOf(key: string, now: number): number {
+    const known = this.#levels.get(key)
+    return known ? known.level * Math.exp((known.at - now) / this.#ms) : 0
+  }
+  #clean(now: number): void {
+    for (const key of this.#levels.keys()) if (this.#levelOf(key, now) < 1) this.#levels.delete(key)
+    this.#cleanAt = now + cleanEveryMs
   }
 }
 

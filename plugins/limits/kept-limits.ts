@@ -17,7 +17,7 @@ import {
   type RequestLimit,
   type TenantLimits,
 } from '#contracts/limits'
-import { AtOnce, Counts, Pace, rateLimit, Spent } from '#kit'
+import { ahead, AtOnce, Counts, Lately, Pace, rateLimit, Spent } from '#kit'
 import { paceLists } from '#kit/lists'
 import { change, changedSince, type ChangedLimits } from './changed.store.ts'
 import { KeptStoredBytes } from './stored.ts'
@@ -25,9 +25,13 @@ import { KeptStoredBytes } from './stored.ts'
 /** How often a process reads changed limits, so how late a change by another process applies. */
 const lookEveryMs = 5_000
 
-/** Each refused request within a minute waits this much longer for its answer than the one before, up to the second value. */
+/**
+ * Each refused request waits this much longer for its answer than the one before, up to the second value. They are forgotten little by little: whoever
+ * was held up for a minute is not answered quickly in the next one, when all that its limits allow begins anew as well.
+ */
 const holdMs = 5
-const longestHoldMs = 1_000
+const longestHoldMs = 2_000
+const refusedForMs = 60_000
 /** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
 const mostHeld = limitKinds.openAnswers.default
 
@@ -46,10 +50,11 @@ export class KeptLimits implements TenantLimits {
   readonly #answers = new AtOnce()
   /** Refused requests that are held up, by tenant. */
   readonly #held = new AtOnce()
-  /** Requests of this minute by tenant and limit, and refused requests by tenant. */
+  readonly #refused = new Lately(refusedForMs)
+  /** Requests of this minute by tenant and limit. */
   readonly #minute = new Counts(60_000)
   readonly #spent = new Spent()
-  readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
+  readonly #pace = new Pace({ atOnce: ahead.atOnce, longestMs: longestTurnMs })
   readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
   #seen = '-infinity'
   #timer: NodeJS.Timeout | undefined
@@ -119,10 +124,9 @@ export class KeptLimits implements TenantLimits {
       ? this.#streams.begin(tenantId)
       : overLimit('openStreams', openStreams)
   }
-  /** Delays the answer of refused requests, longer with each one in a minute, so that a client that keeps asking costs us little. */
+  /** Delays the answer of refused requests, longer with each one, so that a client that keeps asking costs us little. */
   async holdUp(tenantId: string): Promise<void> {
-    const refused = this.#minute.count(`${tenantId} refused`)
-    await this.#hold(tenantId, Math.min(longestHoldMs, refused * holdMs))
+    await this.#hold(tenantId, Math.min(longestHoldMs, this.#refused.count(tenantId) * holdMs))
   }
   async #hold(tenantId: string, ms: number): Promise<void> {
     if (this.#held.of(tenantId) >= mostHeld) return
@@ -195,7 +199,7 @@ export class KeptLimits implements TenantLimits {
   }
   /** Milliseconds between two turns. */
   #everyMs(tenantId: string, kind: LimitName): number {
-    return 60_000 / (this.of(tenantId)[kind] * paceFactor)
+    return 60_000 / (this.of(tenantId)[kind] * ahead.factor)
   }
   uses(limit: LimitName, count: CountUse): void {
     this.#uses.set(limit, count)
@@ -239,25 +243,21 @@ export class KeptLimits implements TenantLimits {
   }
 }
 
-/** So many pass at once after a pause. */
-const atOnce = 10
 /** So much of the bytes of a minute passes at once after a pause; the rest is spread over the minute. */
 const bytesAtOnce = 1024 * 1024
 /** The longest wait of a large body in ms. It is longer than that of a request, because sending a body again costs more than waiting. */
 const longestTransferMs = 10_000
-const longestTurnMs = 1_000
+const longestTurnMs = 2_000
 
 /** The limit for which a request counts, by its method. `writes` is the limit of requests that do more than read. */
 const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>
   method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
-/** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
-const paceFactor = 6
 /**
  * A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. So does the
  * answer of a read, whose size is what it costs to make.
  */
 const bytesOfTurn = 32 * 1_024
-const mostTurns = 4 * paceFactor
+const mostTurns = 4 * ahead.factor
 /** Undefined: it does not say. */
 const bytesOf = ({ headers }: FastifyRequest): number | undefined =>
   headers['transfer-encoding'] === undefined ? Number(headers['content-length'] ?? 0) : undefined

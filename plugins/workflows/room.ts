@@ -1,18 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { TenantLimits } from '#contracts/limits'
-import { Pace } from '#kit'
+import { ahead, Pace } from '#kit'
 
 /** How many attempts a process executes at once, of all tenants together. */
 const mostOfAll = 2_000
 /** The runs that freed room may take it again during this time. After that, waiting runs are told. */
 const tellAfterMs = 10
-/** Attempts are paced like writes of the API: at this many times the average that `writesPerMinute` allows, and so many at once after a pause. */
-const paceFactor = 6
-const atOnce = 100
 
 /**
  * Room for the attempts of one process. Each tenant has as much as its limit `workflowCalls` says, however many runs it has begun, so that its
- * hanging calls leave room for other tenants. Attempts are also paced per tenant: a graph of thousands of nodes is one request and must not occupy
+ * hanging calls leave room for other tenants. Attempts are also paced per tenant, like writes of the API: a graph of thousands of nodes is one request and must not occupy
  * the process.
  */
 export class Room {
@@ -21,7 +18,7 @@ export class Room {
   readonly #taken = new Map<string, number>()
   /** Runs that wait for room, by tenant. */
   readonly #waiting = new Map<string, Set<string>>()
-  readonly #pace = new Pace({ atOnce, longestMs: Infinity })
+  readonly #pace = new Pace({ atOnce: ahead.atOnce, longestMs: Infinity })
   #all = 0
   #telling: NodeJS.Timeout | undefined
 
@@ -47,7 +44,7 @@ export class Room {
   /** Resolves when an attempt that has room may begin, at the pace of its tenant. */
   async turn(tenantId: string, signal: AbortSignal): Promise<void> {
     const perMinute = this.#limits?.of(tenantId).writesPerMinute ?? Infinity
-    const waitMs = this.#pace.turnOf(tenantId, 60_000 / (Math.max(1, perMinute) * paceFactor))!
+    const waitMs = this.#pace.turnOf(tenantId, 60_000 / (Math.max(1, perMinute) * ahead.factor))!
     if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false })
   }
   give(tenantId: string, count: number): void {

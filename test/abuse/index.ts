@@ -211,6 +211,16 @@ async function losses({ cluster }: Fleet): Promise<number> {
   return bad.reduce((sum, one) => sum + one, 0)
 }
 
+/** How slow the processor is, several times. It takes the processor from the fleet, so it is asked while nobody measures the victim. */
+async function slownesses(): Promise<number[]> {
+  const found: number[] = []
+  for (let i = 0; i < 7; i++) {
+    found.push(slowness())
+    await sleep(100)
+  }
+  return found
+}
+
 interface Stand {
   readonly fleet: Fleet
   readonly loops: LoopFigures
@@ -236,12 +246,11 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
   // What it costs this machine to start an attacker is no part of its attack.
   await sleep(attack.warmMs ?? usualWarmMs)
   await loops.worst()
-  const slow: number[] = []
-  const calibration = setInterval(() => slow.push(slowness()), 1_000)
+  const slow = await slownesses()
   const attackerBefore = attackerCpu()
   const result = await fleet.measure(seconds)
   const attackerMs = (attackerCpu() - attackerBefore) / seconds
-  clearInterval(calibration)
+  slow.push(...(await slownesses()))
   const figures = await loops.worst()
   const done = heard()
   const attacked = (performance.now() - began) / 1_000

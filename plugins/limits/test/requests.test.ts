@@ -51,7 +51,7 @@ test('a limit without turns is spent from the beginning, and one whose turns are
   const none = new KeptLimits({ ...defaultLimits, readsPerMinute: 0 }, undefined, undefined, { warn() {} })
   assert.equal(none.isSpent('acme', 'GET', 'writesPerMinute'), true)
   const kept = new KeptLimits({ ...defaultLimits, readsPerMinute: 60 }, undefined, undefined, { warn() {} })
-  // Six turns a second, of which ten pass at once and as many wait as come within a second.
+  // Three turns a second, of which six pass at once and as many wait as come within two seconds.
   await kept.turn('acme', 'readsPerMinute', 60)
   assert.equal(kept.isSpent('acme', 'GET', 'writesPerMinute'), true)
   assert.equal(kept.isSpent('globex', 'GET', 'writesPerMinute'), false)
@@ -104,7 +104,7 @@ test('answers as large as lists are take the turns of the reads behind them, of 
     assert.equal(kept.isSpent(tenant, 'POST', 'writesPerMinute'), false)
     assert.equal(await read('another', '/'), 200)
   }
-  for (let n = 0; n < 8; n++) assert.equal(await read('small', '/'), 200)
+  for (let n = 0; n < 6; n++) assert.equal(await read('small', '/'), 200)
   assert.equal(kept.isSpent('small', 'GET', 'writesPerMinute'), false)
 })
 

@@ -23,10 +23,10 @@ test('attempts of a tenant take turns by its plan, and those of others do not wa
   const room = new Room(limited({ writesPerMinute: 1 }), () => {})
   const stop = new AbortController()
   let passed = 0
-  const turns = Array.from({ length: 110 }, () => room.turn('acme', stop.signal).then(() => passed++))
+  const turns = Array.from({ length: 20 }, () => room.turn('acme', stop.signal).then(() => passed++))
   await room.turn('globex', stop.signal)
   await turn()
-  assert.ok(passed >= 100 && passed < 110, `${passed} at once`)
+  assert.ok(passed >= 6 && passed < 20, `${passed} at once`)
   stop.abort()
   assert.equal((await Promise.allSettled(turns)).at(-1)!.status, 'rejected')
 })
