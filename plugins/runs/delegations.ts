@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import { answersVisitor, type Apps, endUserOf } from '#contracts/apps'
@@ -21,6 +22,7 @@ import type { Claim } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type ParentRun, type RunSummary, type Task } from '#contracts/runs'
+import { ahead, Pace } from '#kit'
 import type { CallApprovals } from './call-approvals.ts'
 import type { OrderedRun } from './ending.ts'
 import type { Funds } from './funds.ts'
@@ -41,6 +43,9 @@ interface Tree {
   readonly told: Map<string, (runId: string, cents: number) => void>
 }
 
+/** So many delegated runs of a tenant start at once. A fan-out is one answer of a model, and all of it at once is what other tenants would feel. */
+const startedAtOnce = 2
+
 /**
  * The delegation trees whose runs execute here. One process holds a whole tree, because the process of a run also starts its children. When another
  * process takes over a tree, its counts start from zero.
@@ -48,6 +53,7 @@ interface Tree {
 export class DelegationTrees {
   readonly #limits: TenantLimits | undefined
   readonly #trees = new Map<string, Tree>()
+  readonly #starts = new Pace({ atOnce: startedAtOnce, longestMs: Infinity })
 
   constructor(limits: TenantLimits | undefined) {
     this.#limits = limits
@@ -55,6 +61,12 @@ export class DelegationTrees {
 
   limitsOf(tenantId: string): Limits {
     return this.#limits?.of(tenantId) ?? defaultLimits
+  }
+  /** Resolves when a delegated run may start, at the pace of the writes of its tenant, or when `signal` aborts. */
+  async turn(tenantId: string, signal: AbortSignal): Promise<void> {
+    const perMinute = Math.max(1, this.limitsOf(tenantId).writesPerMinute)
+    const waitMs = this.#starts.turnOf(tenantId, 60_000 / (perMinute * ahead.factor))!
+    if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
   }
   enter({ tenantId, runId }: Claim, root: string, told: (runId: string, cents: number) => void): Tree {
     const key = tenantKey(tenantId, root)
@@ -208,6 +220,8 @@ export class Delegations {
     this.#tree.runs++
     this.#tree.open++
     try {
+      await this.#deps.trees.turn(this.#claim.tenantId, this.#over.signal)
+      if (this.#over.signal.aborted) return { ok: false, content: 'The run is over.' }
       const { status, result, error, costCents, usage } = await this.#runOf(delegation)
       this.#cost(delegation.runId, costCents ?? usage?.knownCostCents)
       const cost = costCents === undefined ? {} : { costCents }

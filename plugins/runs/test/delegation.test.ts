@@ -5,6 +5,7 @@ import { type Limits, TenantLimits } from '#contracts/limits'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RunSummary } from '#contracts/runs'
 import { fake, testProfile } from '#testing'
+import { DelegationTrees } from '../delegations.ts'
 import {
   chat,
   endless,
@@ -226,4 +227,17 @@ test('a tree of tasks has as many runs as it may, in all, at once and one below 
   const deep = await tree({ delegationDepth: 0 }, 1)
   await deep.ended()
   assert.match(refusals(deep)[0]!, /limit delegationDepth, 0/)
+})
+
+test('a fan-out starts little by little at the pace of its tenant, and those of others do not wait for it', async () => {
+  const trees = new DelegationTrees(limitsOf({ writesPerMinute: 1 }))
+  const stop = new AbortController()
+  const passed: string[] = []
+  const turn = (tenantId: string): Promise<unknown> =>
+    trees.turn(tenantId, stop.signal).then(() => passed.push(tenantId))
+  const turns = [turn('acme'), turn('acme'), turn('acme')]
+  await turn('globex')
+  assert.deepEqual(passed, ['acme', 'acme', 'globex'])
+  stop.abort()
+  await Promise.all(turns)
 })
