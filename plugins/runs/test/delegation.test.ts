@@ -232,12 +232,10 @@ test('a tree of tasks has as many runs as it may, in all, at once and one below 
 test('a fan-out starts little by little at the pace of its tenant, and those of others do not wait for it', async () => {
   const trees = new DelegationTrees(limitsOf({ writesPerMinute: 1 }))
   const stop = new AbortController()
-  const passed: string[] = []
-  const turn = (tenantId: string): Promise<unknown> =>
-    trees.turn(tenantId, stop.signal).then(() => passed.push(tenantId))
-  const turns = [turn('acme'), turn('acme'), turn('acme')]
-  await turn('globex')
-  assert.deepEqual(passed, ['acme', 'acme', 'globex'])
+  let passed = 0
+  const turns = Array.from({ length: 10 }, () => trees.turn('acme', stop.signal).then(() => passed++))
+  await trees.turn('globex', stop.signal)
+  assert.ok(passed >= 2 && passed < 10, `${passed} at once`)
   stop.abort()
   await Promise.all(turns)
 })
