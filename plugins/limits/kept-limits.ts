@@ -30,7 +30,7 @@ const lookEveryMs = 5_000
  * was held up for a minute is not answered quickly in the next one, when all that its limits allow begins anew as well.
  */
 const holdMs = 5
-const longestHoldMs = 2_000
+const longestHoldMs = 3_000
 const refusedForMs = 60_000
 /** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
 const mostHeld = limitKinds.openAnswers.default
@@ -132,7 +132,7 @@ export class KeptLimits implements TenantLimits {
     if (this.#held.of(tenantId) >= mostHeld) return
     const end = this.#held.begin(tenantId)
     // What is held for the same time comes back at the same time: hundreds of requests in one turn of the event loop. So times differ.
-    await sleep(ms * (0.5 + Math.random()), undefined, { ref: false })
+    await sleep(ms * (0.5 + Math.random() / 2), undefined, { ref: false })
     end()
   }
   /** Resolves when it is a request's turn. Rejects with an AppError when earlier requests of the tenant already fill the longest wait. */
