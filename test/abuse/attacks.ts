@@ -155,9 +155,10 @@ const single: readonly Attack[] = [
     warmMs: 30_000,
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
+      // A tree whose calls take turns would go on for a minute.
+      stop.addEventListener('abort', () => void client.close(), { once: true })
       const body = { profile: hostile.profiles.delegating, prompt: 'Delegate this.' }
       await flood(4, stop, () => runThrough(client, body))
-      await client.close()
     },
     judge: judgeDelegations,
   },
