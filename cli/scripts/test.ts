@@ -89,13 +89,15 @@ function shareProcesses(
     if (alone.test(readFileSync(file, 'utf8'))) entries.set(file, [file])
     else if (together.at(-1)!.push(file) === size) together.push([])
   }
-  const loader = new URL('../../kernel/testing/together.ts', import.meta.url).href
+  const urlOf = (name: string): string => new URL(`../../kernel/testing/${name}.ts`, import.meta.url).href
   for (const [i, group] of together.entries()) {
     if (group.length <= 1) group.forEach((file) => entries.set(file, group))
     else {
       const entry = join(folder, `process-${String(i + 1).padStart(3, '0')}.mjs`)
       const paths = JSON.stringify(group.map((file) => resolve(file)))
-      writeFileSync(entry, `import { runTogether } from '${loader}'\nawait runTogether(${paths})\n`)
+      // One after the other: a static import would load node:test before what it takes its hooks from.
+      const [hooks, loader] = ['test-hooks', 'together'].map((name) => `await import('${urlOf(name)}')`)
+      writeFileSync(entry, `${hooks}\nconst { runTogether } = ${loader}\nawait runTogether(${paths})\n`)
       entries.set(entry, group)
     }
   }

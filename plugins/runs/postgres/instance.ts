@@ -39,9 +39,6 @@ export interface InstanceOptions {
 const asks = 'run_asks'
 const notify = { name: 'run-ask', text: 'SELECT pg_notify($1, $2)' }
 
-/** The heartbeat thread starts this many milliseconds after the boot, because it would slow the boot down. */
-const threadAfterMs = 1_000
-
 /**
  * The lease of this process, renewed in database time. A separate thread sends the heartbeat, because a process that is merely busy is not dead.
  * This object renews the lease until that thread runs, and whenever the thread fails.
@@ -93,7 +90,8 @@ function createLease(db: Database, { heartbeatMs, leaseMs, hungMs, log }: Instan
     onFenced: (listener: () => void) => void fenced.push(listener),
     /** Registers this process, now or as soon as the database is there. */
     async open(): Promise<void> {
-      timers.push(setInterval(pulse, heartbeatMs).unref(), setTimeout(pulse, threadAfterMs).unref())
+      // The thread starts with the first pulse: until then the lease holds that this process registers with.
+      timers.push(setInterval(pulse, heartbeatMs).unref())
       // The boot continues without the database. The next heartbeat, or the first run, registers this process.
       await tryToBeat()
     },
