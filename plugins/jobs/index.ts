@@ -31,6 +31,8 @@ const expireInSeconds = 12 * 3_600
 /** How often each process looks for jobs that other processes asked for. Its own jobs begin at once. */
 const askSeconds = 15
 const stopMs = 5_000
+/** pg-boss starts this many milliseconds after the boot, which its statements would slow down, or with the first job that is asked for or written. */
+const startAfterMs = 1_000
 /** How many wake-ups a process takes at once, in batches, and how many of one tenant all processes take together, so that other tenants have room. */
 const taking = { localConcurrency: 4, batchSize: 10, groupConcurrency: 30 } as const
 /** How often a process looks for wake-ups that were due later. It is notified of those that are due at once. */
@@ -59,6 +61,7 @@ class JobQueue implements Jobs {
   readonly #workers = new Map<string, string>()
   #connections: Connections | undefined
   #boss: PgBoss | undefined
+  #timer: NodeJS.Timeout | undefined
   #starting: Promise<void> | undefined
 
   constructor(database: Database, log: FastifyBaseLogger, stopping: AbortSignal) {
@@ -71,7 +74,7 @@ class JobQueue implements Jobs {
     this.#jobs.set(name, { cron, work })
   }
   async ask(name: string): Promise<void> {
-    await this.#starting
+    await this.#begun()
     // If no process takes the job now, it runs at its scheduled time.
     await this.#boss?.send(name, {})
     const worker = this.#workers.get(name)
@@ -83,7 +86,7 @@ class JobQueue implements Jobs {
     // pg-boss always writes the same SQL text for one queue, so each statement is prepared once under a name.
     const writtenBy = async (what: string, write: (boss: PgBoss, options: ConnectionOptions) => Promise<unknown>) => {
       const made: Statement[] = []
-      await this.#starting
+      await this.#begun()
       const executeSql = async (text: string, values: unknown[] = []) => {
         made.push({ name: `${what}-${name}`, text, values })
         // The statement has not run yet, so its real result is unknown.
@@ -108,20 +111,31 @@ class JobQueue implements Jobs {
 
   start(): void {
     if (this.#jobs.size === 0 && this.#wakings.length === 0) return
-    const open = this.#database.connections(connections + this.#wakings.length)
-    this.#connections = open
-    this.#starting = retry(() => this.#open(open), { firstMs: 500, longestMs: 10_000, signal: this.#stopping }).catch(
-      (err: unknown) => {
-        if (!this.#stopping.aborted) this.#log.error({ err }, 'jobs cannot run')
-      },
-    )
+    this.#connections = this.#database.connections(connections + this.#wakings.length)
+    this.#timer = setTimeout(() => void this.#begun(), startAfterMs).unref()
   }
   async stop(): Promise<void> {
+    clearTimeout(this.#timer)
     await this.#starting
     await this.#boss?.stop({ graceful: true, timeout: stopMs }).catch(() => {})
-    await this.#connections?.close()
+    const connections = this.#connections
+    this.#connections = undefined
+    await connections?.close()
   }
 
+  /** Resolves when pg-boss has started. There is nothing to start before `start`, in a role without jobs, and after `stop`. */
+  #begun(): Promise<void> | undefined {
+    const connections = this.#connections
+    if (!connections) return this.#starting
+    return (this.#starting ??= retry(() => this.#open(connections), {
+      firstMs: 500,
+      longestMs: 10_000,
+      // What a process writes in its last moments is written, too.
+      stopping: this.#stopping,
+    }).catch((err: unknown) => {
+      if (!this.#stopping.aborted) this.#log.error({ err }, 'jobs cannot run')
+    }))
+  }
   async #open(connections: Connections): Promise<void> {
     const { PgBoss } = await import('pg-boss')
     const boss = new PgBoss({

@@ -9,6 +9,7 @@ import { fileURLToPath } from 'node:url'
 import { type ModelServer, type Proxy, startProxy } from '#testing'
 import { type Balancer, startBalancer } from './balancer.ts'
 import { type Name, names, stateful, type Store } from './schedule.ts'
+import { command } from '../bench/cluster.ts'
 import type { Servers } from './servers.ts'
 
 const root = fileURLToPath(new URL('../..', import.meta.url))
@@ -188,7 +189,7 @@ class RoleProcesses implements Cluster {
 
   async start(name: Name): Promise<void> {
     const role = name.split('-')[0]!
-    const args = ['cli/agent-orc.js', 'start', '--json', '--config', this.#files[role] ?? `config/${role}.yaml`]
+    const args = [...command('start', root), '--json', '--config', this.#files[role] ?? `config/${role}.yaml`]
     const env = this.#environments.get(name)
     const child = spawn(process.execPath, args, { cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] })
     this.#children.set(name, child)

@@ -91,11 +91,14 @@ async function ended(s: Stage, url: string): Promise<void> {
   })
   const id = await s.run([
     { id: 'm', type: 'map', items: [1, 2], node: { type: 'workflow', workflowDefinitionId: child.id } },
-    { id: 'f', type: 'map', items: [1], node: { type: 'http', url: `${url}/fails` } },
+    { id: 'go', type: 'wait', signal: 'go' },
+    { id: 'f', type: 'map', items: [1], dependsOn: ['go'], node: { type: 'http', url: `${url}/fails` } },
     { id: 'z', type: 'wait', dependsOn: ['m', 'f'], seconds: 0 },
   ])
-  const waits = (run: Body): boolean => run.status === 2 && [0, 1].every((n) => node(run, `m.${n}`)?.workflowRunId)
-  const run = await s.until(id, waits)
+  const run = await s.until(id, (now) => [0, 1].every((n) => node(now, `m.${n}`)?.workflowRunId))
+  // Not before: a failure holds up what has not begun.
+  assert.equal((await s.call('POST', `/api/workflows/runs/${id}/signals/go`, {})).status, 204)
+  await s.until(id, ({ status }) => status === 2)
   for (const [map, status] of [
     ['m', 'ok'],
     ['f', 'skipped'],
@@ -104,7 +107,7 @@ async function ended(s: Stage, url: string): Promise<void> {
   const over = await s.until(id, ({ status }) => status > 2)
   assert.deepEqual(
     [over.status, over.nodes.map((one: Body) => `${one.id}: ${one.status}`)],
-    [3, ['m: 3', 'm.0: 6', 'm.1: 6', 'f: 5', 'f.0: 6', 'z: 3']],
+    [3, ['m: 3', 'm.0: 6', 'm.1: 6', 'go: 3', 'f: 5', 'f.0: 6', 'z: 3']],
   )
   for (const part of ['m.0', 'm.1']) await s.until(node(run, part).workflowRunId, ({ status }) => status === 5)
 }

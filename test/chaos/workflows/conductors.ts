@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { type Proxy, startProxy } from '#testing'
+import { command } from '../../bench/cluster.ts'
 import type { Random } from '../random.ts'
 
 const root = fileURLToPath(new URL('../../..', import.meta.url))
@@ -54,7 +55,7 @@ class Processes implements Conductors {
       POSTGRES_DSN: this.ways[number]!.url,
       AGENT_ORC_OPERATIONS_PORT: '0',
     }
-    const args = ['cli/agent-orc.js', 'start', '--json', '--config', 'config/conductor.yaml']
+    const args = [...command('start', root), '--json', '--config', 'config/conductor.yaml']
     const child = spawn(process.execPath, args, { cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] })
     this.#children.set(number, child)
     const log = createWriteStream(join(this.#folder, `conductor-${number}.log`), { flags: 'a' })
