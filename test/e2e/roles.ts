@@ -39,8 +39,7 @@ export async function bootRole(role: RoleName, env: Record<string, string>, conf
 export async function spawnRole(role: RoleName, env: Record<string, string>, config = fileOf(role)): Promise<Process> {
   const child = spawn(process.execPath, ['cli/agent-orc.js', 'start', '--json', '--config', config], {
     cwd: root,
-    // What is loaded in advance is for those who wait for a first answer.
-    env: { AGENT_ORC_PRELOAD: 'false', ...env },
+    env,
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   const output: string[] = []
