@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { ConnectionOptions, PgBoss } from 'pg-boss'
+import { Gauge } from 'prom-client'
 import { definePlugin } from '#kernel'
 import { type Connections, Database, type Statement } from '#contracts/database'
 import { Jobs, type Wake, type WakeUps } from '#contracts/jobs'
@@ -10,12 +11,20 @@ export default definePlugin({
   name: 'jobs',
   requires: { database: Database },
   provides: { jobs: Jobs },
-  async setup({ deps, log, loads, stopping, onStart, onStop }) {
+  async setup({ deps, log, loads, metrics, stopping, onStart, onStop }) {
     const queue = new JobQueue(deps.database, log, stopping)
     if (!deps.database.absent) {
       // The start of the process does not wait for this import.
       loads(() => import('pg-boss'))
       onStart(async () => queue.start())
+      new Gauge({
+        name: 'agent_orc_jobs_up',
+        help: '1 once this process takes jobs and wake-ups: a second after its boot, or when the database is there.',
+        registers: [metrics],
+        collect() {
+          this.set(queue.up ? 1 : 0)
+        },
+      })
     }
     onStop(() => queue.stop())
     return { jobs: queue }
@@ -109,6 +118,9 @@ class JobQueue implements Jobs {
     }
   }
 
+  get up(): boolean {
+    return this.#boss !== undefined && this.#connections !== undefined
+  }
   start(): void {
     if (this.#jobs.size === 0 && this.#wakings.length === 0) return
     this.#connections = this.#database.connections(connections + this.#wakings.length)

@@ -33,6 +33,9 @@ test(title, { skip }, async (t) => {
   }
   // The first visitors fill pools and caches that are kept; those of each kind of work fill by and by.
   for (let batch = 0; batch < 20; batch++) await Promise.all(Array.from({ length: atOnce }, visit))
+  await eventually('its jobs have begun, which have timers and connections of their own', async () =>
+    /^agent_orc_jobs_up 1$/m.test(await metrics(cluster)),
+  )
   const before = await eventually('the first visitors are gone', () => resting(cluster))
   for (let i = 0; i < visitors; i += atOnce) await Promise.all(Array.from({ length: atOnce }, visit))
   let last = before
@@ -61,8 +64,10 @@ async function resting(cluster: Cluster): Promise<Counts | undefined> {
 }
 
 async function count(cluster: Cluster): Promise<Counts> {
-  const metrics = await (await fetch(`${cluster.operationsUrl('gateway')}/metrics`)).text()
-  const timers = /^nodejs_active_resources\{type="Timeout"\} (\d+)/m.exec(metrics)
+  const timers = /^nodejs_active_resources\{type="Timeout"\} (\d+)/m.exec(await metrics(cluster))
   assert.ok(timers, 'the process counts its timers')
   return { sockets: readdirSync(`/proc/${cluster.pid('gateway')}/fd`).length, timers: Number(timers[1]) }
 }
+
+const metrics = async (cluster: Cluster): Promise<string> =>
+  (await fetch(`${cluster.operationsUrl('gateway')}/metrics`)).text()

@@ -6,19 +6,21 @@ import { Database } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import { getConstructionPlans } from 'pg-boss'
+import type { Gauge } from 'prom-client'
 import jobs from '../index.ts'
 
 type Work = (signal: AbortSignal) => Promise<void>
 
 /** A process that serves one job. */
 async function worker(t: TestContext, dsn: string, work: Work) {
-  const found: { database: Database; jobs: Jobs }[] = []
+  const found: { database: Database; jobs: Jobs; up: () => Promise<number> }[] = []
   const server = definePlugin({
     name: 'server',
     requires: { jobs: Jobs, database: Database },
-    async setup({ deps }) {
+    async setup({ deps, metrics }) {
       deps.jobs.every('chore', '0 0 1 1 *', work)
-      found.push(deps)
+      const up = async () => (await (metrics.getSingleMetric('agent_orc_jobs_up') as Gauge).get()).values[0]!.value
+      found.push({ ...deps, up })
       return {}
     },
   })
@@ -41,6 +43,7 @@ test('what is asked for is done once at a time, whichever process does it, and a
   }
   const [one, two] = [await worker(t, dsn, work), await worker(t, dsn, work)]
   await Promise.all([one.jobs.ask('chore'), two.jobs.ask('chore'), one.jobs.ask('chore')])
+  assert.equal(await one.up(), 1)
   const [[row]] = await one.database.systemBatch<[{ n: number }[]]>([
     { text: `SELECT count(*)::int AS n FROM pgboss.job WHERE name = 'chore'` },
   ])
@@ -53,6 +56,8 @@ test('what is asked for is done once at a time, whichever process does it, and a
   await two.jobs.ask('chore')
   await done.promise
   assert.equal(most, 1)
+  await one.kernel.stop()
+  assert.equal(await one.up(), 0)
 })
 
 test('the signal of a job aborts when its process stops', async (t) => {
