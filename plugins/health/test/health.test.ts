@@ -136,6 +136,8 @@ test('/metrics answers on every listener but that of the sandboxes, with the pro
     assert.equal(reply.statusCode, 200)
     assert.match(String(reply.headers['content-type']), /^text\/plain; version=0\.0\.4/)
     assert.match(reply.body, /^process_cpu_user_seconds_total /m)
+    assert.match(reply.body, /^nodejs_eventloop_lag_seconds /m)
+    assert.doesNotMatch(reply.body, /^nodejs_eventloop_lag_(?!seconds )/m)
     assert.match(reply.body, /^things_total 3$/m)
   }
 })
