@@ -102,7 +102,9 @@ type Check = (schema: TSchema, value: unknown) => Promise<boolean>
 function createCheck(): Check {
   const known = new WeakMap<object, (value: unknown) => boolean>()
   const compile = import('ajv').then(({ Ajv }) => {
-    const ajv = new Ajv({ strict: false, validateFormats: false, removeAdditional: true, allowUnionTypes: true })
+    // The schemas are those of our contracts: checking them would compile the schema of schemas in each process that starts.
+    const trusted = { meta: false, validateSchema: false }
+    const ajv = new Ajv({ ...trusted, strict: false, validateFormats: false, removeAdditional: true, allowUnionTypes: true })
     return (schema: TSchema) => ajv.compile<unknown>(schema) as (value: unknown) => boolean
   })
   return async (schema, value) => {

@@ -73,7 +73,7 @@ export function createCalculate(): PlatformTool {
 
 async function load(): Promise<Calculator> {
   const { default: math } = await import('mathjs/lib/browser/math.js')
-  const { parse, format } = math.create(math.all!)
+  const { parse, format } = math
   return { parse: (text) => parse(text), format: (value, precision) => format(value, { precision }) }
 }
 
