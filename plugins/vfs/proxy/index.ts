@@ -1,4 +1,3 @@
-import replyFrom from '@fastify/reply-from'
 import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { Counter } from 'prom-client'
@@ -60,6 +59,8 @@ export default definePlugin({
     })
     routes('conductor', async (app) => {
       guard.protect(app)
+      // Loaded where there is a VirtualFS server: it brings an HTTP client of its own, which takes as long to load as ours.
+      const { default: replyFrom } = await import('@fastify/reply-from')
       await app.register(replyFrom, { undici: upstream as never, disableCache: true, disableRequestLogging: true })
       const paced = (request: FastifyRequest, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array> =>
         limits ? limits.paced(guard.callerOf(request).tenantId, body) : body
