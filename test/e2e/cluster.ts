@@ -303,11 +303,13 @@ export async function eventually<T>(
   check: () => Promise<T | undefined | false>,
   seconds = 30,
 ): Promise<T> {
-  const end = Date.now() + seconds * 1000
+  const begun = Date.now()
   for (;;) {
     const value = await check()
     if (value !== undefined && value !== false) return value
-    if (Date.now() > end) throw new Error(`did not happen within ${seconds} s: ${what}`)
-    await new Promise((resolve) => setTimeout(resolve, 50))
+    const waitedMs = Date.now() - begun
+    if (waitedMs > seconds * 1000) throw new Error(`did not happen within ${seconds} s: ${what}`)
+    // Asking takes the processor from what is waited for, so the longer it lasts, the more seldom.
+    await new Promise((resolve) => setTimeout(resolve, Math.min(20 + waitedMs / 8, 250)))
   }
 }
