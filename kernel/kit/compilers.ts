@@ -28,9 +28,12 @@ function createValidators(): Validators {
   const literal = once(new Ajv(options))
   const coercing = once(new Ajv({ ...options, coerceTypes: 'array' }))
   const { ajv } = literal
+  const sound = new WeakSet<object>()
   return {
     check(schema) {
+      if (sound.has(schema)) return
       if (ajv.validateSchema(schema) !== true) throw new Error(ajv.errorsText(ajv.errors))
+      sound.add(schema)
     },
     compile: (schema, httpPart) => (httpPart === 'body' ? literal : coercing).compile(schema),
   }

@@ -96,7 +96,7 @@ export class WebGuard {
 
   /** Called when a route of the listener requires no authentication. Without hosts in the role file the defaults then apply. */
   withoutProof(): void {
-    if (this.#named) return
+    if (this.#named || !this.anyHost) return
     this.anyHost = false
     this.#serves = hostMatcher(withoutProof)
   }

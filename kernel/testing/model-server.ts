@@ -89,7 +89,8 @@ export async function startModelServer(
     for await (const chunk of request) chunks.push(chunk as Buffer)
     const body = JSON.parse(Buffer.concat(chunks).toString('utf8')) as ModelRequestBody
     record(request, response, body)
-    if (inputTokens(body) > (options.contextTokens ?? Infinity)) return json(response, 400, wire.tooLong)
+    const { contextTokens } = options
+    if (contextTokens !== undefined && inputTokens(body) > contextTokens) return json(response, 400, wire.tooLong)
     await answer(wire, response, body, replyTo(body), whole)
   })
   await new Promise<void>((resolve) => server.listen(options.port ?? 0, '127.0.0.1', 4096, resolve))

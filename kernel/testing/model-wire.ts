@@ -103,11 +103,10 @@ export const chatWire: Wire = {
   },
 }
 
-const chatUsage = (body: ModelRequestBody, outputTokens: number) => ({
-  prompt_tokens: inputTokens(body),
-  completion_tokens: outputTokens,
-  total_tokens: inputTokens(body) + outputTokens,
-})
+const chatUsage = (body: ModelRequestBody, outputTokens: number) => {
+  const prompt = inputTokens(body)
+  return { prompt_tokens: prompt, completion_tokens: outputTokens, total_tokens: prompt + outputTokens }
+}
 
 const argumentsText = (value: unknown): string => (typeof value === 'string' ? value : JSON.stringify(value))
 
