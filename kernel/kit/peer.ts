@@ -104,7 +104,13 @@ function createCheck(): Check {
   const compile = import('ajv').then(({ Ajv }) => {
     // The schemas are those of our contracts: checking them would compile the schema of schemas in each process that starts.
     const trusted = { meta: false, validateSchema: false }
-    const ajv = new Ajv({ ...trusted, strict: false, validateFormats: false, removeAdditional: true, allowUnionTypes: true })
+    const ajv = new Ajv({
+      ...trusted,
+      strict: false,
+      validateFormats: false,
+      removeAdditional: true,
+      allowUnionTypes: true,
+    })
     return (schema: TSchema) => ajv.compile<unknown>(schema) as (value: unknown) => boolean
   })
   return async (schema, value) => {
