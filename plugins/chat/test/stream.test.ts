@@ -259,9 +259,18 @@ test('a run that has not reached the conductor yet can be followed, and is seen 
   early.catch(() => {})
   await until(() => asked === 2)
   dispatch.cut = undefined
-  const live = await post()
-  assert.deepEqual(framesOf((await early).body), framesOf(live.body))
-  assert.equal(framesOf(live.body).at(-1)?.event, 'done')
+  // It goes on when both follow it: whoever came after its end would see nothing but that.
+  dispatch.script = (_task, run) => run().emit(say('Hel'))
+  const begun = post()
+  await until(() => dispatch.runs.size === 1 && dispatch.newest().followers === 2)
+  dispatch.newest().emit(say('lo'))
+  dispatch.newest().emit(finish('Hello'))
+  const live = framesOf((await begun).body)
+  assert.deepEqual(framesOf((await early).body), live)
+  assert.deepEqual(
+    live.map((frame) => frame.event),
+    ['delta', 'delta', 'done'],
+  )
 })
 
 test('a log that cannot be read on ends its stream without an end of the run, and its call with the ids', async (t) => {
