@@ -155,6 +155,67 @@ test('nodes of workflows that wait for people', async (t) => {
     assert.equal((await decide((await waiting(`workflowRunId=${anew}`)).id, 'approve', admin)).status, 200)
     assert.equal((await rests(anew)).status, 3)
   })
+  await t.test(
+    'what a child workflow asks is not gone around before it has begun, nor after it was rejected',
+    async () => {
+      const admin = await s.as('admin')
+      const define = async (name: string, node: object): Promise<string> =>
+        (await s.call('POST', '/api/workflows/definitions', { name, nodes: [{ id: 'in', ...node }] })).body.id
+      const asks = await define('asks', { type: 'approval', message: 'Child?', role: 'admin' })
+      const nests = await define('nests', { type: 'workflow', workflowDefinitionId: asks })
+      const child = (workflowDefinitionId: string) => ({ type: 'workflow', workflowDefinitionId })
+      const once = { type: 'wait', seconds: 0 }
+      const id = await start([
+        { ...once, id: 'go', signal: 'go', seconds: 3_600 },
+        { ...child(nests), id: 'sub', dependsOn: ['go'] },
+        { id: 'each', type: 'map', items: [1], node: child(asks), dependsOn: ['go'] },
+        { ...once, id: 'free', dependsOn: ['go'] },
+        { ...once, id: 'last', dependsOn: ['sub', 'each'] },
+      ])
+      const end = (node: string, status = 'ok', call = member) =>
+        call('PATCH', `/api/workflows/runs/${id}/nodes/${node}`, { status })
+      const refused = async (answer: Promise<Body>): Promise<void> => {
+        const { status, body } = await answer
+        assert.deepEqual([status, body.error], [403, 'wrong_approver'], JSON.stringify(body))
+      }
+      // No child has begun.
+      for (const node of ['sub', 'each', 'last']) await refused(end(node))
+      await refused(end('go', 'skipped'))
+      assert.equal((await end('go')).status, 200)
+      const asked = (count: number): Promise<Body[]> =>
+        s.until(async () => {
+          const { body } = await s.call('GET', '/api/approvals?status=waiting')
+          const found = (body as Body[]).filter(({ message }) => message === 'Child?')
+          return found.length === count && found
+        })
+      const repair = (of: string, action: object) => member('POST', `/api/workflows/runs/${of}/repair`, action)
+      const nodeOf = async (of: string, node: string): Promise<Body> =>
+        (await run(of)).nodes.find((one: Body) => one.id === node)
+      for (const one of await asked(2)) assert.equal((await decide(one.id, 'reject', admin)).status, 200)
+      // The child of the map is given up, so that its part fails; that of `sub` waits for a repair.
+      const givenUp = (await nodeOf(id, 'each.0')).workflowRunId
+      const asking = (await nodeOf((await nodeOf(id, 'sub')).workflowRunId, 'in')).workflowRunId
+      await rests(asking)
+      await rests(givenUp)
+      assert.equal((await repair(givenUp, { action: 'abort' })).status, 200)
+      assert.equal((await rests(id)).status, 2)
+      for (const node of ['sub', 'each.0', 'each', 'last']) await refused(end(node))
+      for (const nodeId of ['each', 'last']) await refused(repair(id, { action: 'replace_node', nodeId, node: once }))
+      assert.equal((await end('each.0', 'ok', admin)).status, 200)
+      assert.equal((await repair(asking, { action: 'retry_node', nodeId: 'in' })).status, 200)
+      const [again] = await asked(1)
+      assert.equal((await decide(again.id, 'approve', admin)).status, 200)
+      assert.equal((await rests(id)).status, 3)
+      // Nor does a rerun repeat what was approved once, of the run or of a rerun of it.
+      const rerun = (of: string, fromNodeId: string, call = member) =>
+        call('POST', `/api/workflows/runs/${of}/rerun`, { fromNodeId })
+      await refused(rerun(id, 'last'))
+      const { body: second } = await rerun(id, 'last', admin)
+      assert.equal((await rests(second.id)).status, 3)
+      await refused(rerun(second.id, 'last'))
+      assert.equal((await rerun(second.id, 'free')).status, 202)
+    },
+  )
   await t.test('a tenant has as many open as it may; a node beyond that fails, and is asked again', async () => {
     await s.call('PATCH', '/api/tenants/default', { limits: { openApprovals: 2 } })
     const one = { type: 'approval', message: 'one of many' }
