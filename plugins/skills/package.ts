@@ -69,7 +69,10 @@ export async function readFolder(given: readonly GivenFile[]): Promise<Reading> 
   if (kept.length > mostFiles) problems.push(`There are ${kept.length} files; a skill has at most ${mostFiles}.`)
   const folder = folderOf(kept, problems)
   const files = kept.map((file) => ({ ...file, path: file.path.slice(file.path.indexOf('/') + 1) }))
+  // Paths, the main file and all others each take a turn of the event loop.
+  await turn()
   const read = readMain(folder, files, findings)
+  await turn()
   return told(readingOf(read, await readOthers(read.others, problems), findings))
 }
 

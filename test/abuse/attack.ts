@@ -38,6 +38,8 @@ export interface Attack {
   readonly name: string
   /** How long it goes on before the victim is measured; 2 s unless given. */
   readonly warmMs?: number
+  /** The shortest time in which it is seen whole, in seconds. */
+  readonly leastSeconds?: number
   /** What it does first, before the victim is measured. */
   prepare?(hostile: Hostile, told: Told): Promise<void>
   run(hostile: Hostile, told: Told, stop: AbortSignal): Promise<void>

@@ -172,6 +172,8 @@ const together: Attack = {
   atLimits: true,
   // What takes its time to begin is under way then. That each path is taken for the first time is part of the attack.
   warmMs: 10_000,
+  // A minute of its limits, with the second in which they begin anew. A quarter of one has the collection of a heap in it or has none.
+  leastSeconds: 60,
   async prepare(hostile, told) {
     for (const attack of single) await attack.prepare?.(hostile, told)
   },

@@ -227,8 +227,9 @@ interface Stand {
   readonly processes: Processes
 }
 
-async function endure({ fleet, loops, processes }: Stand, name: string, seconds: number): Promise<Seen> {
+async function endure({ fleet, loops, processes }: Stand, name: string, asked: number): Promise<Seen> {
   const attack = attacks.find((one) => one.name === name)!
+  const seconds = Math.max(asked, attack.leastSeconds ?? 0)
   const before = await fleet.measure(seconds)
   const hostile = await fleet.hostile()
   const attacker = processes.fork(new URL('attacker.ts', import.meta.url).pathname)
