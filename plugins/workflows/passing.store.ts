@@ -1,7 +1,7 @@
 import { approvalErrors } from '#contracts/approvals'
 import { type Caller, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
 import type { TenantTx } from '#contracts/database'
-import { partOf, topOf, type WorkflowNode } from './node.schema.ts'
+import { topOf } from './node.schema.ts'
 import { cancelled, failed, ok, skipped } from './nodes.store.ts'
 
 /** An action on a node that could bypass an approval which the caller may not decide. */
@@ -60,9 +60,12 @@ interface AskingRow {
   readonly id: string
   readonly type: string
   readonly status: number
-  /** Empty: the node is a part of a map or loop. */
-  readonly spec: string
   readonly waits_for: string | null
+  readonly continues: boolean
+  /** What the node, or each part of a map or loop, is: an approval or a child workflow. Null: it is itself such a part. */
+  readonly inner: 'approval' | 'workflow' | null
+  readonly role: TenantRole | null
+  readonly definition: string | null
 }
 
 /** A run whose approvals are looked for. */
@@ -83,40 +86,44 @@ async function askingIn(tx: TenantTx, runId: string): Promise<Asking[]> {
   for (let runs = new Map<string, Inside>([[runId, { top: undefined, isOver: false }]]); runs.size > 0;) {
     const children = new Map<string, Inside>()
     const rows = await rowsOf(tx, [...runs.keys()])
-    const specs = new Map(
-      rows.flatMap(({ run_id, id, spec }) =>
-        spec === '' ? [] : [[`${run_id}/${id}`, JSON.parse(spec) as WorkflowNode] as const],
-      ),
-    )
+    const statuses = new Map(rows.map(({ run_id, id, status }) => [`${run_id}/${id}`, status]))
     for (const row of rows) {
+      if (row.status === skipped) continue
       const { top = topOf(row.id), isOver: isHolderOver } = runs.get(row.run_id)!
-      const spec = partOf(specs.get(`${row.run_id}/${topOf(row.id)}`)!, row.id)
       // A failed child workflow has cancelled what it had not asked.
       const isUnasked = row.status === cancelled && row.run_id !== runId
-      const isOver = isHolderOver || !(row.status < ok || isUnasked || (row.status === failed && !spec.continueOnError))
-      if (row.status === skipped) continue
-      const inner = innermost(spec)
-      if (inner.type === 'approval') found.push({ top, role: inner.role ?? 'member', isOpen: !isOver })
+      // A part that failed holds up its map or loop until that is over.
+      const holdsUp = row.inner === null ? statuses.get(`${row.run_id}/${topOf(row.id)}`)! < ok : !row.continues
+      const isOver = isHolderOver || !(row.status < ok || isUnasked || (row.status === failed && holdsUp))
+      if (row.inner === 'approval') found.push({ top, role: row.role ?? 'member', isOpen: !isOver })
       else if (row.type === 'workflow' && row.waits_for !== null) children.set(row.waits_for, { top, isOver })
-      else if (inner.type === 'workflow' && !isOver) unborn.push({ top, definition: inner.workflowDefinitionId })
+      else if (row.definition !== null && !isOver) unborn.push({ top, definition: row.definition })
     }
     runs = children
   }
   return [...found, ...(await askedBy(tx, unborn))]
 }
 
-/** The nodes of these runs that are approvals, or in which there may be some. */
+/**
+ * The nodes of these runs that are approvals or child workflows, or have such parts, and the parts that are child workflows. Specs stay in the
+ * database: a run may have thousands of children, each with large ones.
+ */
 const rowsOf = (tx: TenantTx, runIds: readonly string[]): Promise<AskingRow[]> =>
   tx.query<AskingRow>({
-    text: `SELECT run_id, id, type, status, spec, waits_for FROM workflow_nodes
-           WHERE tenant_id = $1 AND run_id = ANY ($2) AND (type = 'workflow' OR parent IS NULL AND (type = 'approval'
-             OR type IN ('map', 'loop') AND (spec LIKE '%"approval"%' OR spec LIKE '%"workflow"%')))`,
+    text: `WITH RECURSIVE node AS (
+             SELECT run_id, id, type, status, waits_for, spec::json AS spec, coalesce(spec::json ->> 'continueOnError' = 'true', false) AS continues
+             FROM workflow_nodes WHERE tenant_id = $1 AND run_id = ANY ($2) AND parent IS NULL AND (type IN ('approval', 'workflow')
+               OR type IN ('map', 'loop') AND (spec LIKE '%"approval"%' OR spec LIKE '%"workflow"%'))
+             UNION ALL
+             SELECT run_id, id, type, status, waits_for, spec -> 'node', continues FROM node WHERE spec ->> 'type' IN ('map', 'loop')
+           )
+           SELECT run_id, id, type, status, waits_for, continues, spec ->> 'type' AS "inner", spec ->> 'role' AS role,
+             spec ->> 'workflowDefinitionId' AS definition FROM node WHERE spec ->> 'type' IN ('approval', 'workflow')
+           UNION ALL
+           SELECT run_id, id, type, status, waits_for, false, NULL, NULL, NULL FROM workflow_nodes
+           WHERE tenant_id = $1 AND run_id = ANY ($2) AND parent IS NOT NULL AND type = 'workflow'`,
     values: [tx.tenantId, runIds],
   })
-
-/** What a map or loop executes for each of its parts; any other node is what it executes itself. */
-const innermost = (spec: WorkflowNode): WorkflowNode =>
-  spec.type === 'map' || spec.type === 'loop' ? innermost(spec.node as unknown as WorkflowNode) : spec
 
 /** A child workflow without a run, and the top-level node in which it is. */
 interface Child {
