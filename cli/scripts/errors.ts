@@ -1,16 +1,11 @@
-// `npm run errors` writes docs/errors.md from the error tables of every plugin that a role file of `config/` lists. `--check`
-// fails when the committed file is stale.
-import { readFile, writeFile } from 'node:fs/promises'
-import { join } from 'node:path'
 import type { ErrorTable } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
-import { root } from '../../kernel/config.ts'
 import { shownCode } from '../../kernel/contracts/error-docs.ts'
 import { shippedTables, subsystemOf } from './error-tables.ts'
 
 const about = `# Errors
 
-<!-- Written by \`npm run errors\` from the error tables of the plugins: change those. -->
+<!-- Written by \`npm run generate\` from the error tables of the plugins: change those. -->
 
 Every error has one shape and a suitable status: match on \`error\`, show \`message\`, quote \`request_id\` ([api.md](api.md)). Codes are stable; sentences may change. If \`NAME\` follows a code, match on the part before the colon.
 
@@ -40,7 +35,8 @@ const endingRows = Object.entries<EndingKind>(endings).map(([code, { status, mes
   lost ? 'yes' : 'no',
 ])
 
-async function document(): Promise<string> {
+/** docs/errors.md, from the error tables of every plugin that a role file of `config/` lists. */
+export async function errorsPage(): Promise<string> {
   const { services, runtimes } = await shippedTables()
   return [
     about,
@@ -51,12 +47,4 @@ async function document(): Promise<string> {
     '## Codes of runtimes\n\nA runtime that refuses or fails ends the run with an `error` event; the status is that of the same error as an HTTP answer, for example when the runtime gets a bundle.\n',
     ...runtimes.map(section),
   ].join('\n')
-}
-
-const file = 'docs/errors.md'
-const text = await document()
-if (!process.argv.includes('--check')) await writeFile(join(root, file), text)
-else if ((await readFile(join(root, file), 'utf8').catch(() => '')) !== text) {
-  console.error(`${file} is stale: run npm run errors`)
-  process.exitCode = 1
 }

@@ -1,6 +1,4 @@
-// `npm run openapi` writes docs/openapi/<listener>.json from the routes of the development role. `--check` fails when a
-// committed file is stale. The role is booted for real, because only a plugin that is set up knows its routes; no port is opened.
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { parseEnv } from 'node:util'
@@ -13,6 +11,19 @@ type Json = Record<string, unknown>
 function stable(document: Json): string {
   const paths = Object.entries(document['paths'] as Json).sort(([a], [b]) => (a < b ? -1 : 1))
   return `${JSON.stringify({ ...document, paths: Object.fromEntries(paths) }, null, 2)}\n`
+}
+
+/**
+ * docs/openapi/<listener>.json, from the routes of the development role. The role is booted for real, because only a plugin that
+ * is set up knows its routes; no port is opened.
+ */
+export async function openApiDocuments(): Promise<Map<string, string>> {
+  const data = await mkdtemp(join(tmpdir(), 'agent-orc-openapi-'))
+  try {
+    return await documents(data)
+  } finally {
+    await rm(data, { recursive: true, force: true })
+  }
 }
 
 async function documents(data: string): Promise<Map<string, string>> {
@@ -36,18 +47,4 @@ async function documents(data: string): Promise<Map<string, string>> {
   } finally {
     await running.stop()
   }
-}
-
-const data = await mkdtemp(join(tmpdir(), 'agent-orc-openapi-'))
-try {
-  for (const [file, text] of await documents(data)) {
-    const path = join(root, file)
-    if (!process.argv.includes('--check')) await writeFile(path, text)
-    else if ((await readFile(path, 'utf8').catch(() => '')) !== text) {
-      console.error(`${file} is stale: run npm run openapi`)
-      process.exitCode = 1
-    }
-  }
-} finally {
-  await rm(data, { recursive: true, force: true })
 }

@@ -1,6 +1,4 @@
-// `npm run gen-schema` writes config/role.schema.json from the settings of every plugin here, so that editors complete
-// and check role files. `--check` fails when the committed file is stale.
-import { glob, readFile, writeFile } from 'node:fs/promises'
+import { glob } from 'node:fs/promises'
 import { join } from 'node:path'
 import { Entry, RoleFile, root } from '../../kernel/config.ts'
 import { loadPlugin } from '../../kernel/config-modules.ts'
@@ -44,7 +42,8 @@ function entry(config: Json): Json {
   return { ...settings, type: ['object', 'null'], properties: { ...beside, ...(properties as Json) } }
 }
 
-async function roleSchema(): Promise<Json> {
+/** config/role.schema.json, from the settings of every plugin here, so that editors complete and check role files. */
+export async function roleSchema(): Promise<string> {
   const uses: string[] = []
   // A part of a plugin that stands in role files by itself is a folder of it; a provider that sends webhooks has a second
   // plugin, for the conductor.
@@ -62,7 +61,7 @@ async function roleSchema(): Promise<Json> {
   const role = written(JSON.parse(JSON.stringify(RoleFile)) as Json)
   const properties = role['properties'] as Record<string, Json>
   const { description } = properties['plugins']!
-  return {
+  const schema = {
     $schema: 'https://json-schema.org/draft/2020-12/schema',
     title: 'Agent Orc role file',
     ...role,
@@ -87,12 +86,5 @@ async function roleSchema(): Promise<Json> {
     },
     $defs: definitions,
   }
-}
-
-const file = join(root, 'config/role.schema.json')
-const text = `${JSON.stringify(await roleSchema(), null, 2)}\n`
-if (!process.argv.includes('--check')) await writeFile(file, text)
-else if ((await readFile(file, 'utf8').catch(() => '')) !== text) {
-  console.error('config/role.schema.json is stale: run npm run gen-schema')
-  process.exitCode = 1
+  return `${JSON.stringify(schema, null, 2)}\n`
 }
