@@ -86,6 +86,8 @@ const niceness = 19
 async function stepBehind(pid: number): Promise<void> {
   const policy = ['--idle', '--all-tasks', '--pid', '0', String(pid)]
   await promisify(execFile)('chrt', policy).catch(() => setPriority(pid, niceness))
+  // Where the scheduler keeps each session in a group of its own, both count within that group only: the group steps behind, too.
+  await writeFile(`/proc/${pid}/autogroup`, String(niceness)).catch(() => {})
 }
 
 const operatorTenant = 'default'

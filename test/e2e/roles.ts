@@ -25,11 +25,13 @@ export interface Process extends Started {
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
 const fileOf = (role: RoleName): string => `config/${role}.yaml`
+/** Each role that loads what its test may not use takes a fifth longer to start; test/fuzz.test.ts loads all of it. */
+const inTests = { AGENT_ORC_PRELOAD: 'false' }
 
 /** Boots one role here. Its hops to other roles are those of a process, but it can neither be killed nor told by a signal. */
 export async function bootRole(role: RoleName, env: Record<string, string>, config?: string): Promise<Started> {
   const output: string[] = []
-  const file = await loadRole(config ?? join(root, fileOf(role)), { env, instead: true })
+  const file = await loadRole(config ?? join(root, fileOf(role)), { env: { ...inTests, ...env }, instead: true })
   const log = createLogger(file.name, file.log?.level ?? 'info', { write: (line) => void output.push(line) })
   const { urls, stop } = await boot(file, { log, compilers: compilersOfTests() })
   return { urls, output, end: stop }
@@ -39,7 +41,7 @@ export async function bootRole(role: RoleName, env: Record<string, string>, conf
 export async function spawnRole(role: RoleName, env: Record<string, string>, config = fileOf(role)): Promise<Process> {
   const child = spawn(process.execPath, ['cli/agent-orc.js', 'start', '--json', '--config', config], {
     cwd: root,
-    env,
+    env: { ...inTests, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   const output: string[] = []
