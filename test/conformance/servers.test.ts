@@ -63,7 +63,7 @@ test('every scenario that applies passes at the endpoint of a session, of the ca
   ] as const
   for (const [url, column] of endpoints) {
     for (const revision of revisions) {
-      const checks = await runSuite(t, ['server', '--url', url, '--suite', 'all', '--spec-version', revision])
+      const checks = await runSuite(['server', '--url', url, '--suite', 'all', '--spec-version', revision])
       const claimed = rows.filter(({ claims }) => claims[column]!.revisions.includes(revision))
       assert.ok(claimed.length > 5, `${url} ${revision}: ${claimed.length}`)
       const complaints = claimed.flatMap(({ scenario, claims }) => {

@@ -31,17 +31,20 @@ const run = (args: readonly string[]): Promise<string> =>
   })
 
 /** What the suite found, by scenario. `args`: those of its command, but for where results go. */
-export async function runSuite(t: Pick<TestContext, 'after'>, args: readonly string[]): Promise<Checks> {
+export async function runSuite(args: readonly string[]): Promise<Checks> {
   const folder = await mkdtemp(join(tmpdir(), 'conformance-'))
-  t.after(() => rm(folder, { recursive: true, force: true }))
-  await run([...args, '--output-dir', folder])
-  const found = new Map<string, readonly Check[]>()
-  for (const entry of await readdir(folder, { recursive: true })) {
-    const [, scenario] = /^(?:server-)?(.+)-\d{4}-\d\d-\d\dT[^/]*\/checks\.json$/.exec(entry) ?? []
-    if (scenario === undefined) continue
-    found.set(scenario, JSON.parse(await readFile(join(folder, entry), 'utf8')) as Check[])
+  try {
+    await run([...args, '--output-dir', folder])
+    const found = new Map<string, readonly Check[]>()
+    for (const entry of await readdir(folder, { recursive: true })) {
+      const [, scenario] = /^(?:server-)?(.+)-\d{4}-\d\d-\d\dT[^/]*\/checks\.json$/.exec(entry) ?? []
+      if (scenario === undefined) continue
+      found.set(scenario, JSON.parse(await readFile(join(folder, entry), 'utf8')) as Check[])
+    }
+    return found
+  } finally {
+    await rm(folder, { recursive: true, force: true })
   }
-  return found
 }
 
 /** The names of all its scenarios for servers, or for clients. */
