@@ -25,16 +25,19 @@ export interface Agent {
   readonly revision: string
 }
 
-/** Who chats: found by the key, within the tenant and agent that the URL names. */
-export interface ChatCaller {
+/** Whom a key names, within the tenant and agent of the URL. */
+interface Holder {
   readonly tenantId: string
   readonly keyId: string
   readonly agent: Agent
-  /**
-   * Present when the caller was admitted from memory; the statement that starts a run then checks that key and agent are unchanged. Reads the
-   * caller from the database, and rejects as it would for a request with an invalid key.
-   */
-  readonly renew?: () => Promise<ChatCaller>
+}
+
+/** Who chats. */
+export interface ChatCaller extends Holder {
+  /** Admitted from memory; the statement that starts a run then checks that key and agent are unchanged. */
+  readonly isRemembered: boolean
+  /** Reads the caller from the database, and rejects as it would for a request that comes now. */
+  readonly renew: () => Promise<ChatCaller>
 }
 
 const caller = 'agent-orc.chat-caller'
@@ -136,7 +139,7 @@ export class ChatAdmission {
   readonly #scopes: App[] = []
   /** Keys whose use must be recorded, with their tenants. This happens in the background, so that it delays no request. */
   readonly #used = new Map<string, string>()
-  readonly #remembered = new Map<string, { readonly caller: ChatCaller; readonly until: number }>()
+  readonly #remembered = new Map<string, { readonly holder: Holder; readonly until: number }>()
   readonly #recording = new Sweep(
     recordEveryMs,
     () => this.#record(),
@@ -196,16 +199,18 @@ export class ChatAdmission {
       const shown = this.#shown(request)
       const remembered = from === 'memory' && shown ? this.#recall(request, shown) : undefined
       if (remembered && request.headers.origin !== undefined) allow(reply, request.headers.origin)
-      const renew = async (): Promise<ChatCaller> => this.#read(request, reply, shown)
-      request.setDecorator(caller, remembered ? { ...remembered, renew } : await renew())
+      const renew = async (): Promise<ChatCaller> => {
+        return { ...(await this.#read(request, reply, shown)), isRemembered: false, renew }
+      }
+      request.setDecorator(caller, remembered ? { ...remembered, isRemembered: true, renew } : await renew())
     })
     if (from === 'database') return
     // Before a caller from memory gets an error, it is read from the database: if its key was revoked, it must be told that instead.
     app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
-      const { renew } = request.getDecorator<ChatCaller | null>(caller) ?? {}
+      const known = request.getDecorator<ChatCaller | null>(caller)
       const status = Number(error.status)
       // A 401 comes from such a read already.
-      if (renew && status !== 401 && !(status >= 500)) await renew()
+      if (known?.isRemembered && status !== 401 && !(status >= 500)) await known.renew()
       throw error
     })
   }
@@ -222,16 +227,13 @@ export class ChatAdmission {
    * The remembered caller. Undefined leaves the decision to the database: for an origin that memory does not allow, and for a request with an
    * idempotency key, which may join a run and so reach no statement that checks the key.
    */
-  #recall(
-    { headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest,
-    shown: Shown,
-  ): ChatCaller | undefined {
+  #recall({ headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest, shown: Shown): Holder | undefined {
     const known = repeatable === undefined ? this.#remembered.get(memoryKey(shown)) : undefined
     if (!known || known.until < Date.now()) return undefined
-    return origin === undefined || known.caller.agent.allowedOrigins.includes(origin) ? known.caller : undefined
+    return origin === undefined || known.holder.agent.allowedOrigins.includes(origin) ? known.holder : undefined
   }
 
-  async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<ChatCaller> {
+  async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<Holder> {
     const { origin } = request.headers
     const key = shown && memoryKey(shown)
     // A request without a token does not count as an attempt to guess a key.
@@ -257,12 +259,12 @@ export class ChatAdmission {
     return found
   }
 
-  #remember(shown: Shown, found: ChatCaller): void {
-    this.#remembered.set(memoryKey(shown), { caller: found, until: Date.now() + rememberMs })
+  #remember(shown: Shown, holder: Holder): void {
+    this.#remembered.set(memoryKey(shown), { holder, until: Date.now() + rememberMs })
     if (this.#remembered.size > mostRemembered) this.#remembered.delete(this.#remembered.keys().next().value!)
   }
 
-  async #find(request: FastifyRequest, { tenantId, slug, hash }: Shown): Promise<ChatCaller | undefined> {
+  async #find(request: FastifyRequest, { tenantId, slug, hash }: Shown): Promise<Holder | undefined> {
     try {
       const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values: [tenantId, hash] })
       if (found?.slug !== slug) return undefined
@@ -335,11 +337,11 @@ export async function createKeyLimit(app: App, hit: Kv['hit']) {
     refused: chatErrors.rateLimited,
   })
   return async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
-    const { renew, agent } = callerOf(request)
+    const { isRemembered, renew, agent } = callerOf(request)
     try {
       await limit(request, reply)
     } catch (error) {
-      if (!renew) throw error
+      if (!isRemembered) throw error
       // The limit of the agent may be another one than the remembered one.
       const current = await renew()
       request.setDecorator(caller, current)

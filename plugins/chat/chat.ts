@@ -67,7 +67,11 @@ export function chatRoutes(app: App, parts: ChatParts): void {
       try {
         const told = await waits.for((within) => chat.ended(within), caller, reply.raw)
         if (typeof told === 'string' && told !== 'unreachable') await chat.leave(told)
-        if (told === 'revoked') throw invalidKey()
+        if (told === 'revoked') {
+          // Or the agent was switched off, and is not found by those who ask now.
+          await caller.renew()
+          throw invalidKey()
+        }
         void reply.headers(idHeaders(chat.run))
         if (typeof told === 'string' || told.status !== 'ok') throw noAnswer(chat.run, told)
         return { ...bodyIds(chat.run), message: told.message }
@@ -179,8 +183,8 @@ class Chat {
   async #begin(afterSeq: number): Promise<StartedRun> {
     const { dispatch } = this.#parts
     const start = () => dispatch.start(this.run.tenantId, this.#task(), afterSeq, this.left.signal)
-    const { renew } = this.#caller
-    if (!renew) return start()
+    const { isRemembered, renew } = this.#caller
+    if (!isRemembered) return start()
     try {
       return await start()
     } catch (error) {
@@ -252,7 +256,7 @@ class Chat {
 
   #task(): DispatchTask {
     const { publicRunId, conversationId, publishedId, runId } = this.run
-    const { keyId, agent, renew } = this.#caller
+    const { keyId, agent, isRemembered } = this.#caller
     const { profile, webhookUrl, revision } = agent
     const { message, metadata, attachments, conversation_id: before } = this.#body
     const endUserId = endUserOf(this.#body)
@@ -262,7 +266,7 @@ class Chat {
       publishedId,
       continued: before !== undefined,
       keyId,
-      ...(renew ? { admission: { keyId, revision } } : {}),
+      ...(isRemembered ? { admission: { keyId, revision } } : {}),
     }
     return {
       id: runId,

@@ -76,32 +76,38 @@ interface Inside {
   readonly isOver: boolean
 }
 
+/** How many runs are read with one query: each may have a hundred nodes that ask, and a map thousands of children. */
+const runsAtOnce = 256
+
 /**
  * The approvals of a run and of its child workflows. A child that has not begun, or whose run the node does not know yet, asks what its definition
  * says: nobody gets around an approval by being early.
  */
 async function askingIn(tx: TenantTx, runId: string): Promise<Asking[]> {
-  const found: Asking[] = []
-  const unborn: Child[] = []
-  for (let runs = new Map<string, Inside>([[runId, { top: undefined, isOver: false }]]); runs.size > 0;) {
-    const children = new Map<string, Inside>()
-    const rows = await rowsOf(tx, [...runs.keys()])
+  const found = new Map<string, Asking>()
+  const unborn = new Map<string, Child>()
+  const runs: [string, Inside][] = [[runId, { top: undefined, isOver: false }]]
+  while (runs.length > 0) {
+    const some = new Map(runs.splice(0, runsAtOnce))
+    const rows = await rowsOf(tx, [...some.keys()])
     const statuses = new Map(rows.map(({ run_id, id, status }) => [`${run_id}/${id}`, status]))
     for (const row of rows) {
       if (row.status === skipped) continue
-      const { top = topOf(row.id), isOver: isHolderOver } = runs.get(row.run_id)!
+      const { top = topOf(row.id), isOver: isHolderOver } = some.get(row.run_id)!
       // A failed child workflow has cancelled what it had not asked.
       const isUnasked = row.status === cancelled && row.run_id !== runId
       // A part that failed holds up its map or loop until that is over.
       const holdsUp = row.inner === null ? statuses.get(`${row.run_id}/${topOf(row.id)}`)! < ok : !row.continues
       const isOver = isHolderOver || !(row.status < ok || isUnasked || (row.status === failed && holdsUp))
-      if (row.inner === 'approval') found.push({ top, role: row.role ?? 'member', isOpen: !isOver })
-      else if (row.type === 'workflow' && row.waits_for !== null) children.set(row.waits_for, { top, isOver })
-      else if (row.definition !== null && !isOver) unborn.push({ top, definition: row.definition })
+      if (row.inner === 'approval') {
+        const role = row.role ?? 'member'
+        found.set(`${top}/${role}/${isOver}`, { top, role, isOpen: !isOver })
+      } else if (row.type === 'workflow' && row.waits_for !== null) runs.push([row.waits_for, { top, isOver }])
+      else if (row.definition !== null && !isOver)
+        unborn.set(`${top}/${row.definition}`, { top, definition: row.definition })
     }
-    runs = children
   }
-  return [...found, ...(await askedBy(tx, unborn))]
+  return [...found.values(), ...(await askedBy(tx, [...unborn.values()]))]
 }
 
 /**

@@ -132,6 +132,22 @@ test('what a key holds open ends with it, in every process', { timeout: 120_000 
     assert.deepEqual(lastOf(await rest), revoked)
   })
 
+  await t.test(
+    'an agent that is switched off: a chat that waits hears that, and not that its key is invalid',
+    async (t) => {
+      const off = await cluster.agent('off')
+      cluster.model.next(silent)
+      const waiting = chat(off, { message: 'Hi.' })
+      await eventually('the chat is under way', async () => {
+        const runs = await cluster.api<unknown[]>('GET', '/api/runs?status=running&profile=off')
+        return runs.body.length > 0
+      })
+      await endedBy(t, () => cluster.api('PATCH', '/api/profiles/off/published', { enabled: false }), [waiting])
+      const answer = await waiting
+      assert.deepEqual([answer.status, answer.body.error], [404, 'not_published'])
+    },
+  )
+
   await t.test('a tenant that is deleted', async (t) => {
     assert.equal((await cluster.api('POST', '/api/tenants', { id: 'initech' })).status, 201)
     const token = await firstKey(cluster, 'initech')
