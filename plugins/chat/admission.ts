@@ -205,12 +205,10 @@ export class ChatAdmission {
       request.setDecorator(caller, remembered ? { ...remembered, isRemembered: true, renew } : await renew())
     })
     if (from === 'database') return
-    // Before a caller from memory gets an error, it is read from the database: if its key was revoked, it must be told that instead.
+    // Before a caller from memory gets an error, it is read from the database: if its key was revoked, it must be told that. A 401 tells it already.
     app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
       const known = request.getDecorator<ChatCaller | null>(caller)
-      const status = Number(error.status)
-      // A 401 comes from such a read already.
-      if (known?.isRemembered && status !== 401 && !(status >= 500)) await known.renew()
+      if (known?.isRemembered && error.status !== 401 && !(Number(error.status) >= 500)) await known.renew()
       throw error
     })
   }
