@@ -5,7 +5,7 @@ import { test } from 'node:test'
 import type { ErrorTable, Plugin } from '#kernel'
 import { root } from '../kernel/config.ts'
 import { tablesOf } from '../kernel/contracts/error-docs.ts'
-import { shippedPlugins, shippedTables, subsystemOf } from '../cli/scripts/error-tables.ts'
+import { shippedPlugins, shippedTables, subsystemOf } from '../cli/scripts/errors.ts'
 import { operationsOf } from './openapi-operations.ts'
 import { startConductor } from './conductor.ts'
 
