@@ -1,15 +1,15 @@
-import { readdir, readFile } from 'node:fs/promises'
+import { readdir } from 'node:fs/promises'
 import { join } from 'node:path'
-import { parseEnv } from 'node:util'
 import type { ErrorTable, Plugin } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import { Runtimes } from '#contracts/runtime'
 import { loadRole, root } from '../../kernel/config.ts'
 import { shownCode, tablesOf } from '../../kernel/contracts/error-docs.ts'
+import { sampleEnvironment } from '../check-config.ts'
 
 /** Every plugin that a role file of `config/` lists, once. */
 export async function shippedPlugins(): Promise<Plugin[]> {
-  const env = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
+  const env = await sampleEnvironment()
   const files = (await readdir(join(root, 'config'))).filter((file) => file.endsWith('.yaml')).sort()
   const found = new Set<Plugin>()
   for (const file of files) {

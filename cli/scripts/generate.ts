@@ -4,9 +4,9 @@
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { parseEnv } from 'node:util'
 import { boot } from '#kernel'
 import { loadRole, root } from '../../kernel/config.ts'
+import { sampleEnvironment } from '../check-config.ts'
 import { errorsPage } from './errors.ts'
 import { roleSchema } from './role-schema.ts'
 
@@ -32,7 +32,6 @@ async function openApiDocuments(): Promise<Map<string, string>> {
 }
 
 async function documents(data: string): Promise<Map<string, string>> {
-  const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
   // The sample servers do not exist. A role boots without its database, whose routes are the same; memory and parts of the process replace the others.
   const absent = {
     POSTGRES_DSN: 'postgres://nobody@127.0.0.1:1/none',
@@ -40,7 +39,7 @@ async function documents(data: string): Promise<Map<string, string>> {
     SIDECAR_URL: '',
     RUNNER_SIGNING_KEY_CURRENT: '',
   }
-  const env = { ...sample, ...absent, AGENT_ORC_DATA: data, LOG_LEVEL: 'error' }
+  const env = { ...(await sampleEnvironment()), ...absent, AGENT_ORC_DATA: data, LOG_LEVEL: 'error' }
   const running = await boot(await loadRole(join(root, 'config/dev.yaml'), { env }), { listen: false })
   try {
     const found = new Map<string, string>()
