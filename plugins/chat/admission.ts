@@ -1,9 +1,10 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { Counter, Histogram, type Registry } from 'prom-client'
-import { access, judgeOrigins, type App } from '#kernel'
+import { access, type App, type AppError, judgeOrigins } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
+import { isOverLimit } from '#contracts/limits'
 import { type ClientAddress, type Held, heldStreams, rateLimit, Sweep, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
@@ -30,6 +31,8 @@ interface Holder {
   readonly tenantId: string
   readonly keyId: string
   readonly agent: Agent
+  /** When the database said so, in milliseconds since the epoch. */
+  readonly readAt: number
 }
 
 /** Who chats. */
@@ -94,13 +97,19 @@ const namesOf = (request: FastifyRequest) => request.params as { readonly tenant
 const mostRemembered = 10_000
 const rememberMs = 60_000
 const recordEveryMs = 1_000
+/** Whoever goes on at a limit of its tenant is looked up once in this time, not for each refusal. */
+const freshMs = 1_000
+const isFresh = (known: Holder | null): boolean => known !== null && Date.now() - known.readAt < freshMs
 
 const exposed =
   'x-request-id, x-conversation-id, x-public-run-id, retry-after, ratelimit, ratelimit-policy, idempotency-replayed'
 const methods = 'GET, POST, DELETE, OPTIONS'
-const headers = 'authorization, content-type, last-event-id, idempotency-key'
-/** Seconds. Browsers repeat the preflight after ten minutes, so a withdrawn origin does not stay usable for long. */
-const maxAge = '600'
+const preflight = {
+  'access-control-allow-methods': methods,
+  'access-control-allow-headers': 'authorization, content-type, last-event-id, idempotency-key',
+  // Browsers repeat the preflight after ten minutes, so a withdrawn origin does not stay usable for long.
+  'access-control-max-age': '600',
+}
 
 /** Lets a script of `origin` read this reply, including its headers with ids and limits. */
 const allow = (reply: FastifyReply, origin: string): FastifyReply =>
@@ -135,11 +144,10 @@ export class ChatAdmission {
   readonly #wrongKeys: WrongKeys
   readonly #requests: Counter
   readonly #duration: Histogram
-  /** The scopes that this admission guards. */
   readonly #scopes: App[] = []
   /** Keys whose use must be recorded, with their tenants. This happens in the background, so that it delays no request. */
   readonly #used = new Map<string, string>()
-  readonly #remembered = new Map<string, { readonly holder: Holder; readonly until: number }>()
+  readonly #remembered = new Map<string, Holder>()
   readonly #recording = new Sweep(
     recordEveryMs,
     () => this.#record(),
@@ -206,9 +214,10 @@ export class ChatAdmission {
     })
     if (from === 'database') return
     // Before a caller from memory gets an error, it is read from the database: if its key was revoked, it must be told that. A 401 tells it already.
-    app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
+    app.setErrorHandler(async (error: AppError, request) => {
       const known = request.getDecorator<ChatCaller | null>(caller)
-      if (known?.isRemembered && error.status !== 401 && !(Number(error.status) >= 500)) await known.renew()
+      const isTold = error.status === 401 || error.status >= 500 || (isOverLimit(error) && isFresh(known))
+      if (known?.isRemembered && !isTold) await known.renew()
       throw error
     })
   }
@@ -227,8 +236,8 @@ export class ChatAdmission {
    */
   #recall({ headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest, shown: Shown): Holder | undefined {
     const known = repeatable === undefined ? this.#remembered.get(memoryKey(shown)) : undefined
-    if (!known || known.until < Date.now()) return undefined
-    return origin === undefined || known.holder.agent.allowedOrigins.includes(origin) ? known.holder : undefined
+    if (!known || known.readAt + rememberMs < Date.now()) return undefined
+    return origin === undefined || known.agent.allowedOrigins.includes(origin) ? known : undefined
   }
 
   async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<Holder> {
@@ -253,13 +262,9 @@ export class ChatAdmission {
     }
     if (!found.agent.active) throw chatErrors.notPublished()
     this.#wrongKeys.worked(key!)
-    this.#remember(shown, found)
-    return found
-  }
-
-  #remember(shown: Shown, holder: Holder): void {
-    this.#remembered.set(memoryKey(shown), { holder, until: Date.now() + rememberMs })
+    this.#remembered.set(key!, found)
     if (this.#remembered.size > mostRemembered) this.#remembered.delete(this.#remembered.keys().next().value!)
+    return found
   }
 
   async #find(request: FastifyRequest, { tenantId, slug, hash }: Shown): Promise<Holder | undefined> {
@@ -267,7 +272,7 @@ export class ChatAdmission {
       const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values: [tenantId, hash] })
       if (found?.slug !== slug) return undefined
       if (found.unrecorded) this.#used.set(found.keyId, tenantId)
-      return { tenantId, keyId: found.keyId, agent: found }
+      return { tenantId, keyId: found.keyId, agent: found, readAt: Date.now() }
     } catch (err) {
       this.#log.error({ err, request_id: request.id }, 'auth.lookup_failed')
       throw err
@@ -300,12 +305,7 @@ export class ChatAdmission {
         if (origin === undefined) return reply.code(204).header('allow', methods).send()
         // An unknown agent answers like an agent that does not list the origin.
         if (!(await this.#admits(request, origin))) throw chatErrors.originNotAllowed()
-        return allow(reply, origin)
-          .code(204)
-          .header('access-control-allow-methods', methods)
-          .header('access-control-allow-headers', headers)
-          .header('access-control-max-age', maxAge)
-          .send()
+        return allow(reply, origin).code(204).headers(preflight).send()
       })
     }
   }

@@ -20,8 +20,8 @@ export interface Cursor {
   wake(): void
 }
 
-/** What a log has for a cursor: events, nothing yet, nothing ever again, or events that only the store has. */
-export type Found = LogChunk | 'later' | 'over' | 'stored'
+/** What a log has for a cursor: events, nothing yet, or events that only the store has. */
+export type Found = LogChunk | 'later' | 'stored'
 
 /**
  * The live log of one run: its newest events as they arrived. Events that are stored and that every reader has seen leave memory. A slow reader
@@ -34,7 +34,9 @@ export class RunLog {
   #bytes = 0
   #storedSeq = 0
   #lastSeq = 0
-  #state: 'open' | 'ended' | 'detached' = 'open'
+  /** The terminal event alone, for readers that are past it or want nothing else. */
+  #ending: LogChunk | undefined
+  #detached = false
 
   constructor(most = mostBytes) {
     this.#most = most
@@ -48,14 +50,14 @@ export class RunLog {
   }
   /** True when the run was taken from this process, so that later events are only in the store. */
   get detached(): boolean {
-    return this.#state === 'detached'
+    return this.#detached
   }
   append(chunk: LogChunk): void {
     this.#held.push(chunk)
     this.#bytes += weightOf(chunk)
     this.#lastSeq = lastSeqOf(chunk)
     // Whoever stores the terminal event appends it here, after it is stored.
-    if (endsLog(chunk)) this.#state = 'ended'
+    if (endsLog(chunk)) this.#ending = after(chunk, this.#lastSeq - 1)
     this.#trim()
     this.#wake()
   }
@@ -69,7 +71,7 @@ export class RunLog {
     this.#wake()
   }
   detach(): void {
-    if (this.#state === 'open') this.#state = 'detached'
+    this.#detached = !this.#ending
     this.#wake()
   }
   add(cursor: Cursor): void {
@@ -78,13 +80,13 @@ export class RunLog {
   remove(cursor: Cursor): void {
     this.#cursors.delete(cursor)
   }
-  /** What the log holds after `seq`. */
+  /** What the log holds after `seq`. A reader that is past the end of an ended log gets the terminal event. */
   read(seq: number): Found {
     const oldest = this.#held[0]?.firstSeq ?? this.#lastSeq + 1
-    if (seq + 1 < oldest || this.#state === 'detached') return 'stored'
+    if (seq + 1 < oldest || this.#detached) return 'stored'
     const chunk = this.#find(seq)
     const part = chunk && after(chunk, seq)
-    return part ?? (this.#state === 'ended' ? 'over' : 'later')
+    return part ?? this.#ending ?? 'later'
   }
   /** The event `seq`, if memory still holds it. */
   at(seq: number): Buffer | undefined {
@@ -216,7 +218,7 @@ class Follower implements Cursor {
           if (endsLog(part)) return
         }
         if (this.seq !== before) continue
-        if (isTerminal(page.status) || found === 'over') {
+        if (isTerminal(page.status)) {
           const ending = await store.readEnding(this.#tenantId, this.#runId)
           if (ending) yield ending
           return

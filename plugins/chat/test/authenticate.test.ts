@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { request } from 'node:http'
 import { test } from 'node:test'
+import type { App } from '#kernel'
+import { overLimit } from '#contracts/limits'
 import { addKey, gateway, publish, sql, until } from './gateway.ts'
 import { finish } from './scripted-dispatch.ts'
 
@@ -107,6 +109,26 @@ test('a known key is looked at by the start of its run alone, and is refused by 
   await change(key.revoke)
   assert.equal((await chat()).statusCode, 401, 'of one over its limit')
   assert.deepEqual(admissions(), [])
+})
+
+test('who goes on at a limit of its tenant is looked up once a second, not for each refusal', async (t) => {
+  const chatsOf = { left: 1 }
+  const guard = (app: App): void => {
+    app.addHook('onRequest', async () => {
+      if (chatsOf.left-- <= 0) throw overLimit('chatsPerMinute', 1)
+    })
+  }
+  const { app, database } = await gateway(t, { limits: { guard } })
+  const agent = await publish(database)
+  const chat = async () =>
+    (await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })).statusCode
+  t.mock.timers.enable({ apis: ['Date'] })
+  assert.equal(await chat(), 200)
+  await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = now()')
+  t.mock.timers.tick(999)
+  assert.equal(await chat(), 429, 'it was looked up within this second')
+  t.mock.timers.tick(1)
+  assert.equal(await chat(), 401)
 })
 
 test('a change of the agent is there for the very next chat', async (t) => {

@@ -5,6 +5,7 @@ import { type App, definePlugin } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type Hit, Kv } from '#contracts/kv'
+import { TenantLimits } from '#contracts/limits'
 import { RunDispatch } from '#contracts/runs'
 import { databasePlugin, fake, freshDatabase, idempotencyPlugin, testKernel, type TestKernel } from '#testing'
 import chat from '../index.ts'
@@ -47,6 +48,7 @@ export interface GatewayOptions {
   readonly dsn?: string
   readonly dispatch?: ScriptedDispatch
   readonly kv?: TestKv
+  readonly limits?: Pick<TenantLimits, 'guard'>
   readonly config?: Record<string, unknown>
   readonly listen?: boolean
 }
@@ -111,6 +113,7 @@ export async function gateway(t: TestContext, options: GatewayOptions = {}): Pro
       fake(Kv, kv),
       fake(RunDispatch, dispatch as RunDispatch),
       await idempotencyPlugin(),
+      ...(options.limits ? [fake(TenantLimits, options.limits as TenantLimits)] : []),
       peek,
       // Tests try more wrong keys than anybody may.
       { name: 'chat', plugin: chat, config: { wrongKeysPerMinute: 1_000_000, ...options.config } },

@@ -113,6 +113,17 @@ test('the ending is told to whoever is at it or past it', async () => {
   }
 })
 
+test('whoever waits only for the ending of a run that executes here is told it without the store', async () => {
+  const s = staged()
+  s.append(1)
+  const waiting = s.follow(2 ** 30).next()
+  s.log.append({ firstSeq: 2, count: 2, lines: Buffer.concat([delta(2).lines, ending(3).lines]) })
+  for (const told of [await waiting, await s.follow(3).next()]) {
+    assert.deepEqual(told.value, ending(3))
+  }
+  assert.deepEqual(s.looked, [])
+})
+
 test('a reader of a run that was taken away goes on where it is if the run does, and goes back if it went another way', async () => {
   for (const same of [true, false]) {
     const s = staged()
