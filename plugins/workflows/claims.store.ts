@@ -80,12 +80,31 @@ export class Claims {
     const ids = rows.filter(({ type }) => starts(type)).map(({ id }) => id)
     if (maxCostCents === undefined || ids.length === 0) return {}
     const parts = ids.length + (unfinished > ids.length ? 1 : 0)
-    const { share, others } = await this.#nodes.reserve(ids, { maxCents: maxCostCents, parts })
+    const { share, others } = await this.#reserve(ids, { maxCents: maxCostCents, parts })
     if (share > 0) return { cents: share }
     return {
       refused:
         others > 0 ? { kind: 'later', inMs: waitsForBudgetMs } : { kind: 'over', status: 'error', error: overBudget },
     }
+  }
+
+  /** Divides the cents of `maxCents` that are not spent or reserved into `parts` shares and reserves one per node. `others`: cents reserved before. */
+  async #reserve(
+    ids: readonly string[],
+    { maxCents, parts }: { readonly maxCents: number; readonly parts: number },
+  ): Promise<{ readonly share: number; readonly others: number }> {
+    const [row] = await this.#tx.query<{ share: number; others: number }>({
+      name: 'workflow-reserve',
+      text: `WITH used AS (
+               SELECT greatest(0, $4::float8 - sum(cost_cents) - sum(reserved_cents)) / $5::int AS share, sum(reserved_cents) AS others
+               FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2
+             ), reserved AS (
+               UPDATE workflow_nodes SET reserved_cents = share FROM used WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)
+             )
+             SELECT share, others FROM used`,
+      values: [...this.#of, ids, maxCents, parts],
+    })
+    return row!
   }
 
   /** At most 20 running runs that have ready nodes with a freed key. Paused runs could not use the key and would take the place of runs that can. */

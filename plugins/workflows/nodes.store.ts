@@ -52,8 +52,15 @@ export interface Ended {
   readonly costCents: number | undefined
 }
 
-/** A row of `endedWell`: a node that ended (`over`), or a dependent node that became ready. */
-export type EndedWell = NodeRow & { readonly over: boolean }
+/** A map or loop of which parts have ended: `over` of them just now, so that `waits` are left. */
+export type Counted = NodeRow & { readonly waits: number; readonly over: number }
+
+/** A row of `endedWell`: a node that ended, a dependent node that became ready, or the map or loop that ended parts belong to. */
+export interface EndedWell extends Pick<NodeRow, 'id' | 'parent' | 'attempt' | 'concurrency_key' | 'status'> {
+  readonly kind: 'ended' | 'ready' | 'counted'
+  /** Of the last kind. */
+  readonly counted: Counted | null
+}
 
 /** A node whose status changed. */
 export interface Moved {
@@ -125,7 +132,7 @@ export class NodeTable {
 
   /**
    * Ends successful nodes and updates the nodes that depend on them, in one statement, since most outcomes are like this. Its rows are the nodes that
-   * were still running in this very attempt, and the dependents that became ready.
+   * were still running in this very attempt, the dependents that became ready, and the running maps and loops that wait for one part less.
    */
   endedWell(outcomes: readonly Over[]): Statement {
     return {
@@ -135,7 +142,14 @@ export class NodeTable {
                  finished_at = clock_timestamp(), lease_owner = NULL, lease_until = NULL, due_at = NULL, effect = 0
                FROM unnest($3::text[], $4::int[], $5::text[], $6::float8[]) AS u (id, attempt, output, cost)
                WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY ($3) AND n.id = u.id AND n.status = ${running} AND n.attempt = u.attempt
-               RETURNING n.id, n.type, n.parent, n.attempt, n.concurrency_key
+               RETURNING n.id, n.parent, n.attempt, n.concurrency_key
+             ), parts AS (
+               SELECT parent, count(*)::int AS over FROM over WHERE parent IS NOT NULL GROUP BY 1
+             ), counted AS (
+               UPDATE workflow_nodes n SET waits = n.waits - parts.over FROM parts
+               WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = ANY (ARRAY(SELECT parent FROM parts)) AND n.id = parts.parent
+                 AND n.status = ${running}
+               RETURNING ${nodeColumns}, n.waits, parts.over
              ), less AS (
                SELECT to_node, count(*)::int AS n FROM workflow_edges
                WHERE tenant_id = $1 AND run_id = $2 AND from_node = ANY (ARRAY(SELECT id FROM over WHERE parent IS NULL)) GROUP BY 1
@@ -146,8 +160,9 @@ export class NodeTable {
                  AND n.status = ${pending}
                RETURNING n.id, n.status, n.attempt
              )
-             SELECT true AS over, id, type, parent, attempt, concurrency_key, ${ok} AS status FROM over
-             UNION ALL SELECT false, id, NULL, NULL, attempt, NULL, status FROM moved WHERE status = ${ready}`,
+             SELECT 'ended' AS kind, id, parent, attempt, concurrency_key, ${ok} AS status, NULL::json AS counted FROM over
+             UNION ALL SELECT 'ready', id, NULL, attempt, NULL, status, NULL FROM moved WHERE status = ${ready}
+             UNION ALL SELECT 'counted', id, NULL, attempt, NULL, status, to_json(counted) FROM counted`,
       values: [
         ...this.#of,
         outcomes.map(({ node }) => node),
@@ -213,14 +228,13 @@ export class NodeTable {
   }
 
   /** Counts ended parts of a map or loop. Undefined: the map or loop itself has ended already. */
-  async partsOver(parent: string, count: number): Promise<(NodeRow & { waits: number }) | undefined> {
-    const [row] = await this.#tx.query<NodeRow & { waits: number }>({
+  async partsOver(parent: string, over: number): Promise<Counted | undefined> {
+    const [row] = await this.#tx.query<Counted>({
       name: 'workflow-part-over',
       text: `UPDATE workflow_nodes n SET waits = n.waits - $4
-             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = $3 AND n.status = ${running} RETURNING ${nodeColumns}, n.waits`,
-      values: [...this.#of, parent, count],
+             WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = $3 AND n.status = ${running} RETURNING ${nodeColumns}, n.waits, $4::int AS over`,
+      values: [...this.#of, parent, over],
     })
-    if (row) await this.loadSpecs([row])
     return row
   }
 
@@ -324,24 +338,5 @@ export class NodeTable {
              WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
       values: [...this.#of, row.id, inMs, tries, error?.unknown ?? false, told, costCents],
     })
-  }
-
-  /** Divides the cents of `maxCents` that are not spent or reserved into `parts` shares and reserves one per node. `others`: cents reserved before. */
-  async reserve(
-    ids: readonly string[],
-    { maxCents, parts }: { readonly maxCents: number; readonly parts: number },
-  ): Promise<{ readonly share: number; readonly others: number }> {
-    const [row] = await this.#tx.query<{ share: number; others: number }>({
-      name: 'workflow-reserve',
-      text: `WITH used AS (
-               SELECT greatest(0, $4::float8 - sum(cost_cents) - sum(reserved_cents)) / $5::int AS share, sum(reserved_cents) AS others
-               FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2
-             ), reserved AS (
-               UPDATE workflow_nodes SET reserved_cents = share FROM used WHERE tenant_id = $1 AND run_id = $2 AND id = ANY ($3)
-             )
-             SELECT share, others FROM used`,
-      values: [...this.#of, ids, maxCents, parts],
-    })
-    return row!
   }
 }

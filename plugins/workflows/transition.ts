@@ -3,6 +3,7 @@ import type { TenantTx } from '#contracts/database'
 import { claimedOf, Claims, type DueRow } from './claims.store.ts'
 import {
   cancelled,
+  type Counted,
   type Ended,
   type EndedWell,
   failed,
@@ -116,14 +117,13 @@ export class Transition {
     await this.end(ended, skips)
   }
   async #endWell(rows: readonly EndedWell[]): Promise<void> {
-    const [ended, moved] = [rows.filter(({ over }) => over), rows.filter(({ over }) => !over)]
-    for (const { id, attempt, concurrency_key } of ended) {
-      this.notices.tell(id, ok, attempt)
+    for (const { kind, id, status, parent, attempt, concurrency_key } of rows) {
+      if (kind !== 'counted') this.notices.tell(id, status, attempt)
+      if (kind !== 'ended') continue
       if (concurrency_key !== null) this.#freed.add(concurrency_key)
+      if (parent === null) this.run.unfinished--
     }
-    for (const { id, status, attempt } of moved) this.notices.tell(id, status, attempt)
-    this.run.unfinished -= ended.filter(({ parent }) => parent === null).length
-    await this.#endParts(ended.filter(({ parent }) => parent !== null))
+    for (const { counted } of rows) if (counted) await this.#partsOver(counted)
   }
   /** Applies one outcome. Undefined: the outcome does not end the node. */
   async #take(row: NodeRow, outcome: Outcome): Promise<Ended | undefined> {
@@ -269,22 +269,24 @@ export class Transition {
     return true
   }
 
-  /** Continues maps and loops whose parts have ended. */
+  /** Counts parts that have ended. */
   async #endParts(parts: readonly Pick<NodeRow, 'parent'>[]): Promise<void> {
-    if (parts.length > 0) this.#mayBeMore = true
-    const byParent = Map.groupBy(parts, ({ parent }) => parent!)
-    for (const [parent, over] of byParent) {
+    for (const [parent, over] of Map.groupBy(parts, (part) => part.parent!)) {
       const row = await this.#nodes.partsOver(parent, over.length)
-      if (!row) continue
-      // A loop evaluates its condition before the next part, in an attempt of its own.
-      if (row.type === 'loop') await this.#retries.putBack(row, 0)
-      else if (row.waits > 0) {
-        // Without a limit of its own, all parts of a map were made ready when it was divided.
-        const spec = this.#nodes.spec(row)
-        if (spec.type === 'map' && spec.concurrency === undefined) continue
-        for (const id of await this.#nodes.nextParts(parent, over.length)) this.notices.tell(id, ready, 0)
-      } else await this.#gather(row)
+      if (row) await this.#partsOver(row)
     }
+  }
+  /** Continues a map or loop of which parts have ended. */
+  async #partsOver(row: Counted): Promise<void> {
+    await this.#nodes.loadSpecs([row])
+    const spec = this.#nodes.spec(row)
+    // Without a limit of its own, all parts of a map were made ready when it was divided.
+    if (spec.type === 'map' && spec.concurrency === undefined && row.waits > 0) return
+    this.#mayBeMore = true
+    // A loop evaluates its condition before the next part, in an attempt of its own.
+    if (row.type === 'loop') return this.#retries.putBack(row, 0)
+    if (row.waits === 0) return this.#gather(row)
+    for (const id of await this.#nodes.nextParts(row.id, row.over)) this.notices.tell(id, ready, 0)
   }
 
   /** Joins the outputs of the parts of a map, in order. A large output, or one with a schema, needs an attempt of its own, as loops do. */
