@@ -39,8 +39,8 @@ interface Holder {
 export interface ChatCaller extends Holder {
   /** Admitted from memory; the statement that starts a run then checks that key and agent are unchanged. */
   readonly isRemembered: boolean
-  /** Reads the caller from the database, and rejects as it would for a request that comes now. */
-  readonly renew: () => Promise<ChatCaller>
+  /** Reads the caller from the database, and rejects as it would for a request that comes now. What was read `maxAgeMs` ago will do. */
+  readonly renew: (maxAgeMs?: number) => Promise<ChatCaller>
 }
 
 const caller = 'agent-orc.chat-caller'
@@ -99,7 +99,6 @@ const rememberMs = 60_000
 const recordEveryMs = 1_000
 /** Whoever goes on at a limit of its tenant is looked up once in this time, not for each refusal. */
 const freshMs = 1_000
-const isFresh = (known: Holder | null): boolean => known !== null && Date.now() - known.readAt < freshMs
 
 const exposed =
   'x-request-id, x-conversation-id, x-public-run-id, retry-after, ratelimit, ratelimit-policy, idempotency-replayed'
@@ -160,19 +159,18 @@ export class ChatAdmission {
     this.#log = log
     this.#clientOf = clientOf
     this.#wrongKeys = wrongKeys
-    const registers = [registry]
     this.#requests = new Counter({
       name: 'chat_gateway_requests_total',
       help: 'Public chat requests by route and response status.',
       labelNames: ['route', 'status'],
-      registers,
+      registers: [registry],
     })
     this.#duration = new Histogram({
       name: 'chat_gateway_request_duration_seconds',
       help: 'Time from request to the end of the response; of a stream, to its last frame.',
       labelNames: ['route'],
       buckets: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120],
-      registers,
+      registers: [registry],
     })
   }
 
@@ -207,8 +205,10 @@ export class ChatAdmission {
       const shown = this.#shown(request)
       const remembered = from === 'memory' && shown ? this.#recall(request, shown) : undefined
       if (remembered && request.headers.origin !== undefined) allow(reply, request.headers.origin)
-      const renew = async (): Promise<ChatCaller> => {
-        return { ...(await this.#read(request, reply, shown)), isRemembered: false, renew }
+      const renew = async (maxAgeMs = 0): Promise<ChatCaller> => {
+        const known = shown && this.#remembered.get(memoryKey(shown))
+        const isFresh = known && Date.now() - known.readAt < maxAgeMs
+        return { ...(isFresh ? known : await this.#read(request, reply, shown)), isRemembered: false, renew }
       }
       request.setDecorator(caller, remembered ? { ...remembered, isRemembered: true, renew } : await renew())
     })
@@ -216,8 +216,8 @@ export class ChatAdmission {
     // Before a caller from memory gets an error, it is read from the database: if its key was revoked, it must be told that. A 401 tells it already.
     app.setErrorHandler(async (error: AppError, request) => {
       const known = request.getDecorator<ChatCaller | null>(caller)
-      const isTold = error.status === 401 || error.status >= 500 || (isOverLimit(error) && isFresh(known))
-      if (known?.isRemembered && !isTold) await known.renew()
+      const isTold = error.status === 401 || error.status >= 500
+      if (known?.isRemembered && !isTold) await known.renew(isOverLimit(error) ? freshMs : 0)
       throw error
     })
   }
