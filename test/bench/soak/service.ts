@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import { readFile, writeFile } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
+import { parse, stringify } from 'yaml'
 import { createRandom } from '../../chaos/random.ts'
 import { issueKey, publishAgent } from '../agents.ts'
 import { inspectable } from '../inspector.ts'
@@ -27,9 +28,9 @@ export async function startService(processes: Processes, receiver: Receiver): Pr
   const redisUrl = await startRedis(processes)
   const folder = dirname(await dataDirectory(processes))
   const runner = join(folder, 'runner.yaml')
-  const role = await readFile(roleFile('runner'), 'utf8')
-  if (!/^ {2}runner:\n/m.test(role)) throw new Error('config/runner.yaml has no runner')
-  await writeFile(runner, role.replace(/^ {2}runner:\n/m, `$&    idleTtl: ${idleTtl}\n`))
+  const role = parse(await readFile(roleFile('runner'), 'utf8')) as { plugins: { runner: object } }
+  role.plugins.runner = { ...role.plugins.runner, idleTtl }
+  await writeFile(runner, stringify(role))
   const cluster = await startCluster({
     processes,
     env: {
