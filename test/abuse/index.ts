@@ -3,13 +3,12 @@
 import { execFile } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { setPriority } from 'node:os'
-import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { mkdir, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs, promisify } from 'node:util'
-import { parse, stringify } from 'yaml'
 import { publishAgent } from '../bench/agents.ts'
-import { type Cluster, command, dataDirectory, roleFile, startCluster } from '../bench/cluster.ts'
+import { changedRole, type Cluster, command, dataDirectory, startCluster } from '../bench/cluster.ts'
 import { runCommand, say, withProcesses } from '../bench/command.ts'
 import { createLoad, type RunJob } from '../bench/load-client.ts'
 import { queuedMs, type Processes, usageOf } from '../bench/processes.ts'
@@ -159,12 +158,11 @@ async function start(processes: Processes): Promise<Fleet> {
 /** The VirtualFS server, with a folder for everybody beside the objects of the conductor. */
 async function startFiles(processes: Processes) {
   const directory = await dataDirectory(processes)
-  const role = parse(await readFile(roleFile('vfs'), 'utf8')) as { plugins: { vfs: { mounts: object } } }
   const folder = { kind: 'folder', path: join(directory, 'folder', '{tenant}'), tenants: '*' }
-  role.plugins.vfs.mounts = { ...role.plugins.vfs.mounts, folder }
   await mkdir(join(directory, 'folder'), { recursive: true })
-  const file = join(directory, 'vfs.yaml')
-  await writeFile(file, stringify(role))
+  const file = await changedRole('vfs', directory, 'vfs', ({ mounts }) => ({
+    mounts: { ...(mounts as object), folder },
+  }))
   const env = {
     AGENT_ORC_STORAGE_DIR: join(directory, 'objects'),
     VFS_INTERNAL_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),

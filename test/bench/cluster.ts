@@ -1,9 +1,10 @@
 import { randomBytes } from 'node:crypto'
 import { existsSync, readFileSync } from 'node:fs'
-import { mkdir, mkdtemp, rm } from 'node:fs/promises'
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { parse, stringify } from 'yaml'
 import type { Processes, Started } from './processes.ts'
 
 export type Role = 'sidecar' | 'runner' | 'conductor' | 'gateway'
@@ -51,6 +52,25 @@ export interface ClusterOptions {
 /** This checkout. */
 export const here = fileURLToPath(new URL('../..', import.meta.url))
 export const roleFile = (role: string, root = here): string => join(root, 'config', `${role}.yaml`)
+
+type PluginSettings = Readonly<Record<string, unknown>>
+
+/** Writes a role file like that of the checkout, in which a plugin has other settings as well. Resolves to its path. */
+export async function changedRole(
+  role: string,
+  directory: string,
+  plugin: string,
+  change: (settings: PluginSettings) => PluginSettings,
+): Promise<string> {
+  const { plugins, ...rest } = parse(await readFile(roleFile(role), 'utf8')) as {
+    plugins: Record<string, PluginSettings | null>
+  }
+  if (!(plugin in plugins)) throw new Error(`config/${role}.yaml has no plugin ${plugin}`)
+  const settings = plugins[plugin] ?? {}
+  const file = join(directory, `${role}.yaml`)
+  await writeFile(file, stringify({ ...rest, plugins: { ...plugins, [plugin]: { ...settings, ...change(settings) } } }))
+  return file
+}
 
 /** How a checkout's `npm start` or `npm run dev` calls it: Node's options, the script and its command. */
 export function command(script: 'start' | 'dev', root = here): string[] {

@@ -2,13 +2,11 @@
 // object store's own routes in alternation in the same run; and the memory of the conductor while 1 GB flows through its proxy, up and
 // down. See docs/performance.md.
 import { randomBytes } from 'node:crypto'
-import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { mkdir, readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { Readable } from 'node:stream'
-import { parse, stringify } from 'yaml'
 import { request } from 'undici'
-import { root } from '../../kernel/config.ts'
-import { command, dataDirectory } from './cluster.ts'
+import { changedRole, command, dataDirectory } from './cluster.ts'
 import { say, withProcesses } from './command.ts'
 import type { Processes } from './processes.ts'
 import { environment, liftTransferLimit, operating } from './service.ts'
@@ -71,14 +69,10 @@ async function memory(pid: number): Promise<{ now: number; peak: number }> {
 /** The development role without its own server, and the role of one, which has a folder beside the objects. */
 async function start(processes: Processes) {
   const data = await dataDirectory(processes)
-  const folder = join(data, 'mounted')
-  await mkdir(folder, { recursive: true })
-  const text = await readFile(join(root, 'config/vfs.yaml'), 'utf8')
-  const role = parse(text) as { plugins: { vfs: { mounts: Record<string, unknown> } } }
-  role.plugins.vfs.mounts['folder'] = { kind: 'folder', path: folder, tenants: ['default'] }
-  // Beside the files of this repository, to which `use` is relative.
-  const file = join(data, 'vfs.yaml')
-  await writeFile(file, stringify(role))
+  const path = join(data, 'mounted')
+  await mkdir(path, { recursive: true })
+  const folder = { kind: 'folder', path, tenants: ['default'] }
+  const file = await changedRole('vfs', data, 'vfs', ({ mounts }) => ({ mounts: { ...(mounts as object), folder } }))
   const key = { VFS_INTERNAL_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') }
   const objects = join(data, 'objects')
   const server = await processes.node([...command('start'), '--json', '--config', file], {

@@ -1,11 +1,9 @@
 import { randomBytes } from 'node:crypto'
-import { readFile, writeFile } from 'node:fs/promises'
-import { dirname, join } from 'node:path'
-import { parse, stringify } from 'yaml'
+import { dirname } from 'node:path'
 import { createRandom } from '../../chaos/random.ts'
 import { issueKey, publishAgent } from '../agents.ts'
 import { inspectable } from '../inspector.ts'
-import { dataDirectory, type Cluster, roleFile, startCluster } from '../cluster.ts'
+import { changedRole, dataDirectory, type Cluster, roleFile, startCluster } from '../cluster.ts'
 import type { Processes } from '../processes.ts'
 import { startRedis } from '../redis.ts'
 import { environment } from '../service.ts'
@@ -15,6 +13,10 @@ import type { World } from './world.ts'
 
 /** Long enough that a conversation continues in memory, and short enough that sessions leave it all the time: with the default they would pile up for a day. */
 const idleTtl = '1m'
+
+/** The role file of the soak's runner, which is written to a folder. */
+export const runnerRole = (folder: string): Promise<string> =>
+  changedRole('runner', folder, 'runner', () => ({ idleTtl }))
 
 export interface Service {
   readonly cluster: Cluster
@@ -26,11 +28,7 @@ export interface Service {
 export async function startService(processes: Processes, receiver: Receiver): Promise<Service> {
   const model = await startModel(processes, 0)
   const redisUrl = await startRedis(processes)
-  const folder = dirname(await dataDirectory(processes))
-  const runner = join(folder, 'runner.yaml')
-  const role = parse(await readFile(roleFile('runner'), 'utf8')) as { plugins: { runner: object } }
-  role.plugins.runner = { ...role.plugins.runner, idleTtl }
-  await writeFile(runner, stringify(role))
+  const runner = await runnerRole(dirname(await dataDirectory(processes)))
   const cluster = await startCluster({
     processes,
     env: {
