@@ -2,9 +2,8 @@ import { type Database, sqlState, type Statement } from '#contracts/database'
 import { publicMessageOf } from '#contracts/endings'
 import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
-import { storable } from '#kit'
 import { type Charges, secondsOfRun, settleValues, settling } from './charges.ts'
-import { claimed, microcents, prepared, storableOrNull } from './rows.ts'
+import { claimed, microcents, prepared, storable, storableOrNull } from './rows.ts'
 
 // The share lock makes an append and the end of its run wait for each other, so nothing lands behind the terminal event.
 // A conflict is our own retry after a lost answer: only the holder of the epoch writes this log.

@@ -12,7 +12,6 @@ import {
   type Task,
 } from '#contracts/runs'
 import type { Session } from '#contracts/sessions'
-import { storable } from '#kit'
 
 /**
  * A prepared statement whose text writes `:name` where PostgreSQL expects `$1`. Every value that the text names must be given; undefined is sent as
@@ -27,7 +26,11 @@ export function prepared(name: string, text: string): (values: Readonly<Record<s
   return (values) => ({ name, text: numbered, values: names.map((one) => values[one] ?? null) })
 }
 
-/** Only summaries are written this way; the event log keeps the exact bytes. */
+/**
+ * Removes NUL, which PostgreSQL text cannot hold. Only summaries are written this way; the event log keeps the exact bytes. It is not the kit's,
+ * because every chat would enter one more file for it.
+ */
+export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')
 export const storableOrNull = (text: string | undefined): string | null => (text === undefined ? null : storable(text))
 
 /** Cents as whole microcents, the unit of the money columns. */

@@ -3,7 +3,6 @@ import { type Database, sqlState, type Statement, violatedConstraint } from '#co
 import type { Profile } from '#contracts/profiles'
 import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
 import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
-import { storable } from '#kit'
 import { attachmentBytesOf } from '../limits.ts'
 import { type Charges, type Holding, holding, holdValues } from './charges.ts'
 import { handedOver } from './ends.ts'
@@ -11,7 +10,7 @@ import type { Instance } from './instance.ts'
 import type { LostClaims } from './lost-claims.ts'
 import type { Orphans } from './orphans.ts'
 import { parked } from './parking.ts'
-import { type DurableRow, durableColumns, prepared, type RunRow, runById, toDurable, toRun } from './rows.ts'
+import { type DurableRow, durableColumns, prepared, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
 
 // Refuses a claim to a process that was declared dead and has not noticed yet, because no sweep would find the run again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
