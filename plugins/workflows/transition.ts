@@ -285,7 +285,7 @@ export class Transition {
     this.#mayBeMore = true
     // A loop evaluates its condition before the next part, in an attempt of its own.
     if (row.type === 'loop') return this.#retries.putBack(row, 0)
-    if (row.waits === 0) return this.#gather(row)
+    if (row.waits <= 0) return this.#gather(row)
     for (const id of await this.#nodes.nextParts(row.id, row.over)) this.notices.tell(id, ready, 0)
   }
 
