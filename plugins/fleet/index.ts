@@ -59,10 +59,12 @@ export default definePlugin({
     const connect = (url: string) => createRemoteRunner(url, peers.at(url))
     const fleet = new RunnerFleet({ intervalMs: config.probeInterval, log })
     onStop(async () => fleet.stop())
-    for (const link of local.values()) fleet.add(link, '')
-    for (const url of configured) fleet.add(connect(url), url)
+    const here = [...local.values()].map((link) => fleet.add(link, ''))
+    const others = configured.map((url) => fleet.add(connect(url), url))
     onStart(async () => {
-      await Promise.all(fleet.members().map((member) => member.start()))
+      // A runner of this process answers when its listener listens, which is after this.
+      for (const member of here) void member.start()
+      await Promise.all(others.map((member) => member.start()))
     })
 
     if (limits) tellUsage(limits, fleet)

@@ -100,6 +100,8 @@ export default definePlugin({
     })
     const broadcast = new BroadcastReceiver((...change) => sandboxes?.sawProfile(...change))
     const callTool = createToolCalls(toolkit, runs, deps)
+    const { promise: listening, resolve: listens } = Promise.withResolvers<void>()
+    if (config.baseUrl !== undefined) listens()
     const runner = createRunner({
       executors: deps,
       waiting: toolkit.delegations,
@@ -110,6 +112,7 @@ export default definePlugin({
       broadcast,
       skills,
       baseUrl: () => config.baseUrl ?? ctx.urlOf('runner'),
+      listening,
       capabilities: config.capabilities,
       tools: toolkit.specs().map(({ name }) => name),
       callTool,
@@ -125,6 +128,8 @@ export default definePlugin({
     }
     ctx.routes('runner', async (app) => {
       acceptLinks(app, trusted)
+      // The kernel notes the URL right after this hook.
+      app.addHook('onListen', async () => void setImmediate(listens))
       runnerRoutes(app, runner)
       sessionRoutes(app, runner, log)
       skillRoutes(app, runner)

@@ -33,6 +33,8 @@ interface RunnerParts {
   readonly written: WrittenObjects | undefined
   /** Known once the kernel listens. */
   readonly baseUrl: () => string
+  /** Settles when `baseUrl` is known: a listener has its port when it listens. */
+  readonly listening: Promise<void>
   /** The runtimes that this runner announces. Empty: those that its sidecars report. */
   readonly capabilities: readonly string[]
   /** Names of its tools. */
@@ -58,6 +60,7 @@ export function createRunner(parts: RunnerParts): Runner {
   const instance = randomUUID()
   let hash: string | undefined
   const info = async (): Promise<RunnerInfo> => {
+    await parts.listening
     const capabilities = parts.capabilities.length > 0 ? parts.capabilities : await sidecars.runtimes()
     const missing = sidecars.slots().flatMap(({ runtime, missing: why }) => (why === undefined ? [] : [[runtime, why]]))
     return {
