@@ -148,3 +148,21 @@ test('durations are told within 2.5 %, and nothing that no window reaches is kep
   const counts = tables.slice(1, 4).map((table) => ({ text: `SELECT count(*)::int AS count FROM ${table}` }))
   assert.deepEqual((await database.batch('acme', counts)).flat(), [{ count: 0 }, { count: 0 }, { count: 0 }])
 })
+
+test('what is known of runs that are gone is forgotten, and nothing of those that are there', async (t) => {
+  const { database, rollups } = await stage(t)
+  await database.batch('acme', [runs('gone', 20, 60, '3 days'), runs('kept', 20, 60, '2 days')])
+  const roll = async () => {
+    await rollups().roll('acme')
+    const marks = { text: 'SELECT run_id FROM run_marks ORDER BY run_id' }
+    return (await database.batch<[{ run_id: string }[]]>('acme', [marks]))[0].map((mark) => mark.run_id)
+  }
+  const marked = await roll()
+  // Three of five end otherwise than well.
+  assert.equal(marked.length, 24)
+  await database.batch('acme', [{ text: `DELETE FROM runs WHERE id LIKE 'gone%'` }])
+  assert.deepEqual(
+    await roll(),
+    marked.filter((id) => id.startsWith('kept')),
+  )
+})
