@@ -17,7 +17,15 @@ import {
   toRange,
 } from './meters.ts'
 import type { Reader } from './reader.ts'
-import { type Duration, durations, metered, percentile, rolledValues, unrolledSessions } from './rollups.ts'
+import {
+  type Duration,
+  durations,
+  metered,
+  meteredByProfile,
+  percentile,
+  rolledValues,
+  unrolledSessions,
+} from './rollups.ts'
 import type { AgentSort, AgentStats, Overview, UsageTotals } from './schema.ts'
 import { type Binned, binOf, fill, gridValues } from './series.ts'
 import { type Grid, gridOf, type Range } from './window.ts'
@@ -154,7 +162,7 @@ const counters = [
 // A profile without runs is listed with zeros. A deleted profile is listed as long as its runs exist, so that the rows add up to the totals.
 const listed = `
   WITH used AS (
-    SELECT profile, max(last_at) AS last_at, sum(sessions) AS sessions, ${summedColumns} FROM ${metered()} GROUP BY profile
+    SELECT profile, max(last_at) AS last_at, sum(sessions) AS sessions, ${summedColumns} FROM ${meteredByProfile} GROUP BY profile
     HAVING sum(ok + error + cancelled + interrupted) > 0
   ), lived AS (${unrolledSessions}
   ), listed AS (

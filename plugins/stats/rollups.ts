@@ -39,13 +39,23 @@ function rolled(table: string, columns: string, longest: number): string {
 const counters = ['ok', 'error', 'cancelled', 'interrupted']
 const amounts = ['input_tokens', 'output_tokens', 'cached_tokens', 'tool_calls']
 
-/** SQL for the sums of the runs that ended in a range. No row covers more than `longest` minutes, so that each row fits into one bucket of a series. */
-export const metered = (longest = 1440): string => `(
-  ${unrolled(`recorded_at AS at, profile, ${counters.map((status) => `(status = '${status}')::int::bigint AS ${status}`).join(', ')},
-    ${amounts.map((one) => `${one}::bigint`).join(', ')}, cost_microcents, (cost_microcents IS NULL)::int::bigint AS unpriced,
-    0::bigint AS sessions, recorded_at AS last_at`)}
-  UNION ALL ${rolled('run_rollups', ['at', 'profile', ...counters, ...amounts, 'cost_microcents', 'unpriced', 'sessions', 'last_at'].join(', '), longest)}
+const sums = (table: string, own: Readonly<Record<string, string>>, longest: number): string => `(
+  ${unrolled(`recorded_at AS at, ${counters.map((status) => `(status = '${status}')::int::bigint AS ${status}`).join(', ')},
+    ${amounts.map((one) => `${one}::bigint`).join(', ')}, cost_microcents, (cost_microcents IS NULL)::int::bigint AS unpriced
+    ${Object.entries(own)
+      .map(([name, value]) => `, ${value} AS ${name}`)
+      .join('')}`)}
+  UNION ALL ${rolled(table, ['at', ...counters, ...amounts, 'cost_microcents', 'unpriced', ...Object.keys(own)].join(', '), longest)}
 ) metered`
+
+/** SQL for the sums of the runs that ended in a range. No row covers more than `longest` minutes, so that each row fits into one bucket of a series. */
+export const metered = (longest = 1440): string => sums('run_totals', {}, longest)
+/** SQL for the same by profile, with the sessions whose last run ended there and when their last run ended. */
+export const meteredByProfile = sums(
+  'run_rollups',
+  { profile: 'profile', sessions: '0::bigint', last_at: 'recorded_at' },
+  1440,
+)
 
 /** SQL for how long runs took. Each row is a group of runs of about the same duration, with their number and their mean in seconds. */
 export const durations = `(

@@ -57,7 +57,7 @@ const counters = [
 ]
 const names = counters.map(([name]) => name)
 
-// Adds up by the minute first, so that the longer spans add up few rows.
+// Adds up by the minute first, so that the longer spans add up few rows. What all profiles add up to follows by a trigger on these rows.
 const addRuns = prepared(
   'rollup-runs',
   `WITH minutes AS MATERIALIZED (
@@ -139,6 +139,7 @@ const forgetMarks = prepared(
 const forget = [
   forgetMarks,
   prepared('rollup-forget-runs', inSpans('run_rollups')),
+  prepared('rollup-forget-totals', inSpans('run_totals')),
   prepared('rollup-forget-durations', inSpans('run_durations')),
   prepared('rollup-forget-sessions', old('session_ends', 'last_at')),
 ]

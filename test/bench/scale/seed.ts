@@ -4,7 +4,7 @@ import { retry } from '../../../kernel/kit/retry.ts'
 /** The tenant that is measured; nine others have a hundredth as many runs each, between its own. */
 export const tenant = 'default'
 const others = Array.from({ length: 9 }, (_, i) => `other${i}`)
-const rolledUp = 'run_rollups, run_durations, session_ends, run_marks, rollup_edges'
+const rolledUp = 'run_rollups, run_totals, run_durations, session_ends, run_marks, rollup_edges'
 
 // A superuser's: row security would have each tenant seeded apart, and its rows would lie apart.
 const seeds = (count: number): string[] => {
