@@ -25,12 +25,17 @@ const set = (name: string, value: string): Statement => ({
 })
 /** Time limits of statements in milliseconds, set together with the tenant. Claims have only the limit of the connection. */
 const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000 }
+/**
+ * A connection is a tenant's share of one processor: with workers beside it one statement would take three, and starting them costs more than most
+ * reads.
+ */
+const alone = `set_config('max_parallel_workers_per_gather', '0', true)`
 const setTenant = (tenantId: string, work: Work): Statement =>
   work === 'claims'
     ? set('app.tenant_id', tenantId)
     : {
         name: `ao_set_${work}`,
-        text: `SELECT set_config('app.tenant_id', $1, true), set_config('statement_timeout', '${timeouts[work]}', true)`,
+        text: `SELECT set_config('app.tenant_id', $1, true), set_config('statement_timeout', '${timeouts[work]}', true), ${alone}`,
         values: [tenantId],
       }
 /** Work without a tenant takes turns like one more tenant. */

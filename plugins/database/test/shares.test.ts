@@ -131,6 +131,20 @@ test('300 slow reads of one tenant hold two connections: claims, requests and re
   assert.equal((await letGo()).length, 300)
 })
 
+test('no statement of a tenant takes more than one processor', async (t) => {
+  const { of } = await openTransactions(t, 1)
+  const eager = ['parallel_setup_cost', 'parallel_tuple_cost', 'min_parallel_table_scan_size'].map((name) => ({
+    text: `SELECT set_config('${name}', '0', true)`,
+  }))
+  const explain = { text: 'EXPLAIN SELECT count(*) FROM pg_proc' }
+  for (const work of ['requests', 'reads'] as const) {
+    const rows = await of(work).batch<object[][]>('acme', [...eager, explain])
+    assert.doesNotMatch(JSON.stringify(rows.at(-1)), /Gather/, work)
+  }
+  const [, , , plan] = await of('reads').systemBatch<object[][]>([...eager, explain])
+  assert.match(JSON.stringify(plan), /Gather/, 'the server would')
+})
+
 test('a read and a request have limits of their own, which end with them; too slow a one is told to ask for less', async (t) => {
   const { of } = await openTransactions(t, 1)
   const show = { text: `SELECT current_setting('statement_timeout') AS limit` }
