@@ -115,8 +115,9 @@ async function askBoth<Row extends object>(
 // Counts in the order of the list, so that it reads the same index and stops when it has counted enough.
 function countOf({ from, counted = from, where, among, values, order, newestFirst = false }: ListSql): Statement {
   const most = among ? among.first : mostCounted + 1
-  const first = `SELECT ${among ? '*' : '1'} FROM ${counted} WHERE ${where} ORDER BY ${byOf(order, newestFirst)} LIMIT ${most}`
-  const matches = among ? ` FILTER (WHERE ${among.where})` : ''
+  const found = among ? `${among.where} AS matches` : '1'
+  const first = `SELECT ${found} FROM ${counted} WHERE ${where} ORDER BY ${byOf(order, newestFirst)} LIMIT ${most}`
+  const matches = among ? ' FILTER (WHERE matches)' : ''
   const complete = among ? `count(*) < ${most}` : 'true'
   return { text: `SELECT count(*)${matches}::int AS counted, ${complete} AS complete FROM (${first}) first`, values }
 }
