@@ -27,7 +27,7 @@ const set = (name: string, value: string): Statement => ({
 const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000 }
 /**
  * A connection is a tenant's share of one processor: with workers beside it one statement would take three, and starting them costs more than most
- * reads.
+ * reads. Set with the tenant, because poolers refuse a connection that asks for it. Claims find their rows by key, and get no workers anyway.
  */
 const alone = `set_config('max_parallel_workers_per_gather', '0', true)`
 const setTenant = (tenantId: string, work: Work): Statement =>

@@ -131,7 +131,7 @@ test('300 slow reads of one tenant hold two connections: claims, requests and re
   assert.equal((await letGo()).length, 300)
 })
 
-test('no statement of a tenant takes more than one processor', async (t) => {
+test('no request or read of a tenant takes more than one processor', async (t) => {
   const { of } = await openTransactions(t, 1)
   const eager = ['parallel_setup_cost', 'parallel_tuple_cost', 'min_parallel_table_scan_size'].map((name) => ({
     text: `SELECT set_config('${name}', '0', true)`,
