@@ -294,6 +294,16 @@ export interface StoredBytes {
 
 export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined
 
+export interface PaceOptions {
+  /** How many turns pass at once after a pause. */
+  readonly atOnce: number
+  /** Never ahead of the average that the limit allows, for work that has no end. */
+  readonly steady?: boolean
+}
+
+/** Takes a tenant's next turn, and resolves when it has come, however long that takes; rejects when `signal` aborts before. */
+export type WaitForTurn = (tenantId: string, signal?: AbortSignal) => Promise<void>
+
 /** The limits of each tenant. A change by an operator reaches every process within seconds. */
 export interface TenantLimits {
   /** The limits in the role file. */
@@ -308,6 +318,10 @@ export interface TenantLimits {
    * no turns exist at all.
    */
   turn(tenantId: string, kind: RequestLimit, weight: number, options?: { readonly patient?: boolean }): Promise<void>
+  /**
+   * Turns of work that no request waits for, at the pace of the writes of its tenant and beside them.
+   */
+  pace(options: PaceOptions): WaitForTurn
   /** Whether this process knows that a request would be refused now. `writes`: see `GuardedRequests`. The call does no I/O and counts nothing. */
   isSpent(tenantId: string, method: string, writes: RequestLimit): boolean
   /** The bytes of a file, no faster than the tenant may transfer. */

@@ -158,14 +158,16 @@ export class Pace {
     this.#options = options
   }
 
-  /** Milliseconds to wait for the next turn. Undefined: the wait would be too long, and no turn was taken. Turns are `everyMs` apart. */
-  turnOf(key: string, everyMs: number, turns = 1): number | undefined {
+  /**
+   * Milliseconds to wait for the next turn. Undefined: the wait would be longer than `longestMs`, and no turn was taken. Turns are `everyMs` apart.
+   */
+  turnOf(key: string, everyMs: number, turns = 1, longestMs = this.#options.longestMs): number | undefined {
     // There are no turns at all.
     if (everyMs === Infinity) return undefined
     const now = performance.now()
     if (now > this.#cleanAt) this.#clean(now)
     const waitMs = this.#waitOf(key, everyMs, now)
-    if (waitMs > this.#options.longestMs) return undefined
+    if (waitMs > longestMs) return undefined
     this.#take(key, everyMs, turns, now)
     return waitMs
   }
@@ -174,8 +176,8 @@ export class Pace {
     if (everyMs !== Infinity) this.#take(key, everyMs, turns, performance.now())
   }
   /** Whether there is no turn to be had just now. It takes none. */
-  isFull(key: string, everyMs: number): boolean {
-    return everyMs === Infinity || this.#waitOf(key, everyMs, performance.now()) > this.#options.longestMs
+  isFull(key: string, everyMs: number, longestMs = this.#options.longestMs): boolean {
+    return everyMs === Infinity || this.#waitOf(key, everyMs, performance.now()) > longestMs
   }
 
   #take(key: string, everyMs: number, turns: number, now: number): void {
@@ -195,7 +197,7 @@ export class Pace {
 export const ahead = {
   /** So many requests of one kind pass at once after a pause: as many as a browser sends to a server. */
   atOnce: 6,
-  /** The next ones pass at so many times the average, and wait for their turn. */
+  /** The next ones pass at so many times the average, at most, and wait for their turn. */
   factor: 3,
 } as const
 

@@ -15,12 +15,15 @@ import {
   overLimit,
   type OwnLimits,
   type RequestLimit,
+  type PaceOptions,
   type TenantLimits,
+  type WaitForTurn,
 } from '#contracts/limits'
 import { ahead, AtOnce, Counts, Lately, Pace, rateLimit, Spent } from '#kit'
 import { paceLists } from '#kit/lists'
 import { change, changedSince, type ChangedLimits } from './changed.store.ts'
 import { KeptStoredBytes } from './stored.ts'
+import { TenantTurns } from './turns.ts'
 
 /** How often a process reads changed limits, so how late a change by another process applies. */
 const lookEveryMs = 5_000
@@ -30,7 +33,7 @@ const lookEveryMs = 5_000
  * was held up for a minute is not answered quickly in the next one, when all that its limits allow begins anew as well.
  */
 const holdMs = 5
-const longestHoldMs = 3_000
+const longestHoldMs = 10_000
 const refusedForMs = 60_000
 /** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
 const mostHeld = limitKinds.openAnswers.default
@@ -54,7 +57,7 @@ export class KeptLimits implements TenantLimits {
   /** Requests of this minute by tenant and limit. */
   readonly #minute = new Counts(60_000)
   readonly #spent = new Spent()
-  readonly #pace = new Pace({ atOnce: ahead.atOnce, longestMs: longestTurnMs })
+  readonly #turns = new TenantTurns((tenantId, kind) => this.of(tenantId)[kind])
   readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
   #seen = '-infinity'
   #timer: NodeJS.Timeout | undefined
@@ -136,19 +139,16 @@ export class KeptLimits implements TenantLimits {
     end()
   }
   /** Resolves when it is a request's turn. Rejects with an AppError when earlier requests of the tenant already fill the longest wait. */
-  async turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
-    for (;;) {
-      const max = this.of(tenantId)[kind]
-      const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind), weight)
-      if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, longestTurnMs / 1_000)
-      if (waitMs !== 0) await sleep(waitMs ?? longestTurnMs / 2, undefined, { ref: false })
-      if (waitMs !== undefined) return
-    }
+  turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
+    return this.#turns.take(tenantId, kind, weight, patient)
+  }
+  pace(options: PaceOptions): WaitForTurn {
+    return this.#turns.pace(options)
   }
   /** Counts an answer that was larger than most: its tenant's next requests of this kind wait as long as if it had been several. */
   answered(tenantId: string, kind: LimitName, bytes: number): void {
     const more = turnsOf(bytes) - 1
-    if (more > 0) this.#pace.owe(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind), more)
+    if (more > 0) this.#turns.owe(tenantId, kind, more)
   }
   /** Resolves when the tenant may send a request body, which comes at once. Rejects with an AppError if the wait would exceed `longestTransferMs`. */
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {
@@ -195,11 +195,7 @@ export class KeptLimits implements TenantLimits {
   }
   isSpent(tenantId: string, method: string, writes: RequestLimit): boolean {
     const kind = requestLimitOf(method, writes)
-    return this.isUsedUp(tenantId, kind) || this.#pace.isFull(`${tenantId} ${kind}`, this.#everyMs(tenantId, kind))
-  }
-  /** Milliseconds between two turns. */
-  #everyMs(tenantId: string, kind: LimitName): number {
-    return 60_000 / (this.of(tenantId)[kind] * ahead.factor)
+    return this.isUsedUp(tenantId, kind) || this.#turns.isFull(tenantId, kind)
   }
   uses(limit: LimitName, count: CountUse): void {
     this.#uses.set(limit, count)
@@ -218,6 +214,7 @@ export class KeptLimits implements TenantLimits {
   }
   async stop(): Promise<void> {
     clearInterval(this.#timer)
+    this.#turns.stop()
     await this.stored.stop()
   }
   /** Reads changed limits. While the database is unreachable, the last known limits apply. */
@@ -247,7 +244,6 @@ export class KeptLimits implements TenantLimits {
 const bytesAtOnce = 1024 * 1024
 /** The longest wait of a large body in ms. It is longer than that of a request, because sending a body again costs more than waiting. */
 const longestTransferMs = 10_000
-const longestTurnMs = 2_000
 
 /** The limit for which a request counts, by its method. `writes` is the limit of requests that do more than read. */
 const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>

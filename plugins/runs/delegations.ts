@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import { answersVisitor, type Apps, endUserOf } from '#contracts/apps'
@@ -15,14 +14,13 @@ import {
   type WaitingCall,
 } from '#contracts/delegation'
 import { tenantKey } from '#contracts/ids'
-import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
+import { defaultLimits, type Limits, type TenantLimits, type WaitForTurn } from '#contracts/limits'
 import type { ObjectWrites } from '#contracts/object-writes'
 import type { Profile } from '#contracts/profiles'
 import type { Claim } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type ParentRun, type RunSummary, type Task } from '#contracts/runs'
-import { ahead, Pace } from '#kit'
 import type { CallApprovals } from './call-approvals.ts'
 import type { OrderedRun } from './ending.ts'
 import type { Funds } from './funds.ts'
@@ -53,10 +51,11 @@ const startedAtOnce = 2
 export class DelegationTrees {
   readonly #limits: TenantLimits | undefined
   readonly #trees = new Map<string, Tree>()
-  readonly #starts = new Pace({ atOnce: startedAtOnce, longestMs: Infinity })
+  readonly #turn: WaitForTurn | undefined
 
   constructor(limits: TenantLimits | undefined) {
     this.#limits = limits
+    this.#turn = limits?.pace({ atOnce: startedAtOnce })
   }
 
   limitsOf(tenantId: string): Limits {
@@ -64,9 +63,7 @@ export class DelegationTrees {
   }
   /** Resolves when a delegated run may start, at the pace of the writes of its tenant, or when `signal` aborts. */
   async turn(tenantId: string, signal: AbortSignal): Promise<void> {
-    const perMinute = Math.max(1, this.limitsOf(tenantId).writesPerMinute)
-    const waitMs = this.#starts.turnOf(tenantId, 60_000 / (perMinute * ahead.factor))!
-    if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
+    await this.#turn?.(tenantId, signal).catch(() => {})
   }
   enter({ tenantId, runId }: Claim, root: string, told: (runId: string, cents: number) => void): Tree {
     const key = tenantKey(tenantId, root)

@@ -36,7 +36,7 @@ export interface EngineDeps extends TransitionDeps {
   readonly execution: Execution
   readonly kv: Kv
   readonly outputs: Outputs
-  readonly limits: Pick<TenantLimits, 'of'> | undefined
+  readonly limits: Pick<TenantLimits, 'of' | 'pace'> | undefined
   /** Makes the output of a run whose nodes have all ended. */
   conclude(key: RunKey, settings: RunSettings): Promise<Conclusion>
   readonly metrics: WorkflowMetrics

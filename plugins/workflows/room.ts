@@ -1,6 +1,5 @@
-import { setTimeout as sleep } from 'node:timers/promises'
-import type { TenantLimits } from '#contracts/limits'
-import { ahead, Pace } from '#kit'
+import type { TenantLimits, WaitForTurn } from '#contracts/limits'
+import { ahead } from '#kit'
 
 /** How many attempts a process executes at once, of all tenants together. */
 const mostOfAll = 2_000
@@ -18,12 +17,16 @@ export class Room {
   readonly #taken = new Map<string, number>()
   /** Runs that wait for room, by tenant. */
   readonly #waiting = new Map<string, Set<string>>()
-  readonly #pace = new Pace({ atOnce: ahead.atOnce, longestMs: Infinity })
+  readonly #turn: WaitForTurn | undefined
   #all = 0
   #telling: NodeJS.Timeout | undefined
 
-  constructor(limits: Pick<TenantLimits, 'of'> | undefined, onRoom: (tenantId: string, runId: string) => void) {
+  constructor(
+    limits: Pick<TenantLimits, 'of' | 'pace'> | undefined,
+    onRoom: (tenantId: string, runId: string) => void,
+  ) {
     this.#limits = limits
+    this.#turn = limits?.pace({ atOnce: ahead.atOnce })
     this.#onRoom = onRoom
   }
 
@@ -43,9 +46,7 @@ export class Room {
   }
   /** Resolves when an attempt that has room may begin, at the pace of its tenant. */
   async turn(tenantId: string, signal: AbortSignal): Promise<void> {
-    const perMinute = this.#limits?.of(tenantId).writesPerMinute ?? Infinity
-    const waitMs = this.#pace.turnOf(tenantId, 60_000 / (Math.max(1, perMinute) * ahead.factor))!
-    if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false })
+    await this.#turn?.(tenantId, signal)
   }
   give(tenantId: string, count: number): void {
     this.#add(tenantId, -count)

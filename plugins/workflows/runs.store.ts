@@ -3,7 +3,8 @@ import type { Billing } from '#contracts/billing'
 import type { Database, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { isId } from '#contracts/ids'
-import { overLimit, type TenantLimits } from '#contracts/limits'
+import { overLimit, type TenantLimits, type WaitForTurn } from '#contracts/limits'
+import { ahead } from '#kit'
 import type { OutputSchemas } from '#kit/schemas'
 import type { FirstClaim } from './claims.store.ts'
 import { type Begun, creationOf, firstOf, lockOf, type NewRun, openOf } from './creation.store.ts'
@@ -47,6 +48,7 @@ export class WorkflowRunStore {
   readonly #database: Database
   readonly #wakeUps: WakeUps
   readonly #limits: TenantLimits | undefined
+  readonly #turn: WaitForTurn | undefined
   readonly #billing: Billing | undefined
   readonly #schemas: OutputSchemas
   readonly #recent = new RecentDefinitions()
@@ -55,6 +57,7 @@ export class WorkflowRunStore {
     this.#database = database
     this.#wakeUps = wakeUps
     this.#limits = limits
+    this.#turn = limits?.pace({ atOnce: ahead.atOnce, steady: true })
     this.#billing = billing
     this.#schemas = schemas
   }
@@ -74,10 +77,11 @@ export class WorkflowRunStore {
     if (row!.count >= most) throw overLimit('workflowRuns', most)
   }
 
-  /** Why a schedule may not begin a run of this tenant now, as a sentence; undefined: it may. Waits for the tenant's turn first, as a request does. */
+  /** Why a schedule may not begin a run of this tenant now, as a sentence; undefined: it may. Waits for the tenant's turn first. */
   async refusal(tenantId: string): Promise<string | undefined> {
     try {
-      await this.#limits?.turn(tenantId, 'writesPerMinute', 1, { patient: true })
+      if (this.#limits?.of(tenantId).writesPerMinute === 0) throw overLimit('writesPerMinute', 0)
+      await this.#turn?.(tenantId)
       await this.admit(tenantId)
       return undefined
     } catch (error) {

@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError, definePlugin, type Entry, type Plugin } from '#kernel'
 import { fake, testKernel, type TestKernel, testProfile } from '#testing'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import type { Delegation } from '#contracts/delegation'
 import { Kv } from '#contracts/kv'
+import { Pace } from '#kit'
 import { defaultLimits, type Limits, overLimit, type TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { type Profile, Profiles } from '#contracts/profiles'
@@ -247,6 +249,13 @@ export function limitsOf(own: Partial<Limits>): TenantLimits {
     },
     guard: nothing,
     turn: async () => {},
+    pace({ atOnce }) {
+      const pace = new Pace({ atOnce, longestMs: Infinity })
+      return async (tenantId, signal) => {
+        const waitMs = pace.turnOf(tenantId, 60_000 / limits.writesPerMinute)!
+        if (waitMs > 0) await sleep(waitMs, undefined, { ref: false, ...(signal ? { signal } : {}) })
+      }
+    },
     isSpent: () => false,
     paced: (_, body) => body,
     uses: nothing,

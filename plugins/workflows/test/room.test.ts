@@ -1,10 +1,20 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { setImmediate as turn } from 'node:timers/promises'
-import { defaultLimits, type Limits } from '#contracts/limits'
+import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
+import { defaultLimits, type Limits, type PaceOptions } from '#contracts/limits'
+import { Pace } from '#kit'
 import { Room } from '../room.ts'
 
-const limited = (own: Partial<Limits>) => ({ of: () => ({ ...defaultLimits, ...own }) })
+const limited = (own: Partial<Limits>) => ({
+  of: () => ({ ...defaultLimits, ...own }),
+  pace({ atOnce }: PaceOptions) {
+    const pace = new Pace({ atOnce, longestMs: Infinity })
+    return async (tenantId: string, signal?: AbortSignal) => {
+      const waitMs = pace.turnOf(tenantId, 60_000 / (own.writesPerMinute ?? Infinity))!
+      if (waitMs > 0) await sleep(waitMs, undefined, { ref: false, ...(signal ? { signal } : {}) })
+    }
+  },
+})
 
 test('whoever claims at the same moment finds room as well, and what waits is told when there is some', async () => {
   const told = Promise.withResolvers<string>()

@@ -1,0 +1,108 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { isAppError } from '#kernel'
+import { Ahead, type LoopLooks } from '../ahead.ts'
+import { TenantTurns } from '../turns.ts'
+
+/** Looks that happen when the test says so. */
+function scripted() {
+  let looked: ((lateMs: number) => void) | undefined
+  const looks: LoopLooks = {
+    start: (told) => void (looked = told),
+    stop: () => void (looked = undefined),
+  }
+  /** So many seconds in which each look is this late. */
+  const pass = (seconds: number, lateMs: number): void => {
+    for (let n = 0; n < seconds * 100; n++) looked?.(lateMs)
+  }
+  return { looks, pass, isLooking: () => looked !== undefined }
+}
+
+test('while a process is short of time tenants go no faster than the average of their limits, and afterwards three times as fast again', () => {
+  const { looks, pass } = scripted()
+  const ahead = new Ahead(looks)
+  ahead.waits()
+  pass(5, 0.1)
+  assert.equal(ahead.factor, 3)
+  pass(0.1, 20)
+  assert.ok(ahead.factor < 3, 'at the next judgement')
+  pass(3, 20)
+  assert.equal(ahead.factor, 1, 'and never less')
+  pass(1, 0.1)
+  assert.ok(ahead.factor < 2, 'little by little')
+  pass(9, 0.1)
+  assert.equal(ahead.factor, 3)
+})
+
+test('nobody looks while nobody waits, nor ten seconds after the last one that did', () => {
+  const { looks, pass, isLooking } = scripted()
+  const ahead = new Ahead(looks)
+  assert.equal(isLooking(), false)
+  ahead.waits()
+  pass(8, 0)
+  ahead.waits()
+  pass(8, 0)
+  assert.equal(isLooking(), true)
+  pass(8, 0)
+  assert.equal(isLooking(), false)
+  ahead.waits()
+  pass(3, 20)
+  assert.equal(ahead.factor, 1)
+  pass(8, 20)
+  assert.equal(isLooking(), true, 'while it is short of time')
+  ahead.stop()
+  assert.equal(isLooking(), false)
+})
+
+/** Ten turns a second on average. */
+const limitOf = (): number => 600
+
+test('turns without a request begin some at once, and the others one by one, whatever other tenants do', async () => {
+  const wait = new TenantTurns(() => 1, scripted().looks).pace({ atOnce: 2, steady: true })
+  const stop = new AbortController()
+  let passed = 0
+  const turns = Array.from({ length: 10 }, () => wait('acme', stop.signal).then(() => passed++))
+  await wait('globex')
+  await new Promise(setImmediate)
+  assert.ok(passed >= 2 && passed < 10, `${passed} at once`)
+  stop.abort()
+  assert.equal((await Promise.allSettled(turns)).at(-1)!.status, 'rejected')
+})
+
+test('work that has an end goes ahead of work that has none, and no more while the process is short of time', async () => {
+  const { looks, pass } = scripted()
+  const turns = new TenantTurns(() => 6_000, looks)
+  const paces = { steady: turns.pace({ atOnce: 1, steady: true }), ahead: turns.pace({ atOnce: 1 }) }
+  /** Resolves to the pace that is first to pass so many turns. */
+  const first = (tenant: string, counts: { readonly steady: number; readonly ahead: number }): Promise<string> =>
+    Promise.race(
+      (['steady', 'ahead'] as const).map(async (pace) => {
+        await Promise.all(Array.from({ length: counts[pace] }, () => paces[pace](tenant)))
+        return pace
+      }),
+    )
+  assert.equal(await first('acme', { steady: 20, ahead: 30 }), 'ahead')
+  pass(5, 20)
+  assert.equal(await first('globex', { steady: 20, ahead: 30 }), 'steady')
+})
+
+test('as many requests wait for their turns as before, and who is refused hears when to come back', async () => {
+  const { looks, pass } = scripted()
+  const turns = new TenantTurns(limitOf, looks)
+  /** How many requests find a turn or wait for it, and what the next one hears. */
+  const fill = async (tenant: string): Promise<[number, string | undefined]> => {
+    for (let n = 0; ; n++) {
+      if (!turns.isFull(tenant, 'readsPerMinute')) void turns.take(tenant, 'readsPerMinute', 1, false)
+      else {
+        const error: unknown = await turns.take(tenant, 'readsPerMinute', 1, false).catch((error: unknown) => error)
+        assert.ok(isAppError(error) && error.code === 'limit_reached')
+        return [n, error.headers['retry-after']]
+      }
+    }
+  }
+  const [usual, soon] = await fill('acme')
+  pass(5, 20)
+  const [short, later] = await fill('globex')
+  assert.ok(Math.abs(usual - short) <= 1, `${usual} and ${short}`)
+  assert.deepEqual([soon, later], ['2', '6'])
+})

@@ -1,0 +1,67 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { type LimitName, overLimit, type PaceOptions, type WaitForTurn } from '#contracts/limits'
+import { ahead, Pace } from '#kit'
+import { Ahead, type LoopLooks, loopLooks } from './ahead.ts'
+
+/** The longest wait of a request in ms, while turns pass at three times the average. When they are further apart, as many may wait. */
+const longestMs = 2_000
+/** Turns without a request are no further apart, in ms: whatever the limit is now, they are of work that it allowed. */
+const mostApartMs = 20_000
+
+/** The turns of each tenant, by limit: some pass at once, the next ones ahead of the average of a minute, and how far depends on the process. */
+export class TenantTurns {
+  readonly #limitOf: (tenantId: string, kind: LimitName) => number
+  readonly #pace = new Pace({ atOnce: ahead.atOnce, longestMs })
+  readonly #ahead: Ahead
+
+  constructor(limitOf: (tenantId: string, kind: LimitName) => number, looks: LoopLooks = loopLooks()) {
+    this.#limitOf = limitOf
+    this.#ahead = new Ahead(looks)
+  }
+
+  /** Resolves when it is the turn of a request of this weight; see `TenantLimits.turn`. */
+  async take(tenantId: string, kind: LimitName, weight: number, patient: boolean): Promise<void> {
+    for (;;) {
+      const max = this.#limitOf(tenantId, kind)
+      const longest = this.#longestMs
+      const waitMs = this.#pace.turnOf(keyOf(tenantId, kind), this.#everyMs(tenantId, kind), weight, longest)
+      if (waitMs === 0) return
+      this.#ahead.waits()
+      if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, Math.ceil(longest / 1_000))
+      await sleep(waitMs ?? longest / 2, undefined, { ref: false })
+      if (waitMs !== undefined) return
+    }
+  }
+  /** Takes turns for what was done already. */
+  owe(tenantId: string, kind: LimitName, turns: number): void {
+    this.#pace.owe(keyOf(tenantId, kind), this.#everyMs(tenantId, kind), turns)
+  }
+  /** Whether a request would be refused now, since as many wait as may. */
+  isFull(tenantId: string, kind: LimitName): boolean {
+    return this.#pace.isFull(keyOf(tenantId, kind), this.#everyMs(tenantId, kind), this.#longestMs)
+  }
+  /** Turns of other work; see `TenantLimits.pace`. */
+  pace({ atOnce, steady = false }: PaceOptions): WaitForTurn {
+    const pace = new Pace({ atOnce, longestMs: Infinity })
+    return async (tenantId, signal) => {
+      const everyMs = this.#everyMs(tenantId, 'writesPerMinute') * (steady ? this.#ahead.factor : 1)
+      const waitMs = pace.turnOf(tenantId, Math.min(mostApartMs, everyMs))!
+      if (waitMs === 0) return
+      this.#ahead.waits()
+      await sleep(waitMs, undefined, { ref: false, ...(signal ? { signal } : {}) })
+    }
+  }
+  stop(): void {
+    this.#ahead.stop()
+  }
+
+  /** Milliseconds between two turns. */
+  #everyMs(tenantId: string, kind: LimitName): number {
+    return 60_000 / (this.#limitOf(tenantId, kind) * this.#ahead.factor)
+  }
+  get #longestMs(): number {
+    return (longestMs * ahead.factor) / this.#ahead.factor
+  }
+}
+
+const keyOf = (tenantId: string, kind: LimitName): string => `${tenantId} ${kind}`
