@@ -1,4 +1,5 @@
 import { Type } from '@sinclair/typebox'
+import { Gauge } from 'prom-client'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { Database, presentDatabase } from '#contracts/database'
 import { Kv } from '#contracts/kv'
@@ -20,8 +21,16 @@ export default definePlugin({
   errors: limitErrors,
   requires: { database: maybe(Database), kv: maybe(Kv) },
   provides: { limits: TenantLimits },
-  async setup({ config, deps, log, onStart, onStop }) {
+  async setup({ config, deps, log, metrics, onStart, onStop }) {
     const limits = new KeptLimits(config as TenantLimits['defaults'], presentDatabase(deps.database), deps.kv, log)
+    new Gauge({
+      name: 'agent_orc_limits_ahead',
+      help: 'How many times the average of its limits a tenant may go: 3, and down to 1 while this process is short of time.',
+      registers: [metrics],
+      collect() {
+        this.set(limits.turns.factor)
+      },
+    })
     onStart(() => limits.start())
     onStop(() => limits.stop())
     return { limits }

@@ -57,7 +57,7 @@ export class KeptLimits implements TenantLimits {
   /** Requests of this minute by tenant and limit. */
   readonly #minute = new Counts(60_000)
   readonly #spent = new Spent()
-  readonly #turns = new TenantTurns((tenantId, kind) => this.of(tenantId)[kind])
+  readonly turns = new TenantTurns((tenantId, kind) => this.of(tenantId)[kind])
   readonly #transfers = new Pace({ atOnce: bytesAtOnce / bytesOfTurn, longestMs: longestTransferMs })
   #seen = '-infinity'
   #timer: NodeJS.Timeout | undefined
@@ -140,15 +140,15 @@ export class KeptLimits implements TenantLimits {
   }
   /** Resolves when it is a request's turn. Rejects with an AppError when earlier requests of the tenant already fill the longest wait. */
   turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
-    return this.#turns.take(tenantId, kind, weight, patient)
+    return this.turns.take(tenantId, kind, weight, patient)
   }
   pace(options: PaceOptions): WaitForTurn {
-    return this.#turns.pace(options)
+    return this.turns.pace(options)
   }
   /** Counts an answer that was larger than most: its tenant's next requests of this kind wait as long as if it had been several. */
   answered(tenantId: string, kind: LimitName, bytes: number): void {
     const more = turnsOf(bytes) - 1
-    if (more > 0) this.#turns.owe(tenantId, kind, more)
+    if (more > 0) this.turns.owe(tenantId, kind, more)
   }
   /** Resolves when the tenant may send a request body, which comes at once. Rejects with an AppError if the wait would exceed `longestTransferMs`. */
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {
@@ -195,7 +195,7 @@ export class KeptLimits implements TenantLimits {
   }
   isSpent(tenantId: string, method: string, writes: RequestLimit): boolean {
     const kind = requestLimitOf(method, writes)
-    return this.isUsedUp(tenantId, kind) || this.#turns.isFull(tenantId, kind)
+    return this.isUsedUp(tenantId, kind) || this.turns.isFull(tenantId, kind)
   }
   uses(limit: LimitName, count: CountUse): void {
     this.#uses.set(limit, count)
@@ -214,7 +214,7 @@ export class KeptLimits implements TenantLimits {
   }
   async stop(): Promise<void> {
     clearInterval(this.#timer)
-    this.#turns.stop()
+    this.turns.stop()
     await this.stored.stop()
   }
   /** Reads changed limits. While the database is unreachable, the last known limits apply. */

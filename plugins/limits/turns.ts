@@ -5,6 +5,8 @@ import { Ahead, type LoopLooks, loopLooks } from './ahead.ts'
 
 /** The longest wait of a request in ms, while turns pass at three times the average. When they are further apart, as many may wait. */
 const longestMs = 2_000
+/** How often patient work asks whether it may wait, in ms. */
+const askAgainMs = 1_000
 /** Turns without a request are no further apart, in ms: whatever the limit is now, they are of work that it allowed. */
 const mostApartMs = 20_000
 
@@ -28,7 +30,7 @@ export class TenantTurns {
       if (waitMs === 0) return
       this.#ahead.waits()
       if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, Math.ceil(longest / 1_000))
-      await sleep(waitMs ?? longest / 2, undefined, { ref: false })
+      await sleep(waitMs ?? askAgainMs, undefined, { ref: false })
       if (waitMs !== undefined) return
     }
   }
@@ -50,6 +52,10 @@ export class TenantTurns {
       this.#ahead.waits()
       await sleep(waitMs, undefined, { ref: false, ...(signal ? { signal } : {}) })
     }
+  }
+  /** How many times the average of its limits a tenant may be ahead now. */
+  get factor(): number {
+    return this.#ahead.factor
   }
   stop(): void {
     this.#ahead.stop()
