@@ -5,8 +5,6 @@ import { Ahead, type LoopLooks, loopLooks } from './ahead.ts'
 
 /** The longest wait of a request in ms, while turns pass at three times the average. When they are further apart, as many may wait. */
 const longestMs = 2_000
-/** How often patient work asks whether it may wait, in ms. */
-const askAgainMs = 1_000
 /** Turns without a request are no further apart, in ms: whatever the limit is now, they are of work that it allowed. */
 const mostApartMs = 20_000
 
@@ -23,16 +21,19 @@ export class TenantTurns {
 
   /** Resolves when it is the turn of a request of this weight; see `TenantLimits.turn`. */
   async take(tenantId: string, kind: LimitName, weight: number, patient: boolean): Promise<void> {
-    for (;;) {
-      const max = this.#limitOf(tenantId, kind)
-      const longest = this.#longestMs
-      const waitMs = this.#pace.turnOf(keyOf(tenantId, kind), this.#everyMs(tenantId, kind), weight, longest)
-      if (waitMs === 0) return
-      this.#ahead.waits()
-      if (waitMs === undefined && !(patient && max > 0)) throw overLimit(kind, max, Math.ceil(longest / 1_000))
-      await sleep(waitMs ?? askAgainMs, undefined, { ref: false })
-      if (waitMs !== undefined) return
-    }
+    const max = this.#limitOf(tenantId, kind)
+    const longest = this.#longestMs
+    // Patient work has its place behind those who wait: if it had to find one that is free, those who ask more often would have it each time.
+    const waitMs = this.#pace.turnOf(
+      keyOf(tenantId, kind),
+      this.#everyMs(tenantId, kind),
+      weight,
+      patient ? Infinity : longest,
+    )
+    if (waitMs === 0) return
+    this.#ahead.waits()
+    if (waitMs === undefined) throw overLimit(kind, max, Math.ceil(longest / 1_000))
+    await sleep(waitMs, undefined, { ref: false })
   }
   /** Takes turns for what was done already. */
   owe(tenantId: string, kind: LimitName, turns: number): void {

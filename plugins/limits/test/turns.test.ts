@@ -106,3 +106,18 @@ test('as many requests wait for their turns as before, and who is refused hears 
   assert.ok(Math.abs(usual - short) <= 1, `${usual} and ${short}`)
   assert.deepEqual([soon, later], ['2', '6'])
 })
+
+test('patient work takes its place behind those who wait, where others are refused', async () => {
+  const turns = new TenantTurns(limitOf, scripted().looks)
+  while (!turns.isFull('acme', 'readsPerMinute')) void turns.take('acme', 'readsPerMinute', 1, false)
+  let became = 'waits'
+  turns.take('acme', 'readsPerMinute', 1, true).then(
+    () => (became = 'passed'),
+    () => (became = 'refused'),
+  )
+  await assert.rejects(turns.take('acme', 'readsPerMinute', 1, false))
+  await new Promise(setImmediate)
+  assert.equal(became, 'waits')
+  const none = new TenantTurns(() => 0, scripted().looks)
+  await assert.rejects(none.take('acme', 'readsPerMinute', 1, true), 'there are no turns at all')
+})
