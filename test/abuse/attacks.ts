@@ -49,6 +49,8 @@ const single: readonly Attack[] = [
     },
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
+      // Lists whose parts take turns would go on for half a minute.
+      stop.addEventListener('abort', () => void client.close(), { once: true })
       await flood(8, stop, () => client.send('GET', '/api/runs'))
       await client.close()
     },
