@@ -294,13 +294,6 @@ export interface StoredBytes {
 
 export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined
 
-export interface PaceOptions {
-  /** How many turns pass at once after a pause. */
-  readonly atOnce: number
-  /** Never ahead of the average that the limit allows, for work that has no end. */
-  readonly steady?: boolean
-}
-
 /** Takes a tenant's next turn, and resolves when it has come, however long that takes; rejects when `signal` aborts before. */
 export type WaitForTurn = (tenantId: string, signal?: AbortSignal) => Promise<void>
 
@@ -318,10 +311,13 @@ export interface TenantLimits {
    * no turns exist at all.
    */
   turn(tenantId: string, kind: RequestLimit, weight: number, options?: { readonly patient?: boolean }): Promise<void>
+  /** Turns of work that no request waits for, at the pace of the writes of its tenant and beside them: `atOnce` pass at once after a pause. */
+  pace(atOnce: number): WaitForTurn
   /**
-   * Turns of work that no request waits for, at the pace of the writes of its tenant and beside them.
+   * The same for work that has no end, such as schedules: turns are never ahead of the average. The function takes a tenant's next turn, and returns in
+   * how many milliseconds it comes.
    */
-  pace(options: PaceOptions): WaitForTurn
+  steady(atOnce: number): (tenantId: string) => number
   /** Whether this process knows that a request would be refused now. `writes`: see `GuardedRequests`. The call does no I/O and counts nothing. */
   isSpent(tenantId: string, method: string, writes: RequestLimit): boolean
   /** The bytes of a file, no faster than the tenant may transfer. */

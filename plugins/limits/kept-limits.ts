@@ -15,7 +15,6 @@ import {
   overLimit,
   type OwnLimits,
   type RequestLimit,
-  type PaceOptions,
   type TenantLimits,
   type WaitForTurn,
 } from '#contracts/limits'
@@ -142,8 +141,11 @@ export class KeptLimits implements TenantLimits {
   turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
     return this.turns.take(tenantId, kind, weight, patient)
   }
-  pace(options: PaceOptions): WaitForTurn {
-    return this.turns.pace(options)
+  pace(atOnce: number): WaitForTurn {
+    return this.turns.pace(atOnce)
+  }
+  steady(atOnce: number): (tenantId: string) => number {
+    return this.turns.steady(atOnce)
   }
   /** Counts an answer that was larger than most: its tenant's next requests of this kind wait as long as if it had been several. */
   answered(tenantId: string, kind: LimitName, bytes: number): void {

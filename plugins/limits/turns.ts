@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type LimitName, overLimit, type PaceOptions, type WaitForTurn } from '#contracts/limits'
+import { type LimitName, overLimit, type WaitForTurn } from '#contracts/limits'
 import { ahead, Pace } from '#kit'
 import { Ahead, type LoopLooks, loopLooks } from './ahead.ts'
 
@@ -44,15 +44,20 @@ export class TenantTurns {
     return this.#pace.isFull(keyOf(tenantId, kind), this.#everyMs(tenantId, kind), this.#longestMs)
   }
   /** Turns of other work; see `TenantLimits.pace`. */
-  pace({ atOnce, steady = false }: PaceOptions): WaitForTurn {
+  pace(atOnce: number): WaitForTurn {
     const pace = new Pace({ atOnce, longestMs: Infinity })
     return async (tenantId, signal) => {
-      const everyMs = this.#everyMs(tenantId, 'writesPerMinute') * (steady ? this.#ahead.factor : 1)
-      const waitMs = pace.turnOf(tenantId, Math.min(mostApartMs, everyMs))!
+      const waitMs = pace.turnOf(tenantId, Math.min(mostApartMs, this.#everyMs(tenantId, 'writesPerMinute')))!
       if (waitMs === 0) return
       this.#ahead.waits()
       await sleep(waitMs, undefined, { ref: false, ...(signal ? { signal } : {}) })
     }
+  }
+  /** Turns of work without an end; see `TenantLimits.steady`. */
+  steady(atOnce: number): (tenantId: string) => number {
+    const pace = new Pace({ atOnce, longestMs: Infinity })
+    return (tenantId) =>
+      pace.turnOf(tenantId, Math.min(mostApartMs, 60_000 / this.#limitOf(tenantId, 'writesPerMinute')))!
   }
   /** How many times the average of its limits a tenant may be ahead now. */
   get factor(): number {

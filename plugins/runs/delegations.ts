@@ -55,7 +55,7 @@ export class DelegationTrees {
 
   constructor(limits: TenantLimits | undefined) {
     this.#limits = limits
-    this.#turn = limits?.pace({ atOnce: startedAtOnce })
+    this.#turn = limits?.pace(startedAtOnce)
   }
 
   limitsOf(tenantId: string): Limits {

@@ -85,7 +85,8 @@ export default definePlugin({
     const { approvals, guard, jobs, kv, dispatch, runs, profiles, fleet, limits, mcp, secrets, webhooks } = deps
     const database = presentDatabase(deps.database) ?? deps.database
     const wakeUps = jobs.wakeUps('workflows', async (what) => {
-      if (what['scheduleId'] !== undefined) await schedules.fire(what['tenantId']!, what['scheduleId'])
+      const { tenantId, scheduleId, turn } = what
+      if (scheduleId !== undefined) await schedules.fire(tenantId!, scheduleId, turn !== undefined)
       else await woken.wake(what)
     })
     // The attempts under way bound the number of waiting checks, so no limit is needed here: outputs wait to be checked and are not refused.

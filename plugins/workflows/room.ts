@@ -26,7 +26,7 @@ export class Room {
     onRoom: (tenantId: string, runId: string) => void,
   ) {
     this.#limits = limits
-    this.#turn = limits?.pace({ atOnce: ahead.atOnce })
+    this.#turn = limits?.pace(ahead.atOnce)
     this.#onRoom = onRoom
   }
 

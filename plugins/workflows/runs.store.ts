@@ -3,8 +3,7 @@ import type { Billing } from '#contracts/billing'
 import type { Database, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { isId } from '#contracts/ids'
-import { overLimit, type TenantLimits, type WaitForTurn } from '#contracts/limits'
-import { ahead } from '#kit'
+import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { OutputSchemas } from '#kit/schemas'
 import type { FirstClaim } from './claims.store.ts'
 import { type Begun, creationOf, firstOf, lockOf, type NewRun, openOf } from './creation.store.ts'
@@ -48,7 +47,6 @@ export class WorkflowRunStore {
   readonly #database: Database
   readonly #wakeUps: WakeUps
   readonly #limits: TenantLimits | undefined
-  readonly #turn: WaitForTurn | undefined
   readonly #billing: Billing | undefined
   readonly #schemas: OutputSchemas
   readonly #recent = new RecentDefinitions()
@@ -57,7 +55,6 @@ export class WorkflowRunStore {
     this.#database = database
     this.#wakeUps = wakeUps
     this.#limits = limits
-    this.#turn = limits?.pace({ atOnce: ahead.atOnce, steady: true })
     this.#billing = billing
     this.#schemas = schemas
   }
@@ -77,11 +74,10 @@ export class WorkflowRunStore {
     if (row!.count >= most) throw overLimit('workflowRuns', most)
   }
 
-  /** Why a schedule may not begin a run of this tenant now, as a sentence; undefined: it may. Waits for the tenant's turn first. */
+  /** Why a schedule may not begin a run of this tenant now, as a sentence; undefined: it may. */
   async refusal(tenantId: string): Promise<string | undefined> {
     try {
       if (this.#limits?.of(tenantId).writesPerMinute === 0) throw overLimit('writesPerMinute', 0)
-      await this.#turn?.(tenantId)
       await this.admit(tenantId)
       return undefined
     } catch (error) {

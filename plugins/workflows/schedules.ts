@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError, notFound } from '#kernel'
 import type { Caller } from '#contracts/auth'
 import type { Database, Statement, TenantTx } from '#contracts/database'
@@ -5,6 +6,7 @@ import { isId, newId } from '#contracts/ids'
 import type { WakeUps } from '#contracts/jobs'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
+import { ahead } from '#kit'
 import { type ListSql, readList } from '#kit/lists'
 import { workflowErrors } from './errors.ts'
 import { Firings, keptFirings, listFirings, manual, type Stand, standOf, unqueue } from './firings.ts'
@@ -17,6 +19,8 @@ import type { Lookups } from './validate.ts'
 
 /** At most this many missed times are made up for. */
 const mostCaughtUp = 100
+/** A turn that is further away than so many milliseconds has a wake-up of its own: who waits here keeps the wake-ups of others waiting. */
+const soonMs = 500
 
 export interface SchedulesDeps {
   readonly database: Database
@@ -48,8 +52,10 @@ interface Held extends Stand {
 /** Schedules of tenants. Each scheduled time is handled once, by whichever process is woken for it. */
 export class Schedules {
   readonly #deps: SchedulesDeps
+  readonly #turnOf: ((tenantId: string) => number) | undefined
   constructor(deps: SchedulesDeps) {
     this.#deps = deps
+    this.#turnOf = deps.limits?.steady(ahead.atOnce)
   }
 
   async create({ tenantId, keyId }: Caller, body: ScheduleBody): Promise<Schedule> {
@@ -144,13 +150,13 @@ export class Schedules {
     })
   }
 
-  /** Handles all times of a schedule that have come, and its queued run. Called by wake-ups. */
-  async fire(tenantId: string, id: string): Promise<void> {
+  /** Handles all times of a schedule that have come, and its queued run. Called by wake-ups; `hasTurn`: by one for its turn. */
+  async fire(tenantId: string, id: string, hasTurn = false): Promise<void> {
     const row = await this.#row(tenantId, id).catch((error: unknown) => {
       if (isAppError(error) && error.status === 404) return undefined
       throw error
     })
-    if (!row) return
+    if (!row || (!hasTurn && (await this.#later(tenantId, id)))) return
     const found = await targetOf(this.#deps, tenantId, JSON.parse(row.document) as ScheduleBody)
     const refused = await this.#deps.store.refusal(tenantId)
     const target = refused === undefined ? found : { failure: refused }
@@ -167,6 +173,18 @@ export class Schedules {
       await firings.startQueued()
       if (held.row.status === 'active' && held.row.next_at !== null) await this.#fireDue(tx, held, body, firings)
     })
+  }
+
+  /** Takes the turn of the tenant. True: it comes with a wake-up. */
+  async #later(tenantId: string, id: string): Promise<boolean> {
+    const waitMs = this.#turnOf?.(tenantId) ?? 0
+    if (waitMs <= soonMs) {
+      if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+      return false
+    }
+    const what = { tenantId, scheduleId: id, turn: 'taken' }
+    await this.#deps.wakeUps.send([{ tenantId, what, key: `${id}/turn`, afterMs: waitMs }])
+    return true
   }
 
   async count(tenantId: string): Promise<number> {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError } from '#kernel'
 import { Ahead, type LoopLooks } from '../ahead.ts'
 import { TenantTurns } from '../turns.ts'
@@ -58,7 +59,7 @@ test('nobody looks while nobody waits, nor ten seconds after the last one that d
 const limitOf = (): number => 600
 
 test('turns without a request begin some at once, and the others one by one, whatever other tenants do', async () => {
-  const wait = new TenantTurns(() => 1, scripted().looks).pace({ atOnce: 2, steady: true })
+  const wait = new TenantTurns(() => 1, scripted().looks).pace(2)
   const stop = new AbortController()
   let passed = 0
   const turns = Array.from({ length: 10 }, () => wait('acme', stop.signal).then(() => passed++))
@@ -69,21 +70,23 @@ test('turns without a request begin some at once, and the others one by one, wha
   assert.equal((await Promise.allSettled(turns)).at(-1)!.status, 'rejected')
 })
 
-test('work that has an end goes ahead of work that has none, and no more while the process is short of time', async () => {
+test('work without an end goes no faster than the average, and other work three times as fast unless the process is short of time', async () => {
   const { looks, pass } = scripted()
   const turns = new TenantTurns(() => 6_000, looks)
-  const paces = { steady: turns.pace({ atOnce: 1, steady: true }), ahead: turns.pace({ atOnce: 1 }) }
-  /** Resolves to the pace that is first to pass so many turns. */
-  const first = (tenant: string, counts: { readonly steady: number; readonly ahead: number }): Promise<string> =>
-    Promise.race(
-      (['steady', 'ahead'] as const).map(async (pace) => {
-        await Promise.all(Array.from({ length: counts[pace] }, () => paces[pace](tenant)))
-        return pace
-      }),
-    )
-  assert.equal(await first('acme', { steady: 20, ahead: 30 }), 'ahead')
+  const [pace, steady] = [turns.pace(1), turns.steady(1)]
+  /** What of a tenant is first to come: the last of thirty turns ahead, or of twenty steady ones. */
+  const first = (tenant: string): Promise<string> => {
+    const waits = Array.from({ length: 20 }, () => steady(tenant))
+    return Promise.race([
+      sleep(waits.at(-1)!, 'steady'),
+      Promise.all(Array.from({ length: 30 }, () => pace(tenant))).then(() => 'ahead'),
+    ])
+  }
+  assert.equal(await first('acme'), 'ahead')
   pass(5, 20)
-  assert.equal(await first('globex', { steady: 20, ahead: 30 }), 'steady')
+  assert.equal(await first('globex'), 'steady')
+  const least = new TenantTurns(() => 0, looks).steady(1)
+  for (let n = 0; n < 3; n++) assert.ok(least('acme') < 60_000, 'it is of work that a limit has allowed')
 })
 
 test('as many requests wait for their turns as before, and who is refused hears when to come back', async () => {

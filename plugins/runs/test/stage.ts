@@ -249,7 +249,8 @@ export function limitsOf(own: Partial<Limits>): TenantLimits {
     },
     guard: nothing,
     turn: async () => {},
-    pace({ atOnce }) {
+    steady: () => () => 0,
+    pace(atOnce) {
       const pace = new Pace({ atOnce, longestMs: Infinity })
       return async (tenantId, signal) => {
         const waitMs = pace.turnOf(tenantId, 60_000 / limits.writesPerMinute)!

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
-import { defaultLimits, type Limits, type PaceOptions } from '#contracts/limits'
+import { defaultLimits, type Limits } from '#contracts/limits'
 import { Pace } from '#kit'
 import { Room } from '../room.ts'
 
 const limited = (own: Partial<Limits>) => ({
   of: () => ({ ...defaultLimits, ...own }),
-  pace({ atOnce }: PaceOptions) {
+  pace(atOnce: number) {
     const pace = new Pace({ atOnce, longestMs: Infinity })
     return async (tenantId: string, signal?: AbortSignal) => {
       const waitMs = pace.turnOf(tenantId, 60_000 / (own.writesPerMinute ?? Infinity))!

@@ -1,5 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { newId } from '#contracts/ids'
+import type { Wake } from '#contracts/jobs'
+import { Schedules, type SchedulesDeps } from '../schedules.ts'
 import { dueIn, jitterOf, lastTimesOf, missedOf, timesOf } from '../times.ts'
 import { type Body, type Stage, stage } from './stage.ts'
 
@@ -282,6 +285,29 @@ test('a time that a longer jitter before it has held back was not missed', () =>
   while (turn(id, first) < turn(id, second) + 120_000) id += 'a'
   const missed = (ms: number) => missedOf(id, body, [first, second], new Date(turn(id, first) + ms))
   assert.deepEqual([missed(1_000), missed(61_000)], [[], [first, second]])
+})
+
+test('a schedule whose turn is not soon is woken for it, so that nobody else waits meanwhile', async () => {
+  const sent: Wake[] = []
+  let handled = 0
+  const row = { document: JSON.stringify({ profile: 'p', prompt: 'x' }) }
+  const schedulesOf = (waitMs: number) =>
+    new Schedules({
+      database: { batch: async () => [[row]], tenant: async () => void handled++ },
+      store: { refusal: async () => undefined },
+      wakeUps: { send: async (wakes: Wake[]) => void sent.push(...wakes) },
+      limits: { steady: () => () => waitMs },
+      lookups: () => ({}),
+    } as unknown as SchedulesDeps)
+  const id = newId('wfsch')
+  await schedulesOf(0).fire('acme', id)
+  await schedulesOf(20).fire('acme', id)
+  assert.deepEqual([handled, sent.length], [2, 0])
+  await schedulesOf(4_000).fire('acme', id)
+  const what = { tenantId: 'acme', scheduleId: id, turn: 'taken' }
+  assert.deepEqual([handled, sent], [2, [{ tenantId: 'acme', what, key: `${id}/turn`, afterMs: 4_000 }]])
+  await schedulesOf(4_000).fire('acme', id, true)
+  assert.deepEqual([handled, sent.length], [3, 1])
 })
 
 test('a wait is over by the clock of the database, whatever that of a process says', async (t) => {
