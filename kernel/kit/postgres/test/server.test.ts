@@ -89,6 +89,15 @@ test('writes survive a crash and nobody connects but through the socket, unless 
   ])
 })
 
+test('files of the log are small, as a commit may have to wait for a new one; how much of it is kept is as usual', async (t) => {
+  const server = await start(await directory(t), {})
+  const names = ['wal_segment_size', 'min_wal_size', 'max_wal_size', 'wal_buffers']
+  const values = names.map((name) => `current_setting('${name}') AS ${name}`)
+  assert.deepEqual(await query(server.dsn(), `SELECT ${values.join()}`), [
+    { wal_segment_size: '1MB', min_wal_size: '80MB', max_wal_size: '1GB', wal_buffers: '4MB' },
+  ])
+})
+
 test('stopping ends sessions and the server, and leaves no lock', async (t) => {
   const dataDir = await directory(t)
   const server = await start(dataDir)
