@@ -11,7 +11,7 @@ import type {
 import fp from 'fastify-plugin'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
-import { bodyOf, type LongString, longBytes, parseAround } from '../kit/bodies.ts'
+import { bodyOf, giveBack, type LongString, longBytes, parseAround } from '../kit/bodies.ts'
 import type { Validators } from '../kit/compilers.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
@@ -124,9 +124,14 @@ export const jsonBodies = fp(
     app.setValidatorCompiler(whenNeeded(validators))
     // Routes accept no text unless they add a parser for it; other content types answer 415.
     app.removeContentTypeParser(['application/json', 'text/plain'])
-    app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) =>
-      parseJson(await bodyOf(request, payload)),
-    )
+    app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) => {
+      const body = await bodyOf(request, payload)
+      try {
+        return parseJson(body)
+      } finally {
+        giveBack(body)
+      }
+    })
   },
   { name: 'agent-orc-bodies' },
 )

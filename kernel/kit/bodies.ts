@@ -1,6 +1,7 @@
 import { isAscii } from 'node:buffer'
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
+import { Socket } from 'node:net'
 import { errorCodes, type FastifyRequest } from 'fastify'
 import type { App } from '../http/app.ts'
 
@@ -28,6 +29,18 @@ export function takeBytes(app: App, bodyLimit?: number): void {
  */
 const trustedBytes = 512 * 1024
 
+/** Smaller buffers are cheap garbage, and may share their memory with others. */
+const leastGiven = 32 * 1024
+
+/**
+ * Gives the memory of a large buffer back at once, and leaves the buffer empty. Otherwise it is kept until the next collection, and megabytes of new
+ * memory are what a body costs most: the system fills each page with zeros when it is touched for the first time. Does nothing to a buffer that
+ * shares its memory.
+ */
+export function giveBack({ buffer, byteLength }: Buffer): void {
+  if (byteLength >= leastGiven && byteLength === buffer.byteLength) (buffer as ArrayBuffer).transfer(0)
+}
+
 /**
  * All bytes of a body, copied into place while they arrive. Joining megabytes at the end, as Fastify's own parsers do, takes milliseconds. Rejects
  * with Fastify's errors.
@@ -37,6 +50,8 @@ export function bodyOf({ routeOptions, headers }: FastifyRequest, payload: Incom
   const most = said === undefined ? routeOptions.bodyLimit : Number(said)
   if (most > routeOptions.bodyLimit) return Promise.reject(new errorCodes.FST_ERR_CTP_BODY_TOO_LARGE())
   const { promise, resolve, reject } = Promise.withResolvers<Buffer>()
+  // What an injected request brings belongs to whoever injected it.
+  const ours = payload.socket instanceof Socket
   let room = Buffer.alloc(0)
   let bytes = 0
   const take = (part: Buffer): void => {
@@ -50,8 +65,10 @@ export function bodyOf({ routeOptions, headers }: FastifyRequest, payload: Incom
       const before = room
       room = Buffer.allocUnsafe(bytes > trustedBytes ? most : Math.max(bytes, 2 * before.length))
       before.copy(room, 0, 0, at)
+      giveBack(before)
     }
     part.copy(room, at)
+    if (ours) giveBack(part)
   }
   payload.on('data', take)
   payload.once('end', () => {
