@@ -63,7 +63,8 @@ export function bodyOf({ routeOptions, headers }: FastifyRequest, payload: Incom
     }
     if (bytes > room.length) {
       const before = room
-      room = Buffer.allocUnsafe(bytes > trustedBytes ? most : Math.max(bytes, 2 * before.length))
+      const whole = bytes > trustedBytes || (said !== undefined && most <= trustedBytes)
+      room = Buffer.allocUnsafe(whole ? most : Math.max(bytes, 2 * before.length))
       before.copy(room, 0, 0, at)
       giveBack(before)
     }
