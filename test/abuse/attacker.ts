@@ -1,4 +1,6 @@
 // One attack, in a process of its own: what it costs to send is not the victim's client's.
+import { once } from 'node:events'
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { Hostile } from './attack.ts'
 import { attacks } from './attacks.ts'
 
@@ -8,6 +10,9 @@ export interface Order {
 }
 /** `ready`: prepared, and under way. `done`: what its requests were answered, by status. */
 export type Word = { readonly ready: true } | { readonly answers: Readonly<Record<string, number>> }
+
+/** What still waits for its turn this long after it was told to stop is left alone. It can take half a minute: some requests follow another. */
+const graceMs = 10_000
 
 const stop = new AbortController()
 const answers = new Map<string, number>()
@@ -24,6 +29,7 @@ async function attack({ attack: name, hostile }: Order): Promise<void> {
   await chosen.prepare?.(hostile, told)
   answers.clear()
   process.send!({ ready: true } satisfies Word)
-  await chosen.run(hostile, told, stop.signal)
+  const over = once(stop.signal, 'abort').then(() => sleep(graceMs))
+  await Promise.race([chosen.run(hostile, told, stop.signal), over])
   process.send!({ answers: Object.fromEntries(answers) } satisfies Word)
 }
