@@ -20,7 +20,7 @@ const socketFile = '.s.PGSQL.5432'
  * Megabytes of a file of the write-ahead log. Until the first checkpoint there are no files to use again, so each is made and filled with zeros by
  * whoever writes into it first, and every commit waits meanwhile: 20 to 80 ms for one of the usual 16 MB.
  */
-const logFileMb = 1
+const logFileMb = 2
 /** PostgreSQL's defaults, some of which would otherwise be smaller with smaller files. */
 const logSizes = { min_wal_size: '80MB', max_wal_size: '1GB', wal_buffers: '4MB' }
 

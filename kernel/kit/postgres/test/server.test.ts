@@ -94,7 +94,7 @@ test('files of the log are small, as a commit may have to wait for a new one; ho
   const names = ['wal_segment_size', 'min_wal_size', 'max_wal_size', 'wal_buffers']
   const values = names.map((name) => `current_setting('${name}') AS ${name}`)
   assert.deepEqual(await query(server.dsn(), `SELECT ${values.join()}`), [
-    { wal_segment_size: '1MB', min_wal_size: '80MB', max_wal_size: '1GB', wal_buffers: '4MB' },
+    { wal_segment_size: '2MB', min_wal_size: '80MB', max_wal_size: '1GB', wal_buffers: '4MB' },
   ])
 })
 
