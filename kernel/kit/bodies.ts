@@ -24,8 +24,8 @@ export function takeBytes(app: App, bodyLimit?: number): void {
 }
 
 /**
- * Only after this many bytes is a buffer of the announced length allocated, so that a sender that announces much and sends little gets little
- * memory.
+ * A buffer of the announced length is allocated at once if it is at most so large, and otherwise only after so many bytes: a sender that announces
+ * much and sends little gets little memory.
  */
 const trustedBytes = 512 * 1024
 
