@@ -80,22 +80,29 @@ test('the first start makes a database whose role is no superuser, the second fi
   assert.deepEqual(await query(second.dsn(), 'SELECT lower(text) AS text FROM kept'), [{ text: 'élan' }])
 })
 
+async function settingsOf(server: PostgresServer, ...names: string[]): Promise<unknown> {
+  const values = names.map((name) => `current_setting('${name}') AS ${name}`)
+  return (await query(server.dsn(), `SELECT ${values.join()}`))[0]
+}
+
 test('writes survive a crash and nobody connects but through the socket, unless the settings say otherwise', async (t) => {
   const server = await start(await directory(t), {})
-  const names = ['fsync', 'synchronous_commit', 'full_page_writes', 'listen_addresses']
-  const values = names.map((name) => `current_setting('${name}') AS ${name}`)
-  assert.deepEqual(await query(server.dsn(), `SELECT ${values.join()}`), [
-    { fsync: 'on', synchronous_commit: 'on', full_page_writes: 'on', listen_addresses: '' },
-  ])
+  assert.deepEqual(await settingsOf(server, 'fsync', 'synchronous_commit', 'full_page_writes', 'listen_addresses'), {
+    fsync: 'on',
+    synchronous_commit: 'on',
+    full_page_writes: 'on',
+    listen_addresses: '',
+  })
 })
 
 test('files of the log are small, as a commit may have to wait for a new one; how much of it is kept is as usual', async (t) => {
   const server = await start(await directory(t), {})
-  const names = ['wal_segment_size', 'min_wal_size', 'max_wal_size', 'wal_buffers']
-  const values = names.map((name) => `current_setting('${name}') AS ${name}`)
-  assert.deepEqual(await query(server.dsn(), `SELECT ${values.join()}`), [
-    { wal_segment_size: '2MB', min_wal_size: '80MB', max_wal_size: '1GB', wal_buffers: '4MB' },
-  ])
+  assert.deepEqual(await settingsOf(server, 'wal_segment_size', 'min_wal_size', 'max_wal_size', 'wal_buffers'), {
+    wal_segment_size: '2MB',
+    min_wal_size: '80MB',
+    max_wal_size: '1GB',
+    wal_buffers: '4MB',
+  })
 })
 
 test('stopping ends sessions and the server, and leaves no lock', async (t) => {
