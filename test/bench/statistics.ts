@@ -1,3 +1,10 @@
+/** Milliseconds that a piece of work took. */
+export async function timed(work: () => Promise<unknown>): Promise<number> {
+  const began = performance.now()
+  await work()
+  return performance.now() - began
+}
+
 export function quantile(values: readonly number[], q: number): number {
   if (values.length === 0) return Number.NaN
   const sorted = values.toSorted((a, b) => a - b)

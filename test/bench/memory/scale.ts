@@ -1,6 +1,6 @@
 import pg from 'pg'
 import { say } from '../command.ts'
-import { quantile } from '../statistics.ts'
+import { quantile, timed } from '../statistics.ts'
 import { seeded } from './conversations.ts'
 import type { Service } from './service.ts'
 
@@ -99,12 +99,6 @@ export async function measureScale(service: Service, records: number, seed: numb
 const ask = `SELECT id FROM plain, (
     SELECT string_agg(quote_literal(word), ' | ')::tsquery AS asked FROM unnest(tsvector_to_array(to_tsvector('english', $1))) AS word) q
   WHERE words @@ asked ORDER BY ts_rank(words, asked) DESC LIMIT 8`
-
-async function timed(work: () => Promise<unknown>): Promise<number> {
-  const began = performance.now()
-  await work()
-  return performance.now() - began
-}
 
 /** As many rows as the API would have made: the words are stemmed by the database, and the triggers index them. */
 export async function fill(

@@ -1,5 +1,7 @@
+export type Question = readonly [name: string, path: string]
+
 /** What is asked of the API, by name. Some questions need something of an answer: a session, a place in the middle. */
-export async function questions(ask: (path: string) => Promise<Response>): Promise<[name: string, path: string][]> {
+export async function questions(ask: (path: string) => Promise<Response>): Promise<readonly Question[]> {
   const day = (ago: number): string => new Date(Date.now() - ago * 86_400_000).toISOString()
   const [run] = (await (await ask('/api/runs?limit=1&offset=20')).json()) as { sessionId: string }[]
   const middle = await ask(`/api/runs?limit=1&to=${day(15)}`)

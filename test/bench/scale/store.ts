@@ -10,6 +10,7 @@ import { batchOf } from '../../../plugins/retention/kinds.ts'
 import { Rollups } from '../../../plugins/runs/postgres/rollups.ts'
 import { createPostgresRunStore, type PostgresRunStore } from '../../../plugins/runs/postgres/store.ts'
 import { addingUp, ofRound, runThrough } from './report.ts'
+import { timed } from '../statistics.ts'
 import { tenant } from './seed.ts'
 
 /** A conductor's store on the seeded database. Each work answers how many milliseconds it took. */
@@ -24,12 +25,6 @@ const profile = { name: 'profile0', runtime: 'general', model: 'builtin/demo', l
 const left = 10
 /** Runs that retention deletes at once. */
 const aged = 100
-
-async function timed(work: () => Promise<unknown>): Promise<number> {
-  const began = performance.now()
-  await work()
-  return performance.now() - began
-}
 
 export async function openStore(dsn: string): Promise<Stage> {
   const stops: (() => unknown)[] = []
