@@ -27,17 +27,23 @@ const set = (name: string, value: string): Statement => ({
 const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000 }
 /**
  * A connection is a tenant's share of one processor: with workers beside it one statement would take three, and starting them costs more than most
- * reads. Set with the tenant, because poolers refuse a connection that asks for it. Claims find their rows by key, and get no workers anyway.
+ * reads. Claims find their rows by key, and get no workers anyway.
  */
 const alone = `set_config('max_parallel_workers_per_gather', '0', true)`
-const setTenant = (tenantId: string, work: Work): Statement =>
-  work === 'claims'
-    ? set('app.tenant_id', tenantId)
-    : {
-        name: `ao_set_${work}`,
-        text: `SELECT set_config('app.tenant_id', $1, true), set_config('statement_timeout', '${timeouts[work]}', true), ${alone}`,
-        values: [tenantId],
-      }
+/**
+ * A statement of a tenant finds its rows by an index; to read a whole table is to read the rows of all others. PostgreSQL prefers that while a table
+ * is small, and a named statement keeps such a plan for hundreds of uses, whatever the table has become.
+ */
+const byIndex = `set_config('enable_seqscan', 'off', true)`
+/** All settings come with the tenant, because poolers refuse a connection that asks for them. */
+const setTenant = (tenantId: string, work: Work): Statement => {
+  const more = work === 'claims' ? '' : `, set_config('statement_timeout', '${timeouts[work]}', true), ${alone}`
+  return {
+    name: `ao_set_${work}`,
+    text: `SELECT set_config('app.tenant_id', $1, true), ${byIndex}${more}`,
+    values: [tenantId],
+  }
+}
 /** Work without a tenant takes turns like one more tenant. */
 const noTenant = ''
 /** SQLSTATE of a statement that took too long. */

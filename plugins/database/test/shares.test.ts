@@ -145,6 +145,22 @@ test('no request or read of a tenant takes more than one processor', async (t) =
   assert.match(JSON.stringify(plan), /Gather/, 'the server would')
 })
 
+test('a plan of a tenant that is made while a table is small reads no whole table when it has grown', async (t) => {
+  const { of } = await openTransactions(t, 1)
+  const small = [
+    'CREATE TEMP TABLE small (tenant_id text, id int, PRIMARY KEY (tenant_id, id)) ON COMMIT DROP',
+    `INSERT INTO small VALUES ('acme', 1), ('acme', 2)`,
+    'ANALYZE small',
+    `EXPLAIN SELECT FROM small WHERE tenant_id = 'acme' AND id = ANY ('{1,2}')`,
+  ].map((text) => ({ text }))
+  for (const work of ['claims', 'requests', 'reads'] as const) {
+    const rows = await of(work).batch<object[][]>('acme', small)
+    assert.doesNotMatch(JSON.stringify(rows.at(-1)), /Seq Scan/, work)
+  }
+  const rows = await of('reads').systemBatch<object[][]>(small)
+  assert.match(JSON.stringify(rows.at(-1)), /Seq Scan/, 'the server would')
+})
+
 test('a read and a request have limits of their own, which end with them; too slow a one is told to ask for less', async (t) => {
   const { of } = await openTransactions(t, 1)
   const show = { text: `SELECT current_setting('statement_timeout') AS limit` }
