@@ -84,15 +84,17 @@ const addDurations = prepared(
    FROM minutes CROSS JOIN ${spans} GROUP BY 2, 3, 4
    ON CONFLICT (tenant_id, span, at, bin) DO UPDATE SET runs = d.runs + excluded.runs, seconds = d.seconds + excluded.seconds`,
 )
-// A session counts where its last run ended, so a new end moves its count.
+// A session counts where its last run ended, so a new end moves its count. OFFSET keeps the look-ups by key: a join reads all sessions of the
+// tenant when it is planned while there are few.
 const moveSessions = prepared(
   'rollup-sessions',
   `WITH last AS MATERIALIZED (
      SELECT session_id, min(profile) AS profile, max(recorded_at) AS last_at
      FROM run_meters WHERE ${ended} AND recorded_at >= now() - ${kept} GROUP BY session_id
    ), before AS MATERIALIZED (
-     SELECT e.profile, e.last_at FROM session_ends e JOIN last USING (session_id)
-     WHERE e.tenant_id = :tenant AND e.last_at >= now() - ${kept}
+     SELECT e.profile, e.last_at FROM last CROSS JOIN LATERAL (
+       SELECT profile, last_at FROM session_ends WHERE tenant_id = :tenant AND session_id = last.session_id OFFSET 0
+     ) e WHERE e.last_at >= now() - ${kept}
    ), moved AS (
      INSERT INTO session_ends (tenant_id, session_id, profile, last_at) SELECT :tenant, session_id, profile, last_at FROM last
      ON CONFLICT (tenant_id, session_id) DO UPDATE SET profile = excluded.profile, last_at = excluded.last_at
