@@ -47,6 +47,7 @@ function answerOn(port: MessagePort): void {
     return validate
   }
   port.on('message', ({ schema, value }: Question) => port.postMessage(verdictOn(() => compiledOf(schema), value)))
+  port.postMessage('loaded')
 }
 
 function verdictOn(schema: () => ValidateFunction, value: string | undefined): Verdict {

@@ -3,3 +3,4 @@ import { parentPort } from 'node:worker_threads'
 import { answerTo, type Question } from './expressions.ts'
 
 parentPort!.on('message', (question: Question) => parentPort!.postMessage(answerTo(question)))
+parentPort!.postMessage('loaded')
