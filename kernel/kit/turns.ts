@@ -1,3 +1,4 @@
+import pLimit, { type LimitFunction } from 'p-limit'
 import type { ModelFetch } from '#contracts/model'
 
 /** Runs work with the same name one after the other, and work with different names concurrently. */
@@ -13,6 +14,40 @@ export class Turns {
       return await mine
     } finally {
       if (this.#last.get(name) === settled) this.#last.delete(name)
+    }
+  }
+}
+
+interface SharesOptions {
+  /** How much work is under way at once, of all tenants; any amount unless given. */
+  readonly together?: number
+  /** How much of one tenant is under way at once. */
+  readonly each: number
+  /** How much of one tenant may wait. */
+  readonly mostWaiting: number
+  /** Makes the error for work of a tenant of which so much waits already. */
+  busy(): Error
+}
+
+/** Work of tenants with a share for each. What a tenant has waiting waits for that tenant alone, so nobody is behind all work of another one. */
+export class Shares {
+  readonly #options: SharesOptions
+  readonly #all: LimitFunction
+  readonly #tenants = new Map<string, LimitFunction>()
+  constructor(options: SharesOptions) {
+    this.#options = options
+    this.#all = pLimit(options.together ?? Infinity)
+  }
+
+  async take<T>(tenantId: string, work: () => Promise<T>): Promise<T> {
+    const { each, mostWaiting, busy } = this.#options
+    const own = this.#tenants.get(tenantId) ?? pLimit(each)
+    if (own.pendingCount >= mostWaiting) throw busy()
+    this.#tenants.set(tenantId, own)
+    try {
+      return await own(() => this.#all(work))
+    } finally {
+      if (own.activeCount + own.pendingCount === 0) this.#tenants.delete(tenantId)
     }
   }
 }

@@ -1,5 +1,4 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import pLimit, { type LimitFunction } from 'p-limit'
 import {
   type AppAccounts,
   type AppCaller,
@@ -14,6 +13,7 @@ import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { ToolSpec } from '#contracts/tools'
 import { invalidField, isAppError, notFound } from '#kernel'
 import { Pace } from '#kit'
+import { Shares } from '#kit/turns'
 import type { AppMetrics } from './metrics.ts'
 
 /** A toolkit that is active for a tenant, with the provider that it belongs to. */
@@ -32,7 +32,7 @@ export interface ToolkitsOptions {
 }
 
 /** Concurrent calls that one conductor makes for a tenant, and the most calls that may wait. */
-const ofTenantAtOnce = 32
+const each = 32
 const mostWaiting = 200
 /** The burst of calls that a tenant may make at once. Further calls wait, each for `longestMs` at most. Runners use the same limits. */
 const pace = { atOnce: 20, longestMs: 30_000 } as const
@@ -42,7 +42,7 @@ export class Toolkits {
   readonly #options: ToolkitsOptions
   /** Sorted by the provider's name, so that a toolkit name that two providers use means the same toolkit on every conductor. */
   readonly #providers: readonly (readonly [string, ToolkitProvider])[]
-  readonly #tenants = new Map<string, LimitFunction>()
+  readonly #shares = new Shares({ each, mostWaiting, busy: () => appErrors.appBusy() })
   readonly #turns = new Pace(pace)
 
   constructor(options: ToolkitsOptions) {
@@ -145,7 +145,7 @@ export class Toolkits {
   ): Promise<T> {
     const { accounts, timeoutMs, stopping } = this.#options
     const signal = AbortSignal.any([stopping, AbortSignal.timeout(timeoutMs), ...(cancelled ? [cancelled] : [])])
-    return this.#turn(tenantId, async () => {
+    return this.#shares.take(tenantId, async () => {
       const caller = { tenantId, toolkit: toolkit.name, signal }
       if (toolkit.connection === 'none') {
         const answer = await ask({ ...caller, secret: undefined })
@@ -161,16 +161,6 @@ export class Toolkits {
       if (second === undefined) throw appErrors.appUnavailable({ message: 'The app does not take the account.' })
       return second
     })
-  }
-  async #turn<T>(tenantId: string, work: () => Promise<T>): Promise<T> {
-    const limit = this.#tenants.get(tenantId) ?? pLimit(ofTenantAtOnce)
-    if (limit.pendingCount >= mostWaiting) throw appErrors.appBusy()
-    this.#tenants.set(tenantId, limit)
-    try {
-      return await limit(work)
-    } finally {
-      if (limit.activeCount + limit.pendingCount === 0) this.#tenants.delete(tenantId)
-    }
   }
 }
 

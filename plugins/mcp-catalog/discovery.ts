@@ -1,10 +1,10 @@
 import type { FastifyBaseLogger } from 'fastify'
-import pLimit, { type LimitFunction } from 'p-limit'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
 import type { TenantLimits } from '#contracts/limits'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelConnections } from '#kit/models'
+import { Shares } from '#kit/turns'
 import type { AppError } from '#kernel'
 import { isAppError } from '#kernel'
 import type { Credentials } from './credentials.ts'
@@ -23,10 +23,10 @@ import type { Failure, ToolState } from './schema.ts'
 
 /** After a failure, requests for the list do not ask the server again for this long. */
 const pauseMs = 30_000
-/** Concurrent discoveries of one conductor, concurrent discoveries of one tenant, and discoveries that one tenant may have running or queued. */
-const atOnce = 16
-const ofTenantAtOnce = 4
-const mostOfTenant = 50
+/** Discoveries at the same time, those of one tenant, so that its silent servers delay no other tenant, and how many more of a tenant may wait. */
+const together = 16
+const each = 4
+const mostWaiting = 46
 /** The largest answer of a server in bytes, and thus the most that is stored of its tools. */
 const maxBytes = 2 * 1024 * 1024
 
@@ -49,9 +49,7 @@ export interface DiscoveryOptions {
 /** Lists the tools of MCP servers and stores the result. */
 export class Discoveries {
   readonly #options: DiscoveryOptions
-  readonly #all = pLimit(atOnce)
-  /** Each tenant has a limit of its own, so that the silent servers of one tenant delay no other tenant. */
-  readonly #tenants = new Map<string, { readonly limit: LimitFunction; asked: number }>()
+  readonly #shares = new Shares({ together, each, mostWaiting, busy: () => catalogErrors.mcpBusy() })
   readonly #underWay = new Map<string, Promise<Found>>()
 
   constructor(options: DiscoveryOptions) {
@@ -64,16 +62,9 @@ export class Discoveries {
     const key = JSON.stringify([tenantId, entry, account])
     const running = this.#underWay.get(key)
     if (running) return running
-    const own = this.#tenants.get(tenantId) ?? { limit: pLimit(ofTenantAtOnce), asked: 0 }
-    if (own.asked >= mostOfTenant) throw catalogErrors.mcpBusy()
-    this.#tenants.set(tenantId, own)
-    own.asked++
-    const asked = own
-      .limit(() => this.#all(() => this.#askNow(tenantId, entry, account)))
-      .finally(() => {
-        this.#underWay.delete(key)
-        if (--own.asked === 0) this.#tenants.delete(tenantId)
-      })
+    const asked = this.#shares
+      .take(tenantId, () => this.#askNow(tenantId, entry, account))
+      .finally(() => this.#underWay.delete(key))
     this.#underWay.set(key, asked)
     return asked
   }

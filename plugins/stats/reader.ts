@@ -1,10 +1,12 @@
-import pLimit from 'p-limit'
 import { isAppError, unavailable } from '#kernel'
 import type { Database, Statement } from '#contracts/database'
+import { Shares } from '#kit/turns'
 
 /** Queries for figures that run at the same time. Each reads many rows and holds a connection, and chats need the other connections. */
-const atOnce = 2
-/** Queries that may wait. A longer queue is pointless: the client would have left before its answer. */
+const together = 2
+/** Queries of one tenant at the same time: while one reads a year, others get their figures. */
+const each = 1
+/** Queries of one tenant that may wait. A longer queue is pointless: the client would have left before its answer. */
 const mostWaiting = 50
 
 const busy = () =>
@@ -25,7 +27,7 @@ const limits: Statement = {
 }
 const clock: Statement = { name: 'stats-clock', text: 'SELECT now() AS now' }
 
-/** Runs the queries for figures: two at a time, each with limits. */
+/** Runs the queries for figures: two at a time, of different tenants, each with limits. */
 export interface Reader {
   /** The time of the database. Rows carry the database's time, which may differ from the clock of this process. */
   now(): Promise<Date>
@@ -33,16 +35,16 @@ export interface Reader {
 }
 
 export function createReader(database: Database): Reader {
-  const limit = pLimit(atOnce)
+  const shares = new Shares({ together, each, mostWaiting, busy })
   return {
     async now() {
       const [[row]] = await database.systemBatch<[{ now: string }[]]>([clock])
       return new Date(row!.now)
     },
     async read<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows> {
-      if (limit.pendingCount >= mostWaiting) throw busy()
       try {
-        const [, ...rows] = await limit(() => database.as('reads').batch<object[][]>(tenantId, [limits, ...statements]))
+        const all = [limits, ...statements]
+        const [, ...rows] = await shares.take(tenantId, () => database.as('reads').batch<object[][]>(tenantId, all))
         return rows as Rows
       } catch (error) {
         throw isAppError(error) && error.code === 'database_too_slow' ? tooMuch(error) : error

@@ -16,27 +16,34 @@ function heldDatabase() {
 }
 const settled = () => new Promise((resolve) => setImmediate(resolve))
 
-test('two reads run at once; the others wait in line, and beyond fifty they are refused', async () => {
+test('a read of each tenant and two of all run at once; the others wait in line, and beyond fifty of a tenant they are refused', async () => {
   const { held, database } = heldDatabase()
   const reader = createReader(database)
-  const reads = Array.from({ length: 52 }, (_, i) => reader.read('acme', [{ text: String(i) }]))
+  const reads = Array.from({ length: 51 }, (_, i) => reader.read('acme', [{ text: String(i) }]))
   await assert.rejects(reader.read('acme', []), { status: 503, code: 'unavailable', headers: { 'retry-after': '2' } })
-  assert.equal(held.length, 2)
+  await settled()
+  assert.equal(held.length, 1)
+  const others = [reader.read('globex', []), reader.read('initech', [])]
+  await settled()
+  assert.equal(held.length, 2, 'a full line of one tenant is in nobody’s way')
+  held[1]!.resolve([[], [{ n: 2 }]])
+  assert.deepEqual(await others[0], [[{ n: 2 }]])
+  await settled()
+  assert.equal(held.length, 3, 'the next tenant is before the next read of the first one')
   held[0]!.resolve([[], [{ n: 1 }]])
   assert.deepEqual(await reads[0], [[{ n: 1 }]])
   await settled()
-  assert.equal(held.length, 3)
-  held[1]!.reject(new Error('broken'))
+  assert.equal(held.length, 4)
+  held[3]!.reject(new Error('broken'))
   await assert.rejects(reads[1]!, /broken/)
   await settled()
-  assert.equal(held.length, 4, 'a failure gives its place on, too')
-  for (let i = 2; i < 52; i++) {
-    held[i]!.resolve([[]])
+  assert.equal(held.length, 5, 'a failure gives its place on, too')
+  for (let i = 2; i < 51; i++) {
+    held[i + 2]!.resolve([[]])
     await reads[i]
     await settled()
   }
-  assert.equal(held.length, 52)
-  void reader.read('acme', [])
+  assert.equal(held.length, 53)
   void reader.read('acme', [])
   void reader.read('acme', [])
   await settled()
