@@ -30,7 +30,8 @@ test('templates that are slow on purpose hold up nobody but their tenant, and ar
       order.push('globex')
     })
   await Promise.all([...hostile, honest])
-  assert.deepEqual(order, ['acme', 'globex', 'acme', 'acme'])
+  assert.equal(order.length, 4)
+  assert.ok(order.indexOf('globex') <= 1, order.join())
   // This thread had its turns meanwhile.
   assert.ok(turns > 10)
 })
