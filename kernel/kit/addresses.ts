@@ -1,3 +1,4 @@
+import { isIP } from 'node:net'
 import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import ipaddr from 'ipaddr.js'
@@ -54,8 +55,9 @@ export type ClientAddress = (request: Pick<FastifyRequest, 'ip' | 'headers'>) =>
 
 /**
  * Finds the client's address. If the connection comes from a trusted proxy, the proxy's X-Forwarded-For is read from the right, up to the first
- * address that is no trusted proxy; anybody can forge what stands left of that. IPv4 addresses are written as IPv4 even where the socket reports
- * IPv6. Throws a sentence for a proxy that is no address.
+ * address that is no trusted proxy; anybody can forge what stands left of that. A hop that is no address, such as `unknown`, hides who stands behind
+ * it, so what stands right of it is the client: to skip it would believe a forged hop. IPv4 addresses are written as IPv4 even where the socket
+ * reports IPv6. Throws a sentence for a proxy that is no address.
  */
 export function createClientAddress(proxies: readonly string[] = []): ClientAddress {
   const networks = proxies.map((text) => {
@@ -69,10 +71,21 @@ export function createClientAddress(proxies: readonly string[] = []): ClientAddr
     return networks.some((network) => isWithin(address, network))
   }
   return ({ ip, headers }) => {
-    const forwardedFor = networks.length > 0 ? [headers['x-forwarded-for'] ?? []].flat().join(',').split(',') : []
-    const path = [...forwardedFor.map((hop) => hop.trim()).filter((hop) => ipaddr.isValid(hop)), ip]
-    return plain(path.findLast((address, i) => i === 0 || !trusted(address))!)
+    const hops = networks.length > 0 ? [headers['x-forwarded-for'] ?? []].flat().join(',').split(',') : []
+    let client = ip
+    while (hops.length > 0 && trusted(client)) {
+      const hop = addressOf(hops.pop()!)
+      if (hop === undefined) break
+      client = hop
+    }
+    return plain(client)
   }
+}
+
+/** The address of a hop, which some proxies write with its port. Undefined for a text that is no address. */
+function addressOf(hop: string): string | undefined {
+  const address = hop.trim().replace(/^\[([^\]]*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2')
+  return isIP(address) === 0 ? undefined : address
 }
 
 /** A single spelling for each address, without the zone of a link. A text that is no address, such as a local socket, stays unchanged. */

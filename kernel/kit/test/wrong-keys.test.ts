@@ -69,5 +69,42 @@ test('the client is who a trusted proxy names, and nobody else is believed', asy
   assert.equal(from(['10.0.0.0/8'], '192.0.2.1', '198.51.100.1'), '192.0.2.1')
   assert.equal(from(['10.0.0.0/8'], '::ffff:10.1.2.3', 'nonsense, ::ffff:198.51.100.1'), '198.51.100.1')
   assert.equal(from([], 'fe80::1%eth0'), 'fe80::1')
+  assert.equal(from(['10.0.0.0/8'], '10.1.2.3', '10.0.0.9, 10.0.0.2'), '10.0.0.9')
   assert.throws(() => createClientAddress(['example.com']), /AGENT_ORC_TRUSTED_PROXIES: 'example.com' is neither/)
+})
+
+test('a hop is read with its port, and nobody stands behind one that is no address', async () => {
+  const from = (forwarded: string) =>
+    createClientAddress(['10.0.0.0/8', '2001:db8:1::/48'])({
+      ip: '10.1.2.3',
+      headers: { 'x-forwarded-for': forwarded },
+    })
+  // All but the last hop is what the client itself may have sent. 10.0.0.7 is an address that it would like to have.
+  for (const [forwarded, client] of [
+    ['10.0.0.7, 203.0.113.9:51234', '203.0.113.9'],
+    ['10.0.0.7:80, 203.0.113.9:51234, 10.0.0.2:443', '203.0.113.9'],
+    ['10.0.0.7, [2001:db8::9]:51234', '2001:db8::9'],
+    ['10.0.0.7, [2001:db8::9]', '2001:db8::9'],
+    ['10.0.0.7, 203.0.113.9, [2001:db8:1::2]:443', '203.0.113.9'],
+    ['10.0.0.7, ::ffff:203.0.113.9', '203.0.113.9'],
+    ['10.0.0.7, [::ffff:203.0.113.9]:51234', '203.0.113.9'],
+    ['10.0.0.7, [::ffff:cb00:7109]:51234', '203.0.113.9'],
+    ['10.0.0.7,203.0.113.9 ,\t10.0.0.2', '203.0.113.9'],
+    // The nearest proxy that said who came to it is all that is known.
+    ['198.51.100.7, unknown', '10.1.2.3'],
+    ['198.51.100.7, unknown, 10.0.0.2', '10.0.0.2'],
+    ['198.51.100.7, _x:51234, 10.0.0.2', '10.0.0.2'],
+    ['198.51.100.7, , 10.0.0.2', '10.0.0.2'],
+    ['198.51.100.7,', '10.1.2.3'],
+    [' ', '10.1.2.3'],
+    ['', '10.1.2.3'],
+    ['198.51.100.7, 203.0.113.9:', '10.1.2.3'],
+    ['198.51.100.7, [203.0.113.9', '10.1.2.3'],
+    ['198.51.100.7, 203.0.113.9:51234:1', '10.1.2.3'],
+    ['198.51.100.7, "[2001:db8::9]:51234"', '10.1.2.3'],
+    ['198.51.100.7, 3405803785', '10.1.2.3'],
+    ['198.51.100.7, 203.0.113.9/32', '10.1.2.3'],
+  ] as const) {
+    assert.equal(from(forwarded), client, forwarded)
+  }
 })
