@@ -86,16 +86,14 @@ test('a key is revoked with what it minted also when the audit log fails meanwhi
 })
 
 test('a tenant comes with its first key, and is erased by the job of whichever conductor has it', async (t) => {
-  const { call, issue } = await startConductor(t)
+  const { call, issue } = await startConductor(t, { AGENT_ORC_MAX_KEY_LIFETIME: '90d' })
   const operator = await issue(adminTenant, 'admin')
   const created = await call(operator.token, 'POST', '/api/tenants', { id: 'initech', ownerKey: true })
   assert.deepEqual([created.statusCode, created.headers['cache-control']], [201, 'no-store'])
-  const { token } = created.json().ownerKey
-  const keys = (await call(token, 'GET', '/api/api-keys')).json()
-  assert.deepEqual(
-    keys.map(({ role, createdBy }: { role: string; createdBy: string }) => [role, createdBy]),
-    [['owner', operator.id]],
-  )
+  const { token, expiresAt } = created.json().ownerKey
+  const [key, ...others] = (await call(token, 'GET', '/api/api-keys')).json()
+  assert.deepEqual([key.role, key.createdBy, key.expiresAt, others], ['owner', operator.id, expiresAt, []])
+  assert.equal(Math.round((Date.parse(expiresAt) - Date.parse(key.createdAt)) / 86_400_000), 90)
   assert.equal((await call(operator.token, 'GET', '/api/tenants/initech')).json().ownerKey, undefined)
   await call(token, 'POST', '/api/profiles', { name: 'agent' })
   assert.equal((await call(operator.token, 'DELETE', '/api/tenants/initech?erase=true')).statusCode, 204)

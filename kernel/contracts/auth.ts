@@ -100,7 +100,13 @@ export interface KeyIssuer {
    * 400 for a time in the past or after that latest time.
    */
   expiryFor(caller: Caller, asked: string | undefined): Promise<Date | undefined>
-  /** Issues the first key of a tenant, with the role owner. The token is shown once. `createdBy` is the key that requested it. */
-  issueOwner(tenantId: string, createdBy: string): Promise<{ readonly id: string; readonly token: string }>
+  /**
+   * Issues the first key of a tenant, with the role owner and the longest lifetime that the server allows. The token is shown once. `createdBy` is
+   * the key that requested it.
+   */
+  issueOwner(
+    tenantId: string,
+    createdBy: string,
+  ): Promise<{ readonly id: string; readonly token: string; readonly expiresAt: string | null }>
 }
 export const KeyIssuer = capability<KeyIssuer>('conductor.key-issuer')

@@ -13,7 +13,7 @@ import { createAuthenticate } from './authenticate.ts'
 import { Bootstrap, bootstrapId } from './bootstrap.ts'
 import { createInternalGuard, gateways, linkAdmission, vfsServers } from './internal-guard.ts'
 import { apiKeyRoutes } from './keys.routes.ts'
-import { createApiKeyService, issueKey } from './keys.service.ts'
+import { createApiKeyService } from './keys.service.ts'
 import { createKeyLookup } from './keys.store.ts'
 import { authErrors } from './errors.ts'
 
@@ -44,7 +44,7 @@ export default definePlugin({
       }),
     ),
     maxKeyLifetime: Type.Optional(
-      Duration(undefined, 'The longest lifetime of keys that are issued from now on. Absent: no limit.'),
+      Duration(undefined, 'The longest lifetime of keys that the API issues or rotates from now on. Absent: no limit.'),
     ),
     wrongKeysPerMinute,
     trustedProxies,
@@ -131,8 +131,8 @@ export default definePlugin({
           return service.expiryFor(caller, asked)
         },
         async issueOwner(tenantId, createdBy) {
-          if (!stored) throw databaseErrors.databaseRequired()
-          return issueKey(stored, tokens, { tenantId, role: 'owner', label: 'first owner key', createdBy })
+          if (!service) throw databaseErrors.databaseRequired()
+          return service.issueOwner(tenantId, createdBy)
         },
       },
     }

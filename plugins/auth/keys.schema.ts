@@ -58,7 +58,8 @@ export const KeyMetadata = Type.Object({
   role: Role,
   createdAt: Time,
   createdBy: Type.String({
-    description: 'The key that issued this one, or its replacement; `bootstrap`, or a command.',
+    description:
+      'The key that issued this one, or its replacement, which is also the issuer of what the replaced key issues in its grace; `bootstrap`, or a command.',
   }),
   replaces: Type.Union([Type.String(), Type.Null()], { description: 'The key that it replaced.' }),
   lastUsedAt: MaybeTime,

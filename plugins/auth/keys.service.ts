@@ -1,6 +1,6 @@
 import { conflict, forbidden, invalidField, notFound, unauthorized } from '#kernel'
 import { type Caller, type KeyRotation, roleAtLeast, type TenantRole, type Tokens } from '#contracts/auth'
-import type { Database } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { Page } from '#contracts/paging'
@@ -38,16 +38,18 @@ export interface KeyRequest {
   readonly tenantId: string
   readonly role: TenantRole
   readonly label: string
-  /** The name of the command that issues the key. */
+  /** The name of the command, or the operator's key, that issues the key. */
   readonly createdBy: string
+  /** Absent: never. */
+  readonly expiresAt?: Date | undefined
 }
 
 /** Issues and stores a key that depends on no other key. The caller must have checked that `role` may be granted. */
 export function issueKey(database: Database, tokens: Tokens, request: KeyRequest): Promise<IssuedKey> {
-  const { tenantId, ...key } = request
+  const { tenantId, expiresAt, ...key } = request
   const { token, ...issued } = mint(tokens)
   return database.tenant(tenantId, async (tx) => {
-    const stored = await insertKey(tx, { ...key, ...issued, expiresAt: undefined, allowedAddresses: undefined })
+    const stored = await insertKey(tx, { ...key, ...issued, expiresAt, allowedAddresses: undefined })
     if (!stored) throw unknownTenant(tenantId)
     return { ...stored, token }
   })
@@ -80,16 +82,13 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       const { keysPerMember: most } = limits?.of(tenantId) ?? defaultLimits
       limits?.stored?.admit(tenantId)
       const added = await database.tenant(tenantId, async (tx) => {
-        await lockKeys(tx)
-        const issuer = keyId === bootstrapId ? unbound : await findIssuingKey(tx, keyId)
-        // The issuing key was revoked after the request was authenticated.
-        if (!issuer) throw unauthorized()
-        if (own === 'member' && (await countIssued(tx, keyId)) >= most) throw overLimit('keysPerMember', most)
+        const issuer = await issuerIn(tx, keyId)
+        if (own === 'member' && (await countIssued(tx, issuer.id)) >= most) throw overLimit('keysPerMember', most)
         const key = await insertKey(tx, {
           ...issued,
           role,
           label: body.label,
-          createdBy: keyId,
+          createdBy: issuer.id,
           expiresAt: expiryOf(body.expiresAt, latestOf(issuer, maxLifetimeMs)),
           allowedAddresses: body.allowedAddresses
             ? networksOf(body.allowedAddresses, issuer.allowedAddresses)
@@ -102,14 +101,20 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       limits?.stored?.add(tenantId, bytesOfKey + body.label.length)
       return added
     },
+    /** The first key of a tenant, see `KeyIssuer`. */
+    issueOwner(tenantId: string, createdBy: string): Promise<IssuedKey> {
+      const expiresAt = latestOf(unbound, maxLifetimeMs)?.at
+      return issueKey(database, tokens, { tenantId, role: 'owner', label: 'first owner key', createdBy, expiresAt })
+    },
     /** The expiry of a new key, see `KeyIssuer`. */
     async expiryFor({ tenantId, keyId }: Caller, asked: string | undefined): Promise<Date | undefined> {
-      const issuer =
-        keyId === bootstrapId ? unbound : await database.tenant(tenantId, (tx) => findIssuingKey(tx, keyId))
-      if (!issuer) throw unauthorized()
+      const issuer = await database.tenant(tenantId, (tx) => issuerIn(tx, keyId))
       return expiryOf(asked, latestOf(issuer, maxLifetimeMs))
     },
-    /** Replaces a key. The new key has the rights and restrictions of the old one, so its holder gains only another token. ADR 55. */
+    /**
+     * Replaces a key. The new key has the rights and restrictions of the old one, so its holder gains only another token. It lives no longer than
+     * other new keys: otherwise a key from before there was a longest lifetime could be passed on for ever. ADR 55.
+     */
     async rotate(caller: Caller, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw notFound()
       const { token, ...issued } = mint(tokens)
@@ -118,7 +123,8 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
         const own = id === caller.keyId
         if ((await roleOfKey(tx, id, own ? undefined : sightOf(caller))) === undefined) throw notFound()
         if (!own && !(await isBelow(tx, id, caller.keyId))) throw notBelow()
-        const key = await replaceKey(tx, id, issued, graceSeconds)
+        const latest = latestOf(unbound, maxLifetimeMs)?.at
+        const key = await replaceKey(tx, id, { ...issued, latest, graceSeconds })
         if (!key) throw replacedAlready()
         return { ...key, token }
       })
@@ -139,8 +145,17 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
 }
 export type ApiKeyService = ReturnType<typeof createApiKeyService>
 
+/** The bounds of a key that issues another one. No key is revoked from now on until the transaction ends. */
+async function issuerIn(tx: TenantTx, keyId: string): Promise<IssuingKey> {
+  await lockKeys(tx)
+  const issuer = keyId === bootstrapId ? unbound : await findIssuingKey(tx, keyId)
+  // The issuing key was revoked after the request was authenticated.
+  if (!issuer) throw unauthorized()
+  return issuer
+}
+
 /** The bootstrap key stops working with the first owner key. So the owner key must not inherit any bounds from it. */
-const unbound: IssuingKey = { expiresAt: null, allowedAddresses: null }
+const unbound: IssuingKey = { id: bootstrapId, expiresAt: null, allowedAddresses: null }
 
 // No other text is the id of a key. Some texts would make PostgreSQL fail, so they are refused before the query.
 const keyIdForm = /^tak_[0-9a-z]{1,64}$/

@@ -56,6 +56,10 @@ export interface NewKey {
 /** SQL: a key that is neither revoked nor expired. */
 const live = '(revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()))'
 
+/** SQL: a key that this parameter issued. What a replaced key issued in its grace is its successor's. */
+const issuedBy = (key: string): string =>
+  `created_by IN (${key}, (SELECT heir.id FROM tenant_api_keys heir WHERE heir.tenant_id = $1 AND heir.replaces = ${key}))`
+
 /**
  * Locks the keys of the tenant until the transaction ends. Otherwise a key could issue another key while it is being revoked, and the new key would
  * be missed. Call it first, because a statement sees only what was committed when it began.
@@ -84,6 +88,8 @@ export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata 
 
 /** A key that issues another one, which has at most the same rights. */
 export interface IssuingKey {
+  /** The key under which the new one is counted, and with which it is revoked: the one that replaced the issuing key, if any. */
+  readonly id: string
   readonly expiresAt: string | null
   readonly allowedAddresses: readonly string[] | null
   /** Absent: the key may use all MCP servers and tools. */
@@ -93,32 +99,38 @@ export interface IssuingKey {
 /** The bounds of an issuing key; undefined if the key is no longer valid. */
 export async function findIssuingKey(tx: TenantTx, id: string): Promise<IssuingKey | undefined> {
   const select = {
-    text: `SELECT expires_at AS "expiresAt", allowed_addresses::text[] AS "allowedAddresses",
-             mcp_servers, mcp_tool_permissions
+    text: `SELECT coalesce((SELECT id FROM tenant_api_keys WHERE tenant_id = $1 AND replaces = $2), id) AS id,
+             expires_at AS "expiresAt", allowed_addresses::text[] AS "allowedAddresses", mcp_servers, mcp_tool_permissions
            FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ${live}`,
     values: [tx.tenantId, id],
   }
   const [row] = await tx.query<IssuingKey & PermissionColumns>(select)
-  return row && { expiresAt: row.expiresAt, allowedAddresses: row.allowedAddresses, mcp: permissionsOf(row) }
+  if (!row) return undefined
+  return { id: row.id, expiresAt: row.expiresAt, allowedAddresses: row.allowedAddresses, mcp: permissionsOf(row) }
 }
 
 /**
  * Counts the live keys that descend from the first member key of this key's line. Counting the keys of one key would limit nothing, because each
- * new key could issue as many again.
+ * new key could issue as many again. A key stands for the one that it replaced, too, under which a process of an earlier release stores keys.
  */
 export async function countIssued(tx: TenantTx, id: string): Promise<number> {
   const select = {
     text: `WITH RECURSIVE up AS (
-             SELECT id, created_by FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2
+             SELECT id, replaces, created_by FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2
              UNION
-             SELECT k.id, k.created_by FROM tenant_api_keys k JOIN up ON k.id = up.created_by
+             SELECT k.id, k.replaces, k.created_by FROM tenant_api_keys k
+             JOIN up ON k.id = up.created_by OR k.replaces = up.created_by
              WHERE k.tenant_id = $1 AND k.role = 'member' AND ${live}
+           ), first AS (
+             SELECT id, replaces FROM up one
+             WHERE NOT EXISTS (SELECT FROM up WHERE one.created_by IN (up.id, up.replaces))
            ), down AS (
-             SELECT id FROM up WHERE created_by NOT IN (SELECT id FROM up)
+             SELECT id, replaces FROM first
              UNION
-             SELECT k.id FROM tenant_api_keys k JOIN down ON k.created_by = down.id WHERE k.tenant_id = $1 AND ${live}
+             SELECT k.id, k.replaces FROM tenant_api_keys k JOIN down ON k.created_by = ANY (ARRAY[down.id, down.replaces])
+             WHERE k.tenant_id = $1 AND ${live}
            )
-           SELECT count(*)::integer - 1 AS issued FROM down`,
+           SELECT count(*)::integer AS issued FROM down WHERE id NOT IN (SELECT id FROM first)`,
     values: [tx.tenantId, id],
   }
   const [row] = await tx.query<{ issued: number }>(select)
@@ -135,7 +147,7 @@ export async function listKeys(
   const list: ListSql = {
     columns,
     from: 'tenant_api_keys',
-    where: 'tenant_id = $1 AND ($2::text IS NULL OR created_by = $2)',
+    where: `tenant_id = $1 AND ($2::text IS NULL OR ${issuedBy('$2')})`,
     values: [tenantId, createdBy ?? null],
     order: { created_at: 'timestamptz', id: 'text' },
     newestFirst: true,
@@ -151,7 +163,7 @@ export async function roleOfKey(
   createdBy: string | undefined,
 ): Promise<TenantRole | undefined> {
   const select = {
-    text: `SELECT role FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ($3::text IS NULL OR created_by = $3)`,
+    text: `SELECT role FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ($3::text IS NULL OR ${issuedBy('$3')})`,
     values: [tx.tenantId, id, createdBy ?? null],
   }
   const [row] = await tx.query<{ role: TenantRole }>(select)
@@ -166,44 +178,49 @@ export async function isBelow(tx: TenantTx, id: string, top: string): Promise<bo
              UNION
              SELECT k.created_by FROM tenant_api_keys k JOIN up ON k.id = up.created_by WHERE k.tenant_id = $1
            )
-           SELECT FROM up WHERE created_by = $3`,
+           SELECT FROM up WHERE ${issuedBy('$3')}`,
     values: [tx.tenantId, id, top],
   }
   return (await tx.query(select)).length > 0
 }
 
+/** SQL: the key $2, and the one that it replaced. */
+const place = 'SELECT unnest(ARRAY[id, replaces]) FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2'
+
+interface Replacement extends Pick<NewKey, 'id' | 'hash'> {
+  /** The new key expires with the old one, and at this time at the latest. */
+  readonly latest: Date | undefined
+  readonly graceSeconds: number
+}
+
 /**
- * Replaces a key by a new one, which takes over the keys that the old one issued. The old key works for `graceSeconds` more, and the key before it
- * ends, so at most two keys of a line work. Undefined if the old key does not work or was replaced before.
+ * Replaces a key by a new one, which takes over the keys that the old one issued. The old key works for `graceSeconds` more, but no longer than the
+ * new one, and the key before it ends, so at most two keys of a line work. Undefined if the old key does not work or was replaced before.
  */
-export async function replaceKey(
-  tx: TenantTx,
-  id: string,
-  key: Pick<NewKey, 'id' | 'hash'>,
-  graceSeconds: number,
-): Promise<KeyMetadata | undefined> {
+export async function replaceKey(tx: TenantTx, id: string, key: Replacement): Promise<KeyMetadata | undefined> {
+  const latest = key.latest ?? null
   const insert = {
     text: `INSERT INTO tenant_api_keys
              (tenant_id, id, key_hash, replaces, label, role, created_by, expires_at, allowed_addresses,
               mcp_servers, mcp_tool_permissions)
-           SELECT tenant_id, $3, $4::bytea, id, label, role, created_by, expires_at, allowed_addresses,
-             mcp_servers, mcp_tool_permissions
+           SELECT tenant_id, $3, $4::bytea, id, label, role, created_by, LEAST(expires_at, $5::timestamptz),
+             allowed_addresses, mcp_servers, mcp_tool_permissions
            FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ${live}
            ON CONFLICT (tenant_id, replaces) WHERE replaces IS NOT NULL DO NOTHING
            RETURNING ${columns}`,
-    values: [tx.tenantId, id, key.id, key.hash],
+    values: [tx.tenantId, id, key.id, key.hash, latest],
   }
   const [row] = await tx.query<Row>(insert)
   if (!row) return undefined
   const end = {
-    text: `UPDATE tenant_api_keys SET expires_at = LEAST(expires_at, now() + make_interval(secs => CASE WHEN id = $2 THEN $3 ELSE 0 END))
-           WHERE tenant_id = $1
-             AND (id = $2 OR id = (SELECT replaces FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2))`,
-    values: [tx.tenantId, id, graceSeconds],
+    text: `UPDATE tenant_api_keys SET expires_at = LEAST(expires_at, $4::timestamptz,
+             now() + make_interval(secs => CASE WHEN id = $2 THEN $3 ELSE 0 END))
+           WHERE tenant_id = $1 AND id IN (${place})`,
+    values: [tx.tenantId, id, key.graceSeconds, latest],
   }
   await tx.query(end)
   const adopt = {
-    text: `UPDATE tenant_api_keys SET created_by = $3 WHERE tenant_id = $1 AND created_by = $2`,
+    text: `UPDATE tenant_api_keys SET created_by = $3 WHERE tenant_id = $1 AND created_by IN (${place})`,
     values: [tx.tenantId, id, key.id],
   }
   await tx.query(adopt)

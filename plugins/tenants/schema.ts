@@ -44,7 +44,11 @@ export const CreatedTenant = Type.Composite([
   Type.Object({
     ownerKey: Type.Optional(
       Type.Object(
-        { id: Type.String(), token: Type.String({ description: 'Shown once, here.' }) },
+        {
+          id: Type.String(),
+          token: Type.String({ description: 'Shown once, here.' }),
+          expiresAt: MaybeTime('The longest lifetime that this server allows; null: never.'),
+        },
         { description: 'If requested: a key of role owner.' },
       ),
     ),

@@ -47,8 +47,8 @@ export function createTenantService({ database, limits, retention, issuer, onDel
         throw unavailable({ message: 'This server issues no keys: its role file has no plugin `auth`.' })
       const tenant = await insertTenant(database, id, name)
       if (tenant && ownerKey) {
-        const { id: keyId, token } = await issuer!.issueOwner(id, createdBy)
-        return { ...tenant, ownerKey: { id: keyId, token } }
+        const { id: keyId, token, expiresAt } = await issuer!.issueOwner(id, createdBy)
+        return { ...tenant, ownerKey: { id: keyId, token, expiresAt } }
       }
       if (tenant) return tenant
       const taken = await findTenant(database, id)

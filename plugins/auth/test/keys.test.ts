@@ -36,6 +36,13 @@ interface Who {
   readonly key?: string
 }
 
+interface SeededFields {
+  readonly expiresAt?: string
+  readonly addresses?: string[]
+  readonly createdBy?: string
+  readonly replaces?: string
+}
+
 type Bounds = Partial<Pick<KeyServiceOptions, 'limits' | 'maxLifetimeMs'>>
 const keysPerMember = (max: number): Bounds => ({ limits: { of: () => ({ ...defaultLimits, keysPerMember: max }) } })
 
@@ -65,12 +72,13 @@ async function conductor(t: TestContext, tokens = countingTokens(), bounds: Boun
   const ids = async (who: Who): Promise<string[]> =>
     (await call('GET', '/api/api-keys', who)).json<{ id: string }[]>().map((k) => k.id)
   const database = found[0]!
-  /** Inserts a key that no other key issued, like a key from a command. */
-  const seed = async (id: string, role: TenantRole, fields: { expiresAt?: string; addresses?: string[] } = {}) => {
+  /** Inserts a key, by default one that no other key issued, like a key from a command. */
+  const seed = async (id: string, role: TenantRole, fields: SeededFields = {}) => {
+    const { expiresAt = null, addresses = null, createdBy = 'test', replaces = null } = fields
     const insert = {
-      text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses)
-             VALUES ('acme', $1, 'l', $2, decode(md5($1), 'hex'), 'test', $3, $4::cidr[])`,
-      values: [id, role, fields.expiresAt ?? null, fields.addresses ?? null],
+      text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses, replaces)
+             VALUES ('acme', $1, 'l', $2, decode(md5($1), 'hex'), $3, $4, $5::cidr[], $6)`,
+      values: [id, role, createdBy, expiresAt, addresses, replaces],
     }
     await database.batch('acme', [insert])
     return { role, key: id } as const
@@ -303,6 +311,30 @@ test('with a longest lifetime no key lives longer, whoever mints it', async (t) 
   }
 })
 
+test('a longest lifetime holds for a key that replaces one, and for the first key of a tenant', async (t) => {
+  const day = 86_400_000
+  const { call, seed, database, tokens } = await conductor(t, countingTokens(), { maxLifetimeMs: day })
+  const before = Date.now()
+  const inADay = (expiresAt: string | null): void =>
+    assert.ok(
+      Date.parse(expiresAt!) >= before + day && Date.parse(expiresAt!) <= Date.now() + day,
+      expiresAt ?? 'never',
+    )
+  const rotate = async (id: string, role: TenantRole, fields?: SeededFields) =>
+    (await call('POST', `/api/api-keys/${id}/rotate`, await seed(id, role, fields), { graceSeconds: 604_800 })).json()
+  const { expiresAt } = await rotate('tak_o', 'owner')
+  inADay(expiresAt)
+  const old = (await call('GET', '/api/api-keys')).json().find((key: { id: string }) => key.id === 'tak_o')
+  assert.equal(old.expiresAt, expiresAt, 'the replaced key works no longer than the new one')
+  const soon = new Date(before + day / 2).toISOString()
+  assert.equal((await rotate('tak_m', 'member', { expiresAt: soon })).expiresAt, soon)
+
+  const service = (maxLifetimeMs: number | undefined) =>
+    createApiKeyService({ database, tokens, limits: undefined, maxLifetimeMs })
+  inADay((await service(day).issueOwner('globex', 'tak_operator')).expiresAt)
+  assert.equal((await service(undefined).issueOwner('globex', 'tak_operator')).expiresAt, null)
+})
+
 test('a key may be used from the addresses of the one that minted it, or from fewer', async (t) => {
   const { call, seed } = await conductor(t)
   const owner = await seed('tak_o', 'owner', { addresses: ['10.0.0.0/8', '2001:db8::/32'] })
@@ -459,6 +491,72 @@ test('a member who has as many keys as it may replaces one, and may have no more
     for (const key of ['tak_m', child]) {
       assert.equal((await call('POST', '/api/api-keys', { role: 'member', key }, { label: 'l' })).statusCode, 409)
     }
+  }
+})
+
+const asMember = (key: string) => ({ role: 'member', key }) as const
+
+test('what a replaced key mints in its grace is minted by its successor, within the bounds of both', async (t) => {
+  const { call, ids, seed } = await conductor(t)
+  const old = await seed('tak_old', 'member', { expiresAt: '2098-01-01T00:00:00.000Z', addresses: ['10.0.0.0/8'] })
+  const successor = (await call('POST', '/api/api-keys/tak_old/rotate', old, { graceSeconds: 3600 })).json()
+  const late = (await call('POST', '/api/api-keys', old, { label: 'l' })).json()
+  const keys = (await call('GET', '/api/api-keys')).json<{ id: string; expiresAt: string }[]>()
+  const graceEnds = keys.find(({ id }) => id === 'tak_old')!.expiresAt
+  assert.deepEqual(
+    [late.createdBy, late.role, late.allowedAddresses, late.expiresAt],
+    [successor.id, 'member', ['10.0.0.0/8'], graceEnds],
+  )
+  for (const beyond of [{ allowedAddresses: ['11.0.0.1'] }, { expiresAt: successor.expiresAt }]) {
+    assert.equal((await call('POST', '/api/api-keys', old, { label: 'l', ...beyond })).statusCode, 400)
+  }
+  assert.equal((await call('POST', '/api/api-keys', old, { label: 'l', role: 'admin' })).statusCode, 403)
+  // Both tokens are of one holder, who can still end what either of them minted.
+  assert.deepEqual(await ids(asMember(successor.id)), [late.id])
+  assert.deepEqual(await ids(old), [late.id])
+  const next = await call('POST', `/api/api-keys/${late.id}/rotate`, old)
+  assert.equal(next.statusCode, 201)
+  assert.equal((await call('DELETE', `/api/api-keys/${next.json().id}`, old)).statusCode, 204)
+})
+
+test('a member has no more keys for replacing its own, in the grace and after it', async (t) => {
+  const { call, ids, seed, live } = await conductor(t, countingTokens(), keysPerMember(3))
+  await seed('tak_1', 'member')
+  const issue = (key: string) => call('POST', '/api/api-keys', asMember(key), { label: 'l' })
+  const rotate = async (key: string): Promise<string> =>
+    (await call('POST', `/api/api-keys/${key}/rotate`, asMember(key), { graceSeconds: 604_800 })).json().id
+  const second = await rotate('tak_1')
+  const replies = await Promise.all(Array.from({ length: 8 }, (_, i) => issue(i % 2 === 0 ? 'tak_1' : second)))
+  const minted = replies.filter(({ statusCode }) => statusCode === 201).map((reply) => String(reply.json().id))
+  assert.equal(minted.length, 3)
+  // Ends the first one.
+  const third = await rotate(second)
+  for (const key of [second, third, ...minted]) assert.equal((await issue(key)).statusCode, 409, key)
+  assert.deepEqual((await ids(asMember(third))).toSorted(), minted.toSorted())
+  assert.equal((await call('DELETE', `/api/api-keys/${third}`)).statusCode, 204)
+  assert.deepEqual(await live(), [])
+})
+
+test('keys that are stored under a replaced key count for its successor, which takes them over when it is replaced', async (t) => {
+  const { call, ids, seed } = await conductor(t, countingTokens(), keysPerMember(3))
+  const issue = async (key: string) => (await call('POST', '/api/api-keys', asMember(key), { label: 'l' })).statusCode
+  // As earlier releases left them: one place whose first key is in its grace, and one whose first key is over.
+  for (const [place, fields] of [
+    ['grace', { expiresAt: new Date(Date.now() + 3_600_000).toISOString() }],
+    ['over', { expiresAt: '2020-01-01T00:00:00Z' }],
+  ] as const) {
+    const [first, second] = [`tak_${place}1`, `tak_${place}2`]
+    const children = [`tak_${place}x`, `tak_${place}y`]
+    await seed(first, 'member', fields)
+    await seed(second, 'member', { replaces: first })
+    for (const child of children) await seed(child, 'member', { createdBy: first })
+    assert.equal(await issue(children[0]!), 201)
+    for (const key of [second, ...children]) assert.equal(await issue(key), 409, key)
+    const rotated = (await call('POST', `/api/api-keys/${second}/rotate`, asMember(second))).json().id
+    assert.deepEqual((await ids(asMember(rotated))).toSorted(), children)
+    for (const key of [rotated, ...children]) assert.equal(await issue(key), 409, key)
+    assert.equal((await call('DELETE', `/api/api-keys/${children[1]}`, asMember(rotated))).statusCode, 204)
+    assert.equal(await issue(rotated), 201)
   }
 })
 
