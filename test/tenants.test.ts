@@ -69,6 +69,76 @@ test('what a revoked key had minted is revoked with it, and the audit log says s
   )
 })
 
+test('a leaked key is revoked with the keys of agents that it and its line issued, if that is asked for', async (t) => {
+  const { call, issue, gateway } = await startConductor(t)
+  const [owner, leaked] = [await issue('acme', 'owner'), await issue('acme', 'admin')]
+  const made = async (token: string, url: string, body: object) =>
+    (await call(token, 'POST', url, body)).json<{ id: string; token: string; createdBy: string }>()
+  await made(owner.token, '/api/profiles', { name: 'agent' })
+  await made(owner.token, '/api/profiles/agent/publish', {})
+  const agentKey = (token: string) => made(token, '/api/profiles/agent/keys', { label: 'l' })
+  const mine = await agentKey(owner.token)
+  const first = await agentKey(leaked.token)
+  const child = await made(leaked.token, '/api/api-keys', { label: 'CI' })
+  const second = await agentKey(child.token)
+  const successor = await made(leaked.token, `/api/api-keys/${leaked.id}/rotate`, { graceSeconds: 60 })
+  const third = await agentKey(successor.token)
+  // Its token is known to whoever asked for the rotation.
+  const fourth = await made(leaked.token, `/api/profiles/agent/keys/${mine.id}/rotate`, { graceSeconds: 60 })
+  assert.deepEqual(
+    [mine, first, second, third, fourth].map(({ createdBy }) => createdBy),
+    [owner.id, leaked.id, child.id, successor.id, leaked.id],
+  )
+  const revoked = async (): Promise<string[]> =>
+    (await call(owner.token, 'GET', '/api/profiles/agent/keys'))
+      .json<{ id: string; revokedAt: string | null }[]>()
+      .filter(({ revokedAt }) => revokedAt !== null)
+      .map(({ id }) => id)
+      .toSorted()
+  const revoke = async (query: string): Promise<number> =>
+    (await call(owner.token, 'DELETE', `/api/api-keys/${leaked.id}${query}`)).statusCode
+  assert.equal(await revoke('?agentKeys=perhaps'), 400)
+  assert.equal(await revoke(''), 204)
+  assert.deepEqual(await revoked(), [], 'the public talks through them')
+  for (let i = 0; i < 2; i++) assert.equal(await revoke('?agentKeys=true'), 204)
+  assert.deepEqual(await revoked(), [first, second, third, fourth].map(({ id }) => id).toSorted())
+  const log = await call(owner.token, 'GET', `/api/audit?action=api-keys.delete&target=${leaked.id}`)
+  assert.deepEqual(
+    log.json<{ status: number; detail?: object }[]>().map(({ status, detail }) => [status, detail]),
+    [
+      [204, { agentKeys: 0 }],
+      [204, { agentKeys: 4 }],
+      [204, undefined],
+      [400, undefined],
+    ],
+  )
+  const chat = async ({ token }: { token: string }): Promise<number> => {
+    const headers = { authorization: `Bearer ${token}` }
+    return (await gateway.inject({ method: 'POST', url: '/v1/chat/acme/agent', headers, payload: { message: '' } }))
+      .statusCode
+  }
+  assert.deepEqual([await chat(fourth), await chat(mine)], [401, 400])
+})
+
+test('a key of an agent is issued before the key that issues it is revoked, or not at all', async (t) => {
+  const { call, issue } = await startConductor(t)
+  const owner = await issue('acme', 'owner')
+  await call(owner.token, 'POST', '/api/profiles', { name: 'agent' })
+  await call(owner.token, 'POST', '/api/profiles/agent/publish', {})
+  for (let i = 0; i < 5; i++) {
+    const minter = await issue('acme', 'admin')
+    const issuing = Array.from({ length: 5 }, () =>
+      call(minter.token, 'POST', '/api/profiles/agent/keys', { label: 'l' }),
+    )
+    const revoking = call(owner.token, 'DELETE', `/api/api-keys/${minter.id}?agentKeys=true`)
+    const [revoked, ...issued] = await Promise.all([revoking, ...issuing])
+    assert.equal(revoked!.statusCode, 204)
+    for (const { statusCode } of issued) assert.ok([201, 401].includes(statusCode), String(statusCode))
+  }
+  const keys = (await call(owner.token, 'GET', '/api/profiles/agent/keys')).json<{ revokedAt: string | null }[]>()
+  assert.ok(keys.every(({ revokedAt }) => revokedAt !== null))
+})
+
 test('a key is revoked with what it minted also when the audit log fails meanwhile', async (t) => {
   const { call, issue, database } = await startConductor(t)
   const [owner, minter] = [await issue('acme', 'owner'), await issue('acme', 'admin')]

@@ -29,7 +29,7 @@ export interface AuditOutcome {
   readonly status: number
   /** The id of the thing that was created. */
   readonly target?: string
-  /** The proof of an erasure, such as how many rows were deleted. Never content. */
+  /** What the write did, such as how many rows an erasure deleted. Never content. */
   readonly detail?: Readonly<Record<string, unknown>>
 }
 

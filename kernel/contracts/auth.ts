@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
+import type { TenantTx } from './database.ts'
 
 /** RBAC roles, weakest first. Specification 2.3. */
 export const roles = ['member', 'admin', 'owner'] as const
@@ -97,9 +98,10 @@ export type KeyRotation = Static<typeof KeyRotation>
 export interface KeyIssuer {
   /**
    * When a key that `caller` issues expires, if ever: at the requested time, or at the latest time that the caller's own key allows. Rejects with
-   * 400 for a time in the past or after that latest time.
+   * 400 for a time in the past or after that latest time, and with 401 if the caller's key was revoked. No key of the tenant is revoked until the
+   * transaction ends, so store the new key in it: otherwise a revocation could miss it. Call it first in the transaction.
    */
-  expiryFor(caller: Caller, asked: string | undefined): Promise<Date | undefined>
+  expiryFor(tx: TenantTx, caller: Caller, asked: string | undefined): Promise<Date | undefined>
   /**
    * Issues the first key of a tenant, with the role owner and the longest lifetime that the server allows. The token is shown once. `createdBy` is
    * the key that requested it.

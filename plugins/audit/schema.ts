@@ -46,7 +46,8 @@ export const ListedEntry = Type.Object({
   }),
   detail: Type.Optional(
     Type.Record(Type.String(), Type.Unknown(), {
-      description: 'The proof of an erasure: the rows that it deleted, by table.',
+      description:
+        'What the write did: the rows that an erasure deleted, by table, or the number of keys of agents (`agentKeys`) that were revoked with an API key.',
     }),
   ),
 })

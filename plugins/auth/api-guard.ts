@@ -1,7 +1,13 @@
 import type { FastifyRequest, RouteOptions } from 'fastify'
 import { accessOf, type App, forbidden, isAppError } from '#kernel'
 import { type Held, heldStreams } from '#kit'
-import { type AuditedWrite, type AuditEntry, type AuditTrail, declaredAction } from '#contracts/audit'
+import {
+  type AuditedWrite,
+  type AuditEntry,
+  type AuditOutcome,
+  type AuditTrail,
+  declaredAction,
+} from '#contracts/audit'
 import type { RequestLimit, TenantLimits } from '#contracts/limits'
 import { type Caller, type Guard, operator, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
 import type { Authenticate, TenantLately } from './authenticate.ts'
@@ -20,8 +26,11 @@ interface GuardOptions {
 export interface ApiGuard extends Guard {
   /** The open streams of the scopes that it protects. */
   held(): Iterable<Held>
-  /** Records further targets of an audited request once it is done, with the same action. Never rejects. */
-  record(request: FastifyRequest, targets: readonly string[]): Promise<void>
+  /**
+   * Records further targets of an audited request once it is done, with the same action, and `detail` with the outcome of the request itself. Never
+   * rejects.
+   */
+  record(request: FastifyRequest, targets: readonly string[], detail?: AuditOutcome['detail']): Promise<void>
 }
 
 /**
@@ -51,6 +60,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
   const callers = new WeakMap<FastifyRequest, Caller>()
   /** The tenants of requests that their limits will refuse. The keys of these requests are not looked up. */
   const spent = new WeakMap<FastifyRequest, string>()
+  const details: Details = new WeakMap()
   const scopes: App[] = []
 
   /** The tenant of a request that its limit refuses in any case. A client that goes on at its limit then costs no round trips. */
@@ -62,7 +72,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
     protect(app: App) {
       scopes.push(app)
       const keeper = trail()
-      const audit = keeper && auditScope(app, keeper)
+      const audit = keeper && auditScope(app, keeper, details)
       app.addHook('onRoute', ({ method, url, config }) => {
         if (neededRole(config) === undefined) {
           throw new Error(
@@ -100,7 +110,8 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
       if (!caller) throw new Error(`${request.routeOptions.url} reads the caller, but has no guard`)
       return caller
     },
-    async record(request, targets) {
+    async record(request, targets, detail) {
+      if (detail) details.set(request, detail)
       const keeper = trail()
       if (!keeper) return
       const write = writeOf(request, callers.get(request)!)
@@ -138,8 +149,10 @@ export function actionOf(method: string, url: string): string {
   return (verb === undefined ? words : [...words, verb]).join('.')
 }
 
+type Details = WeakMap<FastifyRequest, NonNullable<AuditOutcome['detail']>>
+
 /** Records the administrative writes of one scope: an entry before a write is handled, and its outcome afterwards. */
-function auditScope(app: App, trail: AuditTrail) {
+function auditScope(app: App, trail: AuditTrail, details: Details) {
   const open = new WeakMap<FastifyRequest, AuditEntry>()
   const created = new WeakMap<FastifyRequest, string>()
   // The field that identifies an item of a collection. A route `/api/profiles/:name` shows that an item created in `/api/profiles` is identified by
@@ -150,8 +163,12 @@ function auditScope(app: App, trail: AuditTrail) {
     const entry = open.get(request)
     if (!entry) return
     open.delete(request)
-    const target = created.get(request)
-    await trail.end(entry, { status: reply.statusCode, ...(target === undefined ? {} : { target }) })
+    const [target, detail] = [created.get(request), details.get(request)]
+    await trail.end(entry, {
+      status: reply.statusCode,
+      ...(target === undefined ? {} : { target }),
+      ...(detail ? { detail } : {}),
+    })
   }
   app.addHook('onRoute', (route: RouteOptions) => {
     const item = /^(.+)\/:(\w+)$/.exec(route.url)

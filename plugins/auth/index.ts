@@ -126,9 +126,9 @@ export default definePlugin({
       writes: { recordOn: (keeper) => void (trail = keeper) },
       readiness: bootstrap ? { 'bootstrap-key': () => bootstrap.check() } : {},
       issuer: {
-        async expiryFor(caller, asked) {
+        async expiryFor(tx, caller, asked) {
           if (!service) throw databaseErrors.databaseRequired()
-          return service.expiryFor(caller, asked)
+          return service.expiryFor(tx, caller, asked)
         },
         async issueOwner(tenantId, createdBy) {
           if (!service) throw databaseErrors.databaseRequired()

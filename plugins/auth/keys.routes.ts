@@ -6,7 +6,7 @@ import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { sendList } from '#kit/lists'
 import type { ApiGuard } from './api-guard.ts'
-import { IdParams, IssueBody, IssuedKey, KeyMetadata } from './keys.schema.ts'
+import { IdParams, IssueBody, IssuedKey, KeyMetadata, RevokeQuery } from './keys.schema.ts'
 import type { ApiKeyService } from './keys.service.ts'
 
 const tags = ['api keys']
@@ -85,14 +85,16 @@ function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
         tags,
         summary: 'Revoke an API key',
         description:
-          'Revokes the key and all keys below it. They are refused on their next request, and their open streams end within two seconds. Members revoke the keys that they created, admins any key except those of owners, owners any key.',
+          'Revokes the key and all keys below it, and with `agentKeys` also the keys of published agents that these issued. They are refused on their next request, and their open streams end within two seconds. Members revoke the keys that they created, admins any key except those of owners, owners any key.',
         params: IdParams,
+        querystring: RevokeQuery,
         response: { 204: NoContent, ...failures(forbidden, notFound) },
       },
     },
     async (request, reply) => {
-      const others = await service.revoke(guard.callerOf(request), request.params.id)
-      await guard.record(request, others)
+      const { agentKeys: wanted = false } = request.query
+      const { ids, agentKeys } = await service.revoke(guard.callerOf(request), request.params.id, wanted)
+      await guard.record(request, ids, wanted ? { agentKeys } : undefined)
       return reply.code(204).send()
     },
   )

@@ -84,3 +84,12 @@ export const IssuedKey = Type.Object({
 export type IssuedKey = Static<typeof IssuedKey>
 
 export const IdParams = Type.Object({ id: Type.String() })
+export const RevokeQuery = Type.Object({
+  agentKeys: Type.Optional(
+    Type.Boolean({
+      default: false,
+      description:
+        'Also revoke the keys of published agents that the key or its line issued, as after a leak; works for an already revoked key, too. Keys of agents with `createdBy` null are not known to belong to it.',
+    }),
+  ),
+})

@@ -18,6 +18,7 @@ import {
   lockKeys,
   type IssuingKey,
   replaceKey,
+  type Revoked,
   revokeLine,
   roleOfKey,
 } from './keys.store.ts'
@@ -107,9 +108,8 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       return issueKey(database, tokens, { tenantId, role: 'owner', label: 'first owner key', createdBy, expiresAt })
     },
     /** The expiry of a new key, see `KeyIssuer`. */
-    async expiryFor({ tenantId, keyId }: Caller, asked: string | undefined): Promise<Date | undefined> {
-      const issuer = await database.tenant(tenantId, (tx) => issuerIn(tx, keyId))
-      return expiryOf(asked, latestOf(issuer, maxLifetimeMs))
+    async expiryFor(tx: TenantTx, { keyId }: Caller, asked: string | undefined): Promise<Date | undefined> {
+      return expiryOf(asked, latestOf(await issuerIn(tx, keyId), maxLifetimeMs))
     },
     /**
      * Replaces a key. The new key has the rights and restrictions of the old one, so its holder gains only another token. It lives no longer than
@@ -130,15 +130,19 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
       })
     },
     list: (caller: Caller, page: Page) => listKeys(database, caller.tenantId, sightOf(caller), page),
-    /** Revokes a key and all keys that it issued. Resolves to the ids of those other keys. Specification 4.5, ADR 50. */
-    async revoke(caller: Caller, id: string): Promise<string[]> {
+    /**
+     * Revokes a key and all keys that it issued, with `agentKeys` also the keys of agents that any of these issued. Resolves to the ids of the other
+     * keys, and the number of agents' keys. Specification 4.5, ADR 50, ADR 103.
+     */
+    async revoke(caller: Caller, id: string, agentKeys: boolean): Promise<Revoked> {
       if (!keyIdForm.test(id)) throw notFound()
       return database.tenant(caller.tenantId, async (tx) => {
         await lockKeys(tx)
         const role = await roleOfKey(tx, id, sightOf(caller))
         if (role === undefined) throw notFound()
         if (!roleAtLeast(caller.role, role)) throw ownersKey()
-        return (await revokeLine(tx, id)).filter((one) => one !== id)
+        const revoked = await revokeLine(tx, id, agentKeys)
+        return { ...revoked, ids: revoked.ids.filter((one) => one !== id) }
       })
     },
   }

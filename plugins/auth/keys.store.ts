@@ -227,8 +227,15 @@ export async function replaceKey(tx: TenantTx, id: string, key: Replacement): Pr
   return toMetadata(row)
 }
 
-/** Revokes a key with all keys that it issued, replaced, or was replaced by. Resolves to the ids of the keys that were not revoked before. */
-export async function revokeLine(tx: TenantTx, id: string): Promise<string[]> {
+export interface Revoked {
+  /** Those keys that were not revoked before. */
+  readonly ids: readonly string[]
+  /** The number of keys of agents that were not revoked before. */
+  readonly agentKeys: number
+}
+
+/** Revokes a key with all keys that it issued, replaced, or was replaced by; with `agentKeys` also the keys of agents that any of these issued. */
+export async function revokeLine(tx: TenantTx, id: string, agentKeys: boolean): Promise<Revoked> {
   const update = {
     text: `WITH RECURSIVE line AS (
              SELECT id, replaces FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2
@@ -236,12 +243,18 @@ export async function revokeLine(tx: TenantTx, id: string): Promise<string[]> {
              SELECT k.id, k.replaces FROM tenant_api_keys k
              JOIN line ON k.created_by = line.id OR k.replaces = line.id OR k.id = line.replaces
              WHERE k.tenant_id = $1
+           ), revoked AS (
+             UPDATE tenant_api_keys SET revoked_at = now()
+             WHERE tenant_id = $1 AND id IN (SELECT id FROM line) AND revoked_at IS NULL RETURNING id
+           ), of_agents AS (
+             UPDATE published_agent_keys SET revoked_at = now()
+             WHERE $3::boolean AND tenant_id = $1 AND created_by IN (SELECT id FROM line) AND revoked_at IS NULL RETURNING id
            )
-           UPDATE tenant_api_keys SET revoked_at = now()
-           WHERE tenant_id = $1 AND id IN (SELECT id FROM line) AND revoked_at IS NULL RETURNING id`,
-    values: [tx.tenantId, id],
+           SELECT ARRAY(SELECT id FROM revoked) AS ids, (SELECT count(*)::integer FROM of_agents) AS "agentKeys"`,
+    values: [tx.tenantId, id, agentKeys],
   }
-  return (await tx.query<{ id: string }>(update)).map((row) => row.id)
+  const [row] = await tx.query<Revoked>(update)
+  return row!
 }
 
 interface FoundRow extends PermissionColumns {

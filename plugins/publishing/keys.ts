@@ -1,5 +1,5 @@
 import type { Caller, KeyIssuer, KeyRotation, Tokens } from '#contracts/auth'
-import type { Database } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
@@ -32,17 +32,22 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
     async issue(caller: Caller, profile: string, { label, expiresAt: asked }: KeyBody): Promise<IssuedKey> {
       limits?.stored.admit(caller.tenantId)
       const { token, ...minted } = mint()
-      const expiresAt = await issuer.expiryFor(caller, asked)
-      const key = await insertKey(database, caller.tenantId, profile, { ...minted, label, expiresAt })
+      const key = await database.tenant(caller.tenantId, async (tx) => {
+        const expiresAt = await issuer.expiryFor(tx, caller, asked)
+        return insertKey(tx, profile, { ...minted, label, expiresAt, createdBy: caller.keyId })
+      })
       const issued = { ...found(key), token }
       limits?.stored.add(caller.tenantId, bytesOfKey + label.length)
       return issued
     },
+    /** The new key is the caller's, whose token it was given, not that of whoever issued the old one. */
     async rotate(caller: Caller, profile: string, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw unknownKey()
       const { token, ...minted } = mint()
-      const latest = await issuer.expiryFor(caller, undefined)
-      const key = await replaceKey(database, caller.tenantId, { profile, id, latest, graceSeconds }, minted)
+      const key = await database.tenant(caller.tenantId, async (tx) => {
+        const latest = await issuer.expiryFor(tx, caller, undefined)
+        return replaceKey(tx, { profile, id, latest, graceSeconds }, { ...minted, createdBy: caller.keyId })
+      })
       if (key === 'over') throw keyOver()
       if (key === undefined) throw unknownKey()
       return { ...key, token }
@@ -61,18 +66,20 @@ interface KeyRow {
   published_id: string
   label: string
   created_at: string
+  created_by: string | null
   last_used_at: string | null
   expires_at: string | null
   revoked_at: string | null
 }
 
-const keyColumns = 'id, published_id, label, created_at, last_used_at, expires_at, revoked_at'
+const keyColumns = 'id, published_id, label, created_at, created_by, last_used_at, expires_at, revoked_at'
 
 const toMetadata = (row: KeyRow): KeyMetadata => ({
   id: row.id,
   publishedId: row.published_id,
   label: row.label,
   createdAt: row.created_at,
+  createdBy: row.created_by,
   lastUsedAt: row.last_used_at,
   expiresAt: row.expires_at,
   revokedAt: row.revoked_at,
@@ -83,24 +90,21 @@ interface NewKey {
   readonly label: string
   readonly hash: Buffer
   readonly expiresAt: Date | undefined
+  /** The id of the calling API key. */
+  readonly createdBy: string
 }
 
 const active = `SELECT id FROM published_agents WHERE tenant_id = $1 AND active_profile = $2`
 
 /** Undefined when the profile is not published. */
-async function insertKey(
-  database: Database,
-  tenantId: string,
-  profile: string,
-  key: NewKey,
-): Promise<KeyMetadata | undefined> {
+async function insertKey(tx: TenantTx, profile: string, key: NewKey): Promise<KeyMetadata | undefined> {
   const insert = {
-    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at)
-           SELECT $1, $3, agent.id, $4, $5::bytea, $6::timestamptz FROM (${active}) agent
+    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at, created_by)
+           SELECT $1, $3, agent.id, $4, $5::bytea, $6::timestamptz, $7 FROM (${active}) agent
            RETURNING ${keyColumns}`,
-    values: [tenantId, profile, key.id, key.label, key.hash, key.expiresAt ?? null],
+    values: [tx.tenantId, profile, key.id, key.label, key.hash, key.expiresAt ?? null, key.createdBy],
   }
-  const [[row]] = await database.batch<[KeyRow[]]>(tenantId, [insert])
+  const [row] = await tx.query<KeyRow>(insert)
   return row && toMetadata(row)
 }
 
@@ -138,36 +142,34 @@ interface KeyReplacement {
  * current publication has no such key.
  */
 async function replaceKey(
-  database: Database,
-  tenantId: string,
+  tx: TenantTx,
   { profile, id, latest, graceSeconds }: KeyReplacement,
-  key: Pick<NewKey, 'id' | 'hash'>,
+  key: Pick<NewKey, 'id' | 'hash' | 'createdBy'>,
 ): Promise<KeyMetadata | 'over' | undefined> {
+  const { tenantId } = tx
   const find = {
     text: `SELECT revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()) AS works
            FROM published_agent_keys WHERE tenant_id = $1 AND published_id = (${active}) AND id = $3 FOR UPDATE`,
     values: [tenantId, profile, id],
   }
   const insert = {
-    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at)
-           SELECT tenant_id, $3, published_id, label, $4::bytea, LEAST(expires_at, $5::timestamptz)
+    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at, created_by)
+           SELECT tenant_id, $3, published_id, label, $4::bytea, LEAST(expires_at, $5::timestamptz), $6
            FROM published_agent_keys WHERE tenant_id = $1 AND id = $2
            RETURNING ${keyColumns}`,
-    values: [tenantId, id, key.id, key.hash, latest ?? null],
+    values: [tenantId, id, key.id, key.hash, latest ?? null, key.createdBy],
   }
   const end = {
     text: `UPDATE published_agent_keys SET expires_at = LEAST(expires_at, now() + make_interval(secs => $3))
            WHERE tenant_id = $1 AND id = $2`,
     values: [tenantId, id, graceSeconds],
   }
-  return database.tenant(tenantId, async (tx) => {
-    const [old] = await tx.query<{ works: boolean }>(find)
-    if (!old) return undefined
-    if (!old.works) return 'over'
-    const [row] = await tx.query<KeyRow>(insert)
-    await tx.query(end)
-    return toMetadata(row!)
-  })
+  const [old] = await tx.query<{ works: boolean }>(find)
+  if (!old) return undefined
+  if (!old.works) return 'over'
+  const [row] = await tx.query<KeyRow>(insert)
+  await tx.query(end)
+  return toMetadata(row!)
 }
 
 /** False for a key that belongs to no publication of this profile. Revoking twice keeps the first time. */

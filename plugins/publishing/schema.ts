@@ -79,6 +79,10 @@ export const KeyMetadata = Type.Object({
   publishedId: Type.String(),
   label: Type.String(),
   createdAt: Time,
+  createdBy: Type.Union([Type.String(), Type.Null()], {
+    description:
+      'The API key that issued it, or `bootstrap`. Null: not known, because an earlier release of the server issued it.',
+  }),
   lastUsedAt: MaybeTime,
   expiresAt: MaybeTime,
   revokedAt: MaybeTime,

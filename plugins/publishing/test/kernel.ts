@@ -51,7 +51,7 @@ export async function conductor(
     fake(ApiGuard, openGuard),
     fake(Tokens, tokens),
     fake(KeyIssuer, {
-      expiryFor: async (_caller, asked) => (asked ? new Date(asked) : latest.at),
+      expiryFor: async (_tx, _caller, asked) => (asked ? new Date(asked) : latest.at),
       issueOwner: async () => assert.fail('publishing issues no key of a tenant'),
     }),
     { name: 'publishing', plugin: publishing, config },

@@ -17,6 +17,7 @@ test('a key is answered once with its token, and stored as a hash of the publish
   assert.deepEqual(rest, {
     publishedId: agent.id,
     label: 'web site',
+    createdBy: 'tak_test',
     lastUsedAt: null,
     expiresAt: null,
     revokedAt: null,
@@ -46,6 +47,7 @@ test('lists show active and revoked keys as metadata only', async (t) => {
     'publishedId',
     'label',
     'createdAt',
+    'createdBy',
     'lastUsedAt',
     'expiresAt',
     'revokedAt',
