@@ -262,6 +262,8 @@ export interface RunStore {
   listRuns(tenantId: string, filter: RunFilter): Promise<Listing<RunPreview>>
   /** The costs in cents of a run's ended delegated runs, by run id, each including its own delegated runs. */
   delegatedCents(tenantId: string, runId: string): Promise<ReadonlyMap<string, number>>
+  /** The ids of all runs that were delegated in the tree that a run belongs to, at most `most`. */
+  delegatedInTree(tenantId: string, runId: string, most: number): Promise<readonly string[]>
   /** Stored chunks that contain events after `afterSeq`, oldest first, at most about 1 MiB; `status` as of the same instant. */
   readLog(
     tenantId: string,

@@ -17,7 +17,7 @@ import { tenantKey } from '#contracts/ids'
 import { defaultLimits, type Limits, type TenantLimits, type WaitForTurn } from '#contracts/limits'
 import type { ObjectWrites } from '#contracts/object-writes'
 import type { Profile } from '#contracts/profiles'
-import type { Claim } from '#contracts/run-store'
+import type { Claim, RunStore } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type ParentRun, type RunSummary, type Task } from '#contracts/runs'
@@ -34,8 +34,8 @@ export const mayWait = (profile: Profile): boolean =>
 
 /** A root run, which nobody delegated, together with all runs that it led to. */
 interface Tree {
-  /** How many runs were delegated in the tree, and how many of them are still under way. */
-  runs: number
+  /** The runs that were delegated in the tree, by id, and how many are under way here. */
+  readonly runs: Set<string>
   open: number
   /** The delegating runs that execute here, by run id. Each callback hears what a delegated run has cost so far. */
   readonly told: Map<string, (runId: string, cents: number) => void>
@@ -45,8 +45,8 @@ interface Tree {
 const startedAtOnce = 2
 
 /**
- * The delegation trees whose runs execute here. One process holds a whole tree, because the process of a run also starts its children. When another
- * process takes over a tree, its counts start from zero.
+ * The delegation trees whose runs execute here. One process holds a whole tree, because the process of a run also starts its children. A run that
+ * was taken over, or resumed after it waited for people, brings what its tree had delegated before.
  */
 export class DelegationTrees {
   readonly #limits: TenantLimits | undefined
@@ -67,7 +67,7 @@ export class DelegationTrees {
   }
   enter({ tenantId, runId }: Claim, root: string, told: (runId: string, cents: number) => void): Tree {
     const key = tenantKey(tenantId, root)
-    const tree = this.#trees.get(key) ?? { runs: 0, open: 0, told: new Map() }
+    const tree = this.#trees.get(key) ?? { runs: new Set(), open: 0, told: new Map() }
     this.#trees.set(key, tree)
     tree.told.set(runId, told)
     return tree
@@ -96,6 +96,7 @@ export interface DelegationsDeps {
   /** Starts and ends the runs that others delegate to. */
   readonly children: ChildRuns
   readonly trees: DelegationTrees
+  readonly store: RunStore
   /** Undefined: this role has no apps. */
   readonly apps: Apps | undefined
   /** The parts of platform tools that conductors execute. */
@@ -122,13 +123,15 @@ export class Delegations {
   /** The run at the top of its tree. */
   readonly #root: string
   readonly #tree: Tree
+  /** Resolves when this process knows what the tree had delegated elsewhere. */
+  #known: Promise<void> | undefined
   readonly #endUserId: string | undefined
   /** The chat that the run answers, if any. A child run gets it too, so that it serves the same visitor. */
   readonly #chat: { readonly public_run_id?: unknown }
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
 
-  constructor(deps: DelegationsDeps, { claim, task, session }: OrderedRun, run: DelegatingRun) {
+  constructor(deps: DelegationsDeps, { claim, task, session, orphan }: OrderedRun, run: DelegatingRun) {
     this.#deps = deps
     this.#run = run
     this.#claim = claim
@@ -136,6 +139,7 @@ export class Delegations {
     this.#depth = task.parent?.depth ?? 0
     this.#root = task.parent?.rootId ?? task.parent?.runId ?? claim.runId
     this.#tree = deps.trees.enter(claim, this.#root, (runId, cents) => this.#cost(runId, cents))
+    if (!orphan) this.#known = Promise.resolve()
     this.#endUserId = endUserOf(task.metadata)
     this.#chat = answersVisitor(task.metadata) ? { public_run_id: task.metadata!['public_run_id'] } : {}
   }
@@ -196,15 +200,33 @@ export class Delegations {
     return apps.call(this.#claim.tenantId, app, this.#endUserId, this.#over.signal)
   }
   async #done(delegation: Delegation): Promise<DelegationAnswer> {
-    const refused = this.#refusal(delegation)
-    return refused === undefined ? this.#answerTo(delegation) : { ok: false, content: refused }
+    try {
+      await (this.#known ??= this.#readTree())
+      const refused = this.#refusal(delegation)
+      return refused === undefined ? await this.#answerTo(delegation) : { ok: false, content: refused }
+    } catch (err) {
+      if (isAppError(err)) return { ok: false, content: `The task was not started: ${err.sentence ?? err.code}` }
+      this.#warn(err, 'a delegated run failed')
+      return { ok: false, content: 'The task could not be started.' }
+    }
   }
-  #refusal({ profile }: Delegation): string | undefined {
+  async #readTree(): Promise<void> {
+    const { tenantId, runId } = this.#claim
+    const { delegatedRuns } = this.#deps.trees.limitsOf(tenantId)
+    try {
+      for (const id of await this.#deps.store.delegatedInTree(tenantId, runId, delegatedRuns)) this.#tree.runs.add(id)
+    } catch (error) {
+      this.#known = undefined
+      throw error
+    }
+  }
+  #refusal({ profile, runId }: Delegation): string | undefined {
     const { delegationDepth, delegatedRuns, delegatedAtOnce } = this.#deps.trees.limitsOf(this.#claim.tenantId)
     const { delegates } = this.#profile
     if (this.#depth >= delegationDepth)
       return `This task was delegated itself too often: it cannot be delegated further (limit delegationDepth, ${delegationDepth}).`
-    if (this.#tree.runs >= delegatedRuns)
+    // A run that counts already is joined, which the call of the former process started.
+    if (this.#tree.runs.size >= delegatedRuns && !this.#tree.runs.has(runId))
       return `This task and those it led to have delegated as often as they may (limit delegatedRuns, ${delegatedRuns}).`
     if (this.#tree.open >= delegatedAtOnce)
       return `As many delegated tasks are under way as may be (limit delegatedAtOnce, ${delegatedAtOnce}); try again when one has ended.`
@@ -214,7 +236,7 @@ export class Delegations {
     return this.#run.usage.left === 0 ? 'The budget of this run is used up.' : undefined
   }
   async #answerTo(delegation: Delegation): Promise<DelegationAnswer> {
-    this.#tree.runs++
+    this.#tree.runs.add(delegation.runId)
     this.#tree.open++
     try {
       await this.#deps.trees.turn(this.#claim.tenantId, this.#over.signal)
@@ -225,10 +247,6 @@ export class Delegations {
       if (status === 'ok') return { ok: true, content: result ?? '', status, ...cost }
       const why = isTerminal(status) ? (error?.message ?? `It ended as ${status}.`) : 'It was left.'
       return { ok: false, content: `The task was not done: ${why}`, status, ...cost }
-    } catch (err) {
-      if (isAppError(err)) return { ok: false, content: `The task was not started: ${err.sentence ?? err.code}` }
-      this.#warn(err, 'a delegated run failed')
-      return { ok: false, content: 'The task could not be started.' }
     } finally {
       this.#tree.open--
     }

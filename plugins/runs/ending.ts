@@ -132,7 +132,7 @@ export interface RunOrder {
 }
 
 /** The parts of a claimed run that its tool calls use. */
-export type OrderedRun = Pick<RunOrder, 'claim' | 'task' | 'session'>
+export type OrderedRun = Pick<RunOrder, 'claim' | 'task' | 'session' | 'orphan'>
 
 /** How long a runner goes on with a run without a conductor. It exceeds the time needed to notice that a conductor has died. */
 const keepMs = 30_000

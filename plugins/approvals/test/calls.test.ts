@@ -135,6 +135,20 @@ test('calls of tools that wait for people', async (t) => {
     assert.equal(events.at(-1)![1], 'done', agent.slug)
     assert.deepEqual(effects(), [['pay', { sum: 4 }]])
   })
+  await t.test('what a run delegated before it waited counts when it goes on', async () => {
+    await s.call('POST', '/api/profiles', { name: 'helper', model: 'openai/m' })
+    await profile({ name: 'boss', tools: ['delegate', 'pay'] })
+    await s.call('PATCH', '/api/tenants/default', { limits: { delegatedRuns: 1 } })
+    const delegate = (prompt: string): string => `delegate({"profile":"helper","prompt":"${prompt}"})`
+    const id = await s.run('boss', [delegate('once'), 'pay({"sum":8})', delegate('again')].join('\n'))
+    const [approval] = await s.waiting(id)
+    await s.parked(id)
+    await decide(s, approval.id, 'approve')
+    assert.match((await s.over(id)).result, /limit delegatedRuns, 1/)
+    assert.equal((await s.call('GET', `/api/runs?profile=helper`)).body.length, 1)
+    await s.call('PATCH', '/api/tenants/default', { limits: { delegatedRuns: null } })
+    assert.deepEqual(effects(), [['pay', { sum: 8 }]])
+  })
   await t.test('another server goes on with what this one has left, without doing again what is done', async () => {
     const id = await s.run('payer', 'note({"n":1});pay({"sum":5})')
     const [approval] = await s.waiting(id)

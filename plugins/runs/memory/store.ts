@@ -160,8 +160,9 @@ export class MemoryRunStore extends TenantUse implements RunStore {
       .toReversed()
     return listOf(matching, filter, listed, shownOf)
   }
-  // No run of another process continues here, so there are no earlier delegated costs.
+  // No run of another process continues here, so nothing was delegated earlier.
   delegatedCents = async () => new Map<string, number>()
+  delegatedInTree = async (): Promise<readonly string[]> => []
   async readLog(tenantId: string, runId: string, afterSeq: number) {
     const run = this.#rows.run(tenantId, runId)
     if (!run) return undefined
@@ -245,15 +246,9 @@ export class MemoryRunStore extends TenantUse implements RunStore {
   readonly park = async (): Promise<boolean> => false
   readonly endParked = async (): Promise<boolean> => false
   async resume(): Promise<undefined> {}
-  async handOver(): Promise<boolean> {
-    return false
-  }
-  async retreat(): Promise<boolean> {
-    return false
-  }
-  async sweepOrphans(): Promise<number> {
-    return 0
-  }
+  readonly handOver = async (): Promise<boolean> => false
+  readonly retreat = async (): Promise<boolean> => false
+  readonly sweepOrphans = async (): Promise<number> => 0
   onOrphan(): void {}
   onFenced(): void {}
   executing(): void {}

@@ -48,6 +48,22 @@ const delegated = prepared(
    FROM below WHERE usage IS NOT NULL GROUP BY child`,
 )
 
+// Up to the run that nobody delegated, then down to all that it led to. A workflow that started that run has no row here.
+const inTree = prepared(
+  'run-delegated-in-tree',
+  `WITH RECURSIVE above AS (
+     SELECT id, parent ->> 'runId' AS parent, 0 AS level FROM runs WHERE tenant_id = :tenant AND id = :run
+     UNION ALL
+     SELECT r.id, r.parent ->> 'runId', a.level + 1 FROM above a JOIN runs r ON r.tenant_id = :tenant AND r.id = a.parent
+   ), below AS (
+     SELECT id FROM runs
+     WHERE tenant_id = :tenant AND parent ->> 'runId' = (SELECT id FROM above ORDER BY level DESC LIMIT 1)
+     UNION ALL
+     SELECT r.id FROM below b JOIN runs r ON r.tenant_id = :tenant AND r.parent ->> 'runId' = b.id
+   )
+   SELECT id FROM below LIMIT :most::bigint`,
+)
+
 // Finds runs by status ($2). Runs that are not `ok` are marked up to the edge of the roll-ups; after the edge they are found in the meters and
 // among the newest runs. Runs that are `ok` are the majority, and the ordinary list finds them.
 const place = 'tenant_id, id, started_at'
@@ -161,6 +177,10 @@ export function createReads(db: Database) {
     async delegatedCents(tenantId, runId) {
       const rows = await db.unit<{ id: string; cents: number }>(tenantId, delegated({ tenant: tenantId, run: runId }))
       return new Map(rows.map(({ id, cents }) => [id, cents]))
+    },
+    async delegatedInTree(tenantId, run, most) {
+      const rows = await db.unit<{ id: string }>(tenantId, inTree({ tenant: tenantId, run, most }))
+      return rows.map(({ id }) => id)
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })

@@ -12,6 +12,8 @@ import {
   eventually,
   FakeRunner,
   limitsOf,
+  meddling,
+  parkedRuns,
   result,
   runId,
   type Script,
@@ -40,6 +42,8 @@ class DelegatingRunner extends FakeRunner {
   readonly answers = new Map<string, DelegationAnswer>()
   readonly children: string[] = []
   child: Script = chat
+  /** The parent of a session that exists already. */
+  parent = ''
   /** How many tasks the parent gives at once. */
   tasks: Pick<Delegation, 'id' | 'profile'>[] = [{ id: 'd', profile: 'other' }]
   before: RuntimeEvent[] = []
@@ -50,7 +54,7 @@ class DelegatingRunner extends FakeRunner {
     this.answers.set(id, answer)
   }
   private async *play(...[run, signal]: Parameters<Script>): ReturnType<Script> {
-    if (run.create?.profile.name !== 'parent') {
+    if (run.create?.profile.name !== 'parent' && run.runId !== this.parent) {
       this.children.push(run.runId)
       yield* this.child(run, signal)
       return
@@ -227,6 +231,29 @@ test('a tree of tasks has as many runs as it may, in all, at once and one below 
   const deep = await tree({ delegationDepth: 0 }, 1)
   await deep.ended()
   assert.match(refusals(deep)[0]!, /limit delegationDepth, 0/)
+})
+
+test('a run that is resumed has delegated what its tree had delegated before, and joins what counts already', async (t) => {
+  const parent = testProfile('parent')
+  const { approvals, decide, ...parked } = await parkedRuns(parent, 'parked')
+  const asked: unknown[] = []
+  const store = meddling(parked.store, {
+    async delegatedInTree(...of) {
+      asked.push(of)
+      return ['child-known-parked', 'another']
+    },
+  })
+  const runner = new DelegatingRunner()
+  runner.parent = 'parked'
+  runner.tasks = ['new', 'known', 'late'].map((id) => ({ id, profile: 'other' }))
+  const profiles = [parent, testProfile('other')]
+  const more = [approvals, fake(TenantLimits, limitsOf({ delegatedRuns: 3 }))]
+  await stage(t, { runner, profiles, store, more })
+  await decide('parked')
+  await eventually('all are answered', () => runner.answers.size === 3)
+  assert.deepEqual(runner.children.toSorted(), ['child-known-parked', 'child-new-parked'])
+  assert.match(runner.answers.get('late')!.content, /limit delegatedRuns, 3/)
+  assert.deepEqual(asked, [['acme', 'parked', 3]])
 })
 
 test('a fan-out starts little by little at the pace of its tenant, and those of others do not wait for it', async () => {

@@ -4,6 +4,7 @@ import type { TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError, definePlugin, type Entry, type Plugin } from '#kernel'
 import { fake, testKernel, type TestKernel, testProfile } from '#testing'
+import { Approvals } from '#contracts/approvals'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import type { Delegation } from '#contracts/delegation'
 import { Kv } from '#contracts/kv'
@@ -12,7 +13,7 @@ import { defaultLimits, type Limits, overLimit, type TenantLimits } from '#contr
 import { McpServers } from '#contracts/mcp-servers'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
-import { RunStore } from '#contracts/run-store'
+import { type Orphan, RunStore } from '#contracts/run-store'
 import { type ExecuteRun, Fleet, type Homecoming, type Placement, type RunnerLink } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
@@ -272,6 +273,36 @@ export const meddling = (store: RunStore, change: Partial<RunStore>): RunStore =
       return method?.bind(target)
     },
   })
+
+/** Runs that are parked, as PostgreSQL has them, in a store from which each is taken once, and what tells a process that people have decided. */
+export async function parkedRuns(profile: Profile, ...ids: readonly string[]) {
+  const memory = new MemoryRunStore()
+  const parked = new Map<string, Orphan>()
+  for (const id of ids) {
+    const task = { profile: profile.name, prompt: id }
+    const asked = { tenantId: 'acme', runId: id, sessionId: `sess-${id}`, task, create: { profile } }
+    const begun = await memory.start(asked)
+    if (begun.kind !== 'started') assert.fail(begun.kind)
+    parked.set(id, { ...begun, task, attempt: 1, handedOver: false, elapsedMs: 0 })
+  }
+  const store = meddling(memory, {
+    async resume(_tenantId, id) {
+      const orphan = parked.get(id)
+      parked.delete(id)
+      return orphan
+    },
+  })
+  let resume: Parameters<Approvals['onDecided']>[0] | undefined
+  const approvals = fake(Approvals, {
+    ask: async () => 'waiting',
+    askFor: async () => {},
+    decided: async () => ({}),
+    left: async () => {},
+    onDecided: (go) => void (resume = go),
+    onNodes() {},
+  })
+  return { store, parked, approvals, decide: (id: string) => resume!('acme', id) }
+}
 
 export const runId = (): string => `run-${randomBytes(6).toString('hex')}`
 

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import type { Profile } from '#contracts/profiles'
+import type { ParentRun } from '#contracts/runs'
 import { openStores } from './stores.ts'
 
 test('processes share the limit of a tenant, and the share of one that has died is free', async (t) => {
@@ -29,4 +31,29 @@ test('however many ask at once, they never have more than the limit together', a
     held.reduce((sum, one) => sum + one, 0),
     20,
   )
+})
+
+test('any run of a tree knows what all of the tree has delegated, and nothing of other trees or of the workflow above', async (t) => {
+  const { open } = await openStores(t)
+  const store = await open()
+  const create = { profile: { name: 'p', runtime: 'general', limits: {} } as unknown as Profile }
+  const start = async (runId: string, parent?: ParentRun, tenantId = 'acme'): Promise<void> => {
+    const task = { profile: 'p', prompt: 'x', ...(parent ? { parent } : {}) }
+    const { kind } = await store.start({ tenantId, runId, sessionId: `sess-${tenantId}-${runId}`, task, create })
+    assert.equal(kind, 'started')
+  }
+  const below = (runId: string, depth = 1): ParentRun => ({ runId, rootId: 'wf', depth })
+  await start('top', below('wf'))
+  await start('sibling', below('wf'))
+  await start('a', below('top', 2))
+  await start('b', below('top', 2))
+  await start('c', below('b', 3))
+  await start('other', below('sibling', 2))
+  await start('foreign', below('top', 2), 'globex')
+  for (const runId of ['top', 'a', 'c'])
+    assert.deepEqual((await store.delegatedInTree('acme', runId, 10)).toSorted(), ['a', 'b', 'c'])
+  assert.deepEqual(await store.delegatedInTree('acme', 'sibling', 10), ['other'])
+  assert.deepEqual(await store.delegatedInTree('acme', 'other', 10), ['other'])
+  assert.equal((await store.delegatedInTree('acme', 'c', 2)).length, 2)
+  assert.deepEqual(await store.delegatedInTree('acme', 'unknown', 10), [])
 })
