@@ -84,7 +84,7 @@ export const limitKinds = {
     default: 256 * mebi,
     unit: 'bytes',
     relief: 'later',
-    about: 'Attachments of executing runs, in the memory of each conductor.',
+    about: 'Attachments of executing runs, in the memory of each conductor and of each runner.',
   },
   sandboxes: {
     default: 100,

@@ -61,6 +61,9 @@ export const attachedText = ({ mediaType, data, name }: InlineAttachment): strin
     ? `File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`
     : undefined
 
+/** The size of the inline contents as base64, the form in which they are held. */
+export const attachmentBytesOf = ({ attachments = [] }: PromptFields): number =>
+  attachments.reduce((sum, { data }) => sum + (data?.length ?? 0), 0)
 export const hasLinks = ({ attachments }: PromptFields): boolean =>
   attachments?.some(({ link }) => link !== undefined) ?? false
 

@@ -93,8 +93,14 @@ export type NextOutcome =
   | { readonly kind: 'started'; readonly claim: Claim; readonly session: DurableSession; readonly task: Task }
   /** The first waiting run is an interrupt, and another run still holds the session. */
   | { readonly kind: 'held'; readonly runId: string; readonly interrupt: string }
-  /** No run waits, or another process has taken the session. */
+  /** No run waits, another process has taken the session, or the run was not admitted. */
   | { readonly kind: 'none' }
+
+/**
+ * Asked before a run that brings attachments is taken: whether this process has room for so many bytes of them. When it has not, the run stays where
+ * it is.
+ */
+export type AdmitAttachments = (runId: string, bytes: number) => boolean
 
 /** Why something other than its runner ends a run. */
 export interface EndReason {
@@ -215,8 +221,8 @@ export interface RunStore {
    * or the store cannot park.
    */
   park(claim: Claim, then: (tx: TenantTx) => Promise<void>): Promise<boolean>
-  /** Takes a parked run. Undefined: the run is no longer parked. */
-  resume(tenantId: string, runId: string): Promise<Orphan | undefined>
+  /** Takes a parked run. Undefined: the run is no longer parked, or was not admitted. */
+  resume(tenantId: string, runId: string, admits?: AdmitAttachments): Promise<Orphan | undefined>
   /** Ends a parked run. False: the run is not parked. */
   endParked(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean>
   /** This process stops taking over runs. True: another process still takes them over. */
@@ -248,7 +254,7 @@ export interface RunStore {
   /** Queues a run whose session is busy. The caller must then call `claimNext`, because the session may have become free meanwhile. */
   enqueue(run: EnqueueRun): Promise<EnqueueOutcome>
   /** Claims the session for the first run in its queue. One statement does both. */
-  claimNext(tenantId: string, sessionId: string): Promise<NextOutcome>
+  claimNext(tenantId: string, sessionId: string, admits?: AdmitAttachments): Promise<NextOutcome>
   /**
    * Called when runs wait for a free session, or an interrupt waits for a busy one: at once in the process whose write freed the session, and again
    * in every process until one of them has claimed the next run.

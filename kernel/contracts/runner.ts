@@ -56,6 +56,7 @@ export const ExecuteRun = Type.Object(
     limits: Type.Optional(
       Type.Object({
         stateBytes: Type.Optional(Type.Integer({ minimum: 0 })),
+        attachmentBytes: Type.Optional(Type.Integer({ minimum: 0 })),
         sandboxes: Type.Optional(Type.Integer({ minimum: 0 })),
         workspaceBytes: Type.Optional(Type.Integer({ minimum: 0 })),
         toolCallsPerMinute: Type.Optional(Type.Integer({ minimum: 0 })),

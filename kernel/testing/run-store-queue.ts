@@ -236,6 +236,31 @@ export function testQueueLimits(open: OpenStore): void {
 
 /** What a tenant has is counted, and how much it may have is kept. */
 export function testTenantUse(open: OpenStore): void {
+  test('a run that brings attachments is claimed once there is room for them, and others meanwhile', async (t) => {
+    const store = await open(t)
+    const { claim, sessionId } = await begin(store)
+    const [large, small] = [unique('run'), unique('run')]
+    const asked: [string, number][] = []
+    const admits = (room: number) => (runId: string, bytes: number) => {
+      asked.push([runId, bytes])
+      return bytes <= room
+    }
+    await enqueue(store, sessionId, large)
+    assert.deepEqual(await store.claimNext('acme', sessionId, admits(100)), { kind: 'none' })
+    assert.deepEqual(asked, [], 'its session is busy')
+    await store.finish(resultEnd(claim, 1))
+    assert.deepEqual(await store.claimNext('acme', sessionId, admits(15)), { kind: 'none' })
+    assert.deepEqual(asked.splice(0), [[large, 16]])
+    assert.equal((await store.findRun('acme', large))?.status, 'queued')
+    const next = startedOf(await store.claimNext('acme', sessionId, admits(16)))
+    assert.deepEqual([next.claim.runId, asked.splice(0)], [large, [[large, 16]]])
+    const task = { profile: 'writer', prompt: 'small' }
+    await store.enqueue({ tenantId: 'acme', runId: small, sessionId, task, interrupt: false })
+    await store.finish(resultEnd(next.claim, 1))
+    assert.equal(startedOf(await store.claimNext('acme', sessionId, admits(0))).claim.runId, small)
+    assert.deepEqual(asked, [], 'it brings none')
+  })
+
   test('what a tenant has of its limits is counted: runs that wait, sessions, bytes of logs', async (t) => {
     const store = await open(t)
     const { sessionId } = await begin(store)

@@ -2,6 +2,8 @@ import { timingSafeEqual } from 'node:crypto'
 import { startOnRead } from '#kernel'
 import { bearerForm } from '#contracts/auth'
 import { tenantKey } from '#contracts/ids'
+import { defaultLimits, overLimit } from '#contracts/limits'
+import { attachmentBytesOf } from '#contracts/prompt'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { RunOutput } from './output.ts'
@@ -27,8 +29,8 @@ export interface RunsOptions extends Omit<RunContext, 'keepBytes' | 'over' | 'mc
 export class Runs {
   readonly ledgers = new Ledgers()
   readonly #host: RunContext
-  /** The runs that are not over. */
-  readonly #runs = new Set<Run>()
+  /** The runs that are not over, each with the bytes of its attachments. */
+  readonly #runs = new Map<Run, number>()
   /** The output of the newest run of each session, by tenant and session. */
   readonly #outputs = new Map<string, RunOutput<Run>>()
   /** The outputs of ended runs, by the same key, in the order in which the runs ended. */
@@ -75,7 +77,7 @@ export class Runs {
     })
   /** Ends a run under way with an `error` event. Its code is the reason if runs fail by that reason, otherwise `cancelled`. Idempotent. */
   cancel(tenantId: string, runId: string, reason?: string): void {
-    for (const run of this.#runs) {
+    for (const run of this.#runs.keys()) {
       if (run.session.tenantId === tenantId && run.runId === runId) run.stop(reason)
     }
   }
@@ -88,24 +90,39 @@ export class Runs {
   }
   /** Ends every run with `runner_stopping`. */
   async stop(): Promise<void> {
-    const ending = [...this.#runs]
+    const ending = [...this.#runs.keys()]
     for (const run of ending) run.end('runner_stopping')
     await Promise.all(ending.map((run) => run.over))
     for (const key of this.#ended.keys()) this.#drop(key)
   }
 
   #begin(tenantId: string, order: ExecuteRun): Run {
+    const bytes = this.#admit(tenantId, order)
     const session = this.#claim(tenantId, order)
     const skills = session.profile.pinnedSkills && skillsOf(this.#host.skills, session)
     const run = new Run(this.#host, session, order, skills)
     if (order.limits) session.limits = order.limits
     this.#host.table.occupy(session, order.runId)
-    this.#runs.add(run)
+    this.#runs.set(run, bytes)
     const key = tenantKey(tenantId, session.id)
     // A conductor that starts another run of the session has read the end of the former one.
     this.#drop(key)
     this.#outputs.set(key, run.output)
     return run
+  }
+  /**
+   * The bytes of a run's attachments. Throws 429 `limit_reached` when the tenant's other runs hold as many as they may; if they hold none, one run
+   * always may bring its own.
+   */
+  #admit(tenantId: string, order: ExecuteRun): number {
+    const bytes = attachmentBytesOf(order)
+    if (bytes === 0) return 0
+    const most = order.limits?.attachmentBytes ?? defaultLimits.attachmentBytes
+    let held = 0
+    for (const [{ session }, attached] of this.#runs)
+      if (session.tenantId === tenantId && session.id !== order.sessionId) held += attached
+    if (held > 0 && held + bytes > most) throw overLimit('attachmentBytes', most)
+    return bytes
   }
   /** Returns the session when it is free for this run. Throws otherwise. */
   #claim(tenantId: string, order: ExecuteRun): LiveSession {

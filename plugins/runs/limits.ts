@@ -2,9 +2,10 @@ import type { FastifyBaseLogger } from 'fastify'
 import { tenantKey } from '#contracts/ids'
 import { type Limits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { Profile } from '#contracts/profiles'
-import type { RunStore, StartRun } from '#contracts/run-store'
+import { attachmentBytesOf } from '#contracts/prompt'
+import type { AdmitAttachments, RunStore, StartRun } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
-import type { Task } from '#contracts/runs'
+import { Line } from './fair-queue.ts'
 
 /** What this process knows about one tenant. */
 interface Share {
@@ -25,6 +26,9 @@ interface Share {
   unsaved: number
   /** Bytes of attachments: of runs that execute here, and of starts that are under way. */
   attachments: number
+  /** Accepted runs that wait for a slot, and those that wait for room for their attachments. */
+  readonly forSlot: Line
+  readonly forRoom: Line
   /** Sessions at the last count, and sessions begun here since then. */
   sessions: number
   begun: number
@@ -35,15 +39,13 @@ interface Share {
 const sparePart = 20
 const askAgainMs = 200
 const sweepEveryMs = 10_000
+const calledBySweep = 16
 const countEveryMs = 600_000
 const dayMs = 86_400_000
 const today = (): number => Math.floor(Date.now() / dayMs)
 
 /** Estimated bytes of a run's rows besides its content: run, session, messages, meters and marks, with their index entries. */
 const rowsOfRun = 2_048
-/** The size of a task's attachments as base64, the form in which they are held. */
-export const attachmentBytesOf = ({ attachments = [] }: Pick<Task, 'attachments'>): number =>
-  attachments.reduce((sum, { data }) => sum + (data?.length ?? 0), 0)
 
 type Store = Pick<RunStore, 'holdRuns' | 'countHeld' | 'countLogBytes' | 'countSessions'>
 
@@ -55,7 +57,6 @@ export class RunLimits {
   readonly #store: Store
   readonly #limits: TenantLimits | undefined
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
-  readonly #onFree: (tenantId: string) => void
   /** Bytes of admitted attachments of runs that have not begun yet. */
   readonly #arriving = new Map<string, number>()
   readonly #shares = new Map<string, Share>()
@@ -66,26 +67,57 @@ export class RunLimits {
   #timer: NodeJS.Timeout | undefined
   #saving: Promise<void> | undefined
 
-  /** Undefined limits allow everything. `onFree` is called when a slot of a tenant becomes free. */
-  constructor(
-    store: Store,
-    limits: TenantLimits | undefined,
-    log: Pick<FastifyBaseLogger, 'warn'>,
-    onFree: (tenantId: string) => void,
-  ) {
+  /** Undefined limits allow everything. */
+  constructor(store: Store, limits: TenantLimits | undefined, log: Pick<FastifyBaseLogger, 'warn'>) {
     this.#store = store
     this.#limits = limits
     this.#log = log
-    this.#onFree = onFree
   }
 
   /** Takes a slot. True: the caller has one and must give it back. */
   take(tenantId: string): boolean | Promise<boolean> {
     if (!this.#limits) return true
     const share = this.#of(tenantId)
+    // An operator may have lowered the limit since.
+    share.held = Math.min(share.held, this.#limits.of(tenantId).runningRuns)
     if (share.used >= share.held) return this.#wait(tenantId, share)
     share.used++
     return true
+  }
+  /**
+   * Has `claim` begin a run that was accepted earlier, once its tenant has a slot for it and room for its attachments. Until then it goes on waiting,
+   * and `again` is called when there may be enough. `claim` resolves to whether the run has begun here.
+   */
+  async beginLater(
+    tenantId: string,
+    id: string,
+    again: () => void,
+    claim: (admits: AdmitAttachments | undefined) => Promise<boolean>,
+  ): Promise<void> {
+    if (!this.#limits) return void (await claim(undefined))
+    const share = this.#of(tenantId)
+    const { forSlot, forRoom } = share
+    const slot = this.take(tenantId)
+    // It waits in line while it asks, so that it hears of a slot that becomes free meanwhile.
+    if (slot !== true) forSlot.join(id, again)
+    if (!(await slot)) return
+    for (const line of [forSlot, forRoom]) line.leave(id)
+    let admitted: string | undefined
+    let begun = false
+    try {
+      begun = await claim((runId, bytes) => {
+        if (admitted !== undefined) this.arrived(tenantId, admitted)
+        admitted = this.#admits(tenantId, runId, bytes) ? runId : undefined
+        if (admitted === undefined) forRoom.join(id, again)
+        return admitted !== undefined
+      })
+    } finally {
+      if (admitted !== undefined) this.arrived(tenantId, admitted)
+      if (!begun) this.give(tenantId)
+    }
+    // What became free may be enough for more than one.
+    if (share.used < share.held) forSlot.callFirst()
+    if (admitted !== undefined && share.attachments < this.#limits.of(tenantId).attachmentBytes) forRoom.callFirst()
   }
   /** Takes a slot regardless of the limit, for a run that already executes and continues here. */
   force(tenantId: string): void {
@@ -96,8 +128,8 @@ export class RunLimits {
     if (!share) return
     share.used--
     share.fullUntil = 0
+    share.forSlot.callFirst()
     if (share.held > share.used + 2 * share.spare) this.#settle(tenantId, share)
-    this.#onFree(tenantId)
   }
   /** The number of executing runs. For other processes it includes the slots that they keep in reserve. */
   async running(tenantId: string): Promise<number> {
@@ -124,23 +156,22 @@ export class RunLimits {
   }
   /** Refuses attachments when the tenant's runs hold as many bytes as its limit allows. A tenant that holds none may always bring those of one run. */
   admitAttachments(tenantId: string, runId: string, bytes: number): void {
-    if (!this.#limits || bytes === 0) return
-    const { attachmentBytes: most } = this.#limits.of(tenantId)
-    const share = this.#of(tenantId)
-    if (share.attachments > 0 && share.attachments + bytes > most) throw overLimit('attachmentBytes', most)
-    // A repeated call brings the same attachments, which are counted already.
-    if (this.#arriving.has(tenantKey(tenantId, runId))) return
-    this.#arriving.set(tenantKey(tenantId, runId), bytes)
-    share.attachments += bytes
+    if (this.#limits && bytes > 0 && !this.#admits(tenantId, runId, bytes))
+      throw overLimit('attachmentBytes', this.#limits.of(tenantId).attachmentBytes)
   }
   /** Called when a run with this many bytes of attachments begins. Attachments that were admitted for the run are already counted. */
   holdAttachments(tenantId: string, runId: string, bytes: number): void {
-    if (!this.#limits || bytes === 0 || this.#arriving.delete(tenantKey(tenantId, runId))) return
-    this.#of(tenantId).attachments += bytes
+    if (!this.#limits || bytes === 0) return
+    const key = tenantKey(tenantId, runId)
+    this.#of(tenantId).attachments += bytes - (this.#arriving.get(key) ?? 0)
+    this.#arriving.delete(key)
   }
   /** Releases the attachment bytes of a run that is over. */
   giveAttachments(tenantId: string, bytes: number): void {
-    if (this.#limits && bytes !== 0) this.#of(tenantId).attachments -= bytes
+    if (!this.#limits || bytes === 0) return
+    const share = this.#of(tenantId)
+    share.attachments -= bytes
+    share.forRoom.callFirst()
   }
   /** Ends the admission of a run's attachments: from now on the run holds them, or nobody does. */
   arrived(tenantId: string, runId: string): void {
@@ -155,10 +186,10 @@ export class RunLimits {
     const all = this.#limits.of(tenantId)
     const known = this.#onRunners.get(all)
     if (known) return known
-    const { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, objects, objectBytes } = all
-    const { vfsBytes, vfsEntries, vfsSessions } = all
-    const onRunner = { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, objects, objectBytes }
-    const kept = { limits: { ...onRunner, vfsBytes, vfsEntries, vfsSessions } }
+    const { stateBytes, attachmentBytes, sandboxes, workspaceBytes, toolCallsPerMinute } = all
+    const { objects, objectBytes, vfsBytes, vfsEntries, vfsSessions } = all
+    const onRunner = { stateBytes, attachmentBytes, sandboxes, workspaceBytes, toolCallsPerMinute }
+    const kept = { limits: { ...onRunner, objects, objectBytes, vfsBytes, vfsEntries, vfsSessions } }
     this.#onRunners.set(all, kept)
     return kept
   }
@@ -214,6 +245,16 @@ export class RunLimits {
     this.#profileBytes.set(profile, bytes)
     return bytes
   }
+  /** Counts attachments that arrive, or that are to be read for a run. False: the tenant's runs hold too many bytes already. */
+  #admits(tenantId: string, runId: string, bytes: number): boolean {
+    const share = this.#of(tenantId)
+    if (share.attachments > 0 && share.attachments + bytes > this.#limits!.of(tenantId).attachmentBytes) return false
+    // A repeated call brings the same attachments, which are counted already.
+    if (this.#arriving.has(tenantKey(tenantId, runId))) return true
+    this.#arriving.set(tenantKey(tenantId, runId), bytes)
+    share.attachments += bytes
+    return true
+  }
   async #countSessions(tenantId: string, share: Share, most: number): Promise<void> {
     share.begun = 0
     share.countedAt = Date.now()
@@ -223,7 +264,9 @@ export class RunLimits {
     let share = this.#shares.get(tenantId)
     if (share) return share
     const runs = { held: 0, used: 0, waiting: 0, spare: 0, asking: undefined, fullUntil: 0 }
-    share = { ...runs, logged: 0, day: 0, unsaved: 0, attachments: 0, sessions: 0, begun: 0, countedAt: 0 }
+    const sessions = { sessions: 0, begun: 0, countedAt: 0 }
+    const lines = { forSlot: new Line(), forRoom: new Line() }
+    share = { ...runs, ...sessions, ...lines, logged: 0, day: 0, unsaved: 0, attachments: 0 }
     this.#shares.set(tenantId, share)
     this.#timer ??= setInterval(() => this.#sweep(), sweepEveryMs).unref()
     return share
@@ -251,6 +294,8 @@ export class RunLimits {
     share.spare = idle ? 0 : Math.floor(max / sparePart)
     // Callers may arrive during the request, so judge by the number that was asked for whether slots ran out.
     const needed = share.used + share.waiting
+    // What is given back now must not be taken before the answer comes.
+    share.held = Math.min(share.held, needed + share.spare)
     share.held = await this.#store.holdRuns(tenantId, needed + share.spare, max)
     if (share.held < needed) share.fullUntil = Date.now() + askAgainMs
   }
@@ -261,7 +306,10 @@ export class RunLimits {
   #sweep(): void {
     this.#saving ??= this.#save().finally(() => (this.#saving = undefined))
     for (const [tenantId, share] of this.#shares) {
-      if (share.used > 0 || share.waiting > 0 || share.asking || share.unsaved > 0 || share.attachments > 0) continue
+      // Another process may have given slots back. All that are called ask for theirs together.
+      for (const line of [share.forSlot, share.forRoom]) line.callFirst(calledBySweep)
+      const { used, waiting, asking, unsaved, attachments, forSlot, forRoom } = share
+      if (used + waiting + unsaved + attachments + forSlot.size + forRoom.size > 0 || asking) continue
       // Nobody has needed a slot since the last sweep, so return the share for other processes to use.
       if (share.held > 0) this.#settle(tenantId, share, true)
       else if (Date.now() > share.countedAt + countEveryMs && !this.logIsFull(tenantId)) this.#shares.delete(tenantId)

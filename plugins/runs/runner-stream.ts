@@ -3,7 +3,7 @@ import { type AppError, isAppError } from '#kernel'
 import { type Apps, endUserOf } from '#contracts/apps'
 import type { Egress } from '#contracts/egress'
 import { hashOfSession } from '#contracts/ids'
-import { limitErrors } from '#contracts/limits'
+import { limitErrors, type LimitName } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
 import type { Recall } from '#contracts/memory'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
@@ -28,6 +28,10 @@ export const beganNothing = (error: AppError): boolean => tookNothing(error) || 
 /** The answers of a runner that cannot follow links to attachments. A runner of an earlier release does not know links at all. */
 const readsNoLinks = ({ code }: AppError): boolean => code === 'links_unread' || code === 'invalid_request'
 
+/** The runner holds as many bytes of the tenant's attachments as it may, until other runs are over. */
+const isFull = ({ code, detail }: AppError): boolean =>
+  code === limitErrors.limitReached.row.code && detail['limit'] === ('attachmentBytes' satisfies LimitName)
+
 /** True when the runner answered and only its sidecar cannot be reached. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>
   code.startsWith('sidecar_') || (isAppError(cause) && cause.code.startsWith('sidecar_'))
@@ -39,6 +43,8 @@ const awayMs = 3_000
 /** Milliseconds that an accepted run waits for a capable runner. Its caller was told that it is accepted, so nobody else would start it again. */
 const announcedMs = 30_000
 const awayRetryMs = 100
+/** Milliseconds between the first two attempts, and at most, to bring a run to a full runner: each sends all of its attachments. */
+const fullRetryMs = [500, 10_000] as const
 /** Milliseconds for which the runner of a stopped run is listened to. By then the runner has ended the run. */
 const lastWordsMs = 1_000
 
@@ -103,6 +109,7 @@ export class RunnerStream {
     const began = Date.now()
     let link = await this.#another(tried, began)
     let hydrated = fresh
+    let fullMs: number = fullRetryMs[0]
     for (let taken = false; ;) {
       try {
         if (!hydrated && link.hash !== this.#newestAt) {
@@ -127,6 +134,10 @@ export class RunnerStream {
           body = { ...body, attachments: await this.#deps.links.inline(this.#claim, body.attachments!) }
         } else if (error.code === 'session_busy' && Date.now() < began + busyRetryMs) {
           await sleep(25, undefined, { signal: this.#signal })
+        } else if (isFull(error) && this.announced) {
+          // An accepted run is not refused any more: it waits for room, within its own time.
+          await sleep(fullMs, undefined, { signal: this.#signal })
+          fullMs = Math.min(2 * fullMs, fullRetryMs[1])
         } else if (tookNothing(error)) {
           link = await this.#another(tried.add(link.hash), began, error)
           hydrated = fresh

@@ -5,12 +5,13 @@ import { lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { Claim } from '#contracts/run-store'
 import { isTerminal, type RunAccepted, type RunDispatch, type RunSummary, type Task } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/profiles'
+import { attachmentBytesOf } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
 import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Executor, type Terminated } from './cancellation.ts'
 import { DelegationTrees } from './delegations.ts'
 import { endingOf, orphaned, policyOf, type RunOrder, within } from './ending.ts'
-import { attachmentBytesOf, RunLimits } from './limits.ts'
+import { RunLimits } from './limits.ts'
 import { follow, type Logs, runChannel, unknownRun } from './log.ts'
 import { FlushClock } from './recorder.ts'
 import { Run, type RunDeps } from './run.ts'
@@ -62,7 +63,7 @@ export class RunService implements Executor {
       told.add(runId)
     }
     this.#deps = deps
-    this.limits = new RunLimits(store, deps.tenantLimits, log, (tenantId) => this.#submission.goOn(tenantId))
+    this.limits = new RunLimits(store, deps.tenantLimits, log)
     const trees = new DelegationTrees(deps.tenantLimits)
     this.#running = {
       ...deps,
@@ -134,11 +135,19 @@ export class RunService implements Executor {
     const { status } = await this.find(tenantId, runId)
     if (!isTerminal(status)) await this.#cancellation.cancel(tenantId, runId, endingOf('cancelled'))
   }
-  /** Resumes a run that waited for people, if it still waits. Throws when this process takes no more runs. */
+  /**
+   * Resumes a run that waited for people, if it still waits, once its tenant has a slot for it as for any other. Throws when this process takes no
+   * more runs.
+   */
   async resume(tenantId: string, runId: string): Promise<void> {
     if (this.#closing) throw unavailable({ message: 'This server is stopping.', retryable: true })
-    const orphan = await this.#deps.store.resume(tenantId, runId)
-    if (orphan) this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
+    // A run that is forgotten here, because this process dies or the store is away, is found by the sweep of approvals.
+    const again = (): void => void this.resume(tenantId, runId).catch(() => {})
+    await this.limits.beginLater(tenantId, `run ${runId}`, again, async (admits) => {
+      const orphan = await this.#deps.store.resume(tenantId, runId, admits)
+      if (orphan) this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
+      return orphan !== undefined
+    })
   }
   async terminate(tenantId: string, runId: string): Promise<Terminated> {
     if (!isClientId(runId)) throw runErrors.invalidRunId()
@@ -186,8 +195,8 @@ export class RunService implements Executor {
     // A conversation that is restored from its log needs no saved state.
     const saver = restoredFromLog(session.profile.runtime) ? undefined : this.#saver
     const waiting = saver?.busy(tenantId, sessionId)
-    // Whoever starts a run already has a slot for it.
-    if (order.orphan) this.limits.force(tenantId)
+    // Whoever starts or resumes a run already has a slot for it. An orphan had one in the process that is gone.
+    if (order.orphan && !order.orphan.parked) this.limits.force(tenantId)
     const attachments = attachmentBytesOf(order.task)
     this.limits.holdAttachments(tenantId, runId, attachments)
     const run = new Run(this.#running, order)

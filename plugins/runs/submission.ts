@@ -7,7 +7,7 @@ import { isOverLimit, overLimit, type TenantLimits } from '#contracts/limits'
 import type { ModelAccess } from '#contracts/model-access'
 import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } from '#contracts/profiles'
 import { createOutputSchemas } from '#kit/schemas'
-import { maxAttachmentChars } from '#contracts/prompt'
+import { attachmentBytesOf, maxAttachmentChars } from '#contracts/prompt'
 import type { RunLinks } from './links.ts'
 import { runErrors } from '#contracts/run-errors'
 import { interruptedBy, type NextOutcome, type RunStore, type StartOutcome, type StartRun } from '#contracts/run-store'
@@ -16,7 +16,6 @@ import { type RunAccepted, type RunSummary, type Task } from '#contracts/runs'
 import type { Webhooks } from '#contracts/webhooks'
 import type { Cancellation, Executor } from './cancellation.ts'
 import { type RunOrder, within } from './ending.ts'
-import { attachmentBytesOf } from './limits.ts'
 import type { Run } from './run.ts'
 import { placementOf } from './runner-stream.ts'
 import { FairQueue } from './fair-queue.ts'
@@ -29,8 +28,6 @@ const takenWaitMs = 2_000
 const restoredWaitMs = 20_000
 /** Attachments of more characters take milliseconds to process, so other work gets a turn in between. */
 const largeChars = 256 * 1024
-/** How many sessions of a tenant that wait for a slot are remembered. */
-const mostHeld = 1_000
 /** Milliseconds, a little more than ending a run takes. */
 const lookAgainMs = 100
 
@@ -66,8 +63,6 @@ export class Submission {
   readonly #cancellation: Cancellation
   readonly #schemas = createOutputSchemas()
   readonly #lines = new FairQueue((...session) => this.#lookAt(...session))
-  /** Sessions whose next run has no slot, by tenant. Few need to be remembered, because the sweep finds them again. */
-  readonly #held = new Map<string, Set<string>>()
 
   constructor(deps: SubmissionDeps, executor: Executor, cancellation: Cancellation) {
     this.#deps = deps
@@ -105,14 +100,6 @@ export class Submission {
    * may be possible, and the store lets one of them do it.
    */
   readonly advance = (tenantId: string, sessionId: string): void => this.#lines.add(tenantId, sessionId)
-
-  /** Called when a tenant may have a slot for a waiting run. */
-  goOn(tenantId: string): void {
-    const [sessionId] = this.#held.get(tenantId) ?? []
-    if (sessionId === undefined) return
-    this.#forget(tenantId, sessionId)
-    this.advance(tenantId, sessionId)
-  }
 
   /** Refuses a task that would fail only later, when a model is called. */
   async #check(tenantId: string, runId: string, task: Task): Promise<void> {
@@ -215,30 +202,16 @@ export class Submission {
       this.#deps.log.warn({ err, sessionId }, 'the next run of a session could not be started yet')
     }
   }
-  /** Begins the next queued run of a session if there is one and the tenant has a slot for it. */
+  /** Begins the next queued run of a session if there is one and the tenant has a slot and room for it. */
   async #claimNext(tenantId: string, sessionId: string): Promise<NextOutcome> {
-    const { limits } = this.#executor
-    if (!(await limits.take(tenantId))) {
-      this.#hold(tenantId, sessionId)
-      return { kind: 'none' }
-    }
-    let begun = false
-    try {
-      const next = await this.#deps.store.claimNext(tenantId, sessionId)
-      begun = next.kind === 'started'
+    let next: NextOutcome = { kind: 'none' }
+    const again = (): void => this.advance(tenantId, sessionId)
+    await this.#executor.limits.beginLater(tenantId, sessionId, again, async (admits) => {
+      next = await this.#deps.store.claimNext(tenantId, sessionId, admits)
       if (next.kind === 'started') this.#executor.begin({ ...next, announced: true })
-      return next
-    } finally {
-      if (!begun) limits.give(tenantId)
-    }
-  }
-  #hold(tenantId: string, sessionId: string): void {
-    const sessions = this.#held.get(tenantId) ?? new Set()
-    if (sessions.size < mostHeld) this.#held.set(tenantId, sessions.add(sessionId))
-  }
-  #forget(tenantId: string, sessionId: string): void {
-    const sessions = this.#held.get(tenantId)
-    if (sessions?.delete(sessionId) && sessions.size === 0) this.#held.delete(tenantId)
+      return next.kind === 'started'
+    })
+    return next
   }
   /** Stores the start of a run with a slot of its tenant. The slot passes to the run that begins. */
   async #store(run: StartRun): Promise<Stored> {

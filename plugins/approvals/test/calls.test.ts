@@ -135,6 +135,36 @@ test('calls of tools that wait for people', async (t) => {
     assert.equal(events.at(-1)![1], 'done', agent.slug)
     assert.deepEqual(effects(), [['pay', { sum: 4 }]])
   })
+  await t.test('a run goes on once its tenant has a slot for it', async () => {
+    const limits = (own: object) => s.call('PATCH', '/api/tenants/default', { limits: own })
+    const ids = [await s.run('payer', 'pay({"sum":6})'), await s.run('payer', 'pay({"sum":7})')]
+    await Promise.all(ids.map(async (id) => [await s.waiting(id), await s.parked(id)]))
+    await limits({ runningRuns: 1 })
+    const begun = Promise.withResolvers<void>()
+    const end = Promise.withResolvers<void>()
+    w.before = async (tool) => {
+      if (tool !== 'note') return
+      begun.resolve()
+      await end.promise
+    }
+    const other = await s.run('payer', 'note({})')
+    await begun.promise
+    for (const id of ids) await decide(s, (await s.waiting(id))[0].id, 'approve')
+    const wakeUps = `SELECT 1 FROM pgboss.job WHERE name = 'approvals' AND data->>'runId' = ANY($1) AND state < 'completed'`
+    await s.until(async () => (await s.database.systemBatch([{ text: wakeUps, values: [ids] }]))[0]!.length === 0)
+    const [owners] = await s.database.batch<[{ claim_owner: string }[]]>('default', [
+      { text: 'SELECT claim_owner FROM runs WHERE id = ANY($1)', values: [ids] },
+    ])
+    assert.deepEqual(
+      owners.map(({ claim_owner }) => claim_owner),
+      ['parked', 'parked'],
+    )
+    end.resolve()
+    for (const id of [other, ...ids]) assert.equal((await s.over(id)).status, 'ok')
+    assert.equal(effects().length, 3)
+    w.before = async () => {}
+    await limits({ runningRuns: null })
+  })
   await t.test('what a run delegated before it waited counts when it goes on', async () => {
     await s.call('POST', '/api/profiles', { name: 'helper', model: 'openai/m' })
     await profile({ name: 'boss', tools: ['delegate', 'pay'] })

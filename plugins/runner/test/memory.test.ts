@@ -105,6 +105,27 @@ test('a bundle on its way to a sidecar counts until the sidecar has it', async (
   assert.ok((await f.runner.usage('acme'))!.stateBytes < 2_000)
 })
 
+test('attachments of the runs of a tenant are bounded together on each runner, whichever conductors send them', async (t) => {
+  const f = await runnerOf(t, hang)
+  const full = { status: 429, code: 'limit_reached', detail: { limit: 'attachmentBytes', max: 15 } }
+  const begin = async (id: string, tenant = 'acme', more: object = {}) => {
+    const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
+    const sessionId = `sess-${tenant}-${id}`
+    const order = run({ runId: id, sessionId, attachments, keepMs: 0, limits: { attachmentBytes: 15 }, ...more })
+    const reading = f.runner.execute(tenant, order, new AbortController().signal)[Symbol.asyncIterator]()
+    await reading.next()
+    return reading
+  }
+  const first = await begin('first')
+  await assert.rejects(begin('second'), full)
+  assert.equal(f.runner.table.any('sess-acme-second'), undefined, 'nothing is left of it')
+  const others = [await begin('theirs', 'globex'), await begin('none', 'acme', { attachments: [] })]
+  await first.return!()
+  await until(() => f.runner.runs.size === 2)
+  others.push(await begin('second'))
+  for (const reading of others) await reading.return!()
+})
+
 test('a runner of many tenants answers what each has', async (t) => {
   const f = await runnerOf(t, hang)
   const reading = f.runner.execute('acme', run({ keepMs: 0 }), new AbortController().signal)[Symbol.asyncIterator]()

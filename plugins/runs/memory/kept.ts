@@ -41,8 +41,8 @@ export class KeptRunStore extends MemoryRunStore {
   override async start(run: StartRun) {
     return this.#begun(await super.start(run))
   }
-  override async claimNext(tenantId: string, sessionId: string) {
-    return this.#begun(await super.claimNext(tenantId, sessionId))
+  override async claimNext(...next: Parameters<MemoryRunStore['claimNext']>) {
+    return this.#begun(await super.claimNext(...next))
   }
   override discard(claim: Claim): Promise<boolean> {
     return this.#inTurn(claim, async () => {

@@ -1,6 +1,8 @@
 import type { Page } from '#contracts/paging'
+import { attachmentBytesOf } from '#contracts/prompt'
 import { createEventEncoder, endOf, lastSeqOf, type LogChunk } from '#contracts/run-event'
 import {
+  type AdmitAttachments,
   type Claim,
   type CopiedState,
   type EndReason,
@@ -119,15 +121,17 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     this.#rows.putRun(newRun(run, now()))
     return { kind: 'queued' }
   }
-  async claimNext(tenantId: string, sessionId: string): Promise<NextOutcome> {
+  async claimNext(tenantId: string, sessionId: string, admits?: AdmitAttachments): Promise<NextOutcome> {
     const session = this.#rows.session(tenantId, sessionId)
     const head = session?.waiting[0]
     if (!session || !head) return { kind: 'none' }
     if (session.claimRun !== undefined) {
       return head.front ? { kind: 'held', runId: session.claimRun, interrupt: head.runId } : { kind: 'none' }
     }
-    session.waiting.shift()
     const run = this.#rows.run(tenantId, head.runId)!
+    const bytes = attachmentBytesOf(run.input ?? {})
+    if (bytes > 0 && admits?.(head.runId, bytes) === false) return { kind: 'none' }
+    session.waiting.shift()
     return { kind: 'started', claim: this.#claim(run, session), session: durableOf(session), task: taskOf(run) }
   }
   onWaiting(listener: OnWaiting): void {

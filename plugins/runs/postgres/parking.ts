@@ -5,7 +5,7 @@ import type { OnWanted } from './ends.ts'
 import type { Instance } from './instance.ts'
 import type { LostClaims } from './lost-claims.ts'
 import { asOrphans, asTaken, endTaken, type OrphanDeps, type OrphanRow, taking, toOrphan } from './orphans.ts'
-import { claimed, prepared, read, type Taken } from './rows.ts'
+import { attachmentBytes, claimed, prepared, read, type Taken } from './rows.ts'
 
 /** The placeholder owner of runs that wait for people. No sweep looks for such runs, because nothing of them can be lost. */
 export const parked = 'parked'
@@ -30,7 +30,7 @@ const count = prepared(
   `UPDATE runs SET waited_ms = coalesce(waited_ms, 0) + round(extract(epoch FROM clock_timestamp() - parked_at) * 1000)::bigint,
      parked_at = clock_timestamp()
    WHERE tenant_id = :tenant AND ${isParked} AND status = 'running' AND EXISTS (SELECT 1 FROM instances WHERE id = :self AND NOT dead)
-   RETURNING 1`,
+   RETURNING ${attachmentBytes} AS bytes`,
 )
 const parkAgain = prepared(
   'run-park-again',
@@ -71,11 +71,12 @@ export const createParking = ({ db, instance, lostClaims, charges, onWanted }: P
         if (rows.length > 0) await then(tx)
         return rows.length > 0
       }),
-    resume: (tenantId, runId) =>
+    resume: (tenantId, runId, admits = () => true) =>
       db
         .tenant(tenantId, async (tx) => {
           const values = { tenant: tenantId, run: runId, self: instance.id }
-          if ((await tx.query(count(values))).length === 0) return undefined
+          const [waits] = await tx.query<{ bytes: number }>(count(values))
+          if (!waits || (waits.bytes > 0 && !admits(runId, waits.bytes))) return undefined
           const [row] = await tx.query<OrphanRow>(resume(values))
           return row && toOrphan(tenantId, row, parked)
         })

@@ -1,5 +1,6 @@
 import type { Database, TenantTx } from '#contracts/database'
 import {
+  type AdmitAttachments,
   type EndReason,
   type EnqueueOutcome,
   type EnqueueRun,
@@ -16,6 +17,7 @@ import type { Instance } from './instance.ts'
 import type { LostClaims } from './lost-claims.ts'
 import { endTaken } from './orphans.ts'
 import {
+  attachmentBytes,
   durableColumns,
   prepared,
   read,
@@ -73,7 +75,7 @@ const insert = {
 }
 
 // The lock comes first, so that the row is read as its last holder left it. If the queue row is gone by then, FOR UPDATE with LIMIT moves on to the
-// next row.
+// next row. `brings` is null unless the session is free. A null `room` is room for everything.
 const claimNext = prepared(
   'queue-claim-next',
   `WITH session AS (
@@ -82,9 +84,13 @@ const claimNext = prepared(
       SELECT position, run_id, front FROM run_queue
       WHERE tenant_id = :tenant AND session_id = :session AND (SELECT status FROM session) <> 'shutdown'
       ORDER BY front DESC, position LIMIT 1 FOR UPDATE
+    ), size AS (
+      SELECT ${attachmentBytes} AS brings FROM runs
+      WHERE :room::float8 IS NOT NULL AND tenant_id = :tenant AND id = (SELECT run_id FROM head)
+        AND (SELECT status FROM session) IN ('idle', 'errored')
     ), next AS (
       DELETE FROM run_queue WHERE tenant_id = :tenant AND session_id = :session AND position = (SELECT position FROM head)
-        AND (SELECT status FROM session) IN ('idle', 'errored')
+        AND (SELECT status FROM session) IN ('idle', 'errored') AND NOT EXISTS (SELECT 1 FROM size WHERE brings > :room)
         AND EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)
       RETURNING run_id
     ), claimed AS (
@@ -100,9 +106,9 @@ const claimNext = prepared(
       WHERE tenant_id = :tenant AND id = (SELECT claim_run FROM claimed)
       RETURNING id AS run_id, prompt, metadata, input
     )
-    SELECT head.front, session.claim_run AS holder, head.run_id AS waiting, run.run_id, run.prompt, run.metadata, run.input,
-      claimed.*
-    FROM head CROSS JOIN session LEFT JOIN claimed ON true LEFT JOIN run ON true`,
+    SELECT head.front, session.claim_run AS holder, head.run_id AS waiting, size.brings, run.run_id, run.prompt, run.metadata,
+      run.input, claimed.*
+    FROM head CROSS JOIN session LEFT JOIN size ON true LEFT JOIN claimed ON true LEFT JOIN run ON true`,
 )
 
 interface NextRow extends Omit<TaskRow, 'run_id'> {
@@ -110,6 +116,8 @@ interface NextRow extends Omit<TaskRow, 'run_id'> {
   /** The run that held the session before. Null: none did. */
   readonly holder: string | null
   readonly waiting: string
+  /** Bytes of attachments of the first waiting run. */
+  readonly brings: number | null
   /** Null: nothing was claimed. */
   readonly run_id: string | null
 }
@@ -140,18 +148,20 @@ interface QueueDeps {
   readonly onWanted: OnWanted
 }
 
-/** The store's operations on queued runs, which wait for their sessions. */
-export function createQueue({ db, instance, lostClaims, charges, onWanted }: QueueDeps) {
-  const { billing } = charges
-  const cancelWaiting = async (tx: TenantTx, session: string, why: EndReason, interruptsOnly: boolean) => {
-    const waiting = await tx.query<Taken>(takeWaiting({ tenant: tx.tenantId, session, interruptsOnly }))
-    await endTaken(tx, waiting, 'cancelled', why, charges)
-  }
-  const claim = async (tenantId: string, sessionId: string): Promise<NextOutcome> => {
-    const statement = claimNext({ tenant: tenantId, session: sessionId, owner: instance.id })
+/** Claims the next run of a session. Most runs bring no attachments, so the first question leaves no room for any. */
+function createClaim(db: Database, instance: Instance) {
+  const claim = async (
+    tenantId: string,
+    sessionId: string,
+    admits?: AdmitAttachments,
+    room = admits ? 0 : undefined,
+  ): Promise<NextOutcome> => {
+    const statement = claimNext({ tenant: tenantId, session: sessionId, owner: instance.id, room })
     const [row] = await db.unit<NextRow>(tenantId, statement, { order: sessionId })
     if (!row) return { kind: 'none' }
-    const { run_id: runId, epoch, front, holder, waiting } = row
+    const { run_id: runId, epoch, front, holder, waiting, brings } = row
+    if (room !== undefined && runId === null && brings !== null && brings > room)
+      return admits!(waiting, brings) ? claim(tenantId, sessionId, admits, brings) : { kind: 'none' }
     if (runId === null)
       return front && holder !== null ? { kind: 'held', runId: holder, interrupt: waiting } : { kind: 'none' }
     return {
@@ -161,6 +171,17 @@ export function createQueue({ db, instance, lostClaims, charges, onWanted }: Que
       task: toTask({ ...row, run_id: runId }),
     }
   }
+  return claim
+}
+
+/** The store's operations on queued runs, which wait for their sessions. */
+export function createQueue({ db, instance, lostClaims, charges, onWanted }: QueueDeps) {
+  const { billing } = charges
+  const cancelWaiting = async (tx: TenantTx, session: string, why: EndReason, interruptsOnly: boolean) => {
+    const waiting = await tx.query<Taken>(takeWaiting({ tenant: tx.tenantId, session, interruptsOnly }))
+    await endTaken(tx, waiting, 'cancelled', why, charges)
+  }
+  const claim = createClaim(db, instance)
   const enqueue = (run: EnqueueRun) =>
     db.tenant(run.tenantId, async (tx): Promise<EnqueueOutcome> => {
       const { runId, task, interrupt, most = Infinity } = run
@@ -182,8 +203,8 @@ export function createQueue({ db, instance, lostClaims, charges, onWanted }: Que
       return { kind: 'exists', run: toRun((await existing())!) }
     })
   return {
-    claimNext: (tenantId, sessionId) =>
-      claim(tenantId, sessionId).catch((error: unknown) => lostClaims.doubt(tenantId, error)),
+    claimNext: (tenantId, sessionId, admits) =>
+      claim(tenantId, sessionId, admits).catch((error: unknown) => lostClaims.doubt(tenantId, error)),
     enqueue: (run) =>
       enqueue(run).catch((error: unknown) => {
         const why = billing?.refusalOf(error)

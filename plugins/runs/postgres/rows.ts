@@ -48,6 +48,14 @@ export async function read<Row extends object>(db: Database, tenantId: string, s
   return (await db.batch<[Row[]]>(tenantId, [statement]))[0]
 }
 
+/**
+ * The bytes of a run's inline attachments as base64, from what its row tells of them: their contents are not read. The text is searched because
+ * PostgreSQL takes no JSON apart that has a NUL in a name. No string can hold what is searched for, since its quotes are escaped.
+ */
+export const attachmentBytes = `(
+  SELECT coalesce(sum(ceil(found[1]::float8 / 3) * 4), 0)
+  FROM regexp_matches(input_info::text, '"bytes":([0-9]+)(,"sha256")?', 'g') AS found WHERE found[2] IS NULL)`
+
 /** A row as PostgreSQL returns it: absent fields are null, and columns have the names of the fields. */
 type Row<T> = {
   readonly [Field in keyof T]-?: undefined extends T[Field] ? Exclude<T[Field], undefined> | null : T[Field]

@@ -1,16 +1,38 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { type Limits, overLimit, TenantLimits } from '#contracts/limits'
+import type { RunStore } from '#contracts/run-store'
 import type { RunSummary } from '#contracts/runs'
 import { fake } from '#testing'
-import { endless, eventually, FakeRunner, limitsOf, result, type Script, stage, type Stage, text } from './stage.ts'
+import {
+  endless,
+  eventually,
+  FakeRunner,
+  limitsOf,
+  meddling,
+  parkedRuns,
+  profileNamed,
+  result,
+  type Script,
+  stage,
+  type Stage,
+  type StageOptions,
+  text,
+} from './stage.ts'
 import { FairQueue } from '../fair-queue.ts'
+import { RunLimits } from '../limits.ts'
+import { MemoryRunStore } from '../memory/store.ts'
 
 /** A stage whose tenants have these limits. */
-async function limited(t: TestContext, own: Partial<Limits>, script: Script = endless): Promise<Stage> {
+async function limited(
+  t: TestContext,
+  own: Partial<Limits>,
+  script: Script = endless,
+  options: StageOptions = {},
+): Promise<Stage> {
   const runner = new FakeRunner()
   runner.script = script
-  return stage(t, { runner, more: [fake(TenantLimits, limitsOf(own))] })
+  return stage(t, { runner, ...options, more: [fake(TenantLimits, limitsOf(own)), ...(options.more ?? [])] })
 }
 
 const post = (s: Stage, task: object) =>
@@ -61,6 +83,51 @@ test('a run that may wait waits for a slot as it does for its session', async (t
   assert.deepEqual([waiting.statusCode, waiting.json().status], [202, 'queued'])
   await s.dispatch.cancel('acme', other)
   await eventually('it begins', async () => (await status(s, 'waits')) === 'running')
+})
+
+test('runs that people have decided about go on within the limit, one for each slot, before what a tenant has queued since', async (t) => {
+  const { store, parked, approvals, decide } = await parkedRuns(profileNamed('writer'), 'one', 'two', 'three')
+  const s = await limited(t, { runningRuns: 1 }, endless, { store, more: [approvals] })
+  const { runId: idle, sessionId } = (await post(s, {})).json()
+  await s.dispatch.cancel('acme', idle)
+  const other = (await post(s, {})).json().runId
+  // The second wake-up of a run changes nothing.
+  for (const id of ['one', 'two', 'one', 'three']) await decide(id)
+  assert.equal((await post(s, { id: 'queued', sessionId, whenBusy: 'enqueue' })).json().status, 'queued')
+  assert.equal(parked.size, 3)
+  const goesOn = async (before: string, id: string): Promise<void> => {
+    await s.dispatch.cancel('acme', before)
+    await eventually(`${id} goes on`, () => s.runner.executed.some(({ runId }) => runId === id))
+  }
+  await goesOn(other, 'one')
+  assert.deepEqual([...parked.keys()], ['two', 'three'])
+  await goesOn('one', 'two')
+  assert.deepEqual([...parked.keys()], ['three'])
+  await goesOn('two', 'three')
+  assert.equal(await status(s, 'queued'), 'queued')
+  await goesOn('three', 'queued')
+  assert.equal(s.runner.executed.length, 6)
+})
+
+test('a slot that is on its way back to the store is not taken meanwhile', async () => {
+  const answers: (() => void)[] = []
+  const holdRuns: RunStore['holdRuns'] = (_tenantId, wanted) =>
+    new Promise((resolve) => answers.push(() => resolve(wanted)))
+  const store = meddling(new MemoryRunStore(), { holdRuns })
+  const limits = new RunLimits(store, limitsOf({ runningRuns: 1 }), { warn() {} })
+  const first = limits.take('acme')
+  answers.shift()!()
+  assert.equal(await first, true)
+  limits.give('acme')
+  assert.equal(answers.length, 1, 'it is given back')
+  const second = limits.take('acme')
+  assert.notEqual(second, true)
+  while (answers.length > 0) {
+    answers.shift()!()
+    await new Promise((resolve) => setImmediate(resolve))
+  }
+  assert.equal(await second, true, 'asked for anew')
+  await limits.close()
 })
 
 test('as many runs of a tenant wait as may', async (t) => {
@@ -139,6 +206,7 @@ test('a run that its runner has no room for is refused by the name of the limit,
   assert.equal(await status(s, 'refused'), undefined)
   assert.deepEqual(s.runner.executed[0]!.limits, {
     stateBytes: 7,
+    attachmentBytes: 256 * 1024 ** 2,
     sandboxes: 100,
     workspaceBytes: 20 * 1024 ** 3,
     toolCallsPerMinute: 30_000,
@@ -160,6 +228,61 @@ test('attachments of runs that execute are bounded together; one run always may 
   assert.equal((await post(s, {})).statusCode, 202, 'a run without any')
   await s.dispatch.cancel('acme', first.json().runId)
   await eventually('there is room again', async () => (await post(s, { attachments })).statusCode === 202)
+})
+
+test('queued runs with attachments begin as others end, never more at once than there is room for', async (t) => {
+  const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
+  let now = 0
+  let most = 0
+  const s = await limited(t, { attachmentBytes: 8 }, async function* (run, signal) {
+    const brings = run.attachments ? 1 : 0
+    most = Math.max(most, (now += brings))
+    try {
+      yield* endless(run, signal)
+    } finally {
+      now -= brings
+    }
+  })
+  const first = [await post(s, {}), await post(s, {}), await post(s, {})].map((answer) => answer.json())
+  const waiting = []
+  for (const { sessionId } of first) {
+    const answer = await post(s, { sessionId, whenBusy: 'enqueue', attachments })
+    assert.equal(answer.json().status, 'queued')
+    waiting.push(answer.json().runId as string)
+  }
+  await Promise.all(first.map(({ runId }) => s.dispatch.cancel('acme', runId)))
+  for (let left = waiting; left.length > 0;) {
+    const running = async (): Promise<string[]> => {
+      const found = await Promise.all(left.map(async (id) => ((await status(s, id)) === 'running' ? [id] : [])))
+      return found.flat()
+    }
+    await eventually('one of them begins', async () => (await running()).length > 0)
+    const [next] = await running()
+    await eventually('its runner has it', () => s.runner.executed.some(({ runId }) => runId === next))
+    assert.equal((await post(s, {})).statusCode, 202, 'a run without any')
+    await s.dispatch.cancel('acme', next!)
+    left = left.filter((id) => id !== next)
+  }
+  assert.equal(most, 1)
+})
+
+test('an accepted run waits for a runner that is full of attachments; another is refused', async (t) => {
+  const s = await limited(t, { attachmentBytes: 8 })
+  const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
+  const { runId, sessionId } = (await post(s, {})).json()
+  await post(s, { id: 'waits', sessionId, whenBusy: 'enqueue', attachments })
+  let full = 1
+  s.runner.onExecute = (run) => {
+    if (run.attachments && full-- > 0) throw overLimit('attachmentBytes', 8)
+  }
+  await s.dispatch.cancel('acme', runId)
+  await eventually('it is sent again', () => s.runner.executed.filter((run) => run.runId === 'waits').length === 2)
+  assert.equal(await status(s, 'waits'), 'running')
+  await s.dispatch.cancel('acme', 'waits')
+  full = 1
+  const refused = await post(s, { id: 'new', attachments })
+  assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'attachmentBytes'])
+  assert.equal(await status(s, 'new'), undefined)
 })
 
 test('attachments that come at once are bounded as those that come one after the other', async (t) => {

@@ -189,7 +189,10 @@ test('a run that was taken to go on, and never was, is left once more by whoever
   const claim = await begin(a, 'acme', '1')
   await a.append(claim, chunkOf(claim, 1, 1))
   assert.equal(await a.park(claim, async () => {}), true)
-  const taken = await a.resume('acme', claim.runId)
+  const asked: [string, number][] = []
+  const refused = await a.resume('acme', claim.runId, (...one) => asked.push(one) > 1)
+  assert.deepEqual([refused, asked], [undefined, [[claim.runId, 8]]], 'nobody has room for its attachments yet')
+  const taken = await a.resume('acme', claim.runId, (...one) => asked.push(one) > 1)
   assert.deepEqual([taken?.claim.epoch, taken?.attempt], [3, 1])
   assert.equal(await b.resume('acme', claim.runId), undefined, 'it has an owner')
   await expireOwner(stores.db, claim)
