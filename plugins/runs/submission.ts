@@ -129,9 +129,13 @@ export class Submission {
   }
   /** Starts the run in a new session. The session replaces `insteadOf` when the conversation of a chat continues in it. */
   async #startNew(asked: Asked, insteadOf?: string): Promise<RunAccepted> {
-    const { task, tenantId } = asked
-    const remembers = task.chat?.continued ?? false
-    await this.#executor.limits.admitSession(tenantId)
+    const { limits } = this.#executor
+    await limits.admitSession(asked.tenantId)
+    const stored = this.#storeNew(asked, insteadOf).finally(() => limits.sessionStored(asked.tenantId))
+    return (await stored).accepted
+  }
+  async #storeNew(asked: Asked, insteadOf?: string): Promise<{ readonly accepted: Promise<RunAccepted> }> {
+    const remembers = asked.task.chat?.continued ?? false
     let placed = await this.#profileOf(asked)
     // Session ids have 32 random bits per runner, so an id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
@@ -149,7 +153,7 @@ export class Submission {
       const create = { profile, revision, ...(insteadOf === undefined ? {} : { insteadOf }) }
       const outcome = await this.#store({ ...asked, sessionId: newSessionId(runner.hash), create })
       const accepted = this.#begun(asked, outcome, { placed: runner, remembers })
-      if (accepted) return accepted
+      if (accepted) return { accepted }
       if (outcome.kind === 'stale_profile') placed = await this.#profileOf(asked, true)
       else if (outcome.kind !== 'session_taken') throw runErrors.conversationBusy()
     }

@@ -154,6 +154,51 @@ test('a tenant with as many sessions as it may have gets no other, and goes on i
   await eventually('one that was shut down counts no more', async () => (await post(s, {})).statusCode === 202)
 })
 
+test('sessions that begin while they are counted are counted as well', async (t) => {
+  const asked: (() => void)[] = []
+  let gated = false
+  const memory = new MemoryRunStore()
+  const countSessions: RunStore['countSessions'] = async (...of) => {
+    const count = await memory.countSessions(...of)
+    if (gated) await new Promise<void>((resolve) => asked.push(resolve))
+    return count
+  }
+  const store = meddling(memory, { countSessions })
+  const s = await limited(t, { sessions: 4 }, endless, { store })
+  for (let i = 0; i < 3; i++) assert.equal((await post(s, {})).statusCode, 202)
+  gated = true
+  const answers = Promise.all(Array.from({ length: 6 }, () => post(s, {})))
+  await eventually('they are counted', () => asked.length > 0)
+  gated = false
+  for (const go of asked) go()
+  const begun = (await answers).filter(({ statusCode }) => statusCode === 202)
+  assert.equal(begun.length, 1)
+})
+
+test('of what all processes may begin together each looks at the others before long', async (t) => {
+  const store = new MemoryRunStore()
+  const conductors = [
+    await limited(t, { sessions: 40 }, endless, { store }),
+    await limited(t, { sessions: 40 }, endless, { store }),
+    await limited(t, { sessions: 40 }, endless, { store }),
+  ]
+  let begun = 0
+  for (let i = 0; i < 40; i++) for (const s of conductors) if ((await post(s, {})).statusCode === 202) begun++
+  assert.ok(begun >= 40 && begun <= 43, `${begun} sessions`)
+})
+
+test('a tenant far from its limit has its sessions counted behind the back of its starts', async (t) => {
+  const memory = new MemoryRunStore()
+  let counted = 0
+  const countSessions: RunStore['countSessions'] = () => {
+    counted++
+    return new Promise(() => {})
+  }
+  const s = await limited(t, { sessions: 1_000 }, endless, { store: meddling(memory, { countSessions }) })
+  for (let i = 0; i < 60; i++) assert.equal((await post(s, {})).statusCode, 202)
+  assert.equal(counted, 1)
+})
+
 test('runs that have written as much to their logs as they may in a day end, and no other begins', async (t) => {
   const s = await limited(t, { eventLogBytesPerDay: 2_000 }, async function* (_run, signal) {
     while (!signal.aborted) {
