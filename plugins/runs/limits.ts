@@ -37,10 +37,8 @@ interface Share {
   countedAt: number
 }
 
-/** A process keeps 1/20 of a limit in reserve, rounded down, so of a small limit nothing. */
+/** A process keeps 1/20 of a limit in reserve, rounded down, so of a small limit nothing; and counts sessions again after 1/20 of those left. */
 const sparePart = 20
-/** A process that has begun 1/20 of the sessions that were left at its last count looks what the others have begun. */
-const unseenPart = 20
 const askAgainMs = 200
 const sweepEveryMs = 10_000
 const calledBySweep = 16
@@ -89,14 +87,15 @@ export class RunLimits {
     return true
   }
   /**
-   * Has `claim` begin a run that was accepted earlier, once its tenant has a slot for it and room for its attachments. Until then it goes on waiting,
-   * and `again` is called when there may be enough. `claim` resolves to whether the run has begun here.
+   * Has `claim` begin a run that was accepted earlier, once its tenant has a slot for it (or `exempt` says that it needs none) and room for its
+   * attachments. Until then it goes on waiting, and `again` is called when there may be enough. `claim` resolves to whether the run has begun here.
    */
   async beginLater(
     tenantId: string,
     id: string,
     again: () => void,
     claim: (admits: AdmitAttachments | undefined) => Promise<boolean>,
+    exempt?: () => Promise<boolean>,
   ): Promise<void> {
     if (!this.#limits) return void (await claim(undefined))
     const share = this.#of(tenantId)
@@ -104,10 +103,12 @@ export class RunLimits {
     const slot = this.take(tenantId)
     // It waits in line while it asks, so that it hears of a slot that becomes free meanwhile.
     if (slot !== true) forSlot.join(id, again)
-    if (!(await slot)) return
+    const isExempt = !(await slot)
+    if (isExempt && !(await exempt?.())) return
+    if (isExempt) share.used++
     for (const line of [forSlot, forRoom]) line.leave(id)
-    let admitted: string | undefined
-    let begun = false
+    let admitted: string | undefined,
+      begun = false
     try {
       begun = await claim((runId, bytes) => {
         if (admitted !== undefined) this.arrived(tenantId, admitted)
@@ -123,7 +124,7 @@ export class RunLimits {
     if (share.used < share.held) forSlot.callFirst()
     if (admitted !== undefined && share.attachments < this.#limits.of(tenantId).attachmentBytes) forRoom.callFirst()
   }
-  /** Takes a slot regardless of the limit, for a run that already executes and continues here. */
+  /** Takes a slot whatever the limit is, for a run that already executes and continues here. */
   force(tenantId: string): void {
     if (this.#limits) this.#of(tenantId).used++
   }
@@ -152,7 +153,7 @@ export class RunLimits {
     const { sessions: most } = this.#limits.of(tenantId)
     const isFull = (): boolean => share.sessions + share.begun >= most
     const age = Date.now() - share.countedAt
-    const unseen = Math.max(1, Math.floor((most - share.sessions) / unseenPart))
+    const unseen = Math.max(1, Math.floor((most - share.sessions) / sparePart))
     const mustCount = isFull() ? share.begun > share.storing || age > askAgainMs : share.begun >= 2 * unseen
     if (mustCount) await this.#countSessions(tenantId, share, most)
     // Count without delaying the start: a tenant may have very many sessions.

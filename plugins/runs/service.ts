@@ -2,7 +2,7 @@ import { isAppError, unavailable } from '#kernel'
 import { isClientId, tenantKey } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
 import { lastSeqOf, type LogChunk } from '#contracts/run-event'
-import type { Claim } from '#contracts/run-store'
+import type { AdmitAttachments, Claim } from '#contracts/run-store'
 import { isTerminal, type RunAccepted, type RunDispatch, type RunSummary, type Task } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/profiles'
 import { attachmentBytesOf } from '#contracts/prompt'
@@ -36,6 +36,8 @@ export class RunService implements Executor {
   /** What each run here needs of this process. */
   readonly #running: RunDeps
   readonly #active = new Map<string, Run>()
+  /** The parents in whose slots delegated runs have gone on. */
+  readonly #slotsOfParents = new Set<string>()
   /** Calls to start a run that are under way. */
   readonly #starting = new Set<Promise<unknown>>()
   readonly #givingUp = new AbortController()
@@ -143,11 +145,36 @@ export class RunService implements Executor {
     if (this.#closing) throw unavailable({ message: 'This server is stopping.', retryable: true })
     // A run that is forgotten here, because this process dies or the store is away, is found by the sweep of approvals.
     const again = (): void => void this.resume(tenantId, runId).catch(() => {})
-    await this.limits.beginLater(tenantId, `run ${runId}`, again, async (admits) => {
+    const claim = async (admits: AdmitAttachments | undefined): Promise<boolean> => {
       const orphan = await this.#deps.store.resume(tenantId, runId, admits)
       if (orphan) this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
       return orphan !== undefined
-    })
+    }
+    let slot: string | undefined
+    const hasSlotOfParent = async (): Promise<boolean> =>
+      (slot = await this.#slotOfParent(tenantId, runId)) !== undefined
+    try {
+      await this.limits.beginLater(tenantId, `run ${runId}`, again, claim, hasSlotOfParent)
+    } finally {
+      const giveBack = (): boolean => slot !== undefined && this.#slotsOfParents.delete(slot)
+      void (this.local(tenantId, runId)?.done ?? Promise.resolve()).then(giveBack)
+    }
+  }
+  /**
+   * A parent keeps its slot while it waits for a delegated run: a tenant whose slots all belong to parents would stand still if those runs needed
+   * slots, too. One at a time goes on in the slot of each parent. Undefined: this one does not.
+   */
+  async #slotOfParent(tenantId: string, runId: string): Promise<string | undefined> {
+    const { parent } = await this.find(tenantId, runId)
+    const slot = parent && tenantKey(tenantId, parent.runId)
+    if (slot === undefined || this.#slotsOfParents.has(slot)) return undefined
+    this.#slotsOfParents.add(slot)
+    const isRunning = await this.find(tenantId, parent!.runId).then(
+      ({ status }) => status === 'running',
+      () => false,
+    )
+    if (!isRunning) this.#slotsOfParents.delete(slot)
+    return isRunning ? slot : undefined
   }
   async terminate(tenantId: string, runId: string): Promise<Terminated> {
     if (!isClientId(runId)) throw runErrors.invalidRunId()

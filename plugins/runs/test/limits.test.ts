@@ -109,6 +109,23 @@ test('runs that people have decided about go on within the limit, one for each s
   assert.equal(s.runner.executed.length, 6)
 })
 
+test('where all slots belong to parents, one delegated run of each goes on at a time: none would, if it needed a slot', async (t) => {
+  const children = ['busy_one', 'busy_two', 'away_three'] as const
+  const { store, parked, approvals, decide } = await parkedRuns(profileNamed('writer'), ...children)
+  const s = await limited(t, { runningRuns: 1 }, endless, { store, more: [approvals] })
+  assert.equal((await post(s, { id: 'busy' })).statusCode, 202)
+  await Promise.all(children.map(decide))
+  await eventually('one goes on', () => parked.size === 2)
+  assert.equal([...parked.keys()].filter((id) => id.startsWith('busy')).length, 1)
+  assert.equal((await post(s, {})).statusCode, 429, 'it is no slot for others')
+  const [first] = children.filter((id) => !parked.has(id))
+  await s.dispatch.cancel('acme', first!)
+  await decide('busy_one')
+  await decide('busy_two')
+  await eventually('the other one goes on', () => parked.size === 1)
+  assert.deepEqual([...parked.keys()], ['away_three'], 'its parent does not execute, so it waits for a slot')
+})
+
 test('a slot that is on its way back to the store is not taken meanwhile', async () => {
   const answers: (() => void)[] = []
   const holdRuns: RunStore['holdRuns'] = (_tenantId, wanted) =>

@@ -274,12 +274,16 @@ export const meddling = (store: RunStore, change: Partial<RunStore>): RunStore =
     },
   })
 
-/** Runs that are parked, as PostgreSQL has them, in a store from which each is taken once, and what tells a process that people have decided. */
+/**
+ * Runs that are parked, as PostgreSQL has them, in a store from which each is taken once, and what tells a process that people have decided. Of those
+ * whose id has a `_`, what stands before it is the parent.
+ */
 export async function parkedRuns(profile: Profile, ...ids: readonly string[]) {
   const memory = new MemoryRunStore()
   const parked = new Map<string, Orphan>()
   for (const id of ids) {
-    const task = { profile: profile.name, prompt: id }
+    const [parent, child] = id.split('_')
+    const task = { profile: profile.name, prompt: id, ...(child ? { parent: { runId: parent!, depth: 1 } } : {}) }
     const asked = { tenantId: 'acme', runId: id, sessionId: `sess-${id}`, task, create: { profile } }
     const begun = await memory.start(asked)
     if (begun.kind !== 'started') assert.fail(begun.kind)
