@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { until } from '#testing'
 import { adminTenant, startConductor } from './conductor.ts'
 import { isWrite, nameOf, routesOf, urlOf } from './route-table.ts'
 
@@ -100,4 +101,35 @@ test('what a write was about is on record under the name by which it is looked u
     ],
   )
   for (const secret of ['hush', published.token, minted.token]) assert.ok(!log.body.includes(secret))
+})
+
+test('the entry of an erasure that ends within its request has the counts, and finds the runs that the API started', async (t) => {
+  const { call, issue, database } = await startConductor(t)
+  const { token } = await issue('acme', 'owner')
+  await call(token, 'POST', '/api/profiles', { name: 'agent' })
+  const runIds: string[] = []
+  const start = async (more: object): Promise<string> => {
+    const task = { profile: 'agent', prompt: 'hello', metadata: { end_user_id: 'ann' }, ...more }
+    const started = await call(token, 'POST', '/api/runs', task)
+    assert.equal(started.statusCode, 202, started.body)
+    const { runId, sessionId } = started.json<{ runId: string; sessionId: string }>()
+    runIds.push(runId)
+    await until(async () => {
+      const { status } = (await call(token, 'GET', `/api/runs/${runId}`)).json<{ status: string }>()
+      return status !== 'running' && status !== 'queued'
+    }, 'the run is over')
+    return sessionId
+  }
+  // The second run begins in the session of the first.
+  await start({ sessionId: await start({}) })
+  const erased = await call(token, 'DELETE', '/api/end-users/ann')
+  assert.deepEqual([erased.statusCode, erased.json().runs, erased.json().pending], [200, 2, 0], erased.body)
+  for (const id of runIds) assert.equal((await call(token, 'GET', `/api/runs/${id}`)).statusCode, 404)
+  const [entry] = (await call(token, 'GET', '/api/audit')).json()
+  assert.deepEqual(
+    [entry.action, entry.target, entry.status, entry.detail],
+    ['end-users.erase', 'ann', 200, erased.json()],
+  )
+  const [people] = await database.batch('acme', [{ text: 'SELECT 1 FROM run_people' }])
+  assert.deepEqual(people, [])
 })

@@ -60,10 +60,14 @@ export const AuditedWrites = capability<AuditedWrites>('conductor.audited-writes
 
 /**
  * `access`, with a name for the action where method and path make a poor one. A route that members may call is audited only
- * when it has such a name.
+ * when it has such a name. `proof`: the answer is the proof of an erasure and has no content, so the entry gets it as its detail.
  */
-export const auditedAccess = (who: string, action: string): ReturnType<typeof access> => ({
-  config: { ...access(who).config, action } as ReturnType<typeof access>['config'],
+export const auditedAccess = (
+  who: string,
+  action: string,
+  { proof = false }: { readonly proof?: boolean } = {},
+): ReturnType<typeof access> => ({
+  config: { ...access(who).config, action, proof } as ReturnType<typeof access>['config'],
 })
 
 /** The action that a route declared with `auditedAccess`. */
@@ -71,3 +75,6 @@ export const declaredAction = (config: unknown): string | undefined => {
   const action = (config as { action?: unknown } | undefined)?.action
   return typeof action === 'string' ? action : undefined
 }
+
+/** Whether the answer of a route is a proof. */
+export const isProof = (config: unknown): boolean => (config as { proof?: unknown } | undefined)?.proof === true

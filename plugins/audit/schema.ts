@@ -47,7 +47,7 @@ export const ListedEntry = Type.Object({
   detail: Type.Optional(
     Type.Record(Type.String(), Type.Unknown(), {
       description:
-        'What the write did: the rows that an erasure deleted, by table, or the number of keys of agents (`agentKeys`) that were revoked with an API key.',
+        'What the write did: the proof of an erasure (what it deleted, by table, or by kind of an end user), or the number of keys of agents (`agentKeys`) that were revoked with an API key.',
     }),
   ),
 })

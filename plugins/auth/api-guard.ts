@@ -7,6 +7,7 @@ import {
   type AuditOutcome,
   type AuditTrail,
   declaredAction,
+  isProof,
 } from '#contracts/audit'
 import type { RequestLimit, TenantLimits } from '#contracts/limits'
 import { type Caller, type Guard, operator, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
@@ -154,7 +155,7 @@ type Details = WeakMap<FastifyRequest, NonNullable<AuditOutcome['detail']>>
 /** Records the administrative writes of one scope: an entry before a write is handled, and its outcome afterwards. */
 function auditScope(app: App, trail: AuditTrail, details: Details) {
   const open = new WeakMap<FastifyRequest, AuditEntry>()
-  const created = new WeakMap<FastifyRequest, string>()
+  const told = new WeakMap<FastifyRequest, Omit<AuditOutcome, 'status'>>()
   // The field that identifies an item of a collection. A route `/api/profiles/:name` shows that an item created in `/api/profiles` is identified by
   // its `name`.
   const keys = new Map<string, string>()
@@ -163,12 +164,8 @@ function auditScope(app: App, trail: AuditTrail, details: Details) {
     const entry = open.get(request)
     if (!entry) return
     open.delete(request)
-    const [target, detail] = [created.get(request), details.get(request)]
-    await trail.end(entry, {
-      status: reply.statusCode,
-      ...(target === undefined ? {} : { target }),
-      ...(detail ? { detail } : {}),
-    })
+    const detail = details.get(request)
+    await trail.end(entry, { status: reply.statusCode, ...told.get(request), ...(detail ? { detail } : {}) })
   }
   app.addHook('onRoute', (route: RouteOptions) => {
     const item = /^(.+)\/:(\w+)$/.exec(route.url)
@@ -177,7 +174,9 @@ function auditScope(app: App, trail: AuditTrail, details: Details) {
     if (![route.method].flat().some((method) => isAudited(method, route.config))) return
     route.preSerialization = hooks(route.preSerialization, async (request: FastifyRequest, reply, payload: unknown) => {
       const id = reply.statusCode === 201 ? idOf(payload, keys.get(route.url)) : undefined
-      if (id !== undefined) created.set(request, [targetOf(request), id].filter(Boolean).join('/'))
+      if (id !== undefined) told.set(request, { target: [targetOf(request), id].filter(Boolean).join('/') })
+      if (reply.statusCode === 200 && isProof(request.routeOptions.config))
+        told.set(request, { detail: { ...(payload as object) } })
       return payload
     })
     // The outcome is recorded before the answer is sent, so that a client with an answer also finds the entry.

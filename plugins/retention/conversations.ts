@@ -43,12 +43,10 @@ export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: D
              SELECT id, session_id FROM conversations WHERE tenant_id = $1 AND id = wanted.id FOR UPDATE SKIP LOCKED) c`,
     values: [tx.tenantId, ids],
   })
-  const sessions = locked.flatMap(({ session_id }) => session_id ?? [])
-  const free = await tx.query<{ id: string }>({
-    text: `SELECT s.id FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
-             SELECT id FROM sessions WHERE tenant_id = $1 AND id = wanted.id AND claim_run IS NULL FOR UPDATE SKIP LOCKED) s`,
-    values: [tx.tenantId, sessions],
-  })
+  const free = await lockFree(
+    tx,
+    locked.flatMap(({ session_id }) => session_id ?? []),
+  )
   const rows = await tx.query<{ id: string }>({
     text: `WITH idle AS MATERIALIZED (
              SELECT c.id FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
@@ -75,7 +73,7 @@ export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: D
            WHERE (SELECT c.id FROM conversations c WHERE c.tenant_id = $1 AND c.id = wanted.id) IS NULL
              AND (SELECT p.id FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = wanted.id
                     AND p.status IN ('dispatching', 'running') LIMIT 1) IS NULL`,
-    values: [tx.tenantId, locked.map(({ id }) => id), free.map(({ id }) => id), ids, before ?? null],
+    values: [tx.tenantId, locked.map(({ id }) => id), free, ids, before ?? null],
   })
   return rows.map(({ id }) => id)
 }
@@ -98,8 +96,11 @@ interface Cleared {
 }
 
 interface Owned {
+  /** The run among the given ones that this one belongs to. */
+  readonly root: string
   readonly id: string
   readonly session_id: string
+  /** The run has ended, and nothing is executed or waits in its session. */
   readonly over: boolean
 }
 
@@ -145,17 +146,42 @@ export async function clearConversations(
   return { publicRuns: found.length, messages: said.length, runs: owned.length, sessions, busy: false }
 }
 
-/** The given runs and all runs that they delegated, at any depth. */
-const ownedRuns = (tx: TenantTx, ids: readonly string[]): Promise<Owned[]> =>
-  tx.query<Owned>({
-    text: `WITH RECURSIVE tree AS (
-             SELECT id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = ANY($2)
-             UNION
-             SELECT r.id, r.session_id, r.finished_at FROM tree JOIN runs r
-               ON r.tenant_id = $1 AND r.parent IS NOT NULL AND r.parent ->> 'runId' = tree.id)
-           SELECT id, session_id, finished_at IS NOT NULL AS over FROM tree`,
-    values: [tx.tenantId, ids],
+/** Deletes runs that belong to no conversation, each with the runs that it delegated. Those of which something is under way stay. */
+export async function clearRuns(tx: TenantTx, ids: readonly string[]): Promise<Pick<Cleared, 'runs' | 'sessions'>> {
+  const owned = await ownedRuns(tx, ids)
+  const busy = new Set(owned.filter(({ over }) => !over).map(({ root }) => root))
+  const over = owned.filter(({ root }) => !busy.has(root))
+  return { runs: new Set(over.map(({ id }) => id)).size, sessions: await deleteRuns(tx, over) }
+}
+
+/** The given runs and all runs that they delegated, at any depth. Their sessions are locked, so that none begins a run before the transaction ends. */
+async function ownedRuns(tx: TenantTx, ids: readonly string[]): Promise<Owned[]> {
+  const trees = (free: readonly string[]): Promise<Owned[]> =>
+    tx.query<Owned>({
+      text: `WITH RECURSIVE tree AS (
+               SELECT id AS root, id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = ANY($2)
+               UNION
+               SELECT tree.root, r.id, r.session_id, r.finished_at FROM tree JOIN runs r
+                 ON r.tenant_id = $1 AND r.parent IS NOT NULL AND r.parent ->> 'runId' = tree.id)
+             SELECT root, id, session_id, finished_at IS NOT NULL
+               AND (session_id = ANY($3) OR (SELECT s.id FROM sessions s WHERE s.tenant_id = $1 AND s.id = tree.session_id) IS NULL)
+               AND (SELECT q.run_id FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = tree.session_id LIMIT 1) IS NULL AS over
+             FROM tree`,
+      values: [tx.tenantId, ids, free],
+    })
+  const sessions = new Set((await trees([])).map(({ session_id }) => session_id))
+  return trees(await lockFree(tx, [...sessions]))
+}
+
+/** Locks those of the sessions in which nothing is executed, and that nobody else has locked. Resolves to their ids. */
+async function lockFree(tx: TenantTx, sessions: readonly string[]): Promise<string[]> {
+  const free = await tx.query<{ id: string }>({
+    text: `SELECT s.id FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
+             SELECT id FROM sessions WHERE tenant_id = $1 AND id = wanted.id AND claim_run IS NULL FOR UPDATE SKIP LOCKED) s`,
+    values: [tx.tenantId, sessions],
   })
+  return free.map(({ id }) => id)
+}
 
 /** Deletes runs with everything that belongs to them. Resolves to their sessions that were deleted, because no other run is in them. */
 async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSession[]> {

@@ -16,9 +16,10 @@ import {
 } from '#contracts/retention'
 import { Fleet } from '#contracts/runner'
 import { Batches } from './batches.ts'
-import { EndUsers, eraseTenant } from './erasure.ts'
+import { eraseTenant } from './erasure.ts'
 import { Figures } from './figures.ts'
 import { pass } from './pass.ts'
+import { EndUsers } from './people.ts'
 import { recount } from './tables.ts'
 import { endUserRoutes } from './routes.ts'
 
@@ -68,7 +69,7 @@ export default definePlugin({
     const defaults = rest as RetentionDays
     const figures = new Figures(metrics)
     const batches = new Batches(database, pauseMs, figures.deleted)
-    const endUsers = new EndUsers({ database, batches, trail, fleet, people, data, log })
+    const endUsers = new EndUsers({ database, batches, pauseMs, trail, fleet, people, data, log })
     const erasure = { database, batches, data, trail, log, operatorTenant }
     const parts = { database, batches, endUsers, defaults, figures, data, log }
     jobs.every(job, schedule, (signal) =>

@@ -10,9 +10,9 @@ import {
 } from '#contracts/retention'
 import type { Batches } from './batches.ts'
 import { sweepData } from './data.ts'
-import type { EndUsers } from './erasure.ts'
 import type { Figures } from './figures.ts'
 import { batchOf } from './kinds.ts'
+import type { EndUsers } from './people.ts'
 
 interface Tenant {
   readonly id: string
@@ -36,7 +36,7 @@ const notesDays = 30
 interface PassParts {
   readonly database: Database
   readonly batches: Batches
-  readonly endUsers: Pick<EndUsers, 'asked' | 'resume'>
+  readonly endUsers: Pick<EndUsers, 'enter' | 'asked' | 'resume'>
   readonly defaults: RetentionDays
   readonly figures: Figures
   readonly data: ReadonlyMap<string, TenantDataStore>
@@ -85,6 +85,7 @@ async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Pr
   const { id } = tenant
   if (tenant.legal_hold) return
   if (tenant.due) return void (await parts.eraseTenant(id, signal))
+  await endUsers.enter(id, signal)
   for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal)
   signal.throwIfAborted()
   const days = { ...defaults, ...tenant.retention }

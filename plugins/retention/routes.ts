@@ -1,11 +1,11 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { access, type App, failures, notFound } from '#kernel'
+import { access, type App, failures, notFound, unavailable } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { type EndUserStore, retentionErrors } from '#contracts/retention'
 import { sendItems } from '#kit/lists'
-import type { EndUsers } from './erasure.ts'
+import { type EndUsers, runsAlone } from './people.ts'
 
 /** Rows per read. The logs of runs are larger and are read one by one. */
 const atOnce = 50
@@ -15,7 +15,7 @@ const ExportedItem = Type.Object(
   {
     additionalProperties: true,
     description:
-      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, after each run, its log in parts as `events` {runId, events}. Other data of the person comes first, such as each `connection`: an account in an app, without its secret; each `memory`, with its history.',
+      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, after each run, its log in parts as `events` {runId, events}. Then the runs of no conversation, such as those of the API and those that were delegated. Other data of the person comes first, such as each `connection`: an account in an app, without its secret; each `memory`, with its history.',
   },
 )
 type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>
@@ -50,7 +50,7 @@ async function* exported(of: ExportOf): AsyncGenerator<ExportedItem[]> {
   }
   for (let after = '', ids: string[]; ; after = ids.at(-1)!) {
     ids = await endUsers.conversations(tenantId, endUserId, after, atOnce)
-    if (ids.length === 0) return
+    if (ids.length === 0) break
     for (const id of ids) {
       yield typed('conversation', await read(conversation, [id]))
       for (let place = '0', rows; ; place = String(rows.at(-1)!['position'])) {
@@ -65,6 +65,12 @@ async function* exported(of: ExportOf): AsyncGenerator<ExportedItem[]> {
         yield* eventsOf(read, rows[0]!['runId'])
       }
     }
+  }
+  for (let place = '', rows; ; place = String(rows.at(-1)!['runId'])) {
+    rows = await read(alone, [endUserId, place])
+    if (rows.length === 0) return
+    yield typed('run', rows)
+    yield* eventsOf(read, rows[0]!['runId'])
   }
 }
 
@@ -84,19 +90,24 @@ const conversation = `SELECT id, published_id AS "publishedId", created_at AS "c
   WHERE tenant_id = $1 AND id = $2`
 const messages = `SELECT position, conversation_id AS "conversationId", public_run_id AS "publicRunId", role, content, attachments, failed, at
   FROM messages WHERE tenant_id = $1 AND conversation_id = $2 AND position > $3::bigint ORDER BY position LIMIT $4`
-const runs = `SELECT p.conversation_id AS "conversationId", p.id AS "publicRunId", r.id AS "runId", r.session_id AS "sessionId", r.profile,
-    r.status, r.prompt, r.metadata, r.input, r.result, r.error_code AS error, r.usage, r.started_at AS "startedAt", r.finished_at AS "finishedAt"
+const ofRun = `r.id AS "runId", r.session_id AS "sessionId", r.profile, r.status, r.prompt, r.metadata, r.input, r.result, r.error_code AS error,
+    r.usage, r.started_at AS "startedAt", r.finished_at AS "finishedAt"`
+const runs = `SELECT p.conversation_id AS "conversationId", p.id AS "publicRunId", ${ofRun}
   FROM messages m JOIN public_runs p ON p.tenant_id = $1 AND p.id = m.public_run_id
     JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id
   WHERE m.tenant_id = $1 AND m.conversation_id = $2 AND m.role = 'user' AND p.id > $3 ORDER BY p.id LIMIT $4`
+const alone = `SELECT ${ofRun} FROM ${runsAlone} ORDER BY p.run_id LIMIT 1`
 const events = `SELECT first_seq, lines FROM run_events WHERE tenant_id = $1 AND run_id = $2 AND first_seq > $3 ORDER BY first_seq LIMIT 1`
 
 /** How long a request deletes, in ms, before it leaves the rest to the next pass. */
 const requestMs = 10_000
 
+const lookedThrough =
+  'The runs from before the upgrade are still being looked through for their end users; try again in some minutes.'
+
 const tags = ['end users']
 const EndUserParams = Type.Object({
-  id: Type.String({ description: "The person's id, as in `metadata.end_user_id` of chats." }),
+  id: Type.String({ description: "The person's id, as in `metadata.end_user_id` of chats and runs." }),
 })
 const count = (description: string) => Type.Integer({ description })
 const Erased = Type.Object({
@@ -109,7 +120,9 @@ const Erased = Type.Object({
     description:
       'Other data, by kind, such as `connection`: accounts in apps, which are revoked as well; `memory`: memories about them.',
   }),
-  pending: count('Conversations with running runs: they are erased when these are over. 0: nothing is left.'),
+  pending: count(
+    'Conversations and other runs that are under way, or for which there was no time: they are erased when these are over. 0: nothing is left.',
+  ),
 })
 
 interface EndUserParts {
@@ -127,12 +140,12 @@ export function endUserRoutes(
   app.delete(
     '/api/end-users/:id',
     {
-      ...auditedAccess('admin', 'end-users.erase'),
+      ...auditedAccess('admin', 'end-users.erase', { proof: true }),
       schema: {
         tags,
         summary: 'Erase an end user',
         description:
-          'Deletes their conversations with messages, public runs, runs, event logs, files, webhook messages and saved state, and other data about them, such as accounts in apps and memories. Meters stay: they have no content. May be repeated.',
+          'Deletes their conversations with messages, public runs, runs, and all other runs with them in `metadata.end_user_id`, event logs, files, webhook messages and saved state, and other data about them, such as accounts in apps and memories. Meters stay: they have no content. May be repeated.',
         params: EndUserParams,
         response: { 200: Erased, ...failures(notFound, retentionErrors.legalHold) },
       },
@@ -154,14 +167,17 @@ export function endUserRoutes(
         summary: 'Export what is stored of an end user',
         description: 'Streamed while it is read.',
         params: EndUserParams,
-        response: { 200: Export, ...failures(notFound) },
+        response: { 200: Export, ...failures(notFound, unavailable) },
       },
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const endUserId = idOf(request.params.id)
-      const [known] = await endUsers.conversations(tenantId, endUserId, '', 1)
-      if (known === undefined && !(await endUsers.isElsewhere(tenantId, endUserId))) throw notFound()
+      if (!(await endUsers.enter(tenantId, AbortSignal.timeout(requestMs)))) {
+        wake()
+        throw unavailable({ message: lookedThrough })
+      }
+      if (!(await endUsers.isKnown(tenantId, endUserId))) throw notFound()
       const rest = exported({ database, endUsers, people, tenantId, endUserId })
       const { value: items = [] } = await rest.next()
       const document = (all: readonly ExportedItem[]) => ({ endUserId, items: all })

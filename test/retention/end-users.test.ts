@@ -169,3 +169,101 @@ test('an export has all of an end user and nothing of anybody else, however much
   for (let i = 0; i < 60; i++)
     assert.ok(reply.body.includes(`secret of a${i}"`) || reply.body.includes(`secret of run_a${i}"`), String(i))
 })
+
+test('runs that name an end user are theirs without a conversation: erased with what they delegated, exported, and not those of others', async (t) => {
+  const { sql, count, call } = await stage(t)
+  const ann = { endUser: 'ann' }
+  await sql(
+    'acme',
+    ...run('acme', 'run_api', 0, 'sess-api', ann),
+    ...run('acme', 'run_child', 0, 'sess-child', ann),
+    `UPDATE runs SET parent = '{"runId": "run_api", "depth": 1}' WHERE id = 'run_child'`,
+    ...chat('acme', 'a1', 0, 'conv_a', 'ann'),
+    ...run('acme', 'run_bob', 0, 'sess-bob', { endUser: 'bob' }),
+    ...run('acme', 'run_nobody', 0),
+  )
+  await sql('globex', ...run('globex', 'run_api', 0, 'sess-api', ann))
+  const exported = (await call('GET', '/api/end-users/ann/export', 'acme')).json<{ items: Record<string, unknown>[] }>()
+  const ids = (type: string) => exported.items.flatMap((one) => (one['type'] === type ? String(one['runId']) : []))
+  assert.deepEqual([ids('run'), ids('events')], Array(2).fill(['run_a1', 'run_api', 'run_child']))
+  assert.deepEqual((await call('DELETE', '/api/end-users/ann', 'acme')).json(), {
+    endUserId: 'ann',
+    conversations: 1,
+    messages: 2,
+    runs: 3,
+    sessions: 3,
+    data: {},
+    pending: 0,
+  })
+  for (const table of ['runs', 'run_events', 'sessions', 'session_state', 'webhook_deliveries'])
+    assert.deepEqual([await count('acme', table), await count('globex', table)], [2, 1], table)
+  assert.deepEqual([await count('acme', 'run_people'), await count('acme', 'erased_runs')], [1, 3])
+  assert.equal((await call('DELETE', '/api/end-users/ann', 'acme')).statusCode, 404)
+})
+
+test('an end user is still found when retention has deleted the messages and kept the runs', async (t) => {
+  const { sql, count, call, pass } = await stage(t, { messages: 7 })
+  await sql('acme', ...chat('acme', 'a1', 20, 'conv_a', 'ann'))
+  await pass()
+  assert.deepEqual([await count('acme', 'public_runs'), await count('acme', 'runs')], [0, 1])
+  const exported = await call('GET', '/api/end-users/ann/export', 'acme')
+  assert.ok(exported.body.includes('secret of run_a1'))
+  const erased = (await call('DELETE', '/api/end-users/ann', 'acme')).json()
+  assert.deepEqual([erased.runs, erased.sessions, erased.pending], [1, 1, 0])
+  assert.deepEqual([await count('acme', 'runs'), await count('acme', 'run_events')], [0, 0])
+})
+
+test('a run under way, and one in a session that executes or waits, is erased when that is over', async (t) => {
+  const { sql, count, call, pass } = await stage(t)
+  const ann = { endUser: 'ann' }
+  await sql(
+    'acme',
+    ...run('acme', 'run_own', 0, 'sess-own', ann),
+    ...run('acme', 'run_shared', 0, 'sess-shared', ann),
+    ...run('acme', 'run_line', 0, 'sess-line', ann),
+    ...run('acme', 'run_parent', 0, 'sess-parent', ann),
+    ...run('acme', 'run_child', 0, 'sess-child', ann),
+    `UPDATE runs SET parent = '{"runId": "run_parent", "depth": 1}', status = 'running', finished_at = NULL WHERE id = 'run_child'`,
+    `UPDATE sessions SET status = 'running', claim_run = 'run_of_bob', claim_owner = 'x' WHERE id = 'sess-shared'`,
+    `INSERT INTO run_queue (tenant_id, session_id, run_id) VALUES ('acme', 'sess-line', 'run_next')`,
+  )
+  const erased = (await call('DELETE', '/api/end-users/ann', 'acme')).json()
+  assert.deepEqual([erased.runs, erased.sessions, erased.pending], [1, 1, 3])
+  assert.deepEqual([await count('acme', 'runs'), await count('acme', 'session_state')], [4, 4])
+  await sql(
+    'acme',
+    `UPDATE runs SET status = 'ok', finished_at = now() WHERE id = 'run_child'`,
+    `UPDATE sessions SET status = 'idle', claim_run = NULL, claim_owner = NULL WHERE id = 'sess-shared'`,
+    'DELETE FROM run_queue',
+  )
+  await pass()
+  for (const table of ['runs', 'run_events', 'session_state', 'run_people', 'end_user_erasures'])
+    assert.equal(await count('acme', table), 0, table)
+})
+
+test('runs of a release that named nobody in a column of its own are found by their metadata', async (t) => {
+  const { sql, count, call, database } = await stage(t)
+  const metadata = {
+    run_old: '{"end_user_id":"ann","note":"a\\u0000b \\ud800"}',
+    run_nested: '{"about":{"end_user_id":"ann"}}',
+    run_number: '{"end_user_id":7}',
+    run_bob: '{"end_user_id":"bob"}',
+    run_large: `{"end_user_id":"carl","text":"${'x'.repeat(5_000_000)}"}`,
+  }
+  for (const [id, text] of Object.entries(metadata)) {
+    await sql('acme', ...run('acme', id, 1))
+    await database.batch('acme', [
+      { text: 'UPDATE runs SET metadata = $2::text::json WHERE id = $1', values: [id, text] },
+    ])
+  }
+  await sql('acme', ...Array.from({ length: 1_200 }, (_, i) => run('acme', `run_${i}`, 1)[2]!))
+  assert.ok((await call('GET', '/api/end-users/carl/export', 'acme')).body.includes('run_large'))
+  const erased = (await call('DELETE', '/api/end-users/ann', 'acme')).json()
+  assert.deepEqual([erased.runs, erased.pending], [1, 0])
+  assert.equal(await count('acme', `runs WHERE id IN ('run_old', 'run_nested', 'run_number', 'run_bob')`), 3)
+  assert.deepEqual([await count('acme', 'run_people'), await count('acme', 'run_people_entered')], [2, 1])
+  // A day after the upgrade nothing is looked for any more.
+  await database.systemBatch([{ text: `UPDATE schema_migrations SET applied_at = now() - interval '2 days'` }])
+  assert.equal((await call('DELETE', '/api/end-users/ann', 'acme')).statusCode, 404)
+  assert.equal(await count('acme', `run_people_entered WHERE started_at = 'infinity'`), 1)
+})

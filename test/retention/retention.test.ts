@@ -229,7 +229,7 @@ test(
           return {}
         },
       },
-      endUsers: { asked: async () => [], resume: async () => {} },
+      endUsers: { enter: async () => true, asked: async () => [], resume: async () => {} },
       eraseTenant: async (id: string) => done.push(id),
       defaults: { runs: 1 },
       figures: { begin() {}, oldest() {}, end: (whole: boolean) => done.push(String(whole)) },

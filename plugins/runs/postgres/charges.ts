@@ -1,4 +1,3 @@
-import { endUserOf } from '#contracts/apps'
 import type { Billing } from '#contracts/billing'
 import { microcentsPerCent, type Prices } from '#contracts/prices'
 import type { FinishRun, StartRun } from '#contracts/run-store'
@@ -45,7 +44,6 @@ export function holdValues(billing: Billing, { task, create }: Pick<StartRun, 't
     hold: Math.min(billing.holdMicrocents, ...caps.map(microcents)),
     leastLeft: Math.max(1, billing.reserveMicrocents),
     publicKey: chat?.keyId,
-    person: chat?.endUserId ?? endUserOf(task.metadata),
     parentRun: parent?.runId,
     parentSpent: parent && microcents(task.parentSpentCents ?? 0),
     rootRun: parent?.rootId ?? parent?.runId,

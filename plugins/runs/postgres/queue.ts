@@ -61,9 +61,9 @@ const waitingRuns = prepared(
 const inserting = (held: string): string => `
    WITH run AS (
      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url,
-                       input, input_info)
+                       input, input_info, end_user_id)
      SELECT :tenant, :run, :session, :profile, 'queued', :prompt, :metadata::json, '', 0, clock_timestamp(), :webhook, :input::json,
-       :inputInfo::json
+       :inputInfo::json, :person
      ON CONFLICT DO NOTHING RETURNING id${held}
    )
    INSERT INTO run_queue (tenant_id, session_id, run_id, front) SELECT :tenant, :session, id, :front FROM run RETURNING run_id`

@@ -1,4 +1,5 @@
 import { unavailable } from '#kernel'
+import { endUserOf } from '#contracts/apps'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
 import type { Profile } from '#contracts/profiles'
 import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
@@ -9,7 +10,17 @@ import type { Instance } from './instance.ts'
 import type { LostClaims } from './lost-claims.ts'
 import type { Orphans } from './orphans.ts'
 import { parked } from './parking.ts'
-import { type DurableRow, durableColumns, prepared, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
+import {
+  type DurableRow,
+  durableColumns,
+  prepared,
+  type RunRow,
+  runById,
+  storable,
+  storableOrNull,
+  toDurable,
+  toRun,
+} from './rows.ts'
 
 // Refuses a claim to a process that was declared dead and has not noticed yet, because no sweep would find the run again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
@@ -41,14 +52,14 @@ const chatFrom = (begun: string): string => `
   )`
 
 const columns = `tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url, input,
-  input_info, parent, public_run`
+  input_info, parent, public_run, end_user_id`
 
 // Insert the run first: if its id is taken, nothing else is inserted and no session is left behind.
 const newRun = (held: string, where: string, from = ''): string => `
   run AS (
     INSERT INTO runs (${columns})
     SELECT :tenant, :run, :session, :profile, 'running', :prompt, :metadata::json, :owner, 1, 1, :webhook, :input::json,
-      :inputInfo::json, :parent::jsonb, :publicRun
+      :inputInfo::json, :parent::jsonb, :publicRun, :person
     ${from} WHERE ${ownerLives} AND ${isFresh} ${where}
     ON CONFLICT DO NOTHING RETURNING id, started_at${held}
   )`
@@ -95,7 +106,7 @@ const claiming = (held: string, session: string, more = ''): string => `
   ), run AS (
     INSERT INTO runs (${columns})
     SELECT :tenant, :run, id, :profile, 'running', :prompt, :metadata::json, :owner, claim_epoch, run_count, :webhook,
-      :input::json, :inputInfo::json, :parent::jsonb, :publicRun
+      :input::json, :inputInfo::json, :parent::jsonb, :publicRun, :person
     FROM claimed ${held && `RETURNING id${held}`}
   )`
 const claimedSession = (held: string): string => `SELECT ${durableColumns}${held} FROM claimed`
@@ -150,6 +161,7 @@ export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, '
     webhook: task.webhook?.url,
     input: input && JSON.stringify(input),
     inputInfo: input && JSON.stringify(promptInfoOf(task)),
+    person: storableOrNull(task.chat?.endUserId ?? endUserOf(task.metadata)),
   }
 }
 

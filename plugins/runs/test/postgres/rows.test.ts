@@ -162,3 +162,42 @@ test('a session is as old as its first run, and its last prompt is cut between c
     FROM sessions s JOIN runs r ON r.tenant_id = s.tenant_id AND r.session_id = s.id WHERE s.tenant_id = $1`
   assert.deepEqual(await db.unit(tenantId, { text, values: [tenantId] }), [{ sameTime: true, end: 'x\u{1F600}' }])
 })
+
+test('a run is found by its end user however it began, as long as it exists, and by an id of any length', async (t) => {
+  const { open, db } = await openStores(t)
+  const store = await open()
+  const long = `${'ä'.repeat(10_000)}\0`
+  const of = (runId: string, endUser: string | undefined, more: object = {}) => ({
+    tenantId,
+    runId,
+    sessionId: 'sess-1',
+    task: {
+      profile: 'p',
+      prompt: 'x',
+      ...(endUser === undefined ? {} : { metadata: { end_user_id: endUser } }),
+      ...more,
+    },
+  })
+  const started = async (run: Parameters<typeof store.start>[0]) => {
+    const outcome = await store.start(run)
+    return outcome.kind === 'started' ? outcome.claim : assert.fail(outcome.kind)
+  }
+  const end = (claim: FinishRun['claim']) =>
+    store.finish({ claim, status: 'ok', sessionStatus: 'idle', tail: undefined })
+  await end(await started({ ...of('new', 'ann'), create: { profile } }))
+  await end(await started(of('nobody', undefined)))
+  const claim = await started(of('again', long))
+  assert.equal((await store.enqueue({ ...of('line', 'bob'), interrupt: false })).kind, 'queued')
+  const chat = { ...chatOf('c'), endUserId: 'carl' }
+  await started({ ...of('chat', undefined, { chat }), sessionId: 'sess-c', create: { profile } })
+  const people = async () =>
+    db.unit(tenantId, {
+      text: `SELECT p.run_id AS run, p.person = sha256(convert_to(r.end_user_id, 'UTF8')) AS same, left(r.end_user_id, 4) AS who
+             FROM run_people p JOIN runs r ON r.id = p.run_id ORDER BY 1`,
+    })
+  const named = (run: string, who: string) => ({ run, same: true, who })
+  const others = [named('chat', 'carl'), named('line', 'bob'), named('new', 'ann')]
+  assert.deepEqual(await people(), [named('again', 'ääää'), ...others])
+  await store.discard(claim)
+  assert.deepEqual(await people(), others)
+})

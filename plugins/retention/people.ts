@@ -1,0 +1,325 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import { notFound } from '#kernel'
+import { endUserOf } from '#contracts/apps'
+import type { AuditTrail } from '#contracts/audit'
+import type { Database, TenantTx } from '#contracts/database'
+import type { EndUserStore, TenantDataStore } from '#contracts/retention'
+import type { Fleet } from '#contracts/runner'
+import type { Batches } from './batches.ts'
+import { clearConversations, clearRuns, closeIdle } from './conversations.ts'
+import { sweepData } from './data.ts'
+import { tellRunners } from './erasure.ts'
+
+/** How `run_people` names the end user whose id is the second value of a statement. */
+const person = `sha256(convert_to($2, 'UTF8'))`
+/** SQL: the run `r` belongs to a conversation by which its end user is found anyway. */
+const inConversation =
+  'EXISTS (SELECT FROM public_runs c WHERE c.tenant_id = $1 AND c.id = r.public_run AND c.end_user_id = $2)'
+/** SQL: the runs of an end user that belong to no conversation of theirs, in the order of ids, after a given one. */
+export const runsAlone = `run_people p JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id
+  WHERE p.tenant_id = $1 AND p.person = ${person} AND p.run_id > $3 AND NOT ${inConversation}`
+
+/** Rows of one page, and how many bytes of metadata are read with them. */
+const enteredAtOnce = 500
+const mostBytes = 4 * 1024 * 1024
+
+// Runs of the release before this one name nobody in their column. It may have gone on beside this one for a day. The newest minute is left out: its
+// transactions may not all be over.
+const edgeOf = {
+  name: 'retention-people-edge',
+  text: `SELECT coalesce(e.started_at, '-infinity')::text AS at, coalesce(e.run_id, '') AS id, coalesce(e.started_at = 'infinity', false) AS done,
+           least(m.applied_at + interval '1 day', now() - interval '1 minute')::text AS until,
+           m.applied_at + interval '1 day' <= now() - interval '1 minute' AS closed
+         FROM schema_migrations m LEFT JOIN run_people_entered e ON e.tenant_id = $1 WHERE m.number = 103`,
+}
+// What clients write as JSON is stored as it is, so its text is looked at before it is parsed. Large values are passed by until they are among the
+// first of a page, by their stored size, which is known without reading them.
+const named = `n.end_user_id IS NULL AND position('"end_user_id":' IN n.metadata::text) > 0`
+const unnamed = {
+  name: 'retention-people-page',
+  text: `WITH seen AS MATERIALIZED (
+           SELECT r.*, sum(pg_column_size(r.metadata)) OVER line AS stored, row_number() OVER line AS nth FROM (
+             SELECT id, started_at, end_user_id, metadata FROM runs
+             WHERE tenant_id = $1 AND started_at < $2::timestamptz AND (started_at, id) > ($3::timestamptz, $4::text)
+             ORDER BY started_at, id LIMIT ${enteredAtOnce}) r
+           WINDOW line AS (ORDER BY r.started_at, r.id)
+         ), near AS MATERIALIZED (
+           SELECT n.id, n.started_at, n.nth, CASE WHEN ${named} THEN n.metadata END AS metadata FROM seen n
+           WHERE n.nth = 1 OR coalesce(n.stored, 0) <= ${mostBytes}
+         ), sized AS (
+           SELECT *, sum(octet_length(metadata::text)) OVER (ORDER BY nth) AS bytes FROM near
+         )
+         SELECT id, started_at::text AS at, metadata, (SELECT count(*)::int FROM seen) AS seen FROM sized
+         WHERE nth = 1 OR coalesce(bytes, 0) <= ${mostBytes} ORDER BY nth`,
+}
+const enter = {
+  text: `INSERT INTO run_people (tenant_id, person, run_id)
+         SELECT $1, sha256(convert_to(found.who, 'UTF8')), found.id FROM unnest($2::text[], $3::text[]) AS found (id, who)
+         ON CONFLICT DO NOTHING`,
+}
+const advance = {
+  text: `INSERT INTO run_people_entered (tenant_id, started_at, run_id) VALUES ($1, $2::timestamptz, $3)
+         ON CONFLICT (tenant_id) DO UPDATE SET started_at = excluded.started_at, run_id = excluded.run_id`,
+}
+
+interface Edge {
+  readonly at: string
+  readonly id: string
+  readonly done: boolean
+  readonly until: string
+  readonly closed: boolean
+}
+interface Unnamed {
+  readonly id: string
+  readonly at: string
+  readonly metadata: Readonly<Record<string, unknown>> | null
+  /** How many runs the page found, of which those with too much metadata are left to the next one. */
+  readonly seen: number
+}
+
+/** Enters one page of old runs. True: more are left. */
+async function enterSome(tx: TenantTx): Promise<boolean> {
+  const { tenantId } = tx
+  const [edge] = await tx.query<Edge>({ ...edgeOf, values: [tenantId] })
+  if (!edge || edge.done) return false
+  const rows = await tx.query<Unnamed>({ ...unnamed, values: [tenantId, edge.until, edge.at, edge.id] })
+  const found = rows.flatMap(({ id, metadata }) => {
+    const who = endUserOf(metadata ?? undefined)
+    return who === undefined ? [] : [{ id, who: who.replaceAll('\0', '\uFFFD') }]
+  })
+  if (found.length > 0)
+    await tx.query({ ...enter, values: [tenantId, found.map(({ id }) => id), found.map(({ who }) => who)] })
+  const last = rows.at(-1)
+  const more = last !== undefined && (last.seen === enteredAtOnce || rows.length < last.seen)
+  if (edge.closed && !more) await tx.query({ ...advance, values: [tenantId, 'infinity', ''] })
+  else if (last) await tx.query({ ...advance, values: [tenantId, last.at, last.id] })
+  return more
+}
+
+/** Conversations per read, and public runs that are deleted in one transaction. */
+const conversationsAtOnce = 20
+const runsAtOnce = 25
+
+/** What an erasure has deleted so far, and what is left. */
+interface Erased {
+  readonly conversations: number
+  readonly messages: number
+  readonly runs: number
+  readonly sessions: number
+  /** Deleted data of plugins, by the plugins' names for it. */
+  readonly data: Readonly<Record<string, number>>
+  /** Conversations, and runs outside of them, with something under way, or for which there was no time. They are erased when that is over. */
+  readonly pending: number
+}
+type Total = { -readonly [Kind in Exclude<keyof Erased, 'pending' | 'data'>]: number }
+
+interface EndUsersParts {
+  readonly database: Database
+  readonly batches: Batches
+  /** Pause between two transactions that only read. */
+  readonly pauseMs: number
+  readonly trail: AuditTrail
+  /** Undefined in a role without runners: then there are no other copies of sessions. */
+  readonly fleet: Pick<Fleet, 'owner'> | undefined
+  /** Data about people that plugins keep besides the conversations. */
+  readonly people: ReadonlyMap<string, EndUserStore>
+  /** Data for runs that plugins keep outside the database. */
+  readonly data: ReadonlyMap<string, TenantDataStore>
+  readonly log: Pick<FastifyBaseLogger, 'warn'>
+}
+
+/** End users, whom tenants name in their chats and runs. Finds them, and erases them with all that they said and were answered. */
+export class EndUsers {
+  readonly #parts: EndUsersParts
+
+  constructor(parts: EndUsersParts) {
+    this.#parts = parts
+  }
+
+  /** The conversations of an end user in the order of ids, after `after`. */
+  conversations(tenantId: string, endUserId: string, after: string, limit: number): Promise<string[]> {
+    return this.#ids(tenantId, {
+      name: 'end-user-conversations',
+      text: `SELECT DISTINCT conversation_id AS id FROM public_runs
+             WHERE tenant_id = $1 AND end_user_id = $2 AND conversation_id > $3 ORDER BY 1 LIMIT $4`,
+      values: [tenantId, endUserId, after, limit],
+    })
+  }
+  /** The end user's runs that belong to no conversation, in the order of ids, after `after`. Without those that one of these delegated. */
+  runs(tenantId: string, endUserId: string, after: string, limit: number): Promise<string[]> {
+    return this.#ids(tenantId, {
+      name: 'end-user-runs',
+      text: `SELECT r.id FROM ${runsAlone} AND NOT EXISTS (
+               SELECT FROM run_people o WHERE o.tenant_id = $1 AND o.run_id = r.parent ->> 'runId' AND o.person = p.person)
+             ORDER BY p.run_id LIMIT $4`,
+      values: [tenantId, endUserId, after, limit],
+    })
+  }
+  /**
+   * Enters the runs that were started before runs named their end users. Resolves to true when none is left, and to false when the signal aborted.
+   * Goes on where it stopped.
+   */
+  async enter(tenantId: string, signal: AbortSignal): Promise<boolean> {
+    const { database, pauseMs } = this.#parts
+    const reads = database.as('reads')
+    while (!signal.aborted) {
+      if (!(await reads.tenant(tenantId, enterSome))) return true
+      await sleep(pauseMs, undefined, { signal }).catch(() => {})
+    }
+    return false
+  }
+  /** True when something is stored of an end user, of runs only if they are entered. */
+  async isKnown(tenantId: string, endUserId: string): Promise<boolean> {
+    for (const store of this.#parts.people.values()) {
+      for await (const items of store.items(tenantId, endUserId)) if (items.length > 0) return true
+    }
+    const known = {
+      name: 'end-user-known',
+      text: `SELECT 1 FROM public_runs WHERE tenant_id = $1 AND end_user_id = $2
+             UNION ALL SELECT 1 FROM run_people WHERE tenant_id = $1 AND person = ${person} LIMIT 1`,
+      values: [tenantId, endUserId],
+    }
+    const [rows] = await this.#parts.database.as('reads').batch<[object[]]>(tenantId, [known])
+    return rows.length > 0
+  }
+  /** Records and begins the erasure of an end user. Rejects with 404 when the tenant has no data of this end user, and with 409 under a legal hold. */
+  async request(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
+    // When there was no time to enter all runs, nobody knows yet. The next pass does.
+    const known = !(await this.enter(tenantId, signal)) || (await this.isKnown(tenantId, endUserId))
+    await this.#parts.batches.once(tenantId, async (tx) => {
+      if (!known) throw notFound()
+      await tx.query({
+        text: `INSERT INTO end_user_erasures (tenant_id, end_user_id) VALUES ($1, $2)
+               ON CONFLICT (tenant_id, end_user_id) DO UPDATE SET asked_at = end_user_erasures.asked_at`,
+        values: [tenantId, endUserId],
+      })
+    })
+    return this.erase(tenantId, endUserId, signal)
+  }
+  /** The end users whose erasure has not ended. */
+  asked(tenantId: string): Promise<string[]> {
+    const text = 'SELECT end_user_id AS id FROM end_user_erasures WHERE tenant_id = $1'
+    return this.#ids(tenantId, { text, values: [tenantId] })
+  }
+  /** Continues an unfinished erasure, and records its end in the audit log. */
+  async resume(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
+    const { trail } = this.#parts
+    const erased = await this.erase(tenantId, endUserId, signal)
+    if (erased.pending > 0) return
+    const actor = { keyId: 'retention', role: 'operator' }
+    const entry = await trail.begin({ tenantId, actor, action: 'end-users.erased', target: endUserId })
+    await trail.end(entry, { status: 200, detail: { ...erased } })
+  }
+  /** Erases an end user. Stops between two transactions when the signal aborts; `pending` then counts what is left. */
+  async erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
+    const total = { conversations: 0, messages: 0, runs: 0, sessions: 0 }
+    const data: Record<string, number> = {}
+    const { batches, data: stores } = this.#parts
+    const entered = await this.enter(tenantId, signal)
+    // Plugin data goes first, because some of it is only known through the chats. What arrives meanwhile is erased once more after them.
+    await this.#eraseData(tenantId, endUserId, data, signal)
+    let ids: string[] = []
+    for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
+      ids = await this.conversations(tenantId, endUserId, after, conversationsAtOnce)
+      if (ids.length === 0) break
+      const page = ids
+      const closed = await batches.once(tenantId, (tx) => closeIdle(tx, page))
+      for (const id of closed) await this.#clear(tenantId, id, endUserId, total, signal)
+    }
+    await this.#clearRuns(tenantId, endUserId, total, signal)
+    await this.#eraseData(tenantId, endUserId, data, signal)
+    await this.#untell(tenantId, endUserId)
+    // The objects of erased runs are deleted before the end of the erasure is recorded.
+    await sweepData(batches, stores, tenantId, signal)
+    const left = await this.conversations(tenantId, endUserId, '', 1_000)
+    const runs = await this.runs(tenantId, endUserId, '', 1_000)
+    const held = await this.#unspend(tenantId, endUserId)
+    // An erasure that ran out of time cannot know that nothing is left, so it counts as pending.
+    const unknown = signal.aborted || held || !entered
+    const pending = left.length + runs.length || (unknown ? 1 : 0)
+    if (pending === 0) await this.#forget(tenantId, endUserId)
+    return { ...total, data, pending }
+  }
+
+  async #ids(
+    tenantId: string,
+    list: { readonly name?: string; readonly text: string; readonly values: readonly unknown[] },
+  ): Promise<string[]> {
+    const [rows] = await this.#parts.database.as('reads').batch<[{ id: string }[]]>(tenantId, [list])
+    return rows.map(({ id }) => id)
+  }
+  /** Erases the data of plugins, and adds the deleted amounts to `data`. */
+  async #eraseData(
+    tenantId: string,
+    endUserId: string,
+    data: Record<string, number>,
+    signal: AbortSignal,
+  ): Promise<void> {
+    for (const [name, store] of this.#parts.people) {
+      const erased = await store.erase(tenantId, endUserId, signal)
+      if (erased > 0) data[name] = (data[name] ?? 0) + erased
+    }
+  }
+  async #clear(tenantId: string, id: string, endUser: string, total: Total, signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      const done = await this.#parts.batches.once(tenantId, (tx) =>
+        clearConversations(tx, [id], runsAtOnce, { endUser }),
+      )
+      if (done.busy) return
+      total.messages += done.messages
+      total.runs += done.runs
+      total.sessions += done.sessions.length
+      await tellRunners(this.#parts, tenantId, done.sessions)
+      if (done.publicRuns === runsAtOnce) continue
+      total.conversations++
+      return
+    }
+  }
+  /** Deletes the runs that belong to no conversation. Those under way, and those in a session that is in use, stay. */
+  async #clearRuns(tenantId: string, endUserId: string, total: Total, signal: AbortSignal): Promise<void> {
+    let ids: string[] = []
+    for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
+      ids = await this.runs(tenantId, endUserId, after, runsAtOnce)
+      if (ids.length === 0) return
+      const page = ids
+      const done = await this.#parts.batches.once(tenantId, (tx) => clearRuns(tx, page))
+      total.runs += done.runs
+      total.sessions += done.sessions.length
+      await tellRunners(this.#parts, tenantId, done.sessions)
+    }
+  }
+  /** Deletes webhook messages whose body names the end user. */
+  async #untell(tenantId: string, endUserId: string): Promise<void> {
+    const drop = {
+      text: `DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND body IS NOT NULL AND body::json #>> '{data,endUserId}' = $2`,
+      values: [tenantId, endUserId],
+    }
+    await this.#parts.database.batch(tenantId, [drop])
+  }
+  /** Forgets the request, and entries of runs that were deleted by another transaction while they were entered. */
+  async #forget(tenantId: string, endUserId: string): Promise<void> {
+    const values = [tenantId, endUserId]
+    await this.#parts.database.batch(tenantId, [
+      { text: 'DELETE FROM end_user_erasures WHERE tenant_id = $1 AND end_user_id = $2', values },
+      {
+        text: `DELETE FROM run_people p WHERE p.tenant_id = $1 AND p.person = ${person}
+                 AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = p.run_id)`,
+        values,
+      },
+    ])
+  }
+  /**
+   * Deletes what the end user's runs have spent of budgets, since it names the end user. True: a run under way still holds a part of a budget, which
+   * is counted until the run ends.
+   */
+  async #unspend(tenantId: string, endUserId: string): Promise<boolean> {
+    const theirs = `billing_budgets b WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND b.scope = 'end_user' AND u.subject = $2`
+    const values = [tenantId, endUserId]
+    const [, held] = await this.#parts.database.batch(tenantId, [
+      { text: `DELETE FROM billing_budget_uses u USING ${theirs} AND u.held = 0`, values },
+      { text: `SELECT 1 FROM billing_budget_uses u, ${theirs} LIMIT 1`, values },
+    ])
+    return held!.length > 0
+  }
+}
