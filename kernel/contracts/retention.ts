@@ -48,6 +48,12 @@ export const retentionErrors = errorTable('retention', {
     status: 409,
     message: 'The erasure of this tenant has begun, so the tenant cannot be restored.',
   },
+  holdNotTold: {
+    status: 503,
+    retry: true,
+    message:
+      'The legal hold is stored, but a server that keeps data of the tenant could not be told of it; send the request again.',
+  },
   noRetention: {
     status: 503,
     message: 'This server deletes no data by age: its role file has no plugin `retention`.',
@@ -72,6 +78,11 @@ export interface Retention {
   readonly eraseAfter: number | undefined
   /** Starts a requested erasure now instead of at the next pass. */
   wake(): Promise<void>
+  /**
+   * Tells whoever keeps data of the tenant outside the database, and deletes it by age, whether the tenant is under a legal hold. Each pass repeats it
+   * while the hold is set. Rejects with 503 `hold_not_told`.
+   */
+  tellHold(tenantId: string): Promise<void>
 }
 export const Retention = capability<Retention>('conductor.retention')
 
@@ -81,6 +92,11 @@ export interface TenantDataStore {
   erase(tenantId: string): Promise<ErasedPart>
   /** Deletes a part of the data of deleted runs, like `erase`. Called after runs were deleted. */
   sweep?(tenantId: string): Promise<ErasedPart>
+  /**
+   * For a store that deletes by age: keeps all data of the tenant, or no longer. It lasts, also over a restart, until the store is told otherwise. When
+   * it resolves, nothing is being deleted any more.
+   */
+  hold?(tenantId: string, held: boolean): Promise<void>
   /** Counts the data again, for a limit of the tenant. Called every night. */
   recount?(tenantId: string): Promise<void>
 }

@@ -246,6 +246,12 @@ export const VfsUsage = Type.Object({
 })
 export type VfsUsage = Static<typeof VfsUsage>
 
+/** Body of `PUT /vfs/tenant/hold`. */
+export const VfsHold = Type.Object(
+  { held: Type.Boolean({ description: 'True: nothing of the tenant is deleted by age, until it is said otherwise.' }) },
+  { additionalProperties: false },
+)
+
 /** A view of the file system. Without a session it shows the tenant's mounts, without scratch space and layers. */
 export interface VfsView {
   readonly tenantId: string
@@ -304,6 +310,8 @@ export interface VfsClient {
   ): Promise<{ readonly deleted: number; readonly more: boolean }>
   search(view: VfsView, query: VfsSearchQuery, asked?: Asked): Promise<VfsMatches>
   usage(tenantId: string, asked?: Asked): Promise<VfsUsage>
+  /** Sets or lifts the legal hold of a tenant on the server, which keeps it over restarts. */
+  hold(tenantId: string, held: boolean, asked?: Asked): Promise<void>
   /** Deletes a part of the server's data of a tenant per call. The storage of the tenant's mounts is not deleted. */
   erase(tenantId: string, asked?: Asked): Promise<{ readonly deleted: number; readonly more: boolean }>
   dispose(): Promise<void>

@@ -1,4 +1,5 @@
-import type { ErasedPart, TenantDataStore } from '#contracts/retention'
+import type { Database } from '#contracts/database'
+import { type ErasedPart, retentionErrors, type TenantDataStore } from '#contracts/retention'
 import type { Batch, Batches } from './batches.ts'
 
 /** Wraps a plugin's deletion outside the database as a batch. Like for rows, nothing is deleted once the tenant is under a legal hold. */
@@ -23,4 +24,23 @@ export async function sweepData(
     if (sweep) Object.assign(deleted, await batches.all(tenantId, partOf(name, sweep), signal))
   }
   return deleted
+}
+
+/** Tells the stores whether the tenant is under a legal hold. Its row is locked meanwhile, so that the last state is told last. */
+export async function tellHold(
+  database: Database,
+  data: ReadonlyMap<string, TenantDataStore>,
+  tenantId: string,
+): Promise<void> {
+  await database.as('reads').tenant(tenantId, async (tx) => {
+    const [tenant] = await tx.query<{ held: boolean }>({
+      text: 'SELECT legal_hold AS held FROM tenants WHERE id = $1 AND erased_at IS NULL FOR SHARE',
+      values: [tenantId],
+    })
+    if (!tenant) return
+    for (const store of data.values())
+      await store.hold?.(tenantId, tenant.held).catch((cause: unknown) => {
+        throw retentionErrors.holdNotTold({ cause })
+      })
+  })
 }

@@ -16,6 +16,7 @@ import {
 } from '#contracts/retention'
 import { Fleet } from '#contracts/runner'
 import { Batches } from './batches.ts'
+import { tellHold } from './data.ts'
 import { eraseTenant } from './erasure.ts'
 import { Figures } from './figures.ts'
 import { pass } from './pass.ts'
@@ -70,7 +71,7 @@ export default definePlugin({
     const figures = new Figures(metrics)
     const batches = new Batches(database, pauseMs, figures.deleted)
     const endUsers = new EndUsers({ database, batches, pauseMs, trail, fleet, people, data, log })
-    const erasure = { database, batches, data, trail, log, operatorTenant }
+    const erasure = { database, batches, data, fleet, trail, log, operatorTenant }
     const parts = { database, batches, endUsers, defaults, figures, data, log }
     jobs.every(job, schedule, (signal) =>
       pass({ ...parts, eraseTenant: (id, until) => eraseTenant(erasure, id, until) }, signal),
@@ -85,6 +86,6 @@ export default definePlugin({
       needsDatabase(app, database)
       endUserRoutes(app, guard, { database, endUsers, people }, () => void wake())
     })
-    return { retention: { defaults, eraseAfter, wake } }
+    return { retention: { defaults, eraseAfter, wake, tellHold: (id: string) => tellHold(database, data, id) } }
   },
 })

@@ -9,7 +9,7 @@ import {
   type TenantDataStore,
 } from '#contracts/retention'
 import type { Batches } from './batches.ts'
-import { sweepData } from './data.ts'
+import { sweepData, tellHold } from './data.ts'
 import type { Figures } from './figures.ts'
 import { batchOf } from './kinds.ts'
 import type { EndUsers } from './people.ts'
@@ -83,7 +83,8 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
 async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Promise<void> {
   const { batches, endUsers, defaults, figures, log } = parts
   const { id } = tenant
-  if (tenant.legal_hold) return
+  // A server may be another one than at the last pass, or have got its folder back from a backup.
+  if (tenant.legal_hold) return tellHold(parts.database, parts.data, id)
   if (tenant.due) return void (await parts.eraseTenant(id, signal))
   await endUsers.enter(id, signal)
   for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal)

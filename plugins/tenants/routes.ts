@@ -103,7 +103,13 @@ function tenantChangeRoutes(app: App, guard: Guard, service: TenantService): voi
         body: ChangeTenant,
         response: {
           200: Tenant,
-          ...failures(invalidRequest, notFound, retentionErrors.tenantErased, retentionErrors.noRetention),
+          ...failures(
+            invalidRequest,
+            notFound,
+            retentionErrors.tenantErased,
+            retentionErrors.noRetention,
+            retentionErrors.holdNotTold,
+          ),
         },
       },
     },

@@ -67,6 +67,7 @@ export function createTenantService({ database, limits, retention, issuer, onDel
         const found = restore && isTenantId(id) ? await findTenant(database, id) : undefined
         throw found ? retentionErrors.tenantErased() : unknownTenant()
       }
+      if (change.legalHold !== undefined) await retention!.tellHold(id)
       if (!wanted) return tenant
       if (!limits) throw unavailable({ message: 'This server keeps no limits: its role file has no plugin `limits`.' })
       if (!(await limits.change(id, wanted))) throw unknownTenant()

@@ -99,6 +99,9 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsCli
     },
     search: async (view, query, { signal } = {}) => server().ask(vfsWire.search, { ...of(view, signal), query }),
     usage: (tenant, { signal } = {}) => server().ask(vfsWire.usage, { tenant, signal }),
+    async hold(tenant, held, { signal } = {}) {
+      await server().ask(vfsWire.hold, { tenant, body: { held }, signal })
+    },
     erase: (tenant, { signal } = {}) => server().ask(vfsWire.erase, { tenant, signal }),
     dispose: () => peers.close(),
   }

@@ -112,6 +112,6 @@ export default definePlugin({
       sweeper.start(config.sweepEvery)
     })
     onStop(() => sweeper.stop())
-    return { data: { vfs: { erase } } }
+    return { data: { vfs: { erase, hold: (tenantId: string, held: boolean) => sessions.hold(tenantId, held) } } }
   },
 })

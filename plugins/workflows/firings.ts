@@ -158,6 +158,7 @@ export const manual = (of: readonly [string, string], runId: string): Statement[
 const trim = (of: readonly [string, string]): Statement => ({
   name: 'workflow-firings-trim',
   text: `DELETE FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 AND at <= (
-           SELECT at FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 ORDER BY at DESC OFFSET ${keptFirings} LIMIT 1)`,
+           SELECT at FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2 ORDER BY at DESC OFFSET ${keptFirings} LIMIT 1)
+           AND NOT EXISTS (SELECT FROM tenants WHERE id = $1 AND legal_hold)`,
   values: of,
 })

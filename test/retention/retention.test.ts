@@ -52,6 +52,34 @@ test('what a tenant has a time for goes when it is older, with all that hangs on
   })
 })
 
+test('who keeps data elsewhere is told of a legal hold before its answer, and again by each pass', async (t) => {
+  const told: unknown[] = []
+  let away = false
+  const files = {
+    erase: async () => ({ deleted: 0, more: false }),
+    async hold(...hold: [string, boolean]) {
+      if (away) throw new Error('no answer')
+      told.push(hold)
+    },
+  }
+  const { pass, call } = await stage(t, {}, undefined, { files })
+  const hold = (legalHold: boolean) => call('PATCH', '/api/tenants/acme', 'default', { legalHold })
+  assert.equal((await hold(true)).statusCode, 200)
+  assert.deepEqual(told.splice(0), [['acme', true]])
+  await pass()
+  assert.deepEqual(told.splice(0), [['acme', true]])
+  away = true
+  await assert.rejects(pass())
+  const refused = await hold(false)
+  assert.deepEqual([refused.statusCode, refused.json().error], [503, 'hold_not_told'])
+  assert.equal((await call('GET', '/api/tenants/acme')).json().legalHold, false)
+  away = false
+  assert.equal((await hold(false)).statusCode, 200)
+  assert.deepEqual(told.splice(0), [['acme', false]])
+  await pass()
+  assert.deepEqual(told, [])
+})
+
 test('the times of the role file are everybody’s, and a tenant may have longer ones', async (t) => {
   const { pass, sql, count, call } = await stage(t, { runs: 7, webhooks: 1 })
   for (const tenant of ['acme', 'globex']) await sql(tenant, ...run(tenant, 'run_old', 10))

@@ -245,6 +245,18 @@ export const vfsWire = {
     summary: 'Show the use of the tenant',
     headers: view,
   },
+  hold: {
+    ...of('tenant'),
+    method: 'PUT',
+    path: '/vfs/tenant/hold',
+    summary: 'Set or lift the legal hold of the tenant',
+    description:
+      'Under a hold no session is closed because nobody uses it, and no audit is deleted for its age. When it is answered, nothing is being deleted any more. The server keeps it over restarts.',
+    headers: view,
+    body: vfs.VfsHold,
+    reply: { status: 204 },
+    errors: [invalidRequest],
+  },
   erase: {
     ...of('tenant'),
     method: 'DELETE',

@@ -78,7 +78,7 @@ export default definePlugin({
     const client = createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
     onStop(() => client.dispose())
     if (limits) tellUsage(limits, client)
-    return { data: { vfs: { erase: (tenantId) => client.erase(tenantId) } } }
+    return { data: { vfs: { erase: (tenantId) => client.erase(tenantId), hold: (...hold) => client.hold(...hold) } } }
   },
 })
 

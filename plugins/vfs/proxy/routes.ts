@@ -60,7 +60,7 @@ export function proxyRoutes(app: App, paced: Paced, passOn: PassOn): void {
   }
 }
 
-/** Routes that the proxy does not forward: only runners open leases, and only retention erases. */
+/** Routes that the proxy does not forward: only runners open leases, and only retention erases and holds. */
 const ours = /^\/vfs\/(leases|tenant)(\/|$)/
 const publicPrefix = '/api'
 /** The deepest nesting of percent-encodings; a path with deeper ones is refused. */

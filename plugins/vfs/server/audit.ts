@@ -176,7 +176,7 @@ interface Options {
 }
 
 /**
- * Closes unused sessions, and removes expired audit and files that dead processes left. It runs from the start of the process, and only on the
+ * Closes unused sessions, and removes expired audit and files that dead processes left, but nothing of tenants under a legal hold. It runs from the start of the process, and only on the
  * server's own folder.
  */
 export class Sweeper {
@@ -203,10 +203,12 @@ export class Sweeper {
     for (const tenantId of await sessions.tenants()) {
       if (this.#stopped) return
       try {
-        const closed = await sessions.sweep(tenantId, Date.now() - idleMs)
-        for (const id of closed) await audit.rest(tenantId, id)
-        if (closed.length > 0) log.info({ tenantId, closed: closed.length }, 'idle VirtualFS sessions were closed')
-        await audit.expire(tenantId, Date.now() - auditMs)
+        await sessions.unlessHeld(tenantId, async () => {
+          const closed = await sessions.sweep(tenantId, Date.now() - idleMs)
+          for (const id of closed) await audit.rest(tenantId, id)
+          if (closed.length > 0) log.info({ tenantId, closed: closed.length }, 'idle VirtualFS sessions were closed')
+          await audit.expire(tenantId, Date.now() - auditMs)
+        })
       } catch (err) {
         log.warn({ err, tenantId }, 'leftovers of VirtualFS sessions could not be removed')
       }

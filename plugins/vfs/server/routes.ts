@@ -174,7 +174,7 @@ interface Parts {
   erase(tenantId: string): Promise<{ deleted: number; more: boolean }>
 }
 
-/** Routes for leases of sessions, for their audit, and for a tenant's usage and erasure. */
+/** Routes for leases of sessions, for their audit, and for a tenant's usage, legal hold and erasure. */
 export function sessionRoutes(app: App, callers: Callers, { sessions, audit, erase }: Parts): void {
   serve(
     app,
@@ -218,5 +218,6 @@ export function sessionRoutes(app: App, callers: Callers, { sessions, audit, era
     callers,
   )
   serve(app, vfsWire.usage, async ({ caller }) => ({ json: await sessions.usage(caller.tenantId) }), callers)
+  serve(app, vfsWire.hold, async ({ caller, body }) => sessions.hold(caller.tenantId, body.held), callers)
   serve(app, vfsWire.erase, async ({ caller }) => ({ json: await erase(caller.tenantId) }), callers)
 }

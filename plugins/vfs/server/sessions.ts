@@ -194,6 +194,26 @@ export class Sessions {
     return idle
   }
 
+  /** Sets or lifts the legal hold of a tenant. When it resolves, what was being deleted by age is gone, and nothing more goes. */
+  hold(tenantId: string, held: boolean): Promise<void> {
+    return this.#turns.take(tenantId, async () => {
+      if (!held) return rm(this.#holdOf(tenantId), { force: true })
+      await writeWhole(this.#holdOf(tenantId), '')
+      await this.settled()
+    })
+  }
+
+  /** Does work that deletes by age, unless the tenant is under a legal hold. One that is set meanwhile waits for the end of the work. */
+  unlessHeld(tenantId: string, work: () => Promise<void>): Promise<void> {
+    return this.#turns.take(tenantId, async () => {
+      const free = await stat(this.#holdOf(tenantId)).then(
+        () => false,
+        (error: NodeJS.ErrnoException) => error.code === 'ENOENT' || Promise.reject(error),
+      )
+      if (free) await work()
+    })
+  }
+
   /** The tenants that have data on this server. */
   async tenants(): Promise<readonly string[]> {
     const names = await readdir(join(this.#options.dir, 'tenants')).catch(() => [])
@@ -275,6 +295,10 @@ export class Sessions {
     return tenant
   }
 
+  /** The file that stands for the legal hold of a tenant. */
+  #holdOf(tenantId: string): string {
+    return join(this.#options.dir, 'tenants', `+${tenantId}`, 'held')
+  }
   #recordOf(tenantId: string, sessionId: string): string {
     return join(this.#options.dir, 'tenants', `+${tenantId}`, 'sessions', `${sessionId}.json`)
   }

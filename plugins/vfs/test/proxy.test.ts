@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { stat } from 'node:fs/promises'
 import { createServer, type IncomingMessage, request, type RequestListener } from 'node:http'
 import { type AddressInfo, connect } from 'node:net'
+import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
 import { definePlugin, type Plugin } from '#kernel'
@@ -293,7 +295,7 @@ test(
 
 test('with a server behind it: files of the tenant of the key, its usage, and its erasure', async (t) => {
   const mounts = { files: { kind: 'objects', tenants: ['*'] } }
-  const { url: server, signer, client } = await testVfs(t, { settings: { mounts } })
+  const { url: server, signer, client, dir } = await testVfs(t, { settings: { mounts } })
   const { url, ask, uses, data } = await startProxy(t, server, signer)
   const put = await ask('PUT', '/api/vfs/files/files/a', { 'content-type': 'text/plain' }, 'hello')
   assert.deepEqual([put.status, put.headers['etag'] !== undefined], [201, true])
@@ -354,6 +356,17 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
   const unknown = await ask('GET', '/api/vfs/list/scratch', { key: 'globex', 'x-vfs-session': 's2' })
   assert.deepEqual([foreign.status, unknown.status], [404, 404])
   assert.deepEqual([...data.keys()], ['vfs'])
+  // Only the conductor itself sets a hold.
+  assert.equal((await ask('PUT', '/api/vfs/tenant/hold', { key: 'acme' }, '{"held":false}')).status, 404)
+  const held = () =>
+    stat(join(dir, 'vfs/tenants/+acme/held')).then(
+      ({ size }) => size,
+      () => undefined,
+    )
+  await data.get('vfs')!.hold!('acme', true)
+  assert.equal(await held(), 0)
+  await data.get('vfs')!.hold!('acme', false)
+  assert.equal(await held(), undefined)
   assert.deepEqual(await data.get('vfs')!.erase('acme'), { deleted: 2, more: false })
   assert.equal(await uses.get('vfsSessions')!('acme'), 0)
 })

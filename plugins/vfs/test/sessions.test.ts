@@ -207,6 +207,30 @@ test('a session that nobody uses is closed, and one that is erased leaves nothin
   assert.equal(await client.session('acme', 's2'), undefined)
 })
 
+test('under a legal hold nothing is deleted by age, also after a start at which nobody says so', async (t) => {
+  const before = await testVfs(t, { settings: { mounts } })
+  await before.client.open('acme', 's1', {})
+  await before.client.write(one, 'scratch', 'a', bytes(3))
+  await before.client.hold('acme', true)
+  await before.kernel.stop()
+  const old = new Date(Date.now() - 3_600_000)
+  const audit = join(before.dir, 'vfs/tenants/+acme/audit/s1.jsonl')
+  for (const file of [audit, join(before.dir, 'vfs/tenants/+acme/sessions/s1.json')]) await utimes(file, old, old)
+  const settings = { mounts, idle: '1s', auditFor: '10m', sweepEvery: '1s' }
+  const { client } = await testVfs(t, { settings, dir: before.dir })
+  // A session of another tenant is closed by one sweep, and the next one by another: so the first has been everywhere.
+  for (const id of ['g1', 'g2']) {
+    await client.open('globex', id, {})
+    await until(async () => (await client.usage('globex')).sessions === 0, 'an idle session is closed')
+  }
+  assert.equal((await client.session('acme', 's1'))?.bytes, 3)
+  assert.ok((await stat(audit)).size > 0)
+  await client.hold('acme', false)
+  await until(async () => (await client.usage('acme')).bytes === 0, 'the hold is lifted')
+  assert.equal(await client.session('acme', 's1'), undefined)
+  await until(async () => (await stat(audit).catch(() => undefined)) === undefined, 'the audit expires')
+})
+
 test('search finds names and lines within its bounds, and no text in what is none', async (t) => {
   const { client } = await testVfs(t, { settings: { mounts } })
   const put = (path: string, text: string | Buffer) => client.write(acme, 'files', path, { body: Buffer.from(text) })

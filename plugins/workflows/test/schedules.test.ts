@@ -107,6 +107,21 @@ test('schedules fire once a time on any number of conductors, and follow their p
     // This minute is started, and possibly the last missed one.
     assert.ok(started === 1 || started === 2, JSON.stringify(counted))
     assert.equal(started + missed, 1_000)
+    // Under a legal hold nothing goes for it.
+    const held = (hold: boolean) =>
+      s.database.systemBatch([{ text: 'UPDATE tenants SET legal_hold = $1 WHERE id = $2', values: [hold, 'default'] }])
+    const kept = async (): Promise<number> => {
+      assert.equal((await s.call('POST', `/api/workflows/schedules/${id}/run`)).status, 202)
+      const count = 'SELECT count(*)::int AS n FROM workflow_firings WHERE tenant_id = $1 AND schedule_id = $2'
+      const rows = s.database.tenant('default', (tx) =>
+        tx.query<{ n: number }>({ text: count, values: ['default', id] }),
+      )
+      return (await rows)[0]!.n
+    }
+    await held(true)
+    assert.equal(await kept(), 1_001)
+    await held(false)
+    assert.equal(await kept(), 1_000)
   })
   await t.test('overlap: skip, queue, allow', async () => {
     for (const [overlap, outcome] of [
