@@ -5,13 +5,13 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
-import { EndUserData, retentionErrors } from '#contracts/retention'
+import { EndUserData, retentionErrors, TenantData } from '#contracts/retention'
 import { Webhooks, webhookErrors } from '#contracts/webhooks'
 import { createClientAddress, trustedProxies } from '#kit'
 import { callbackRoutes, connectionRoutes, connectRoutes } from './connections.routes.ts'
 import { Connector } from './connect.ts'
 import { Connections } from './connections/accounts.ts'
-import { createEndUserData } from './connections/index.ts'
+import { createEndUserData, createTenantData } from './connections/index.ts'
 import { createAppMetrics } from './metrics.ts'
 import { toolkitRoutes } from './routes.ts'
 import { RunTools } from './run-tools.ts'
@@ -46,7 +46,7 @@ export default definePlugin({
     limits: maybe(TenantLimits),
     webhooks: maybe(Webhooks),
   },
-  provides: { apps: Apps, people: EndUserData },
+  provides: { apps: Apps, people: EndUserData, data: TenantData },
   async setup({ config, deps, log, metrics: registry, routes, stopping }) {
     const { guard, database, connections, kv, limits, webhooks } = deps
     const stored = presentDatabase(database)
@@ -74,6 +74,7 @@ export default definePlugin({
     return {
       apps: new RunTools({ toolkits, connector, log }),
       people: stored ? { connection: createEndUserData(stored, connections) } : {},
+      data: stored ? { connections: createTenantData(stored, connections) } : {},
     }
   },
 })

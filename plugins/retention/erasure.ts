@@ -12,6 +12,8 @@ import { type Table, tenantedTables } from './tables.ts'
 
 /** Calls of runners at once for one deletion. */
 const callsAtOnce = 16
+/** Sessions of one page of a tenant's. When each is on another runner that does not answer, their transaction is still in time. */
+const sessionsAtOnce = 48
 
 interface Runners {
   /** Undefined in a role without runners: then there are no other copies of sessions. */
@@ -72,7 +74,12 @@ const count = (tx: TenantTx, table: string, rows: number): Promise<object[]> =>
 /** Whether a run or node is still executed. The deletion of a tenant cancels its runs; nothing is erased until they have ended. */
 const underWay = {
   text: `SELECT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND finished_at IS NULL)
-           OR EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND status = 2 AND lease_until > clock_timestamp()) AS busy`,
+           OR EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND status = 2 AND lease_until > clock_timestamp()) AS busy,
+           (SELECT erase_at < now() - interval '1 day' FROM tenants WHERE id = $1) AS late`,
+}
+/** In the proof: sessions of which a runner may have a copy, since it did not answer for a day. */
+const noteUntold = {
+  text: `UPDATE tenants SET erased_rows = coalesce(erased_rows, '{}') || jsonb_build_object('untold_sessions', $2::int) WHERE id = $1`,
 }
 /** Keeps only the id of the tenant, since ids are never given twice. */
 const finish = {
@@ -81,27 +88,54 @@ const finish = {
          WHERE id = $1 AND NOT legal_hold RETURNING erased_rows`,
 }
 
-interface TenantErasureParts {
+interface TenantErasureParts extends Runners {
   readonly database: Database
   readonly batches: Batches
   /** Data of tenants that plugins keep outside the database. */
   readonly data: ReadonlyMap<string, TenantDataStore>
   readonly trail: AuditTrail
-  readonly log: Pick<FastifyBaseLogger, 'info'>
+  readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
   /** The tenant whose audit log records the erasure. */
   readonly operatorTenant: string
 }
 
 /**
- * Erases a deleted tenant: every row with its id in every table, and its data outside the database. May stop anywhere and be repeated. Resolves to
- * the deleted rows by table, or undefined while something of the tenant is under way.
+ * Deletes the tenant's sessions, each after its runner was told, so that a walk that is cut off goes on where it was. Resolves to how many stay,
+ * because their runner did not answer.
+ */
+async function leaveRunners(parts: TenantErasureParts, tenantId: string, signal: AbortSignal): Promise<number> {
+  const away = new Set<string>()
+  let untold = 0
+  const some: Batch = async (tx, most, place) => {
+    const limit = Math.min(most, sessionsAtOnce)
+    const page = await tx.query<LeftSession>({
+      text: 'SELECT id, runner_hash AS runner FROM sessions WHERE tenant_id = $1 AND id > $2 ORDER BY id LIMIT $3',
+      values: [tenantId, place?.[0] ?? '', limit],
+    })
+    const left = await tellRunners(parts, tenantId, page, away)
+    untold += left.size
+    const told = page.flatMap(({ id }) => (left.has(id) ? [] : [id]))
+    await tx.query({ text: 'DELETE FROM sessions WHERE tenant_id = $1 AND id = ANY($2)', values: [tenantId, told] })
+    if (told.length > 0) await count(tx, 'sessions', told.length)
+    return { deleted: { sessions: told.length }, next: page.length < limit ? undefined : [page.at(-1)!.id] }
+  }
+  await parts.batches.all(tenantId, some, signal)
+  return untold
+}
+
+/**
+ * Erases a deleted tenant: the copies of its sessions on runners, every row with its id in every table, and its data outside the database. May stop
+ * anywhere and be repeated. Resolves to the deleted rows by table, or undefined while something of the tenant is under way, or while a runner does
+ * not answer, though for a day at most.
  */
 export async function eraseTenant(
-  { database, batches, data, trail, log, operatorTenant }: TenantErasureParts,
+  parts: TenantErasureParts,
   tenantId: string,
   signal: AbortSignal,
 ): Promise<Readonly<Record<string, number>> | undefined> {
-  const [[state]] = await database.batch<[{ busy: boolean }[]]>(tenantId, [{ ...underWay, values: [tenantId] }])
+  const { database, batches, data, trail, log, operatorTenant } = parts
+  const look = { ...underWay, values: [tenantId] }
+  const [[state]] = await database.batch<[{ busy: boolean; late: boolean }[]]>(tenantId, [look])
   if (state!.busy) return undefined
   const entry = await trail.begin({
     tenantId: operatorTenant,
@@ -109,6 +143,12 @@ export async function eraseTenant(
     action: 'tenants.erase',
     target: tenantId,
   })
+  const untold = await leaveRunners(parts, tenantId, signal)
+  if (untold > 0 && !state!.late) {
+    await trail.end(entry, { status: 202, detail: { untold_sessions: untold } })
+    return undefined
+  }
+  if (untold > 0) await batches.once(tenantId, (tx) => tx.query({ ...noteUntold, values: [tenantId, untold] }))
   const tables = await database.system((tx) => tenantedTables(tx))
   const round = async (): Promise<number> => {
     let rows = 0

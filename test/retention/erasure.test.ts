@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Database } from '#contracts/database'
+import { Fleet } from '#contracts/runner'
+import { fake } from '#testing'
 import { tenantedTables } from '../../plugins/retention/tables.ts'
 import { chat, run, stage } from './stage.ts'
 
@@ -155,4 +157,51 @@ test('what a plugin keeps elsewhere is erased with the tenant, part by part and 
   assert.equal(left, 0)
   assert.ok(erased.every((id) => id === 'globex'))
   assert.equal((await shown()).erasure.rows.objects, 25)
+})
+
+test('runners are told of every session of an erased tenant; one that does not answer holds the erasure up for a day, and is then in the proof', async (t) => {
+  const told: string[] = []
+  let away = true
+  const link = (hash: string) => ({
+    hash,
+    deleteSession: async (tenantId: string, id: string) => {
+      if (hash === 'gone' && away) throw new Error('no answer')
+      told.push(`${hash} ${tenantId} ${id}`)
+    },
+  })
+  const links: Readonly<Record<string, object>> = { here: link('here'), gone: link('gone') }
+  const fleet = fake(Fleet, { owner: (_: string, runner = 'none') => links[runner] } as unknown as Fleet)
+  const { pass, sql, count, call, database } = await stage(t, { operatorTenant: 'acme' }, undefined, {}, [fleet])
+  await database.systemBatch([{ text: `INSERT INTO tenants (id, name) VALUES ('initech', 'Initech')` }])
+  for (const tenant of ['globex', 'initech'])
+    await sql(
+      tenant,
+      ...Array.from({ length: 120 }, (_, i) => run(tenant, `run_${String(i).padStart(3, '0')}`, 0)).flat(),
+      ...run(tenant, 'run_away', 0),
+      ...run(tenant, 'run_old', 0),
+      `UPDATE sessions SET runner_hash = CASE id WHEN 'sess-run_away' THEN 'gone' WHEN 'sess-run_old' THEN 'removed' ELSE 'here' END`,
+    )
+  await sql('acme', ...run('acme', 'run_mine', 0), `UPDATE sessions SET runner_hash = 'here'`)
+  for (const tenant of ['globex', 'initech']) await call('DELETE', `/api/tenants/${tenant}?erase=true`, 'acme')
+  const shown = async (tenant: string) =>
+    (await call('GET', `/api/tenants/${tenant}?includeDeleted=true`, 'acme')).json().erasure
+  await pass()
+  assert.equal(told.length, 240)
+  assert.deepEqual([await count('globex', 'sessions'), await count('globex', 'runs')], [1, 122])
+  assert.equal((await shown('globex')).erasedAt, null)
+  const [waiting] = (await call('GET', '/api/audit', 'acme')).json()
+  assert.deepEqual([waiting.status, waiting.detail], [202, { untold_sessions: 1 }])
+  await sql('initech', `UPDATE tenants SET erase_at = now() - interval '25 hours' WHERE id = 'initech'`)
+  await pass()
+  assert.equal(await count('globex', 'sessions'), 1)
+  const late = await shown('initech')
+  assert.equal(typeof late.erasedAt, 'string')
+  assert.deepEqual([late.rows.sessions, late.rows.untold_sessions, late.rows.runs], [122, 1, 122])
+  away = false
+  await pass()
+  const { erasedAt, rows } = await shown('globex')
+  assert.deepEqual([typeof erasedAt, rows.sessions, rows.untold_sessions], ['string', 122, undefined])
+  assert.deepEqual(new Set(told).size, 241)
+  assert.deepEqual(told.at(-1), 'gone globex sess-run_away')
+  assert.equal(await count('acme', 'sessions'), 1)
 })

@@ -19,7 +19,7 @@ import {
   markRevoked,
   viewOf,
 } from './store.ts'
-import { type EndUserStore, retentionErrors, unlessHeld } from '#contracts/retention'
+import { type EndUserStore, retentionErrors, type TenantDataStore, unlessHeld } from '#contracts/retention'
 
 /** The callback path on the conductor's public listener, to which owners of accounts come back. */
 export const callbackPath = '/api/apps/callback'
@@ -153,7 +153,39 @@ async function nextOf(database: Database, tenantId: string, seconds: number): Pr
 /** The most connections of one page. A person has one for each toolkit. */
 const atOnce = 50
 
-/** The data of end users in this plugin: their connected accounts. Before an account is erased, it is revoked at its app. */
+/**
+ * Erases an account, and revokes it at its app before: once, since an app that does not answer must not keep the data here. False when there was no
+ * such account any more. Rejects with 409 under a legal hold.
+ */
+async function eraseAccount(
+  database: Database,
+  accounts: Pick<Accounts, 'revoke'>,
+  tenantId: string,
+  id: string,
+): Promise<boolean> {
+  const revoked = await database.tenant(tenantId, async (tx) => {
+    if ((await tx.query(unlessHeld(tenantId))).length === 0) throw retentionErrors.legalHold()
+    if (!(await lockConnection(tx, id))) return undefined
+    await markRevoked(tx, id)
+    return lockConnection(tx, id)
+  })
+  if (!revoked) return false
+  await accounts.revoke(tenantId, revoked)
+  await database.tenant(tenantId, (tx) => deleteConnection(tx, id))
+  return true
+}
+
+/** The accounts of a tenant and of its end users, for the erasure of the tenant. */
+export const createTenantData = (database: Database, accounts: Pick<Accounts, 'revoke'>): TenantDataStore => ({
+  async erase(tenantId) {
+    const list = { text: 'SELECT id FROM app_connections WHERE tenant_id = $1 LIMIT $2', values: [tenantId, abreast] }
+    const [rows] = await database.batch<[Due[]]>(tenantId, [list])
+    const erased = await Promise.all(rows.map(({ id }) => eraseAccount(database, accounts, tenantId, id)))
+    return { deleted: erased.filter(Boolean).length, more: rows.length === abreast }
+  },
+})
+
+/** The data of end users in this plugin: their connected accounts. */
 export function createEndUserData(database: Database, accounts: Pick<Accounts, 'revoke'>): EndUserStore {
   const list = async (tenantId: string, endUserId: string, after: string): Promise<Connection[]> => {
     const page = {
@@ -174,16 +206,7 @@ export function createEndUserData(database: Database, accounts: Pick<Accounts, '
       let erased = 0
       for (let rows = await list(tenantId, endUserId, ''); rows.length > 0 && !signal.aborted;) {
         for (const { id } of rows) {
-          const revoked = await database.tenant(tenantId, async (tx) => {
-            if ((await tx.query(unlessHeld(tenantId))).length === 0) throw retentionErrors.legalHold()
-            if (!(await lockConnection(tx, id))) return undefined
-            await markRevoked(tx, id)
-            return lockConnection(tx, id)
-          })
-          if (!revoked) continue
-          await accounts.revoke(tenantId, revoked)
-          await database.tenant(tenantId, (tx) => deleteConnection(tx, id))
-          erased++
+          if (await eraseAccount(database, accounts, tenantId, id)) erased++
         }
         rows = await list(tenantId, endUserId, rows.at(-1)!.id)
       }

@@ -7,6 +7,7 @@ import { pino } from 'pino'
 import { Apps } from '#contracts/apps'
 import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
+import { TenantData } from '#contracts/retention'
 import {
   operatedConductor,
   startAuthorizationServer,
@@ -29,7 +30,7 @@ interface StageOptions {
 
 /** A conductor as an operator runs it. Servers of this machine may be entered. */
 export async function stage(t: TestContext, { dsn, variables = {}, settings = {} }: StageOptions = {}) {
-  const needs = { database: Database, apps: Apps, connections: Connections, servers: McpServers }
+  const needs = { database: Database, apps: Apps, connections: Connections, servers: McpServers, data: TenantData }
   const { parts, operator, callerWith, withRole, ...rest } = await operatedConductor(t, {
     needs,
     dsn,
@@ -43,12 +44,13 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
     },
     settings,
   })
-  const { database, apps, connections, servers } = parts
+  const { database, apps, connections, servers, data } = parts
   return {
     ...rest,
     database,
     apps,
     servers,
+    data,
     call: operator,
     callerWith,
     /** Requests without a key, as the browser of an account's owner makes them. */

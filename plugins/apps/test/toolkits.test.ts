@@ -202,6 +202,19 @@ test('under a legal hold nothing of a person is revoked', async (t) => {
   )
 })
 
+test('the accounts of a tenant that is erased are revoked at their apps before, and not under a legal hold', async (t) => {
+  const s = await stageWithOAuth(t)
+  for (const endUserId of ['ann', 'bob']) await s.connect({ endUserId })
+  const erase = () => s.data.get('connections')!.erase('default')
+  await s.rows("UPDATE tenants SET legal_hold = true WHERE id = 'default'")
+  await assert.rejects(erase(), { code: 'legal_hold' })
+  assert.deepEqual(s.issuer.revoked, [])
+  await s.rows("UPDATE tenants SET legal_hold = false WHERE id = 'default'")
+  assert.deepEqual(await erase(), { deleted: 2, more: false })
+  assert.deepEqual(s.issuer.revoked.toSorted(), ['access-1', 'access-2', 'refresh-1', 'refresh-2'])
+  assert.deepEqual(await s.rows('SELECT id FROM app_connections'), [])
+})
+
 test('a tenant has as many accounts as its limit lets it, and links of one account end one another', async (t) => {
   const s = await stageWithOAuth(t, { connection: 'user' }, { settings: { limits: { appConnections: 2 } } })
   await s.connect({ endUserId: 'ann' })
