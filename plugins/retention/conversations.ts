@@ -100,7 +100,7 @@ interface Owned {
   readonly root: string
   readonly id: string
   readonly session_id: string
-  /** The run has ended, and nothing is executed or waits in its session. */
+  /** The run has ended, no workflow has still to read its result, and nothing is executed or waits in its session. */
   readonly over: boolean
 }
 
@@ -165,7 +165,8 @@ async function ownedRuns(tx: TenantTx, ids: readonly string[]): Promise<Owned[]>
                  ON r.tenant_id = $1 AND r.parent IS NOT NULL AND r.parent ->> 'runId' = tree.id)
              SELECT root, id, session_id, finished_at IS NOT NULL
                AND (session_id = ANY($3) OR (SELECT s.id FROM sessions s WHERE s.tenant_id = $1 AND s.id = tree.session_id) IS NULL)
-               AND (SELECT q.run_id FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = tree.session_id LIMIT 1) IS NULL AS over
+               AND (SELECT q.run_id FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = tree.session_id LIMIT 1) IS NULL
+               AND (SELECT n.id FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.waits_for = tree.id AND n.status = 2 LIMIT 1) IS NULL AS over
              FROM tree`,
       values: [tx.tenantId, ids, free],
     })

@@ -213,7 +213,7 @@ test('an end user is still found when retention has deleted the messages and kep
   assert.deepEqual([await count('acme', 'runs'), await count('acme', 'run_events')], [0, 0])
 })
 
-test('a run under way, and one in a session that executes or waits, is erased when that is over', async (t) => {
+test('a run under way, one whose session executes or waits, and one that a workflow has still to read are erased when that is over', async (t) => {
   const { sql, count, call, pass } = await stage(t)
   const ann = { endUser: 'ann' }
   await sql(
@@ -223,18 +223,25 @@ test('a run under way, and one in a session that executes or waits, is erased wh
     ...run('acme', 'run_line', 0, 'sess-line', ann),
     ...run('acme', 'run_parent', 0, 'sess-parent', ann),
     ...run('acme', 'run_child', 0, 'sess-child', ann),
+    ...run('acme', 'run_node', 0, 'sess-node', ann),
+    `INSERT INTO workflow_runs (tenant_id, id, name, settings, input, status, unfinished, created_by)
+     VALUES ('acme', 'flow', 'w', '{}', 'null', 2, 1, 'k')`,
+    `INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, status, waits_for)
+     VALUES ('acme', 'flow', 'n', 0, 'agent', '{}', 2, 'run_node')`,
+    `UPDATE runs SET parent = '{"runId": "flow", "depth": 1}' WHERE id = 'run_node'`,
     `UPDATE runs SET parent = '{"runId": "run_parent", "depth": 1}', status = 'running', finished_at = NULL WHERE id = 'run_child'`,
     `UPDATE sessions SET status = 'running', claim_run = 'run_of_bob', claim_owner = 'x' WHERE id = 'sess-shared'`,
     `INSERT INTO run_queue (tenant_id, session_id, run_id) VALUES ('acme', 'sess-line', 'run_next')`,
   )
   const erased = (await call('DELETE', '/api/end-users/ann', 'acme')).json()
-  assert.deepEqual([erased.runs, erased.sessions, erased.pending], [1, 1, 3])
-  assert.deepEqual([await count('acme', 'runs'), await count('acme', 'session_state')], [4, 4])
+  assert.deepEqual([erased.runs, erased.sessions, erased.pending], [1, 1, 4])
+  assert.deepEqual([await count('acme', 'runs'), await count('acme', 'session_state')], [5, 5])
   await sql(
     'acme',
     `UPDATE runs SET status = 'ok', finished_at = now() WHERE id = 'run_child'`,
     `UPDATE sessions SET status = 'idle', claim_run = NULL, claim_owner = NULL WHERE id = 'sess-shared'`,
     'DELETE FROM run_queue',
+    `UPDATE workflow_nodes SET status = 3, waits_for = NULL`,
   )
   await pass()
   for (const table of ['runs', 'run_events', 'session_state', 'run_people', 'end_user_erasures'])
