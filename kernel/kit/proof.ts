@@ -49,9 +49,13 @@ const key = Symbol('agent-orc.proofs')
 /** The proofs that a listener requires; `app` may be any of its scopes. */
 export const proofsOf = (app: App): Proofs => app.getDecorator<Proofs>(key)
 
-/** A client certificate that an authority of the listener has signed. */
+/**
+ * A client certificate that an authority of the listener has signed. The certificate itself is looked at as well: some versions of Node call a
+ * resumed session authorized although no certificate was ever sent in it.
+ */
 const clientCertificate: Proof = async ({ socket }) => {
-  if ((socket as Partial<TLSSocket>).authorized === true) return undefined
+  const tls = socket as Partial<TLSSocket>
+  if (tls.authorized === true && tls.getPeerX509Certificate?.() !== undefined) return undefined
   throw unauthorized({ message: 'Connect with a client certificate that this listener accepts.' })
 }
 

@@ -8,13 +8,14 @@ import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import type { TLSSocket } from 'node:tls'
+import type { Server, TLSSocket } from 'node:tls'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pino } from 'pino'
 import { access, AppError, type ListenerConfig } from '#kernel'
-import { createPeers } from '#kit'
+import { acceptLinks, createPeers, trusted } from '#kit'
 import { createListener } from '../../http/listener.ts'
 import { createCompilers } from '../compilers.ts'
+import { linkHeader, linkPath, linkProtocol, linkVersion } from '../link/connection.ts'
 import { followTls, LiveTls } from '../tls.ts'
 
 const fixture = (name: string): URL => new URL(`../../../test/certificates/${name}`, import.meta.url)
@@ -159,6 +160,47 @@ test('files that cannot be used leave what is served as it is, are said once, an
   await tls.look()
   assert.deepEqual([await served(), warnings.length], [second, broken.length])
 })
+
+/** One request, over a connection of its own. */
+async function visit(url: string, options: object) {
+  const asking = request(url, { agent: false, ...options })
+  let session: Buffer | undefined
+  asking.once('socket', (socket) => socket.on('session', (ticket: Buffer) => (session = ticket)))
+  const answered = Promise.race([once(asking, 'response'), once(asking, 'upgrade')])
+  asking.end()
+  const [reply] = (await answered) as [IncomingMessage]
+  const { statusCode, socket } = reply
+  const resumed = (socket as TLSSocket).isSessionReused()
+  socket.destroy()
+  return { answer: [statusCode, resumed], session: session! }
+}
+
+for (const version of ['TLSv1.2', 'TLSv1.3'] as const) {
+  test(`${version}: a session that is resumed proves no more than it began with, for requests and for links`, async (t) => {
+    const { given, log } = await files(t)
+    const { app, url } = await listener(t, followTls(given, log)!, true)
+    acceptLinks(app, trusted)
+    // What some versions of Node say of a session without a certificate.
+    const server = app.server as unknown as Server
+    server.prependListener('secureConnection', (socket) => {
+      if (socket.isSessionReused() && !socket.getPeerX509Certificate()) socket.authorized = true
+    })
+    const upgrade = { connection: 'Upgrade', upgrade: linkProtocol, [linkHeader]: linkVersion }
+    const shown = async (name: string) => ({ cert: await pem(`${name}.pem`), key: await pem(`${name}.key`) })
+    for (const [certificate, word, link] of [
+      [{}, 401, 401],
+      [await shown('stranger'), 401, 401],
+      [await shown('client'), 200, 101],
+    ] as const) {
+      const options = { ca: await pem('ca.pem'), minVersion: version, maxVersion: version, ...certificate }
+      const { answer, session } = await visit(`${url}/word`, options)
+      assert.deepEqual(answer, [word, false])
+      const again = { ...options, session }
+      assert.deepEqual((await visit(`${url}/word`, again)).answer, [word, true])
+      assert.deepEqual((await visit(url + linkPath, { ...again, headers: upgrade })).answer, [link, true])
+    }
+  })
+}
 
 test('who is trusted follows its file, too', async (t) => {
   const { given, put, log } = await files(t)
