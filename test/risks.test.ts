@@ -13,7 +13,7 @@ const risks = async (role: string, env: Record<string, string>): Promise<string[
   risksOf(await loadRole(join(root, `config/${role}.yaml`), { env }))
 
 test('a runner or a sidecar that answers whoever reaches it is a risk of its role, and so is one that may be led anywhere', async () => {
-  const hosts = { AGENT_ORC_RUNNER_HOSTS: '.internal', AGENT_ORC_MCP_HOSTS: 'none' }
+  const hosts = { AGENT_ORC_RUNNER_HOSTS: '.internal:7060', AGENT_ORC_MCP_HOSTS: 'none' }
   const tls = { AGENT_ORC_TLS_CERT: 'c', AGENT_ORC_TLS_KEY: 'k', AGENT_ORC_TLS_CA: 'a' }
   const key = { RUNNER_SIGNING_KEY_CURRENT: secret }
   for (const role of ['runner', 'sidecar']) {

@@ -41,7 +41,13 @@ export { type SandboxPart, type SandboxSuiteOptions, testSandboxProvider } from 
 export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startStandInApi } from './stand-ins.ts'
 export { createStandInMachine, type StandInMachine } from './stand-ins.ts'
 export { type AuthorizationServer, startAuthorizationServer } from './mcp-server.ts'
-export { type ExternalServer, type ExternalTool, startExternalServer, startSseServer } from './mcp-server.ts'
+export {
+  asOwnHosts,
+  type ExternalServer,
+  type ExternalTool,
+  startExternalServer,
+  startSseServer,
+} from './mcp-server.ts'
 export { type StandInTool, startToolServer, type ToolServer } from './stand-ins.ts'
 export { newObject, oddKeys, testObjectBackend } from './object-suite.ts'
 export { testVfs, type TestVfs, type TestVfsOptions } from './roles.ts'

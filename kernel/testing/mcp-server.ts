@@ -142,6 +142,9 @@ function serveCalls(server: Server, catalogue: ReadonlyMap<string, ExternalTool>
   })
 }
 
+/** These servers of this machine as a setting that names hosts with ports and tenants, for all tenants. */
+export const asOwnHosts = (urls: readonly string[]): string => urls.map((url) => `${new URL(url).host}=*`).join(',')
+
 /** A server of the older transport with one tool, `look`; resolves to its URL. */
 export async function startSseServer(t: Pick<TestContext, 'after'>): Promise<string> {
   const streams = new Map<string, SSEServerTransport>()

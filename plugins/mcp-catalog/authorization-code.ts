@@ -58,12 +58,12 @@ export class AuthorizationCodes {
   async begin(entry: Entry, connecting: Connecting): Promise<{ url: string; keep: string }> {
     const { tenantId, redirectUrl, state, signal } = connecting
     const oauth = entry.oauth as AuthorizationCode
-    const fetch = fetchFor(this.#options, entry, signal)
+    const fetch = fetchFor(this.#options, tenantId, entry, signal)
     try {
       const found = await discover(fetch, entry, oauth)
       const { metadata, serverUrl, resource, scope } = found
       // The page is checked first, so that no client is registered for a page that is refused.
-      this.#checkPage(entry, new URL(metadata?.authorization_endpoint ?? '/authorize', serverUrl))
+      this.#checkPage(tenantId, entry, new URL(metadata?.authorization_endpoint ?? '/authorize', serverUrl))
       const client = await clientFor(this.#options, fetch, { tenantId, entry, oauth }, found, redirectUrl)
       const { startAuthorization } = await loadAuth()
       const { authorizationUrl, codeVerifier: verifier } = await startAuthorization(serverUrl, {
@@ -111,7 +111,7 @@ export class AuthorizationCodes {
         redirect_uri: redirectUrl,
         resource: kept.resource,
       })
-      const fetch = fetchFor(this.#options, entry, signal)
+      const fetch = fetchFor(this.#options, tenantId, entry, signal)
       return grantOf(kept, await this.#ask(fetch, kept.tokenUrl, form, { tenantId, entry, client: kept.client }))
     } catch (cause) {
       await this.#forgetClient(tenantId, entry, kept.client, cause)
@@ -130,7 +130,7 @@ export class AuthorizationCodes {
       resource: tokens.resource,
     })
     try {
-      const fetch = fetchFor(this.#options, entry, signal)
+      const fetch = fetchFor(this.#options, tenantId, entry, signal)
       const answer = await this.#ask(fetch, tokens.tokenUrl, form, { tenantId, entry, client: tokens.client })
       return grantOf(tokens, { refresh_token: tokens.refresh, ...withoutEmpty(answer) })
     } catch (cause) {
@@ -149,7 +149,7 @@ export class AuthorizationCodes {
   async revoke(tenantId: string, entry: Entry, secret: string, signal: AbortSignal): Promise<void> {
     const { revocationUrl, access, refresh, client } = JSON.parse(secret) as Tokens
     if (revocationUrl === undefined) return
-    const fetch = fetchFor(this.#options, entry, signal)
+    const fetch = fetchFor(this.#options, tenantId, entry, signal)
     // Most servers end the access tokens together with the refresh token. Some do not, so both tokens are revoked.
     for (const [token, hint] of [
       [refresh, 'refresh_token'],
@@ -183,9 +183,9 @@ export class AuthorizationCodes {
     return fetch(url, { method: 'POST', headers, body: form.toString() })
   }
   /** The owner's browser is sent only to an https page, or over http to a host of the operator's own. */
-  #checkPage(entry: Entry, { protocol, href }: URL): void {
+  #checkPage(tenantId: string, entry: Entry, { protocol, href }: URL): void {
     if (protocol === 'https:') return
-    const own = protocol === 'http:' && this.#options.addressesOf(entry, href) === 'network'
+    const own = protocol === 'http:' && this.#options.addressesOf(tenantId, entry, href) === 'network'
     if (!own) throw refused('has a page that is not asked without TLS')
   }
   /** The authorization server has dropped our client registration, so the stored one is deleted: the next connection registers again. */

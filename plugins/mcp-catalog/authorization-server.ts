@@ -13,8 +13,8 @@ export type Fetch = (url: string | URL, init?: RequestInit) => Promise<Response>
 
 export interface AuthorizationServerOptions {
   readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
-  /** Which addresses a URL may have that is asked for an entry. */
-  addressesOf(entry: Entry, url: string): NonNullable<McpServer['addresses']>
+  /** Which addresses a URL may have that is asked for an entry of a tenant. */
+  addressesOf(tenantId: string, entry: Entry, url: string): NonNullable<McpServer['addresses']>
 }
 
 /**
@@ -22,9 +22,14 @@ export interface AuthorizationServerOptions {
  * to the operator's own hosts. An answer is read up to a fixed size.
  */
 export const fetchFor =
-  ({ connections, addressesOf }: AuthorizationServerOptions, entry: Entry, signal: AbortSignal): Fetch =>
+  (
+    { connections, addressesOf }: AuthorizationServerOptions,
+    tenantId: string,
+    entry: Entry,
+    signal: AbortSignal,
+  ): Fetch =>
   async (url, init) => {
-    const addresses = addressesOf(entry, String(url))
+    const addresses = addressesOf(tenantId, entry, String(url))
     if (addresses === 'public' && new URL(url).protocol !== 'https:') throw refused('is not asked without TLS')
     const { body, headers, ...rest } = init ?? {}
     const sent = {

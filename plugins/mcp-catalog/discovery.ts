@@ -34,7 +34,7 @@ export interface DiscoveryOptions {
   readonly database: Database
   readonly credentials: Credentials
   readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
-  addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
+  addressesOf(tenantId: string, entry: Entry): NonNullable<McpServer['addresses']>
   readonly keepMs: number
   /** Timeout to connect a server and list its tools, in ms. */
   readonly timeoutMs: number
@@ -121,17 +121,22 @@ export class Discoveries {
     const { headers: own, renew } = await credentials.of(tenantId, asked, signal)
     const headers = { ...own, ...account }
     try {
-      return await this.#list(entry, headers, signal)
+      return await this.#list(tenantId, entry, headers, signal)
     } catch (error) {
       // The server revoked the token before it expired: retry once with a new token.
       if (!renew || !isAppError(error) || error.code !== 'mcp_unauthorized') throw error
-      return this.#list(entry, await renew(), signal)
+      return this.#list(tenantId, entry, await renew(), signal)
     }
   }
 
-  async #list(entry: Entry, headers: Readonly<Record<string, string>>, signal: AbortSignal): Promise<Found> {
+  async #list(
+    tenantId: string,
+    entry: Entry,
+    headers: Readonly<Record<string, string>>,
+    signal: AbortSignal,
+  ): Promise<Found> {
     const { connections, addressesOf } = this.#options
-    const { fetch } = connections[addressesOf(entry)]
+    const { fetch } = connections[addressesOf(tenantId, entry)]
     const mcp = await import('#kit/mcp')
     const began = performance.now()
     try {

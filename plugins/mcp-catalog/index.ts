@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { AppAccounts, appErrors, ToolkitProviders } from '#contracts/apps'
 import { ApiGuard } from '#contracts/auth'
 import { AuditLog } from '#contracts/audit'
@@ -10,6 +10,7 @@ import { McpServers } from '#contracts/mcp-servers'
 import { Sealer, secretErrors, Secrets } from '#contracts/secrets'
 import { createModelConnections } from '#kit/models'
 import { permittedAddresses, publicResolve } from '#kit/outbound'
+import { OwnHosts } from '#kit/own-hosts'
 import { createAddressPolicy } from './address.ts'
 import { AuthorizationCodes } from './authorization-code.ts'
 import { createConfigEntries, ServerTable } from './config-entries.ts'
@@ -33,8 +34,9 @@ export default definePlugin({
   name: 'mcp-catalog',
   config: Settings({
     servers: ServerTable,
-    allowHosts: CommaList(
-      'Hosts, as host or host:port, of entries of tenants that may be private and speak plain http; all others must be public and https.',
+    allowHosts: OwnHosts(
+      'Hosts of entries of tenants that may be private and may speak plain http, each with its port and its tenants: ' +
+        '`tools.internal:8080=acme|globex`. All others must be public and https.',
     ),
     timeout: Type.Optional(Duration('10s', 'Timeout to connect a server and list its tools.')),
     callTimeout: Duration('5m', 'Timeout of a tool call at `POST /mcp/catalog`.'),
@@ -60,8 +62,8 @@ export default definePlugin({
     const config = createConfigEntries(listed, means)
     const addresses = createAddressPolicy(allowHosts, publicResolve())
     // Only URLs on hosts that the role file names may be private. A URL that such a server points to must be one that tenants may use as well.
-    const addressesOf = (entry: Entry, asked = entry.url) =>
-      entry.managedBy === 'config' && isNamedBy(entry, asked) ? 'network' : addresses.addressesOf(asked)
+    const addressesOf = (tenantId: string, entry: Entry, asked = entry.url) =>
+      entry.managedBy === 'config' && isNamedBy(entry, asked) ? 'network' : addresses.addressesOf(tenantId, asked)
     const connections = {
       public: createModelConnections({ permits: permittedAddresses.public }),
       network: createModelConnections({ permits: permittedAddresses.network }),
@@ -82,7 +84,7 @@ export default definePlugin({
       database,
       credentials,
       connections,
-      addressesOf: (entry) => addressesOf(entry),
+      addressesOf,
       keepMs,
       timeoutMs,
       metrics: counted,
@@ -97,7 +99,7 @@ export default definePlugin({
       secrets,
       credentials,
       discoveries,
-      addressesOf: (entry) => addressesOf(entry),
+      addressesOf,
       keepMs,
     })
     const dropToken = async (tenantId: string, name: string): Promise<void> => {
@@ -125,7 +127,7 @@ export default definePlugin({
       discoveries,
       codes,
       endpoint,
-      addressesOf: (entry) => addressesOf(entry),
+      addressesOf,
       keepMs,
     })
     return { servers, toolkits: { [mcpProvider]: toolkit } }

@@ -25,8 +25,14 @@ const mostSeconds = 30 * 24 * 60 * 60
 export function createOAuthClient(options: AuthorizationServerOptions) {
   return {
     /** Rejects with `mcp_token_refused` (502). The sentence quotes neither the server nor our request. */
-    async grant(entry: Entry, oauth: ClientCredentials, clientSecret: string, signal: AbortSignal): Promise<Granted> {
-      const fetch = fetchFor(options, entry, signal)
+    async grant(
+      tenantId: string,
+      entry: Entry,
+      oauth: ClientCredentials,
+      clientSecret: string,
+      signal: AbortSignal,
+    ): Promise<Granted> {
+      const fetch = fetchFor(options, tenantId, entry, signal)
       try {
         const { tokenUrl, methods, resource } = await endpointOf(fetch, entry, oauth)
         const form = new URLSearchParams({ grant_type: 'client_credentials', resource })

@@ -14,7 +14,7 @@ export interface ResolverOptions {
   readonly secrets: Secrets | undefined
   readonly credentials: Credentials
   readonly discoveries: Pick<Discoveries, 'refresh'>
-  addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
+  addressesOf(tenantId: string, entry: Entry): NonNullable<McpServer['addresses']>
   /** How long a discovery counts as fresh, in ms. */
   readonly keepMs: number
 }
@@ -128,7 +128,7 @@ async function ready(
       url,
       ...(transport === 'sse' ? { transport } : {}),
       ...(Object.keys(headers).length > 0 ? { headers: { ...headers } } : {}),
-      addresses: addressesOf(entry),
+      addresses: addressesOf(tenantId, entry),
       ...(tools ? { tools } : {}),
     }
   } catch (error) {

@@ -102,7 +102,10 @@ export const entryFields = {
 }
 
 const shared = {
-  url: text(2_000, 'Where the server is: https on the public internet, or a host of `AGENT_ORC_MCP_ALLOW_HOSTS`.'),
+  url: text(
+    2_000,
+    'Where the server is: https on the public internet, or a host that `AGENT_ORC_MCP_ALLOW_HOSTS` allows this tenant.',
+  ),
   ...entryFields,
   active: Type.Optional(Type.Boolean({ description: 'True by default. Profiles cannot name an inactive entry.' })),
   managedBy: Type.Optional(Type.Unknown({ description: 'Ignored; set by the server.' })),

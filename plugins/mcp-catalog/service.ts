@@ -44,8 +44,8 @@ export function createCatalogService(options: CatalogServiceOptions) {
     if (sizeOf(entry) > most) throw overLimit('mcpEntryBytes', most)
     limits?.stored.admit(tenantId)
     checkHeaders(entry)
-    await addresses.check(entry.url, 'body/url')
-    await checkOAuth(entry, addresses, accounts)
+    await addresses.check(tenantId, entry.url, 'body/url')
+    await checkOAuth(tenantId, entry, addresses, accounts)
     const referred = secretsOf(entry)
     if (referred.length === 0) return
     if (!secrets) throw secretErrors.secretsUnavailable()
@@ -110,12 +110,13 @@ const noAccounts = 'To connect accounts, this server needs the plugin `app-conne
 
 /** Rejects with 400 when this server could not store the account: otherwise its owner would connect it in vain. */
 async function checkOAuth(
+  tenantId: string,
   { oauth }: Entry,
   addresses: AddressPolicy,
   accounts: CatalogServiceOptions['accounts'],
 ): Promise<void> {
   if (oauth?.grant === 'client_credentials') {
-    if (oauth.tokenUrl !== undefined) await addresses.check(oauth.tokenUrl, 'body/oauth/tokenUrl')
+    if (oauth.tokenUrl !== undefined) await addresses.check(tenantId, oauth.tokenUrl, 'body/oauth/tokenUrl')
   } else if (oauth) {
     if (accounts?.redirectUrl === undefined) {
       throw invalidField('body/oauth/grant', `cannot be kept here. ${accounts?.missing ?? noAccounts}`)
@@ -123,6 +124,6 @@ async function checkOAuth(
     if (oauth.clientSecret !== undefined && oauth.clientId === undefined) {
       throw invalidField('body/oauth/clientId', 'must be there beside `clientSecret`')
     }
-    if (oauth.issuer !== undefined) await addresses.check(oauth.issuer, 'body/oauth/issuer')
+    if (oauth.issuer !== undefined) await addresses.check(tenantId, oauth.issuer, 'body/oauth/issuer')
   }
 }

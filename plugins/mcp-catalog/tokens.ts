@@ -94,7 +94,7 @@ export class Tokens {
       const signal = AbortSignal.any([stopping, AbortSignal.timeout(patienceMs)])
       const client = entry.oauth as ClientCredentials
       const secret = await secrets.resolve(tenantId, secretOf(client.clientSecret)!, `mcp-servers/${entry.name}`)
-      const { token, seconds } = await oauth.grant(entry, client, secret.value, signal)
+      const { token, seconds } = await oauth.grant(tenantId, entry, client, secret.value, signal)
       metrics.tokens.inc({ outcome: 'granted' })
       const sealed = sealer.seal(tenantId, sealedName(entry), token)
       const kept = await storeToken(database, tenantId, entry.name, lease, { token: sealed, seconds })

@@ -27,7 +27,7 @@ export interface ToolkitOptions {
   /** Undefined when this role cannot connect accounts. */
   readonly codes: AuthorizationCodes | undefined
   readonly endpoint: Pick<CatalogEndpoint, 'call'>
-  addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
+  addressesOf(tenantId: string, entry: Entry): NonNullable<McpServer['addresses']>
   readonly keepMs: number
 }
 
@@ -176,7 +176,7 @@ async function call(
     url: entry.url,
     ...(entry.transport === 'sse' ? { transport: entry.transport } : {}),
     headers: { ...headers, ...account },
-    addresses: addressesOf(entry),
+    addresses: addressesOf(tenantId, entry),
     tools: [{ name: tool, ...(digest === undefined ? {} : { digest }) }],
   }
   const { outcome, result } = await endpoint.call(tenantId, server, tool, { name: tool, input, meta: {}, signal })

@@ -102,7 +102,7 @@ async function start(processes: Processes): Promise<Fleet> {
       ...environment(model.url),
       ...files.env,
       AGENT_ORC_ADMIN_TENANT: operatorTenant,
-      AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+      AGENT_ORC_MCP_ALLOW_HOSTS: `${new URL(String(mcpServer.line['url'])).host}=*`,
       AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
     },
   })

@@ -101,7 +101,7 @@ class ScenarioClient {
     const { client_id: clientId, client_secret: secret } = this.#given
     const oauth = { grant: 'client_credentials' as const, clientId: clientId!, clientSecret: 'secret://client' }
     const entry = entryOf('server', { url: this.#url, oauth }, true, 'user')
-    return (await createOAuthClient(this.#asking).grant(entry, oauth, secret!, this.#signal)).token
+    return (await createOAuthClient(this.#asking).grant('default', entry, oauth, secret!, this.#signal)).token
   }
   /** By `authorization_code`: the page of the authorization server agrees at once, and sends back. */
   async #connected(): Promise<string> {

@@ -7,6 +7,7 @@ import { test, type TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { chat } from '../e2e/client.ts'
 import { type Cluster, startCluster } from '../e2e/cluster.ts'
+import { asOwnHosts } from '#testing'
 import { startFixture } from './fixture.ts'
 import { complaint, documented, frontOf, revisions, runSuite, scenariosOf } from './suite.ts'
 
@@ -33,8 +34,8 @@ async function sessionUrl(cluster: Cluster): Promise<string> {
 }
 
 /** Both endpoints of the catalog, where the suite reaches them. */
-async function catalogUrls(t: TestContext, cluster: Cluster): Promise<readonly string[]> {
-  const entry = { name: 'fixture', url: await startFixture(t) }
+async function catalogUrls(t: TestContext, cluster: Cluster, url: string): Promise<readonly string[]> {
+  const entry = { name: 'fixture', url }
   assert.equal((await cluster.api('POST', '/api/mcp/catalog', entry)).status, 201)
   const { conductorUrl, bootstrap } = cluster
   const all = await frontOf(t, `${conductorUrl}/mcp/catalog`, bootstrap, 'fixture__')
@@ -49,12 +50,13 @@ test('docs/conformance.md lists every scenario of the suite for servers, and no 
 })
 
 test('every scenario that applies passes at the endpoint of a session, of the catalog and of one entry', async (t) => {
+  const fixture = await startFixture(t)
   const cluster = await startCluster(t, 'single', {
-    env: { AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1', AGENT_ORC_HOSTS: '127.0.0.1' },
+    env: { AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts([fixture]), AGENT_ORC_HOSTS: '127.0.0.1' },
     files: { dev: await roleFile(t) },
   })
   const rows = await documented('Servers')
-  const [session, [all, one]] = [await sessionUrl(cluster), await catalogUrls(t, cluster)]
+  const [session, [all, one]] = [await sessionUrl(cluster), await catalogUrls(t, cluster, fixture)]
   // Each with its column of the document.
   const endpoints = [
     [session, 0],

@@ -1,15 +1,15 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test } from 'node:test'
-import { startAuthorizationServer, startExternalServer } from '#testing'
+import { asOwnHosts, startAuthorizationServer, startExternalServer } from '#testing'
 import { chat } from './client.ts'
 import { type Cluster, forms, quickLeases, startCluster } from './cluster.ts'
 
-const env = {
+const envWith = (...urls: readonly string[]) => ({
   AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
   AGENT_ORC_PUBLIC_URL: 'http://localhost:8080',
-  AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
-}
+  AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts(urls),
+})
 
 const must = async <T>(cluster: Cluster, method: string, path: string, body?: unknown): Promise<T> => {
   const answer = await cluster.api<T>(method, path, body)
@@ -24,9 +24,9 @@ const heard = (cluster: Cluster): string => JSON.stringify(cluster.model.request
 
 for (const form of forms) {
   test(`${form}: an agent uses an app as the user whom it talks to, and never sees the token; who has no account gets a link`, async (t) => {
-    const cluster = await startCluster(t, form, { env })
     const issuer = await startAuthorizationServer(t)
     const server = await startExternalServer(t, { 'send mail': { input: { to: { type: 'string' } } } })
+    const cluster = await startCluster(t, form, { env: envWith(issuer.url, server.url) })
     const sent: (string | undefined)[] = []
     server.before = (request, response, body) => {
       const { authorization } = request.headers
@@ -89,7 +89,6 @@ for (const form of forms) {
 }
 
 test('a call that a conductor was about to make when it died is not made twice', async (t) => {
-  const cluster = await startCluster(t, 'four', { env, files: await quickLeases(t), apart: ['conductor'] })
   const reached = Promise.withResolvers<void>()
   const held = Promise.withResolvers<void>()
   t.after(() => held.resolve())
@@ -102,6 +101,8 @@ test('a call that a conductor was about to make when it died is not made twice',
       },
     },
   })
+  const [env, files] = [envWith(server.url), await quickLeases(t)]
+  const cluster = await startCluster(t, 'four', { env, files, apart: ['conductor'] })
   await must(cluster, 'POST', '/api/mcp/catalog', { name: 'bank', url: server.url })
   const agent = await cluster.agent('clerk', { onCrash: 'resume' })
   const profile = await must<object>(cluster, 'GET', '/api/profiles/clerk')

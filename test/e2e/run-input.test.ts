@@ -3,7 +3,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import { startExternalServer, startToolServer } from '#testing'
+import { asOwnHosts, type ExternalServer, startExternalServer, startToolServer } from '#testing'
 import { chat } from './client.ts'
 import { type Cluster, eventually, forms, startCluster } from './cluster.ts'
 
@@ -38,8 +38,7 @@ async function withServer(t: TestContext, role: 'dev' | 'conductor', url: string
 }
 
 /** A server that the tenant enters itself, of which an admin has accepted one tool. */
-async function ownServer(t: TestContext, cluster: Cluster): Promise<void> {
-  const server = await startExternalServer(t, { read: {}, write: {} })
+async function ownServer(server: ExternalServer, cluster: Cluster): Promise<void> {
   const entry = { name: 'own', url: server.url, toolPolicy: 'review' }
   assert.equal((await cluster.api('POST', '/api/mcp/catalog', entry)).status, 201)
   const tools = await cluster.api<{ name: string; digest: string }[]>('GET', '/api/mcp/catalog/own/tools')
@@ -69,13 +68,14 @@ async function ownServer(t: TestContext, cluster: Cluster): Promise<void> {
 for (const form of forms) {
   test(`${form}: images, forms of answers and external tools go all the way to the model`, async (t) => {
     const external = await startToolServer(t, { look: async () => ({ text: 'seen outside' }) })
+    const own = await startExternalServer(t, { read: {}, write: {} })
     const role = form === 'single' ? 'dev' : 'conductor'
     const files = { [role]: await withServer(t, role, external.url) }
     const cluster = await startCluster(t, form, {
       // Everything stays in the run here; linked-objects.test.ts has the other way.
       env: {
         EXTERNAL_KEY: 'canary-of-the-test',
-        AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+        AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts([own.url]),
         AGENT_ORC_LINK_ABOVE: '8388608',
       },
       files,
@@ -115,6 +115,6 @@ for (const form of forms) {
     assert.deepEqual([result['name'], result['content']], ['mcp__files__look', 'seen outside'])
     assert.ok(external.tokens.length > 0 && external.tokens.every((token) => token === 'Bearer canary-of-the-test'))
     assert.doesNotMatch(JSON.stringify(looked) + cluster.output(), /canary-of-the-test/)
-    await ownServer(t, cluster)
+    await ownServer(own, cluster)
   })
 }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { startExternalServer } from '#testing'
+import { asOwnHosts, startExternalServer } from '#testing'
 import { serve, world } from './stage.ts'
 
 test('tools of external MCP servers wait for people like any other', async (t) => {
@@ -13,7 +13,7 @@ test('tools of external MCP servers wait for people like any other', async (t) =
       run: async (input) => (made.push(input), `receipt ${made.length}`),
     },
   })
-  const env = { AGENT_ORC_MCP_ALLOW_HOSTS: new URL(bank.url).host }
+  const env = { AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts([bank.url]) }
   const s = await serve(t, w, env)
   assert.equal((await s.call('POST', '/api/mcp/catalog', { name: 'bank', url: bank.url })).status, 201)
   const profile = { name: 'clerk', model: 'openai/m', mcpServers: ['bank'], requireApproval: ['mcp__bank__t*'] }

@@ -4,7 +4,7 @@ import { failureOf, itemsOf, publicUrl, sentenceOf, stage, stageWithOAuth } from
 
 test('an end user connects an account by a link, on whichever conductor, and calls are made as that user', async (t) => {
   const s = await stageWithOAuth(t)
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, { dsn: s.dsn, own: s.own })
   const before = await s.read('ann')
   assert.deepEqual([failureOf(before), before.body['state']], [[409, 'app_not_connected'], 'none'])
 

@@ -9,7 +9,7 @@ const refreshes = (asked: readonly { readonly grant: string }[]): number =>
 
 test('a token is renewed once for all that want it, on all conductors; the refresh token is the new one from then on', async (t) => {
   const s = await stageWithOAuth(t)
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, { dsn: s.dsn, own: s.own })
   await s.connect({ endUserId: 'ann' })
   const gate = Promise.withResolvers<void>()
   s.issuer.gate = gate.promise
@@ -43,7 +43,7 @@ test('tokens are renewed before they end, without anybody who wants them; of tho
   assert.equal(left!['before_its_end'], true)
   await s.database.systemBatch([{ text: `UPDATE app_due_tenants SET due_at = now()` }])
   await s.age(due)
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, { dsn: s.dsn, own: s.own })
   await Promise.all([s.renew(), other.renew()])
   assert.equal(refreshes(s.issuer.asked), 2)
   const [next] = await s.rows(
@@ -87,7 +87,7 @@ test('a token that the app takes back before its time is renewed; a server that 
 
 test('a token that the app refuses while it is being renewed elsewhere is waited for: a refresh token is good once', async (t) => {
   const s = await stageWithOAuth(t)
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, { dsn: s.dsn, own: s.own })
   await s.connect({ endUserId: 'ann' })
   const gate = Promise.withResolvers<void>()
   s.issuer.gate = gate.promise
@@ -109,7 +109,7 @@ test('a token that the app refuses while it is being renewed elsewhere is waited
 
 test('whoever was only slow neither brings an old account back nor ends a new one', async (t) => {
   const s = await stageWithOAuth(t)
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, { dsn: s.dsn, own: s.own })
   await s.connect({ endUserId: 'ann' })
   const gate = Promise.withResolvers<void>()
   s.issuer.gate = gate.promise

@@ -9,6 +9,7 @@ import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { TenantData } from '#contracts/retention'
 import {
+  asOwnHosts,
   operatedConductor,
   startAuthorizationServer,
   startExternalServer,
@@ -24,12 +25,14 @@ export const publicUrl = 'https://agents.test'
 interface StageOptions {
   /** The database of another stage, so that this stage is its second conductor. */
   readonly dsn?: string
+  /** URLs of servers of this machine that tenants may enter. */
+  readonly own?: readonly string[]
   readonly variables?: Readonly<Record<string, string>>
   readonly settings?: Readonly<Record<string, object>>
 }
 
-/** A conductor as an operator runs it. Servers of this machine may be entered. */
-export async function stage(t: TestContext, { dsn, variables = {}, settings = {} }: StageOptions = {}) {
+/** A conductor as an operator runs it. */
+export async function stage(t: TestContext, { dsn, own = [], variables = {}, settings = {} }: StageOptions = {}) {
   const needs = { database: Database, apps: Apps, connections: Connections, servers: McpServers, data: TenantData }
   const { parts, operator, callerWith, withRole, ...rest } = await operatedConductor(t, {
     needs,
@@ -38,7 +41,7 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
       AGENT_ORC_MASTER_KEY: masterKey,
       AGENT_ORC_PUBLIC_URL: publicUrl,
       AGENT_ORC_APPS_RETURN_ORIGINS: 'https://shop.test',
-      AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+      AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts(own),
       AGENT_ORC_WEBHOOK_KEY: masterKey,
       ...variables,
     },
@@ -69,9 +72,11 @@ export async function stageWithOAuth(
   oauth: object = { connection: 'user' },
   options: StageOptions = {},
 ) {
-  const [s, issuer] = await Promise.all([stage(t, options), startAuthorizationServer(t)])
-  const sent: string[] = []
+  const issuer = await startAuthorizationServer(t)
   const server = await startExternalServer(t, { read: { input: { path: { type: 'string' } } }, write: {} })
+  const own = [issuer.url, server.url]
+  const s = await stage(t, { ...options, own })
+  const sent: string[] = []
   const { origin } = new URL(server.url)
   const resource = { resource: server.url, authorization_servers: [issuer.url], scopes_supported: ['files'] }
   server.before = (request, response) => {
@@ -92,6 +97,7 @@ export async function stageWithOAuth(
   const begin = async (order: object = {}): Promise<TestAnswer> => s.call('POST', '/api/apps/files/connect', order)
   return {
     ...s,
+    own,
     issuer,
     server,
     resource,

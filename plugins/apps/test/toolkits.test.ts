@@ -7,12 +7,12 @@ import { failureOf, itemsOf, sentenceOf, stage, stageWithOAuth } from './stage.t
 const call = (name: string, input?: unknown) => ({ name, ...(input === undefined ? {} : { arguments: input }) })
 
 test('an active entry of the catalog is a toolkit: its tools are listed and called, as far as the entry lets them', async (t) => {
-  const s = await stage(t)
   const server = await startExternalServer(t, {
     add: { description: 'Adds.', input: { a: { type: 'number' } }, run: async ({ a }) => `${String(a)} and one` },
     drop: {},
     big: { run: async () => 'x'.repeat(5 * 1024 * 1024) },
   })
+  const s = await stage(t, { own: [server.url] })
   const entry = { name: 'sums', url: server.url, description: 'Sums', allowedTools: ['add', 'big'] }
   assert.equal((await s.call('POST', '/api/mcp/catalog', entry)).status, 201)
   assert.deepEqual((await s.call('GET', '/api/apps')).body, [
@@ -63,8 +63,8 @@ test('an active entry of the catalog is a toolkit: its tools are listed and call
 })
 
 test('a key that may use some of the catalog has no more of it as apps', async (t) => {
-  const s = await stage(t)
   const server = await startExternalServer(t, { add: {}, drop: {} })
+  const s = await stage(t, { own: [server.url] })
   for (const name of ['sums', 'docs', 'bank']) await s.call('POST', '/api/mcp/catalog', { name, url: server.url })
   const bounds = { mcpServers: ['sums', 'docs'], mcpToolPermissions: { sums: ['add'] } }
   const key = await s.call('POST', '/api/api-keys', { label: 'k', role: 'admin', ...bounds })
@@ -91,8 +91,9 @@ test('a key that may use some of the catalog has no more of it as apps', async (
 })
 
 test('whatever keeps an app from being asked is 502, with a sentence that says what', async (t) => {
-  const s = await stage(t, { settings: { apps: { timeout: '300ms' } } })
   const server = await startExternalServer(t, { hang: { run: () => new Promise(() => {}) } })
+  const nowhere = 'http://127.0.0.1:1/token'
+  const s = await stage(t, { own: [server.url, nowhere], settings: { apps: { timeout: '300ms' } } })
   await s.call('POST', '/api/mcp/catalog', { name: 'slow', url: server.url })
   await s.call('POST', '/api/secrets', { name: 'client', value: 'long enough' })
   const headers = { authorization: 'Bearer secret://client' }
@@ -101,7 +102,7 @@ test('whatever keeps an app from being asked is 502, with a sentence that says w
     grant: 'client_credentials',
     clientId: 'c',
     clientSecret: 'secret://client',
-    tokenUrl: 'http://127.0.0.1:1/token',
+    tokenUrl: nowhere,
   }
   await s.call('POST', '/api/mcp/catalog', { name: 'granted', url: server.url, oauth })
   const failing = async (path: string, body?: object) => {
@@ -122,8 +123,8 @@ test('whatever keeps an app from being asked is 502, with a sentence that says w
 })
 
 test('a tool that an admin has to accept is called in the definition that was accepted, and in no other', async (t) => {
-  const s = await stage(t)
   const server = await startExternalServer(t, { add: { description: 'Adds.' } })
+  const s = await stage(t, { own: [server.url] })
   await s.call('POST', '/api/mcp/catalog', { name: 'sums', url: server.url, toolPolicy: 'review' })
   assert.deepEqual((await s.call('GET', '/api/apps/sums/tools')).body, [])
   const add = () => s.call('POST', '/api/apps/sums/call', call('add'))
@@ -139,11 +140,12 @@ test('a tool that an admin has to accept is called in the definition that was ac
 })
 
 test('runs get the tools of the toolkits that they name, in names that models take, and a sentence for what is missing', async (t) => {
-  const s = await stage(t)
   const long = 'a'.repeat(80)
   const server = await startExternalServer(t, { add: {}, 'with space': {}, [long]: {} })
+  const away = 'http://127.0.0.1:1/mcp'
+  const s = await stage(t, { own: [server.url, away] })
   await s.call('POST', '/api/mcp/catalog', { name: 'sums', url: server.url })
-  await s.call('POST', '/api/mcp/catalog', { name: 'away', url: 'http://127.0.0.1:1/mcp' })
+  await s.call('POST', '/api/mcp/catalog', { name: 'away', url: away })
   const { tools, unavailable } = await s.apps.toolsFor('default', ['sums', 'away', 'gone'], 'ann')
   assert.equal(tools.length, 3)
   for (const { name } of tools) assert.match(name, /^sums__[A-Za-z0-9_-]{1,58}$/)

@@ -8,9 +8,12 @@ import { Secrets } from '#contracts/secrets'
 import { fake, testKernel } from '#testing'
 import mcpCatalog from '../index.ts'
 
-async function serversWith(
+const serversWith = (t: Pick<TestContext, 'after'>, servers: object, ...more: readonly Plugin[]): Promise<McpServers> =>
+  catalogWith(t, { servers }, ...more)
+
+async function catalogWith(
   t: Pick<TestContext, 'after'>,
-  servers: object,
+  config: object,
   ...more: readonly Plugin[]
 ): Promise<McpServers> {
   const found: McpServers[] = []
@@ -22,7 +25,7 @@ async function serversWith(
   const kernel = await testKernel(
     t,
     [
-      { name: 'mcp-catalog', plugin: mcpCatalog, config: { servers } },
+      { name: 'mcp-catalog', plugin: mcpCatalog, config },
       fake(ApiGuard, { protect: () => {} } as never),
       fake(Database, { absent: true } as never),
       probe,
@@ -158,4 +161,12 @@ test('what has to be kept refuses the boot of a role that keeps nothing', async 
   await assert.rejects(at({ toolPolicy: 'review' }), /'files' has 'toolPolicy: review', which needs a database/)
   const oauth = { grant: 'client_credentials', clientId: 'c', clientSecret: 'secret://s' }
   await assert.rejects(at({ oauth }), /'files' has 'oauth', which needs a database and the plugin 'secrets'/)
+})
+
+test('a host that entries of tenants may lead to names its port and its tenants, or the boot is refused', async (t) => {
+  for (const entry of ['tools.internal', 'tools.internal:8080', 'tools.internal=acme', '10.0.0.7', '.corp.example=*']) {
+    const expected = /allowHosts\.0 expects host:port=tenants, .*there is no entry for all ports/
+    await assert.rejects(catalogWith(t, { allowHosts: [entry] }), expected, entry)
+  }
+  await catalogWith(t, { allowHosts: ['tools.internal:8080=acme|globex, .corp.example:443=*'] })
 })

@@ -7,8 +7,8 @@ import { catalog, failureOf, itemsOf, stage } from './stage.ts'
 // Who may call what through the endpoint, how often, and from where.
 
 test('a key has the entries and tools that it was given, and so have those that it mints', async (t) => {
-  const at = await stage(t)
   const server = await startExternalServer(t, { read: {}, write: {} })
+  const at = await stage(t, { own: [server.url] })
   for (const name of ['files', 'docs', 'web']) await at.call('POST', catalog, { name, url: server.url })
   const bounds = { mcpServers: ['files', 'docs'], mcpToolPermissions: { files: ['read'] } }
   const key = await issue(at.call, bounds)
@@ -50,8 +50,8 @@ test('a key has the entries and tools that it was given, and so have those that 
 })
 
 test('with `review` only accepted definitions are listed and called, also when a server changes one without a word', async (t) => {
-  const at = await stage(t)
   const server = await startExternalServer(t, { read: {}, write: {} })
+  const at = await stage(t, { own: [server.url] })
   await at.call('POST', catalog, { name: 'files', url: server.url, toolPolicy: 'review' })
   const speak = speaker(at, await tokenOf(at.call))
   assert.deepEqual(await speak.tools(), [])
@@ -66,9 +66,9 @@ test('with `review` only accepted definitions are listed and called, also when a
 })
 
 test('a large answer comes no faster than its tenant may fetch what is large; a small one waits for nothing', async (t) => {
-  const at = await stage(t, { settings: { callTimeout: '500ms' } })
   const large = async (): Promise<string> => 'x'.repeat(200_000)
   const server = await startExternalServer(t, { read: {}, large: { run: large } })
+  const at = await stage(t, { own: [server.url], settings: { callTimeout: '500ms' } })
   await at.call('POST', catalog, { name: 'files', url: server.url })
   const speak = speaker(at, await tokenOf(at.call))
   assert.equal(((await speak.call('files__large')) as { isError: boolean }).isError, false)
@@ -78,8 +78,8 @@ test('a large answer comes no faster than its tenant may fetch what is large; a 
 })
 
 test('a tenant has its turns, its hosts are checked, and there is no stream and no session to end', async (t) => {
-  const at = await stage(t, { variables: { AGENT_ORC_HOSTS: 'orc.example' } })
   const server = await startExternalServer(t, { read: {} })
+  const at = await stage(t, { own: [server.url], variables: { AGENT_ORC_HOSTS: 'orc.example' } })
   await at.call('POST', catalog, { name: 'files', url: server.url }, { host: 'orc.example' })
   const app = at.kernel.listeners['conductor']!
   const { body } = await at.call('POST', '/api/api-keys', { label: 'k' }, { host: 'orc.example' })

@@ -8,15 +8,16 @@ import { catalog, stage } from './stage.ts'
 // Calls through the endpoint that fail, take long or are cancelled.
 
 test('a server that is away, silent or unwilling costs its own tools, with a sentence', async (t) => {
-  const at = await stage(t, { settings: { callTimeout: '3s' } })
   const huge = 'x'.repeat(5 * 1024 * 1024)
   const server = await startExternalServer(t, {
     read: {},
     large: { run: async () => huge },
     slow: { run: () => new Promise(() => {}) },
   })
+  const gone = 'http://127.0.0.1:1/mcp'
+  const at = await stage(t, { own: [server.url, gone], settings: { callTimeout: '3s' } })
   await at.call('POST', catalog, { name: 'files', url: server.url })
-  await at.call('POST', catalog, { name: 'gone', url: 'http://127.0.0.1:1/mcp' })
+  await at.call('POST', catalog, { name: 'gone', url: gone })
   const speak = speaker(at, await tokenOf(at.call))
   assert.deepEqual(namesOf(await speak.tools()), ['files__read', 'files__large', 'files__slow'])
   const said = async (name: string): Promise<string> => {
@@ -36,7 +37,6 @@ test('a server that is away, silent or unwilling costs its own tools, with a sen
 })
 
 test('progress reaches whoever asks for it, and a cancelled call is cancelled at its server', async (t) => {
-  const at = await stage(t)
   let aborted = 0
   const server = await startExternalServer(t, {
     steps: {
@@ -52,6 +52,7 @@ test('progress reaches whoever asks for it, and a cancelled call is cancelled at
         ),
     },
   })
+  const at = await stage(t, { own: [server.url] })
   await at.call('POST', catalog, { name: 'files', url: server.url })
   const client = await connected(t, at, await tokenOf(at.call))
   const seen: unknown[] = []
@@ -80,8 +81,6 @@ test('progress reaches whoever asks for it, and a cancelled call is cancelled at
 })
 
 test('a call is cancelled at whichever conductor hears of it, and by nobody else', async (t) => {
-  const at = await stage(t)
-  const other = await stage(t, { dsn: at.dsn })
   let aborted = 0
   const server = await startExternalServer(t, {
     wait: {
@@ -89,6 +88,8 @@ test('a call is cancelled at whichever conductor hears of it, and by nobody else
         new Promise((resolve) => signal.addEventListener('abort', () => (aborted++, resolve('stopped')))),
     },
   })
+  const at = await stage(t, { own: [server.url] })
+  const other = await stage(t, { dsn: at.dsn })
   await at.call('POST', catalog, { name: 'files', url: server.url })
   const [mine, theirs] = [await tokenOf(at.call), await tokenOf(at.call)]
   const session = { 'mcp-session-id': 'a-session' }

@@ -48,9 +48,9 @@ async function startFullServer(t: TestContext): Promise<string> {
 }
 
 test('the tools of all active entries are one endpoint, in both revisions; calls go out as the entry says', async (t) => {
-  const at = await stage(t)
   const files = await startExternalServer(t, { read: {}, write: {} })
   const web = await startExternalServer(t, { look: { run: async ({ q }) => `found ${String(q)}` } })
+  const at = await stage(t, { own: [files.url, web.url] })
   await at.call('POST', '/api/secrets', { name: 'web', value: 's3cret' })
   await at.call('POST', catalog, { name: 'files', url: files.url, allowedTools: ['read'] })
   await at.call('POST', catalog, { name: 'web', url: web.url, headers: { authorization: 'Bearer secret://web' } })
@@ -82,12 +82,12 @@ test('the tools of all active entries are one endpoint, in both revisions; calls
 })
 
 test('an endpoint for one entry passes resources and prompts on, unless tools alone are allowed', async (t) => {
-  const at = await stage(t)
   const url = await startFullServer(t)
+  const plain = await startExternalServer(t, { read: {} })
+  const at = await stage(t, { own: [url, plain.url] })
   await at.call('POST', catalog, { name: 'open', url })
   await at.call('POST', catalog, { name: 'bound', url, allowedTools: ['test_simple_text'] })
   await at.call('POST', catalog, { name: 'reviewed', url, toolPolicy: 'review' })
-  const plain = await startExternalServer(t, { read: {} })
   await at.call('POST', catalog, { name: 'plain', url: plain.url })
   const token = await tokenOf(at.call)
   const answered = async (entry: string, method: string, params: TestBody = {}, key = token): Promise<string> => {
@@ -115,8 +115,8 @@ test('an endpoint for one entry passes resources and prompts on, unless tools al
 })
 
 test('an endpoint for one entry has its tools as its server names them', async (t) => {
-  const at = await stage(t)
   const files = await startExternalServer(t, { read: {} })
+  const at = await stage(t, { own: [files.url] })
   await at.call('POST', catalog, { name: 'files', url: files.url })
   const token = await tokenOf(at.call)
   const speak = speaker(at, token, '/mcp/catalog/files')
@@ -135,9 +135,9 @@ test('an endpoint for one entry has its tools as its server names them', async (
 })
 
 test('names stay within what clients accept, are the same every time, and lead back', async (t) => {
-  const at = await stage(t)
   const odd = { 'créer une issue': {}, [`long_${'x'.repeat(80)}`]: {}, _b: {}, b_0123abcd: {} }
   const server = await startExternalServer(t, odd)
+  const at = await stage(t, { own: [server.url] })
   const entries = ['a', 'a_', 'a__b', 's'.repeat(64)]
   for (const name of entries) await at.call('POST', catalog, { name, url: server.url })
   const speak = speaker(at, await tokenOf(at.call))

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { startExternalServer } from '#testing'
 import { catalog, failureOf, itemsOf, sentenceOf, stage } from './stage.ts'
 
 const files = { name: 'files', url: 'https://files.example/mcp' }
@@ -127,7 +128,7 @@ test('values of headers are masked, references are not; the mask stands for what
 })
 
 test('each bad input is a 400 that says what is wrong', async (t) => {
-  const { call } = await stage(t)
+  const { call } = await stage(t, { own: ['http://127.0.0.1:1/mcp'] })
   const cases: [object, RegExp][] = [
     [{ name: 'a b' }, /body\/name/],
     [{ url: undefined }, /url/],
@@ -171,6 +172,42 @@ test('each bad input is a 400 that says what is wrong', async (t) => {
   assert.deepEqual(failureOf(missing), [400, 'unknown_secret: nobody'])
   // A host that the operator allows may be private and without TLS.
   assert.equal((await call('POST', catalog, { ...files, url: 'http://127.0.0.1:1/mcp' })).status, 201)
+})
+
+test('an entry may be private at the port and for the tenants that the operator names, and nowhere else', async (t) => {
+  const server = await startExternalServer(t, { read: {} })
+  const another = await startExternalServer(t, { read: {} })
+  const { call, other, servers, database } = await stage(t, {
+    variables: { AGENT_ORC_MCP_ALLOW_HOSTS: `${new URL(server.url).host}=acme|initech` },
+  })
+  const initech = await other('initech')
+  assert.equal((await initech('POST', catalog, { name: 'files', url: server.url })).status, 201)
+  assert.equal((await initech('POST', `${catalog}/files/test`)).status, 200)
+  const found = async (tenantId: string) => (await servers.resolve(tenantId, ['files'])).servers[0]?.addresses
+  assert.equal(await found('initech'), 'network')
+  const oauth = { grant: 'client_credentials', clientId: 'c', clientSecret: 'secret://x', tokenUrl: another.url }
+  for (const [caller, entry] of [
+    [initech, { url: another.url }],
+    [initech, { url: 'https://127.0.0.1/mcp' }],
+    [initech, { url: server.url, oauth }],
+    [call, { url: server.url }],
+  ] as const) {
+    const refused = await caller('POST', catalog, { name: 'more', ...entry })
+    assert.deepEqual(failureOf(refused), [400, 'invalid_request'], JSON.stringify(entry))
+    assert.match(sentenceOf(refused), /AGENT_ORC_MCP_ALLOW_HOSTS names hosts, with their ports and tenants/)
+  }
+  // What was stored while the operator allowed more is not connected to.
+  await call('POST', catalog, { ...files, name: 'files' })
+  for (const [tenantId, caller, url] of [
+    ['default', call, server.url],
+    ['initech', initech, another.url],
+  ] as const) {
+    const text = `UPDATE mcp_entries SET entry = jsonb_set(entry, '{url}', to_jsonb($1::text)) WHERE name = 'files'`
+    await database.batch(tenantId, [{ text, values: [url] }])
+    assert.equal(await found(tenantId), 'public')
+    assert.deepEqual(failureOf(await caller('POST', `${catalog}/files/test`)), [400, 'mcp_address_refused'], tenantId)
+  }
+  assert.deepEqual(another.opened, [])
 })
 
 test('a tenant has as many entries as it may, and none is larger than it may be', async (t) => {

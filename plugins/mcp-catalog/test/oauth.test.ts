@@ -48,7 +48,9 @@ async function startAuthorizationServer(t: TestContext) {
 
 async function withOAuth(t: TestContext, more: object = {}) {
   const issuer = await startAuthorizationServer(t)
-  const s = await stage(t)
+  const server = await startExternalServer(t, { read: {} })
+  const own = [issuer.url, server.url]
+  const s = await stage(t, { own })
   await s.call('POST', '/api/secrets', { name: 'client', value: 'p@ss:word' })
   const oauth = {
     grant: 'client_credentials',
@@ -57,7 +59,6 @@ async function withOAuth(t: TestContext, more: object = {}) {
     tokenUrl: `${issuer.url}/token`,
     ...more,
   }
-  const server = await startExternalServer(t, { read: {} })
   const entry = { name: 'files', url: server.url, oauth }
   assert.equal((await s.call('POST', catalog, entry)).status, 201)
   const sent = async (servers = s.servers) => {
@@ -65,12 +66,12 @@ async function withOAuth(t: TestContext, more: object = {}) {
     return found[0]?.headers?.['authorization'] ?? unavailable[0]?.message
   }
   const age = (text: string) => s.database.batch('default', [{ text: `UPDATE mcp_tokens SET ${text}` }])
-  return { ...s, issuer, server, oauth, entry, sent, age }
+  return { ...s, own, issuer, server, oauth, entry, sent, age }
 }
 
 test('runs send an access token, which is got once, kept encrypted, and used by every conductor', async (t) => {
   const s = await withOAuth(t, { scopes: ['files.read', 'files.list'] })
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, { dsn: s.dsn, own: s.own })
   const all = await Promise.all([s.sent(), s.sent(other.servers), s.sent(), s.sent(other.servers)])
   assert.deepEqual(all, Array(4).fill('Bearer token-1'))
   assert.deepEqual(s.issuer.asked, [
@@ -101,7 +102,7 @@ test('a token is replaced before it ends, and once for all who find it due; an e
 test('whoever was only slow brings a token in vain: the lease has gone to another one', async (t) => {
   const s = await withOAuth(t)
   // The second conductor starts before anybody waits: on a busy machine its start takes longer than a waiting caller would wait.
-  const other = await stage(t, { dsn: s.dsn })
+  const other = await stage(t, { dsn: s.dsn, own: s.own })
   const gate = Promise.withResolvers<void>()
   const began = Promise.withResolvers<void>()
   const { push } = s.issuer.asked

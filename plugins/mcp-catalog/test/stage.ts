@@ -2,23 +2,25 @@ import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
-import { operatedConductor, type TestAnswer, type TestBody } from '#testing'
+import { asOwnHosts, operatedConductor, type TestAnswer, type TestBody } from '#testing'
 
 const masterKey = randomBytes(32).toString('base64')
 
 interface StageOptions {
   /** The database of another stage, so that this stage is its second conductor. */
   readonly dsn?: string
+  /** URLs of servers of this machine that tenants may enter. */
+  readonly own?: readonly string[]
   readonly variables?: Readonly<Record<string, string>>
   readonly settings?: object
 }
 
-/** A conductor as an operator runs it. Servers of this machine may be entered. */
-export async function stage(t: TestContext, { dsn, variables = {}, settings = {} }: StageOptions = {}) {
+/** A conductor as an operator runs it. */
+export async function stage(t: TestContext, { dsn, own = [], variables = {}, settings = {} }: StageOptions = {}) {
   const { parts, operator, withRole, ...rest } = await operatedConductor(t, {
     needs: { database: Database, servers: McpServers },
     dsn,
-    variables: { AGENT_ORC_MASTER_KEY: masterKey, AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1', ...variables },
+    variables: { AGENT_ORC_MASTER_KEY: masterKey, AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts(own), ...variables },
     settings: { 'mcp-catalog': settings },
   })
   return {

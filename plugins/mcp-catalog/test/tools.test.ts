@@ -9,8 +9,8 @@ const toolsOf = async (call: TestCall) =>
   itemsOf(await call('GET', `${catalog}/files/tools`)).map(({ name, state }) => [name, state])
 
 test('a test says what the server is and has; its entry shows that, and how it is', async (t) => {
-  const { call } = await stage(t)
   const server = await startExternalServer(t, { read: {}, write: { description: 'Writes.' } }, { pageSize: 1 })
+  const { call } = await stage(t, { own: [server.url] })
   await call('POST', catalog, { name: 'files', url: server.url, allowedTools: ['write'] })
   const { status, body } = await call('POST', `${catalog}/files/test`)
   assert.equal(status, 200)
@@ -39,7 +39,6 @@ test('a test says what the server is and has; its entry shows that, and how it i
 })
 
 test('each way to fail has its name, and is what the entry shows', async (t) => {
-  const { call } = await stage(t)
   const server = await startExternalServer(t, { read: {} })
   const answering = (status: number, body = '', type = 'application/json') =>
     listen(t, (_, response) => void response.writeHead(status, { 'content-type': type }).end(body))
@@ -52,6 +51,7 @@ test('each way to fail has its name, and is what the entry shows', async (t) => 
     [await answering(200, '<p>', 'text/html'), 502, 'mcp_protocol'],
     [await answering(200, huge), 502, 'mcp_too_large'],
   ]
+  const { call } = await stage(t, { own: [server.url, ...ways.map(([url]) => url)] })
   await call('POST', catalog, { name: 'files', url: server.url })
   for (const [url, status, code] of ways) {
     await call('PUT', `${catalog}/files`, { url })
@@ -65,13 +65,13 @@ test('each way to fail has its name, and is what the entry shows', async (t) => 
 })
 
 test('nobody is sent on by a server: neither a request nor a secret goes where it points', async (t) => {
-  const { call, servers } = await stage(t)
   const trapped: unknown[] = []
   const trap = await listen(t, ({ headers }, response) => {
     trapped.push(headers)
     response.end()
   })
   const pointing = await listen(t, (_, response) => void response.writeHead(307, { location: trap }).end())
+  const { call, servers } = await stage(t, { own: [trap, pointing] })
   await call('POST', catalog, { name: 'moved', url: pointing, headers: { 'x-key': 'a plain one' } })
   assert.deepEqual(failureOf(await call('POST', `${catalog}/moved/test`)), [502, 'mcp_refused'])
   await call('POST', '/api/secrets', { name: 'client', value: 'long enough' })
@@ -94,8 +94,8 @@ test('nobody is sent on by a server: neither a request nor a secret goes where i
 })
 
 test('what cannot be kept of a server is replaced: NUL, and halves of characters', async (t) => {
-  const { call } = await stage(t)
   const server = await startExternalServer(t, { read: { description: 'a\0b\ud800c\\u0000' } })
+  const { call } = await stage(t, { own: [server.url] })
   await call('POST', catalog, { name: 'files', url: server.url })
   assert.equal((await call('POST', `${catalog}/files/test`)).status, 200)
   const [read] = itemsOf(await call('GET', `${catalog}/files/tools`))
@@ -103,14 +103,15 @@ test('what cannot be kept of a server is replaced: NUL, and halves of characters
 })
 
 test('a server that says nothing is not waited for', async (t) => {
-  const { call } = await stage(t, { settings: { timeout: '100ms' } })
-  await call('POST', catalog, { name: 'files', url: await listen(t, () => {}) })
+  const url = await listen(t, () => {})
+  const { call } = await stage(t, { own: [url], settings: { timeout: '100ms' } })
+  await call('POST', catalog, { name: 'files', url })
   assert.deepEqual(failureOf(await call('POST', `${catalog}/files/test`)), [504, 'mcp_timeout'])
 })
 
 test('an address that was public when it was written is not connected to when it is private by then', async (t) => {
-  const { call, database } = await stage(t)
   const server = await startExternalServer(t, { read: {} })
+  const { call, database } = await stage(t, { own: [server.url] })
   const { port } = new URL(server.url)
   await call('POST', catalog, { name: 'files', url: 'https://files.example/mcp' })
   for (const host of ['localhost', '127.0.0.2']) {
@@ -125,8 +126,9 @@ test('an address that was public when it was written is not connected to when it
 })
 
 test('with `review` runs have what an admin has accepted, until its definition changes', async (t) => {
-  const { call, servers, metrics } = await stage(t)
   const server = await startExternalServer(t, { read: {}, write: {} })
+  const other = await startExternalServer(t, { read: {} })
+  const { call, servers, metrics } = await stage(t, { own: [server.url, other.url] })
   await call('POST', catalog, { name: 'files', url: server.url, toolPolicy: 'review' })
   const ofRun = async () => {
     const { servers: found, unavailable } = await servers.resolve('default', ['files'])
@@ -163,15 +165,14 @@ test('with `review` runs have what an admin has accepted, until its definition c
   await call('PUT', `${catalog}/files`, replaced)
   assert.deepEqual(await ofRun(), ['write'])
   // At another address nothing has been accepted.
-  const other = await startExternalServer(t, { read: {} })
   await call('PUT', `${catalog}/files`, { url: other.url, toolPolicy: 'review' })
   assert.match((await ofRun())[0]!, /None of its tools/)
   assert.match(await metrics(), /mcp_tool_changes_total\{kind="changed",policy="review"\} 1/)
 })
 
 test('with `trust` changes are taken, and are on record', async (t) => {
-  const { call, servers } = await stage(t)
   const server = await startExternalServer(t, { read: {}, write: {} })
+  const { call, servers } = await stage(t, { own: [server.url] })
   await call('POST', catalog, { name: 'files', url: server.url })
   await call('POST', `${catalog}/files/test`)
   server.tools.set('read', { input: { path: { type: 'string' } } })
@@ -190,8 +191,8 @@ test('with `trust` changes are taken, and are on record', async (t) => {
 })
 
 test('a server of the older transport is asked through its stream', async (t) => {
-  const { call, servers } = await stage(t)
   const url = await startSseServer(t)
+  const { call, servers } = await stage(t, { own: [url] })
   await call('POST', catalog, { name: 'files', url, transport: 'sse' })
   assert.equal((await call('POST', `${catalog}/files/test`)).status, 200)
   assert.deepEqual(await toolsOf(call), [['look', 'accepted']])

@@ -23,7 +23,8 @@ test('each type of node does what it says', async (t) => {
             ? { ready: ++calls === 3 }
             : { nul: 'a\u0000b', list: [1, null] },
   }))
-  const s = await stage(t)
+  const server = await startExternalServer(t, { add: { run: async ({ a }) => `{"sum":${Number(a) + 1}}` } })
+  const s = await stage(t, { own: [server.url] })
   await s.call('POST', '/api/profiles', { name: 'echo', model: 'builtin/demo' })
 
   await t.test('http, condition, and a branch that is not taken', async () => {
@@ -272,7 +273,6 @@ test('each type of node does what it says', async (t) => {
     assert.match(run.error.message, /outputSchema/)
   })
   await t.test('a tool of an MCP server is called in the definition that was accepted, and in no other', async () => {
-    const server = await startExternalServer(t, { add: { run: async ({ a }) => `{"sum":${Number(a) + 1}}` } })
     await s.call('POST', '/api/mcp/catalog', { name: 'sums', url: server.url, toolPolicy: 'review' })
     const { body: tools } = await s.call('GET', '/api/mcp/catalog/sums/tools')
     await s.call('POST', '/api/mcp/catalog/sums/accept', { digests: [tools[0].digest] })

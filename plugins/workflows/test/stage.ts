@@ -8,7 +8,7 @@ import type { TestContext } from 'node:test'
 import { definePlugin, type Running } from '#kernel'
 import { Database } from '#contracts/database'
 import { TenantData, type TenantDataStore } from '#contracts/retention'
-import { freshDatabase, testRole } from '#testing'
+import { asOwnHosts, freshDatabase, testRole } from '#testing'
 
 /** What the tests read of an answer. */
 // oxlint-disable-next-line typescript/no-explicit-any -- answers of every shape; assertions look at them.
@@ -43,10 +43,13 @@ export interface Stage {
   rests(id: string): Promise<Body>
 }
 
-/** All roles in one process, on a database and an object store of its own or those of another stage. */
+/**
+ * All roles in one process, on a database and an object store of its own or those of another stage. `own`: URLs of MCP servers of this machine that
+ * tenants may enter.
+ */
 export async function stage(
   t: Pick<TestContext, 'after'>,
-  { dsn, objects }: Partial<Pick<Stage, 'dsn' | 'objects'>> = {},
+  { dsn, objects, own = [] }: Partial<Pick<Stage, 'dsn' | 'objects'>> & { readonly own?: readonly string[] } = {},
 ): Promise<Stage> {
   const dir = objects ?? (await mkdtemp(join(tmpdir(), 'objects-')))
   if (objects === undefined) t.after(() => rm(dir, { recursive: true, force: true }))
@@ -65,7 +68,7 @@ export async function stage(
     AGENT_ORC_BOOTSTRAP: 'always',
     AGENT_ORC_ADMIN_TENANT: 'default',
     AGENT_ORC_MASTER_KEY: masterKey,
-    AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+    AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts(own),
     // Whatever port a test listens on.
     AGENT_ORC_WORKFLOW_ALLOW_HOSTS: [...ports].map((port) => `127.0.0.1:${port}=*`).join(','),
   }

@@ -5,7 +5,7 @@ import { readFile } from 'node:fs/promises'
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
 import { startPostgres } from '#kit/postgres'
-import { startAuthorizationServer } from '#testing'
+import { asOwnHosts, startAuthorizationServer } from '#testing'
 import { command, dataDirectory } from '../cluster.ts'
 import { runCommand, say, withProcesses } from '../command.ts'
 import { type Processes, usageOf } from '../processes.ts'
@@ -28,13 +28,14 @@ interface Service {
   ask(method: string, path: string, body?: object): Promise<unknown>
 }
 
-async function startService(processes: Processes, modelUrl: string): Promise<Service> {
+/** `own`: the servers of this machine that are entered. */
+async function startService(processes: Processes, modelUrl: string, own: readonly string[]): Promise<Service> {
   const postgres = await startPostgres({ dataDir: await dataDirectory(processes), settings: { fsync: 'off' } })
   processes.onStop(() => postgres.stop())
   const env = {
     ...environment(modelUrl),
     POSTGRES_DSN: postgres.dsn(),
-    AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
+    AGENT_ORC_MCP_ALLOW_HOSTS: asOwnHosts(own),
     AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
     AGENT_ORC_PUBLIC_URL: 'http://localhost',
   }
@@ -215,7 +216,7 @@ await runCommand(usage, readOptions, ({ rounds }) =>
     const issuer = await startAuthorizationServer({ after: (stop) => processes.onStop(stop as () => Promise<void>) })
     const { line, child } = await processes.node([new URL('server.ts', import.meta.url).pathname, issuer.url])
     const bareUrl = `${String(line['url'])}/mcp`
-    const service = await startService(processes, model.url)
+    const service = await startService(processes, model.url, [bareUrl, issuer.url])
     const enter = (n: number) => service.ask('POST', '/api/mcp/catalog', { name: `e${n}`, url: bareUrl })
     await enter(0)
     await connectAccount(service, `${String(line['url'])}/account/mcp`, issuer)
