@@ -236,7 +236,7 @@ class HttpPeer implements Peer {
     const [best, ...others] = this.#options.identity.signatures?.() ?? []
     let reply = await send(best)
     for (const signature of others) {
-      // A stream that was read cannot be sent a second time.
+      // A stream that was read cannot be sent a second time: whoever streams asks for something small first.
       if (reply.status !== 401 || isStream) break
       await readBody(reply.body, maxRefusalBytes)
       reply = await send(signature)

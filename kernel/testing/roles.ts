@@ -109,6 +109,8 @@ export async function operatedConductor<const R extends Refs>(
 export interface TestVfsOptions {
   /** Settings of the server other than its folder, in the form of a role file. */
   readonly settings?: Readonly<Record<string, unknown>>
+  /** Base64, for both families of its callers; by default each has a key of its own. */
+  readonly keys?: { readonly current: string; readonly previous?: string }
   /** An existing folder, e.g. that of an earlier server. */
   readonly dir?: string
   readonly plugins?: readonly (Plugin | Entry)[]
@@ -130,12 +132,12 @@ export interface TestVfs {
 /** A VirtualFS server as its role runs it, on its own port, with objects on disk and a client. */
 export async function testVfs(
   t: TestContext,
-  { settings = {}, dir: given, plugins = [] }: TestVfsOptions = {},
+  { settings = {}, keys, dir: given, plugins = [] }: TestVfsOptions = {},
 ): Promise<TestVfs> {
   const plugin = async (path: string): Promise<Plugin> => ((await load(path)) as { default: Plugin }).default
   const dir = given ?? (await mkdtemp(join(tmpdir(), 'ao-vfs-')))
   if (given === undefined) t.after(() => rm(dir, { recursive: true, force: true }))
-  const key = randomBytes(32).toString('base64')
+  const key = keys?.current ?? randomBytes(32).toString('base64')
   let signers: ReadonlyMap<string, Signer> = new Map()
   const probe = definePlugin({
     name: 'probe',
@@ -147,12 +149,12 @@ export async function testVfs(
     {
       name: 'signing-runner',
       plugin: await plugin('plugins/auth/signing/index.ts'),
-      config: { family: 'runner', current: randomBytes(32).toString('base64') },
+      config: { family: 'runner', current: randomBytes(32).toString('base64'), ...keys },
     },
     {
       name: 'signing-vfs',
       plugin: await plugin('plugins/auth/signing/index.ts'),
-      config: { family: 'vfs', current: key },
+      config: { family: 'vfs', current: key, ...keys },
     },
     { name: 'storage', plugin: await plugin('plugins/storage/index.ts') },
     {

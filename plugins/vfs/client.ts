@@ -25,21 +25,25 @@ interface ClientOptions extends Pick<PeersOptions, 'tls'> {
   readonly signer: Signer
 }
 
+interface SigningClient extends VfsClient {
+  /**
+   * The key to sign with for the server. While keys are rotated the server may not know the current one yet, or the previous one any more, and what is
+   * streamed cannot be sent a second time: so a small request finds it out first.
+   */
+  knownKey(tenantId: string, signal?: AbortSignal): Promise<SigningKey>
+}
+
 /** The client of the VirtualFS server at a URL. Specification 4.18. */
-export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsClient {
+export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): SigningClient {
+  const identity = identityOf(signer)
   const peers = createPeers({
     connectMs,
     silentMs,
     timeoutMs: answerMs,
     links: false,
     tls,
-    identity: identityOf(signer),
-    faults: {
-      lost: ({ cause, asked }) => unavailable({ cause, retryable: !asked }),
-      unproven: () => unavailable({ message: keysMismatched }),
-      failed: ({ message, detail }) =>
-        unavailable({ message: message ?? `The VirtualFS server answered ${String(detail?.['status'])}.` }),
-    },
+    identity,
+    faults,
   })
   let peer: Peer | undefined
   const server = (): Peer => (peer ??= peers.at(typeof baseUrl === 'string' ? baseUrl : baseUrl()))
@@ -48,12 +52,17 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsCli
     signal,
     headers: sessionId === undefined ? {} : { [vfsSessionHeader]: sessionId },
   })
-  const found = <T>(answer: T | undefined): T => {
-    if (answer === undefined) throw vfsErrors.noVfsSession()
-    return answer
+  const knownKey: SigningClient['knownKey'] = async (tenant, signal) => {
+    // Whatever else is wrong, the request that follows finds it as well, and says it.
+    if (signer.hasPreviousKey)
+      await server()
+        .ask(vfsWire.usage, { tenant, signal })
+        .catch(() => {})
+    return identity.known
   }
 
   return {
+    knownKey,
     open: (tenant, id, lease, { signal } = {}) =>
       server().ask(vfsWire.openSession, { tenant, params: { id }, body: lease, signal }),
     async close(tenant, id, { signal } = {}) {
@@ -74,6 +83,7 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsCli
       return answer && { entry: entryOf(path, answer), body: answer.body }
     },
     write: async (view, mount, path, { body, contentType, ifMatch, ifNoneMatch }, { signal } = {}) => {
+      if (!(body instanceof Uint8Array)) await knownKey(view.tenantId, signal)
       const { headers, ...asked } = of(view, signal)
       const condition = {
         ...(ifMatch === undefined ? {} : { 'if-match': ifMatch === '*' ? '*' : `"${ifMatch}"` }),
@@ -110,6 +120,17 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsCli
 const unavailable = vfsErrors.vfsUpstreamUnavailable
 const keysMismatched =
   'The VirtualFS server refuses our signature: VFS_INTERNAL_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.'
+const faults: PeersOptions['faults'] = {
+  lost: ({ cause, asked }) => unavailable({ cause, retryable: !asked }),
+  unproven: () => unavailable({ message: keysMismatched }),
+  failed: ({ message, detail }) =>
+    unavailable({ message: message ?? `The VirtualFS server answered ${String(detail?.['status'])}.` }),
+}
+
+function found<T>(answer: T | undefined): T {
+  if (answer === undefined) throw vfsErrors.noVfsSession()
+  return answer
+}
 
 /** The metadata of a file from the headers of a response. */
 function entryOf(
@@ -149,7 +170,7 @@ export function proofHeaders(
 }
 
 /** Signs the session and the digest of the body. It tries the key first that the server last accepted. */
-function identityOf(signer: Signer): Identity {
+function identityOf(signer: Signer): Identity & { readonly known: SigningKey } {
   let known: SigningKey = 'CURRENT'
   const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']
   const signatures = keys.map((key) => ({
@@ -162,6 +183,9 @@ function identityOf(signer: Signer): Identity {
     },
   }))
   return {
+    get known() {
+      return known
+    },
     tenantHeader: signedHeaders.tenant,
     signatures: () => (known === 'CURRENT' ? signatures : signatures.toReversed()),
   }

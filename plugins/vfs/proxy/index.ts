@@ -50,6 +50,12 @@ export default definePlugin({
     if (baseUrl === undefined && !(listeners.includes('vfs') && signer)) return { data: {} }
     const upstream = new Upstream(followTls(config.tls, log))
     onStop(() => upstream.close())
+    // A VirtualFS server in this process has the keys of this process.
+    const client =
+      baseUrl !== undefined && signer
+        ? createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
+        : undefined
+    onStop(async () => client?.dispose())
     const shares = new Shares(config.requestsAtOnce)
     const counter = new Counter({
       name: 'vfs_proxy_requests_total',
@@ -70,13 +76,12 @@ export default definePlugin({
         if (turns > 0) await limits?.turn(tenantId, 'readsPerMinute', turns)
         reply.raw.once('close', shares.take(tenantId))
         reply.raw.once('finish', () => counter.inc({ method: request.method, status: reply.statusCode }))
-        return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, paced })
+        const key = await client?.knownKey(tenantId)
+        return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, key, paced })
       })
     })
     // A VirtualFS server in this process reports usage and erases data by itself.
-    if (baseUrl === undefined || !signer || listeners.includes('vfs')) return { data: {} }
-    const client = createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
-    onStop(() => client.dispose())
+    if (!client || listeners.includes('vfs')) return { data: {} }
     if (limits) tellUsage(limits, client)
     return { data: { vfs: { erase: (tenantId) => client.erase(tenantId), hold: (...hold) => client.hold(...hold) } } }
   },

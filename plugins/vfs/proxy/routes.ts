@@ -6,7 +6,7 @@ import { Agent, type Dispatcher } from 'undici'
 import { access, type App, failures, notFound } from '#kernel'
 import { limitErrors } from '#contracts/limits'
 import { mostEntriesAtOnce, streamDigest, vfsErrors, vfsSessionHeader } from '#contracts/vfs'
-import type { Signer } from '#contracts/signing'
+import type { Signer, SigningKey } from '#contracts/signing'
 import { lingerAfter, type PeersOptions } from '#kit'
 import { dropWhenIdle } from '#kit/files'
 import { proofHeaders } from '../client.ts'
@@ -212,6 +212,8 @@ interface Forward {
   readonly target: string
   readonly tenantId: string
   readonly signer: Signer | undefined
+  /** The key that the server knows; the current one by default. */
+  readonly key: SigningKey | undefined
   /** Limits the rate of the response to the tenant's rate. */
   paced(request: FastifyRequest, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
 }
@@ -220,7 +222,7 @@ interface Forward {
 export function forward(
   request: FastifyRequest,
   reply: FastifyReply,
-  { base, target, tenantId, signer, paced }: Forward,
+  { base, target, tenantId, signer, key, paced }: Forward,
 ): FastifyReply {
   const gone = new AbortController()
   reply.raw.once('close', () => gone.abort())
@@ -236,7 +238,7 @@ export function forward(
     rewriteRequestHeaders: (_, headers) => ({
       ...some(headers, passedOn),
       host: base.host,
-      ...(signer ? proofOf(signer, request, sent, tenantId) : {}),
+      ...(signer ? proofOf(signer, key, request, sent, tenantId) : {}),
       [ending]: gone.signal,
     }),
     rewriteHeaders: (headers) => ({
@@ -255,17 +257,19 @@ export function forward(
 
 function proofOf(
   signer: Signer,
+  key: SigningKey | undefined,
   { method, headers }: FastifyRequest,
   target: string,
   tenant: string,
 ): Record<string, string> {
   const session = headers[vfsSessionHeader]
   const hasBody = headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
-  return proofHeaders(signer, {
+  const signed = {
     tenant,
     method,
     target,
     session: typeof session === 'string' ? session : '',
     digest: hasBody ? streamDigest : '',
-  })
+  }
+  return proofHeaders(signer, signed, key)
 }
