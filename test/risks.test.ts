@@ -36,6 +36,20 @@ test('a runner or a sidecar that answers whoever reaches it is a risk of its rol
   assert.equal((await risks('dev', { AGENT_ORC_DEV_HOST: 'dev.example.com' })).length, 4)
 })
 
+test('a conductor that asks remote runners without a proof is a risk, as these runners answer anybody', async () => {
+  const of = async (env: Record<string, string>) =>
+    (await risks('conductor', env)).filter((risk) => risk.startsWith('fleet: '))
+  const urls = { RUNNER_URLS: 'http://runner-1.internal:7060, https://runner-2.internal:7060' }
+  const secure = { RUNNER_URLS: 'https://runner-1.internal:7060' }
+  const certificate = { AGENT_ORC_TLS_CERT: 'c', AGENT_ORC_TLS_KEY: 'k' }
+  for (const env of [urls, secure, { ...urls, ...certificate }, { ...urls, RUNNER_SIGNING_KEY_PREVIOUS: secret }]) {
+    assert.match((await of(env)).join('\n'), /^fleet: .*no proof of who calls.*set RUNNER_SIGNING_KEY_CURRENT/)
+  }
+  for (const env of [{}, { ...urls, RUNNER_SIGNING_KEY_CURRENT: secret }, { ...secure, ...certificate }]) {
+    assert.deepEqual(await of(env), [])
+  }
+})
+
 test('a bootstrap key beside the keys of owners is a risk; one until there is an owner is none', async () => {
   const key = { AGENT_ORC_BOOTSTRAP_KEY: 'bootstrap-of-the-test-0123456789' }
   const of = async (env: Record<string, string>) =>

@@ -9,7 +9,7 @@ import { sayStanding } from '../http/requests.ts'
 import type { App } from '../http/app.ts'
 import { guardedIn } from '../plan.ts'
 import type { Role } from '../plugin.ts'
-import type { SignedParts, Signer, SigningKey } from '#contracts/signing'
+import type { SignedParts, Signer, SigningFamily, SigningKey } from '#contracts/signing'
 import type { Identity, Signature } from './peer-types.ts'
 
 /**
@@ -123,6 +123,13 @@ export function isReachable({ listeners }: Listeners, name: string): boolean {
 /** True for a reachable listener without authentication, according to the role file. */
 export const isOpen = (role: Listeners, name: string): boolean =>
   isReachable(role, name) && !role.listeners[name]?.tls?.requestClientCert && !guardedIn(role.plugins).has(name)
+
+/** Whether a role signs its requests of a family, according to the role file. */
+export const hasKey = ({ plugins }: Pick<Role, 'plugins'>, family: SigningFamily): boolean =>
+  plugins.some(({ plugin, config }) => {
+    const given = (config ?? {}) as { readonly family?: unknown; readonly current?: unknown }
+    return plugin.name === 'signing' && given.family === family && given.current !== undefined
+  })
 
 /** Signs requests with a family of keys. Without a signer only the tenant's header is sent. `tenantHeader` is the header of the wire. */
 export function signedBy(signer: Signer | undefined, tenantHeader: string): Identity {

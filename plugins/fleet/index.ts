@@ -8,7 +8,7 @@ import { fleetErrors } from '#contracts/run-errors'
 import { Fleet, LocalRunners } from '#contracts/runner'
 import { Signers } from '#contracts/signing'
 import { tenantHeader } from '#contracts/wire/runner'
-import { createPeers, followTls, PeerTls, signedBy } from '#kit'
+import { createPeers, followTls, hasKey, PeerTls, signedBy } from '#kit'
 import { createMembership, membershipRoutes } from './membership.ts'
 import { RunnerFleet } from './fleet.ts'
 import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner.ts'
@@ -38,6 +38,14 @@ export default definePlugin({
       'How long GET /api/topology shows the last answer of a runner before asking it again.',
     ),
   }),
+  risks: ({ urls, tls }, role) => {
+    const certified = tls.cert !== undefined && urls.every((url) => url.startsWith('https:'))
+    return urls.length === 0 || hasKey(role, 'runner') || certified
+      ? []
+      : [
+          'requests to runners carry no proof of who calls, so these runners answer whoever reaches them; set RUNNER_SIGNING_KEY_CURRENT, or use https and tls.cert',
+        ]
+  },
   errors: fleetErrors,
   requires: {
     local: LocalRunners,

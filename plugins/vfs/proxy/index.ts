@@ -1,13 +1,13 @@
 import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { Counter } from 'prom-client'
-import { definePlugin, maybe, type Role, Settings } from '#kernel'
+import { definePlugin, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { TenantData } from '#contracts/retention'
 import { Signers } from '#contracts/signing'
 import { type VfsClient, vfsErrors, type VfsUsage } from '#contracts/vfs'
-import { followTls, PeerTls, SingleFlight } from '#kit'
+import { followTls, hasKey, PeerTls, SingleFlight } from '#kit'
 import { createVfsClient } from '../client.ts'
 import { Shares } from '../shares.ts'
 import { forward, proxyRoutes, turnsOf, Upstream } from './routes.ts'
@@ -33,8 +33,8 @@ export default definePlugin({
     }),
     tls: PeerTls,
   }),
-  risks: ({ baseUrl }, { plugins }) =>
-    baseUrl !== undefined && !signs(plugins)
+  risks: ({ baseUrl }, role) =>
+    baseUrl !== undefined && !hasKey(role, 'vfs')
       ? [
           'requests to the VirtualFS server are not signed, so it cannot tell tenants apart; set VFS_INTERNAL_SIGNING_KEY_CURRENT',
         ]
@@ -108,10 +108,3 @@ function baseOf(baseUrl: string | undefined, urlOf: (listener: string) => string
     throw vfsErrors.vfsUpstreamUnavailable({ cause })
   }
 }
-
-/** Whether a role has a key of the family `vfs`. */
-const signs = (plugins: Role['plugins']): boolean =>
-  plugins.some(({ plugin, config }) => {
-    const { family, current } = (config ?? {}) as { readonly family?: unknown; readonly current?: unknown }
-    return plugin.name === 'signing' && family === 'vfs' && current !== undefined
-  })
