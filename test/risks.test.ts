@@ -50,6 +50,31 @@ test('a conductor that asks remote runners without a proof is a risk, as these r
   }
 })
 
+test('beyond loopback a listener that answers under any name, and to anybody, is a risk', async () => {
+  const of = async (role: string, env: Record<string, string>) =>
+    (await risks(role, env))
+      .filter((risk) => risk.startsWith('health: '))
+      .map((risk) => /listener (\w+)/.exec(risk)![1])
+  const outside = { HOST: '0.0.0.0', INTERNAL_PORT: '8081' }
+  assert.deepEqual(await of('conductor', outside), ['conductor', 'internal'])
+  assert.deepEqual(await of('conductor', { ...outside, AGENT_ORC_HOSTS: 'api.example.com' }), ['internal'])
+  assert.deepEqual(await of('gateway', outside), ['gateway'])
+  const named = { AGENT_ORC_HOSTS: 'api.example.com', AGENT_ORC_INTERNAL_HOSTS: 'conductor.internal' }
+  const certificates = {
+    AGENT_ORC_TLS_CERT: 'c',
+    AGENT_ORC_TLS_KEY: 'k',
+    AGENT_ORC_TLS_CA: 'a',
+    AGENT_ORC_TLS_CLIENT_CERTS: 'true',
+  }
+  for (const role of ['conductor', 'gateway']) {
+    assert.deepEqual(await of(role, { ...outside, ...named }), [])
+    assert.deepEqual(await of(role, { INTERNAL_PORT: '8081' }), [], 'on loopback')
+  }
+  assert.deepEqual(await of('conductor', { ...outside, ...certificates }), ['conductor'])
+  const open = { ...outside, HEALTH_PORT: '1', AGENT_ORC_WORKER_HOST: '0.0.0.0', AGENT_ORC_OPERATIONS_HOST: '0.0.0.0' }
+  for (const role of ['runner', 'sidecar', 'vfs']) assert.deepEqual(await of(role, open), [], role)
+})
+
 test('a bootstrap key beside the keys of owners is a risk; one until there is an owner is none', async () => {
   const key = { AGENT_ORC_BOOTSTRAP_KEY: 'bootstrap-of-the-test-0123456789' }
   const of = async (env: Record<string, string>) =>

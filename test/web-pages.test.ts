@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { mkdtemp, rm } from 'node:fs/promises'
 import { type IncomingHttpHeaders, request } from 'node:http'
 import { connect } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
 import { bootRole, type RoleName } from './e2e/roles.ts'
@@ -91,6 +94,37 @@ for (const role of ['dev', 'memory'] as const) {
         if (own) assert.ok([401, 503].includes(refused[0]), about)
         else assert.deepEqual(refused, [403, 'origin_not_allowed'], about)
       }
+    }
+  })
+}
+
+for (const role of ['runner', 'sidecar', 'vfs'] as const) {
+  test(`${role}: under a foreign name no listener of the production file says how the process is; probes by address go on`, async (t) => {
+    const folder = await mkdtemp(join(tmpdir(), 'ao-pages-'))
+    t.after(() => rm(folder, { recursive: true, force: true }))
+    const of = {
+      runner: { RUNNER_PORT: '0' },
+      sidecar: { PORT: '0' },
+      vfs: { VFS_PORT: '0', AGENT_ORC_VFS_DIR: folder },
+    }
+    const urls = await urlsOf(t, role, {
+      ...of[role],
+      ...(role === 'vfs' ? { VFS_INTERNAL_SIGNING_KEY_CURRENT: key } : {}),
+      AGENT_ORC_WORKER_BASE_URL: 'http://workers.example',
+      AGENT_ORC_OPERATIONS_PORT: '0',
+      HEALTH_PORT: '0',
+    })
+    assert.equal(urls.length, role === 'runner' ? 4 : 3)
+    for (const [listener, base] of urls) {
+      const evil = await ask(base, 'GET', '/readyz', { host: 'evil.example' })
+      const byAddress = await ask(base, 'GET', '/readyz', {})
+      // Whoever has to sign is told no more than that.
+      const signed = listener === 'vfs'
+      assert.deepEqual(errorOf(evil), signed ? [401, 'unauthorized'] : [421, 'unknown_host'], listener)
+      assert.ok(signed ? byAddress.status === 401 : [200, 503].includes(byAddress.status), listener)
+      if (listener !== 'workers') continue
+      const named = await ask(base, 'GET', '/readyz', { host: 'workers.example' })
+      assert.equal(named.status, byAddress.status, 'the name that sandboxes use')
     }
   })
 }

@@ -9,7 +9,7 @@ export { lingerAfter } from './last-answer.ts'
 export { runFrames } from './lines.ts'
 export { Mask } from './texts.ts'
 export { createPeers } from './peer.ts'
-export { hasKey, isOpen, isReachable, type Proof, proofsOf, signedBy } from './proof.ts'
+export { answersAnyName, hasKey, isOpen, isReachable, type Proof, proofsOf, signedBy } from './proof.ts'
 export type { Identity, LinesAnswer, Peer, Peers, PeersOptions, SignedRequest } from './peer-types.ts'
 export {
   addressLimit,

@@ -124,6 +124,12 @@ export function isReachable({ listeners }: Listeners, name: string): boolean {
 export const isOpen = (role: Listeners, name: string): boolean =>
   isReachable(role, name) && !role.listeners[name]?.tls?.requestClientCert && !guardedIn(role.plugins).has(name)
 
+/** True for an open listener beyond loopback that answers under any host name: a web page can be led to it. */
+export function answersAnyName(role: Listeners, name: string): boolean {
+  const { host = '', hosts } = role.listeners[name] ?? {}
+  return hosts === undefined && !loopback.has(host) && isOpen(role, name)
+}
+
 /** Whether a role signs its requests of a family, according to the role file. */
 export const hasKey = ({ plugins }: Pick<Role, 'plugins'>, family: SigningFamily): boolean =>
   plugins.some(({ plugin, config }) => {

@@ -12,6 +12,7 @@ import {
   isAppError,
 } from '#kernel'
 import { ReadinessChecks, type ReadinessCheck } from '#contracts/health'
+import { answersAnyName } from '#kit'
 import { recordEventLoop } from './event-loop.ts'
 import type { FastifyBaseLogger } from 'fastify'
 
@@ -43,6 +44,13 @@ export default definePlugin({
       'Listeners without /metrics, so that code in a sandbox learns nothing about the process that it calls.',
     ),
   }),
+  risks: (_config, role) =>
+    Object.keys(role.listeners)
+      .filter((name) => answersAnyName(role, name))
+      .map(
+        (name) =>
+          `the listener ${name} answers under any host name, so a web page can be led to it (DNS rebinding) and read /readyz; set AGENT_ORC_HOSTS, or AGENT_ORC_INTERNAL_HOSTS for the listener internal`,
+      ),
   errors: healthErrors,
   requires: { checks: ReadinessChecks },
   async setup({ config, deps, listeners, log, metrics, risks, routes, stopping, onStop }) {
