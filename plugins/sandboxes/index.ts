@@ -10,10 +10,11 @@ import { PlatformTools } from '#contracts/tools'
 import { vfsErrors } from '#contracts/vfs'
 import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
-import { followTls } from '#kit'
+import { accessErrors } from '#contracts/access-errors'
+import { createClientAddress, followTls, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
 import { maxEventUploadBytes, maxEventUploadMs } from '#contracts/wire/worker'
 import { type ModelServer, ModelServers, modelServers } from './egress/model-servers.ts'
-import { createHub, type Hub } from './hub/hub.ts'
+import { createHub } from './hub/hub.ts'
 import { CountedMemory } from './hub/state.ts'
 import { createWorkerTokens } from './hub/tokens.ts'
 import { createLauncher } from './launcher.ts'
@@ -30,7 +31,7 @@ import { sandboxErrors } from './errors.ts'
 import { hostRoutes } from './egress/host-routes.ts'
 import { createEgress } from './egress/routes.ts'
 import { EgressRuns } from './egress/run-egress.ts'
-import { createNewestOfAll, createWorkerAuth } from './hub/auth.ts'
+import { createNewestOfAll, createWorkerAuth, type WorkerAuthOptions } from './hub/auth.ts'
 import { eventRoutes, pollRoutes, stateRoutes, toolRoutes } from './hub/routes.ts'
 import { fileRoutes, type FilesOf } from './file.routes.ts'
 
@@ -75,6 +76,8 @@ export default definePlugin({
         previous: Type.Optional(Base64Secret('Still verifies while keys are being rotated.')),
       }),
     ),
+    wrongKeysPerMinute,
+    trustedProxies,
     models: Type.Optional(ModelServers),
     egressCa: Type.Optional(
       Type.String({
@@ -83,7 +86,7 @@ export default definePlugin({
       }),
     ),
   }),
-  errors: [sandboxErrors, workerTokenErrors, limitErrors, runnerErrors, vfsErrors, objectErrors],
+  errors: [sandboxErrors, workerTokenErrors, accessErrors, limitErrors, runnerErrors, vfsErrors, objectErrors],
   requires: { providers: SandboxProviders, tenants: SandboxTenants, vfs: maybe(VfsManager) },
   provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
   async setup(ctx) {
@@ -102,7 +105,10 @@ export default definePlugin({
       const session = table.find(tenantId, sessionId)?.session
       return session && deps.vfs?.of(session)
     }
-    mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: servers, filesOf })
+    const clientOf = createClientAddress(config.trustedProxies)
+    const wrongKeys = new WrongKeys(config.wrongKeysPerMinute)
+    const served = deps.providers.size > 0
+    mountCallbacks(ctx, { hub, served, clientOf, wrongKeys, models: servers, filesOf })
     const ca = followTls({ ca: config.egressCa }, log)
     const egress = new EgressRuns({ ca: () => ca?.files.ca })
     ctx.onStop(async () => {
@@ -152,10 +158,7 @@ export default definePlugin({
   },
 })
 
-interface CallbackOptions {
-  readonly hub: Hub
-  /** This runner starts sandbox workers. */
-  readonly served: boolean
+interface CallbackOptions extends WorkerAuthOptions {
   /** The model servers that workers reach through this runner, by the name of the provider. */
   readonly models: ReadonlyMap<string, ModelServer>
   readonly filesOf: FilesOf
@@ -164,9 +167,9 @@ interface CallbackOptions {
 /** Mounts the routes that workers call: for commands, events, state, tool results and egress. Specification 4.22. */
 export function mountCallbacks(
   { routes, onStop }: Pick<PluginContext, 'routes' | 'onStop'>,
-  { hub, served, models, filesOf }: CallbackOptions,
+  { models, filesOf, ...options }: CallbackOptions,
 ): void {
-  const auth = createWorkerAuth(hub, served)
+  const auth = createWorkerAuth(options)
   const egress = createEgress(auth, models)
   onStop(egress.close)
   const newest = createNewestOfAll()

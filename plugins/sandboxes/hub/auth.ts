@@ -1,7 +1,10 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import type { App } from '#kernel'
+import { type App, isAppError } from '#kernel'
+import { workerTokenErrors } from '#contracts/workers'
+import type { ClientAddress, WrongKeys } from '#kit'
 import type { Admitted, Hub } from './hub.ts'
 import type { RemoteWorker } from './worker.ts'
+import { nameOf } from './tokens.ts'
 import { sandboxErrors } from '../errors.ts'
 
 /** Authenticates workers. Each worker may use only the routes of its own session. */
@@ -12,15 +15,39 @@ export interface WorkerAuth {
   of(request: FastifyRequest): Admitted
 }
 
-/** `served` is true when this runner starts sandbox workers. If not, each of their callbacks is answered with 503. */
-export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
+export interface WorkerAuthOptions {
+  readonly hub: Hub
+  /** True when this runner starts sandbox workers. If not, each of their callbacks is answered with 503. */
+  readonly served: boolean
+  readonly clientOf: ClientAddress
+  readonly wrongKeys: WrongKeys
+}
+
+export function createWorkerAuth({ hub, served, clientOf, wrongKeys }: WorkerAuthOptions): WorkerAuth {
+  /** Verifies a token. An address that has sent too many wrong ones gets 429, unless the token worked before or is the worker's present one. */
+  const admit = async (request: FastifyRequest, authorization: string | undefined, id: string): Promise<Admitted> => {
+    // A request without a token does not count as a wrong one.
+    if (!authorization) return hub.admit(authorization, id)
+    const address = clientOf(request)
+    const name = nameOf(authorization)
+    await wrongKeys.check(address, () => wrongKeys.isGood(name) || hub.issued(name, id))
+    try {
+      const found = await hub.admit(authorization, id)
+      wrongKeys.worked(name)
+      return found
+    } catch (error) {
+      // Any other token was once issued: a worker that outlives its session is no attempt to guess.
+      if (isAppError(error) && error.code === workerTokenErrors.malformed.row.code) wrongKeys.failed(address, name)
+      throw error
+    }
+  }
   const admitted = new WeakMap<FastifyRequest, Admitted>()
   return {
     protect(app, credential = ({ headers }) => headers.authorization) {
       app.addHook('onRequest', async (request) => {
         if (!served) throw sandboxErrors.dynamicWorkersUnavailable()
         const { id } = request.params as { id: string }
-        admitted.set(request, await hub.admit(credential(request), id))
+        admitted.set(request, await admit(request, credential(request), id))
       })
     },
     of(request) {

@@ -3,7 +3,7 @@ import { workerTokenErrors } from '#contracts/workers'
 import type { SessionMemory, WorkerHub } from '#contracts/workers'
 import { createMailbox } from './mailbox.ts'
 import { CountedMemory } from './state.ts'
-import { issueToken, type WorkerClaims, type WorkerTokens } from './tokens.ts'
+import { issueToken, nameOf, type WorkerClaims, type WorkerTokens } from './tokens.ts'
 import { type Continued, RemoteWorker, type WorkerChannel, type RemoteWorkerOptions } from './worker.ts'
 
 /** The largest range that `randomInt` takes. */
@@ -24,6 +24,8 @@ export interface Hub extends WorkerHub {
   open(tenantId: string, sessionId: string): Promise<WorkerChannel>
   /** The worker that makes a callback. AppError 401 unless it is the present generation of the session's worker. */
   admit(authorization: string | undefined, sessionId: string): Promise<Admitted>
+  /** Whether a credential with this name is the newest token of the session's worker. */
+  issued(name: string, sessionId: string): boolean
   /** Closes all channels when the runner stops. */
   close(): void
 }
@@ -95,6 +97,10 @@ export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionM
       const claims = await tokens.verify(authorization)
       if (claims.sessionId !== sessionId) throw workerTokenErrors.otherSession()
       return { worker: find(claims, sessionId), expiresAt: claims.expiresAt }
+    },
+    issued(name, sessionId) {
+      const worker = workers.get(sessionId)
+      return worker !== undefined && nameOf(`Bearer ${worker.token}`) === name
     },
     close() {
       for (const worker of workers.values()) worker.close()

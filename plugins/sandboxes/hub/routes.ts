@@ -11,6 +11,7 @@ import {
   NoContent,
   unavailable,
 } from '#kernel'
+import { accessErrors } from '#contracts/access-errors'
 import { limitErrors } from '#contracts/limits'
 import { runnerErrors } from '#contracts/runner-errors'
 import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/sidecar'
@@ -26,7 +27,11 @@ export const tags = ['workers']
 const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Id of the session.' }) })
 
 /** Errors of all callbacks of workers. */
-export const refusals = [...Object.values(workerTokenErrors), sandboxErrors.dynamicWorkersUnavailable] as const
+export const refusals = [
+  ...Object.values(workerTokenErrors),
+  accessErrors.tooManyWrongKeys,
+  sandboxErrors.dynamicWorkersUnavailable,
+] as const
 
 const PollQuery = Type.Object({
   after: Type.Integer({ minimum: 0, default: 0, description: 'Every command up to this one has been taken.' }),

@@ -1,4 +1,4 @@
-import { createHash, createSecretKey, type KeyObject, randomUUID } from 'node:crypto'
+import { createHash, createSecretKey, hash, type KeyObject, randomUUID } from 'node:crypto'
 import { errors, type JWTPayload, type JWTVerifyGetKey, jwtVerify, SignJWT } from 'jose'
 import { isAppError } from '#kernel'
 import { workerTokenErrors } from '#contracts/workers'
@@ -79,6 +79,9 @@ function keyOf(bytes: Buffer): Key {
   const id = createHash('sha256').update('ao-worker-key\0').update(bytes).digest('hex').slice(0, 16)
   return { id, secret: createSecretKey(bytes) }
 }
+
+/** The name of a credential, from which nobody can tell it. */
+export const nameOf = (authorization: string): string => hash('sha256', authorization, 'base64')
 
 function bearerOf(authorization: string | undefined): string {
   if (authorization === undefined || authorization === '') throw workerTokenErrors.missing()

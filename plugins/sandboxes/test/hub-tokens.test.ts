@@ -5,9 +5,12 @@ import { decodeJwt, decodeProtectedHeader, SignJWT } from 'jose'
 import { BootError } from '#kernel'
 import { fake, testKernel } from '#testing'
 import { SandboxProviders } from '#contracts/sandbox'
+import { workerPaths } from '#contracts/wire/worker'
+import { WrongKeys } from '#kit'
 import { createHub } from '../hub/hub.ts'
 import { createWorkerTokens, type WorkerTokens } from '../hub/tokens.ts'
 import sandboxes from '../index.ts'
+import { startHub } from './hub.ts'
 
 const key = (): Buffer => randomBytes(32)
 const claims = { tenantId: 'acme', sessionId: 'sess-00000000-00000001', generation: 7 }
@@ -141,4 +144,39 @@ test('the name of a key does not tell the key', async () => {
   const tokens = createWorkerTokens(secret, undefined)
   const { kid } = decodeProtectedHeader((await tokens.mint(claims)).token)
   assert.notEqual(kid, createHash('sha256').update(secret).digest('hex').slice(0, kid!.length))
+})
+
+test('an address that tries wrong tokens is not looked up further, and no good token behind it notices', async (t) => {
+  let verified = 0
+  const tokens = createWorkerTokens(key(), undefined)
+  const counting: WorkerTokens = { ...tokens, verify: (text) => (verified++, tokens.verify(text)) }
+  const { open, hub, urls } = await startHub(t, { tokens: counting, wrongKeys: new WrongKeys(3) })
+  const [{ channel: first }, { channel: late }] = [await open(), await open()]
+  const ask = async (token: string | undefined, { sessionId } = first, header = 'authorization'): Promise<unknown> => {
+    const value = header === 'authorization' ? `Bearer ${token}` : token
+    const headers = token === undefined ? {} : { [header]: value! }
+    const reply = await fetch(`${urls['workers']}${workerPaths(sessionId).models('openai')}/models`, { headers })
+    const { error } = (await reply.json()) as { error: string }
+    return [reply.status, error]
+  }
+  const admitted = [404, 'unknown_model_provider']
+  const refused = (which: string) => [401, refusal(which).code]
+  assert.deepEqual(await ask(first.token), admitted)
+  // Neither a request without a token nor a token that was once good is an attempt to guess.
+  const { token: former } = await tokens.mint({ ...claims, sessionId: first.sessionId })
+  for (let i = 0; i < 4; i++) {
+    assert.deepEqual(await ask(undefined), refused('missing'))
+    assert.deepEqual(await ask(former), refused('superseded'))
+    assert.deepEqual(await ask(first.token, late), refused('other session'))
+  }
+  for (const wrong of ['a.b.c', `${first.token}x`]) assert.deepEqual(await ask(wrong), refused('malformed'), wrong)
+  assert.deepEqual(await ask('a.b.d', late, 'x-api-key'), refused('malformed'))
+  const before = verified
+  for (const wrong of ['a.b.c', 'a.b.e', former])
+    assert.deepEqual(await ask(wrong), [429, 'too_many_wrong_keys'], wrong)
+  assert.equal(verified, before, 'nothing is verified for the address')
+  assert.deepEqual(await ask(first.token), admitted)
+  assert.deepEqual(await ask(late.token, late), admitted, 'a token that was never used before')
+  hub.close()
+  assert.deepEqual(await ask(late.token, late), refused('superseded'))
 })

@@ -1,10 +1,11 @@
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError, definePlugin, type Plugin } from '#kernel'
+import { definePlugin, type Plugin } from '#kernel'
+import { createClientAddress, WrongKeys } from '#kit'
 import { workerProtocolHeader } from '#contracts/wire/sidecar'
 import { workerPaths, workerProtocol } from '#contracts/wire/worker'
-import { type SessionMemory, WorkerHub } from '#contracts/workers'
+import { type SessionMemory, WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { type EnvelopeFields, startScriptedWorker, testEnvelope, testKernel, type WorkerScript } from '#testing'
 import type { FilesOf } from '../file.routes.ts'
 import { mountCallbacks } from '../index.ts'
@@ -21,6 +22,7 @@ export interface HubOptions {
   readonly served?: boolean
   readonly memory?: SessionMemory
   readonly filesOf?: FilesOf
+  readonly wrongKeys?: WrongKeys
 }
 
 export const listeners = ['runner', 'workers'] as const
@@ -34,6 +36,7 @@ export function hubPlugin(options: HubOptions = {}): { readonly hub: Hub; readon
     served = true,
     memory,
     filesOf = () => undefined,
+    wrongKeys = new WrongKeys(300),
   } = options
   const hub = createHub(tokens, lostMs, memory)
   const plugin = definePlugin({
@@ -41,7 +44,14 @@ export function hubPlugin(options: HubOptions = {}): { readonly hub: Hub; readon
     provides: { hub: WorkerHub },
     async setup(ctx) {
       ctx.onStop(async () => hub.close())
-      mountCallbacks(ctx, { hub, served, models: modelServers(models), filesOf })
+      mountCallbacks(ctx, {
+        hub,
+        served,
+        clientOf: createClientAddress(),
+        wrongKeys,
+        models: modelServers(models),
+        filesOf,
+      })
       return { hub }
     },
   })
@@ -109,11 +119,11 @@ export const plainTokens: WorkerTokens = {
   },
   async verify(authorization) {
     const text = /^Bearer (\S+)$/.exec(authorization ?? '')?.[1]
-    if (text === undefined) throw new AppError('invalid or missing worker token: missing', 401)
+    if (text === undefined) throw workerTokenErrors.missing()
     try {
       return JSON.parse(Buffer.from(text, 'base64url').toString()) as Awaited<ReturnType<WorkerTokens['verify']>>
     } catch {
-      throw new AppError('invalid or missing worker token: malformed', 401)
+      throw workerTokenErrors.malformed()
     }
   },
 }
