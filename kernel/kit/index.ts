@@ -26,6 +26,7 @@ export {
   tooManyKeys,
 } from './rate-limit.ts'
 export { takeBytes, takeStreams } from './bodies.ts'
+export { jsonDepth } from '../http/requests.ts'
 export { type Retries, retry } from './retry.ts'
 export { storable, storableJson } from './texts.ts'
 export { SingleFlight, Sweep, tenantIds } from './sweeps.ts'

@@ -77,6 +77,16 @@ export const sandboxErrors = errorTable('sandboxes', {
   modelServerUnreachable: { status: 502, retry: 'later', message: 'The model server cannot be reached.' },
   modelKeyRefused: { status: 502, message: "The model server does not accept the runner's key." },
   unknownMcpServer: { status: 404, message: 'The running run has no MCP server with this name.' },
+  mcpRequestTooLarge: {
+    status: 413,
+    message: 'A request to an MCP server of which a run may call only some tools may have at most 1 MiB.',
+  },
+  tooManyMcpRequests: {
+    status: 429,
+    retry: true,
+    message:
+      'The requests of a worker to MCP servers may have at most 4 MiB together; repeat this one when another has been answered.',
+  },
   toolNotAllowed: { status: 403, message: 'The running run may not call this tool of the MCP server.' },
   mcpServerUnreachable: { status: 502, retry: 'later', message: 'The MCP server cannot be reached.' },
   mcpServerRefused: { status: 502, message: 'The MCP server does not accept its credentials.' },

@@ -3,7 +3,6 @@ import { Readable } from 'node:stream'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Dispatcher } from 'undici'
 import { type AppError, isAppError, stream } from '#kernel'
-import type { McpServer } from '#contracts/mcp-servers'
 import { exchange } from '#kit'
 import type { ModelCall } from './calls.ts'
 import { sandboxErrors } from '../errors.ts'
@@ -20,8 +19,8 @@ interface Destination {
   readonly signal: AbortSignal
   /** The only model that the body may name. The body must then be uncompressed JSON. */
   readonly model?: string | undefined
-  /** The only tools of an MCP server that the body may call. */
-  readonly tools?: McpServer['tools'] | undefined
+  /** Looks into the body of a POST, and returns what is sent in its place. */
+  readonly look?: ((body: AsyncIterable<Buffer>) => Promise<Buffer>) | undefined
   /** Measures the call. */
   readonly call?: ModelCall | undefined
   /** The error when the server cannot be reached, or closes the connection before it answers. */
@@ -35,18 +34,19 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, to: 
   const left = new AbortController()
   const signal = AbortSignal.any([to.signal, left.signal])
   const body = bodyOf(request, to)
-  const sent = body && to.tools && request.method === 'POST' ? await onlyTools(body, to.tools) : body
-  const upstream = await exchange(
-    to.dispatcher,
-    {
-      origin: to.origin,
-      path: to.path,
-      method: request.method as Dispatcher.HttpMethod,
-      headers: { ...to.headers, ...(Buffer.isBuffer(sent) ? {} : lengthOf(request)) },
-      body: sent,
-    },
-    { signal, lost: (cause) => (isAppError(cause) ? cause : to.unreachable({ cause })) },
-  )
+  const ask = async () => {
+    const sent = body && to.look && request.method === 'POST' ? await to.look(body) : body
+    const { origin, path } = to
+    const method = request.method as Dispatcher.HttpMethod
+    const headers = { ...to.headers, ...(Buffer.isBuffer(sent) ? {} : lengthOf(request)) }
+    const lost = (cause: unknown) => (isAppError(cause) ? cause : to.unreachable({ cause }))
+    return exchange(to.dispatcher, { origin, path, method, headers, body: sent }, { signal, lost })
+  }
+  const upstream = await ask().catch((error: unknown) => {
+    // What is left of the body is not read, and would hold back the next request of a connection that is kept.
+    if (!request.raw.complete) void reply.header('connection', 'close')
+    throw error
+  })
   const { status, body: answer } = upstream
   const { 'content-type': type } = upstream.headers
   const contentType = typeof type === 'string' ? type : 'application/octet-stream'
@@ -239,27 +239,3 @@ class ModelScan {
 
 const refuse = (model: string): Error =>
   sandboxErrors.modelNotAllowed({ message: `The running run may call only the model ${model}.` })
-
-/**
- * The messages of a request to an MCP server, if they call only these tools. They are serialized again, because two JSON parsers could find two
- * different tool names in the worker's own bytes.
- */
-async function onlyTools(body: AsyncIterable<Buffer>, tools: NonNullable<McpServer['tools']>): Promise<Buffer> {
-  const chunks: Buffer[] = []
-  for await (const chunk of body) chunks.push(chunk)
-  const messages = parse(Buffer.concat(chunks).toString())
-  const allowed = new Set(tools.map(({ name }) => name))
-  for (const message of [messages].flat()) {
-    const { method, params } = (message ?? {}) as { method?: unknown; params?: { name?: unknown } }
-    if (method === 'tools/call' && !allowed.has(String(params?.name))) throw sandboxErrors.toolNotAllowed()
-  }
-  return Buffer.from(JSON.stringify(messages))
-}
-
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text) as unknown
-  } catch (cause) {
-    throw sandboxErrors.toolNotAllowed({ cause, message: 'A request to this MCP server must be JSON.' })
-  }
-}

@@ -1,11 +1,12 @@
+import { setImmediate as turn } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
 import { access, type App, failures } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
-import { takeStreams } from '#kit'
+import { jsonDepth, takeStreams } from '#kit'
 import { refusals, tags } from '../hub/routes.ts'
 import { forward, pick } from './forward.ts'
 import type { ModelCalls } from './calls.ts'
@@ -38,12 +39,13 @@ export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, Mode
     })
   const agent = connecting()
   const guarded = { public: connecting(permittedAddresses.public), network: connecting(permittedAddresses.network) }
+  const holding = createHolding()
   return {
     async routes(app) {
       takeStreams(app)
       auth.protect(app, credentialOf)
       modelRoutes(app, auth, agent, servers)
-      mcpServerRoutes(app, auth, ({ addresses }) => (addresses ? guarded[addresses] : agent))
+      mcpServerRoutes(app, auth, holding, ({ addresses }) => (addresses ? guarded[addresses] : agent))
     },
     async close() {
       await Promise.all([agent, guarded.public, guarded.network].map((one) => one.destroy()))
@@ -187,7 +189,12 @@ const mcpRequestHeaders = [
 const McpParams = Type.Object({ id: Type.String({ maxLength: 128 }), name: Type.String({ maxLength: 64 }) })
 
 /** Routes to the external MCP servers of the present run. Each request gets the headers of the server's entry. */
-function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: McpServer) => Dispatcher): void {
+function mcpServerRoutes(
+  app: App,
+  auth: WorkerAuth,
+  holding: ReturnType<typeof createHolding>,
+  dispatcherFor: (server: McpServer) => Dispatcher,
+): void {
   const schema = {
     tags,
     summary: 'Speak with an external MCP server of the run',
@@ -199,6 +206,8 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: Mcp
         ...refusals,
         sandboxErrors.unknownMcpServer,
         sandboxErrors.toolNotAllowed,
+        sandboxErrors.mcpRequestTooLarge,
+        sandboxErrors.tooManyMcpRequests,
         sandboxErrors.bodyTooLarge,
         sandboxErrors.mcpServerUnreachable,
         sandboxErrors.mcpServerRefused,
@@ -217,13 +226,14 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: Mcp
         if (!server || !URL.canParse(server.url)) throw sandboxErrors.unknownMcpServer()
         const url = new URL(server.url)
         if (!mayBeAsked(server)) throw sandboxErrors.mcpServerUnreachable()
+        const { tools } = server
         return forward(request, reply, {
           dispatcher: dispatcherFor(server),
           origin: url.origin,
           path: url.pathname + url.search,
           headers: { ...pick(request.headers, mcpRequestHeaders), ...lowerCased(server.headers) },
           signal: whileCalled(reply, worker.closed),
-          tools: server.tools,
+          look: tools && ((body) => onlyTools(body, tools, holding(worker, reply))),
           unreachable: sandboxErrors.mcpServerUnreachable,
           refused: sandboxErrors.mcpServerRefused,
         })
@@ -240,3 +250,73 @@ const mayBeAsked = ({ url, addresses }: McpServer): boolean =>
 /** Lower-case names, so that a configured header replaces the worker's instead of being sent beside it. */
 const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]))
+
+/** A request that is looked into is parsed in one go, while nothing else happens in this process. */
+const maxLookedInto = 1024 * 1024
+/** Of a worker, until they are answered. Parallel calls of tools are requests of their own, so bytes are limited instead of their number. */
+const maxHeldBytes = 4 * maxLookedInto
+
+/** Counts the bytes of each worker's requests that are looked into. AppError 429 `too_many_mcp_requests`. */
+function createHolding() {
+  const held = new WeakMap<RemoteWorker, number>()
+  return (worker: RemoteWorker, { raw }: FastifyReply): ((bytes: number) => void) => {
+    let own = 0
+    raw.once('close', () => held.set(worker, (held.get(worker) ?? 0) - own))
+    return (bytes) => {
+      if (raw.destroyed) throw sandboxErrors.callerLeft()
+      const all = (held.get(worker) ?? 0) + bytes
+      if (all > maxHeldBytes) throw sandboxErrors.tooManyMcpRequests({ headers: { 'retry-after': '1' } })
+      held.set(worker, all)
+      own += bytes
+    }
+  }
+}
+
+/**
+ * The messages of a request to an MCP server, if they call only these tools. They are serialized again, because two JSON parsers could find two
+ * different tool names in the worker's own bytes.
+ */
+async function onlyTools(
+  body: AsyncIterable<Buffer>,
+  tools: NonNullable<McpServer['tools']>,
+  hold: (bytes: number) => void,
+): Promise<Buffer> {
+  // One buffer that grows, because a body may come in a million chunks, each an object.
+  let whole = Buffer.alloc(0)
+  let size = 0
+  for await (const chunk of body) {
+    const from = size
+    size += chunk.length
+    if (size > maxLookedInto) throw sandboxErrors.mcpRequestTooLarge()
+    hold(chunk.length)
+    if (size > whole.length) whole = Buffer.concat([whole], 2 * size)
+    chunk.copy(whole, from)
+  }
+  const messages = messagesIn(whole.subarray(0, size))
+  const allowed = new Set(tools.map(({ name }) => name))
+  for (const message of Array.isArray(messages) ? (messages as unknown[]) : [messages]) {
+    const { method, params } = (message ?? {}) as { method?: unknown; params?: { name?: unknown } }
+    if (method === 'tools/call' && !allowed.has(String(params?.name))) throw sandboxErrors.toolNotAllowed()
+  }
+  // Each takes tens of milliseconds at worst, so others have a turn between them.
+  await turn()
+  return Buffer.from(JSON.stringify(messages))
+}
+
+/** Deeper JSON can be parsed, but overflows the stack when it is serialized again. */
+const maxLevels = 64
+
+function messagesIn(body: Buffer): unknown {
+  if (jsonDepth(body) > maxLevels) throw notJson()
+  try {
+    return JSON.parse(body.toString()) as unknown
+  } catch (cause) {
+    throw notJson(cause)
+  }
+}
+
+const notJson = (cause?: unknown): Error =>
+  sandboxErrors.toolNotAllowed({
+    cause,
+    message: `A request to this MCP server must be JSON, nested at most ${maxLevels} levels deep.`,
+  })

@@ -455,3 +455,70 @@ test('a worker calls the tools that a server is for, and reaches no other addres
   abort.abort(new Error('over'))
   await assert.rejects(first, /over/)
 })
+
+test('what a worker sends to be looked into is small, and little of it is under way', async (t) => {
+  const waiting: Seen[] = []
+  const upstream = await upstreamOf(t, (seen) => void waiting.push(seen))
+  const { open, urls } = await startHub(t)
+  const tools = [{ name: 'read', digest: 'd' }]
+  const mcpServers = [
+    { name: 'some', url: `${upstream.url}/mcp`, tools },
+    { name: 'any', url: `${upstream.url}/mcp` },
+  ]
+  const worker = async () => {
+    const { channel } = await open()
+    begin(channel, { mcpServers })
+      .next()
+      .catch(() => {})
+    return async (name: string, body: string | readonly string[]): Promise<unknown> => {
+      const sent = typeof body === 'string' ? body : ReadableStream.from(body.map((part) => Buffer.from(part)))
+      const reply = await fetch(`${urls['workers']}${workerPaths(channel.sessionId).mcpServer(name)}`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${channel.token}` },
+        body: sent,
+        duplex: 'half',
+      } as RequestInit)
+      const { error } = (await reply.json()) as { error?: string }
+      return error ?? reply.status
+    }
+  }
+  const answer = (): void => {
+    for (const { response } of waiting.splice(0))
+      response.writeHead(200, { 'content-type': 'application/json' }).end('{}')
+  }
+  const mebibyte = 1024 * 1024
+  const call = (bytes: number): string => {
+    const [head, tail] = ['{"id":1,"method":"tools/call","params":{"name":"read","arguments":{"a":"', '"}}}']
+    return head + 'x'.repeat(bytes - head.length - tail.length) + tail
+  }
+  const [one, other] = [await worker(), await worker()]
+  for (const body of [call(mebibyte + 1), [call(mebibyte), ' ']])
+    assert.equal(await one('some', body), 'mcp_request_too_large')
+  const deep = (levels: number): string => `{"method":"x","params":${'['.repeat(levels)}${']'.repeat(levels)}}`
+  assert.equal(await one('some', deep(64)), 'tool_not_allowed')
+  assert.equal(upstream.seen.length, 0)
+
+  // Small parallel calls and four of the largest size are under way; a fifth one must wait, and other workers need not.
+  const small = Array.from({ length: 20 }, () => one('some', call(200)))
+  await until(() => waiting.length === 20, 'they reach the server')
+  answer()
+  assert.deepEqual(
+    await Promise.all(small),
+    Array.from({ length: 20 }, () => 200),
+  )
+  const large = Array.from({ length: 4 }, () => one('some', call(mebibyte)))
+  await until(() => waiting.length === 4, 'they reach the server')
+  assert.equal(await one('some', call(mebibyte)), 'too_many_mcp_requests')
+  const more = [other('some', call(mebibyte)), one('any', call(3 * mebibyte)), one('any', deep(100))]
+  await until(() => waiting.length === 7, 'they reach the server')
+  answer()
+  assert.deepEqual(
+    await Promise.all([...large, ...more]),
+    Array.from({ length: 7 }, () => 200),
+  )
+  const again = one('some', call(20_000).match(/.{1,100}/g)!)
+  await until(() => waiting.length === 1, 'what was answered counts no longer')
+  assert.equal(waiting[0]!.body, call(20_000), 'in whatever parts it came')
+  answer()
+  assert.equal(await again, 200)
+})
