@@ -72,7 +72,8 @@ export const sandboxErrors = errorTable('sandboxes', {
   tooManyModelCalls: {
     status: 429,
     retry: true,
-    message: 'A run may have at most 4 model calls at once; repeat this one when another has ended.',
+    message:
+      'A run may have at most 4 model calls at once, and fewer while those under way may spend the rest of its budget; repeat this one when another has ended.',
   },
   modelServerUnreachable: { status: 502, retry: 'later', message: 'The model server cannot be reached.' },
   modelKeyRefused: { status: 502, message: "The model server does not accept the runner's key." },

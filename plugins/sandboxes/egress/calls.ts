@@ -7,12 +7,15 @@ import type { UsageOf } from './usage.ts'
 import { UsageReader } from './usage.ts'
 
 /**
- * The most concurrent model calls of a run. A call starts only while budget is left, so a run can exceed its budget by at most the cost of this many
- * calls.
+ * The most concurrent model calls of a run. A call starts only while those before it leave some budget, so a run can exceed its budget by at most the
+ * cost of this many calls.
  */
 export const callsAtOnce = 4
 
-/** An estimate for servers that report no input tokens: this many bytes per token, and at most as many tokens as a model accepts. */
+/**
+ * An estimate for servers that report no input tokens: this many bytes per token, and at most as many tokens as a model accepts, which is also the
+ * estimate for a request that refers to something outside of it: a link of 60 bytes may lead to a file of any length.
+ */
 const bytesPerToken = 4
 const mostInputTokens = 1_000_000
 /**
@@ -66,13 +69,14 @@ export class ModelCalls implements MeasuredCalls {
   /** Starts a call. `usageOf` finds the usage in its answer. AppErrors: 403 `run_budget_spent`, 429 `too_many_model_calls`. */
   begin(usageOf: UsageOf): ModelCall {
     const { budget, counts, now = () => performance.now() } = this.#options
-    if (this.#underWay.size >= callsAtOnce) {
-      counts.refused(this.#provider, 'at_once')
-      throw sandboxErrors.tooManyModelCalls({ headers: { 'retry-after': '1' } })
-    }
-    if (budget && this.#spentSoFar(budget) >= budget.cents) {
+    if (budget && this.#spent >= budget.cents) {
       counts.refused(this.#provider, 'budget')
       throw sandboxErrors.runBudgetSpent()
+    }
+    // What calls under way use is an estimate until they end, and may be far less then, so a caller should try again.
+    if (this.#underWay.size >= callsAtOnce || (budget && this.#spentSoFar(budget) >= budget.cents)) {
+      counts.refused(this.#provider, 'at_once')
+      throw sandboxErrors.tooManyModelCalls({ headers: { 'retry-after': '1' } })
     }
     const call = new ModelCall(usageOf, now, (ended) => {
       if (!this.#underWay.delete(ended)) return
@@ -110,7 +114,7 @@ export class ModelCall {
   readonly #now: () => number
   readonly #onOver: (call: ModelCall) => void
   readonly #began: number
-  /** The size of the request in bytes, set when the last of it goes to the server. */
+  /** The tokens of the request by its size, set when the last of it goes to the server. */
   #asked: number | undefined
   #reader: UsageReader | undefined
 
@@ -127,18 +131,17 @@ export class ModelCall {
     const told = this.#reader?.told
     const cached = told?.cached ? { cachedTokens: told.cached } : {}
     if (told?.whole) return { inputTokens: told.input, outputTokens: told.output, ...cached }
-    const sent = Math.min(Math.ceil(this.#asked / bytesPerToken), mostInputTokens)
     const inTime = Math.round(((this.#now() - this.#began) / 1_000) * tokensPerSecond)
     return {
-      inputTokens: told?.input ?? sent,
+      inputTokens: told?.input ?? this.#asked,
       outputTokens: Math.max(told?.output ?? 0, this.#reader?.tokens ?? 0, inTime),
       ...cached,
       estimated: true,
     }
   }
-  /** Must be called with the size of the request, before its last chunk is sent. */
-  asked(bytes: number): void {
-    this.#asked = bytes
+  /** Must be called with the size of the request, before its last chunk is sent. It stands for at least `tokens`, whatever its size. */
+  asked(bytes: number, tokens = 0): void {
+    this.#asked = Math.min(Math.max(Math.ceil(bytes / bytesPerToken), tokens), mostInputTokens)
   }
   /** Called when the server answers. A refused call costs nothing. */
   answered(status: number, contentType: string): void {

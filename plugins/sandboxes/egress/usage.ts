@@ -145,16 +145,30 @@ export const openaiUsage: UsageOf = ({ usage, response }) => {
   }
 }
 
-/** Usage of Messages. A stream reports the input at its beginning and the output at its end. This API counts cached tokens outside of the input. */
+/**
+ * Usage of Messages. A stream reports the input at its beginning and the output at its end. This API counts cached tokens outside of the input. Where a
+ * call samples more than once, as for a compaction, `iterations` lists each; the usage of some of them is nowhere else.
+ */
 export const anthropicUsage: UsageOf = ({ usage, message }) => {
   const begins = objectOf(message)
   const said = objectOf(begins ? begins['usage'] : usage)
   if (!said) return undefined
+  const listed = Array.isArray(said['iterations']) ? said['iterations'] : []
+  const each = listed.map((one: unknown) => sampled(objectOf(one) ?? {}))
+  const whole = sampled(said)
+  const most = (of: keyof typeof whole): number =>
+    Math.max(
+      whole[of],
+      each.reduce((sum, one) => sum + one[of], 0),
+    )
+  return { input: most('input'), output: most('output'), cached: most('cached'), whole: begins === undefined }
+}
+
+function sampled(said: Json) {
   const cached = count(said['cache_read_input_tokens'])
   return {
     input: count(said['input_tokens']) + cached + count(said['cache_creation_input_tokens']),
     output: count(said['output_tokens']),
     cached,
-    whole: begins === undefined,
   }
 }

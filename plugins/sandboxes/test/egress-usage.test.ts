@@ -54,6 +54,24 @@ test('the usage is read from whatever wire an answer is on, wherever its bytes a
   assert.deepEqual(readerOf(openaiUsage, embedding, false).told, { input: 9, output: 0, cached: 0, whole: true })
 })
 
+test('tokens that only a sample of a call tells are counted, and those of the call are not counted twice', () => {
+  const compaction = { type: 'compaction', input_tokens: 900, output_tokens: 30 }
+  const message = { type: 'message', ...messagesUsage, output_tokens: 7 }
+  const read = (iterations: unknown) =>
+    [true, false].map((streams) => {
+      const usage = { ...messagesUsage, output_tokens: 7, iterations }
+      return readerOf(
+        anthropicUsage,
+        streams ? sse({ type: 'message_delta', usage }) : JSON.stringify({ usage }),
+        streams,
+      ).told
+    })
+  const both = { input: 1_020, output: 37, cached: 100, whole: true }
+  assert.deepEqual(read([compaction, message]), [both, both])
+  for (const iterations of [[message], [], null, 'x', [null, 7, { input_tokens: -5 }]])
+    assert.deepEqual(read(iterations), [told, told], JSON.stringify(iterations))
+})
+
 test('no text of a model or of its caller is taken for the usage', () => {
   const little = { prompt_tokens: 1, completion_tokens: 1, input_tokens: 1, output_tokens: 1 }
   const echo = { tools: [{ parameters: { usage: little } }], metadata: { usage: little }, user: '"usage":{}' }
@@ -180,7 +198,7 @@ test('calls at once are bounded, and what they have used so far counts before th
   })
   begun.pop()!.over()
   begun[0]!.asked(40_000) // About 10,000 tokens: a cent.
-  assert.throws(() => calls.begin(openaiUsage), { code: 'run_budget_spent' })
+  assert.throws(() => calls.begin(openaiUsage), { code: 'too_many_model_calls' }, 'they may cost less in the end')
 })
 
 test('a run that is over lets no call through, and what those under way have used is known', () => {

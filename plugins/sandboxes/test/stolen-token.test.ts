@@ -117,6 +117,55 @@ test('a stolen token calls the model of the run under way, and no other one, how
   assert.equal(await post('{"model":"cheap"}'), 'no_run_under_way')
 })
 
+test('a stolen token has no other model called by a tool, a plugin or a list, wherever the body names it', async (t) => {
+  const { post, bodies } = await thief(t)
+  const named = (rest: string): string => `{"model":"cheap",${rest}}`
+  const tool = (rest: string): string => named(`"tools":[{"type":"function","name":"f",${rest}}]`)
+  const refused: (string | readonly string[])[] = [
+    named('"tools":[{"type":"advisor_20260301","name":"advisor","model":"dear"}]'),
+    named('"tools":[{"type":"openrouter:advisor","parameters":{"model":"dear"}}]'),
+    named('"tools":[{"type":"openrouter:fusion"}]'),
+    named('"tools":[{"type":"openrouter:f\\u0075sion"}]'),
+    named('"plugins":[{"id":"fusion"}]'),
+    named('"plugins":[{"id":"x","analysis_models":["cheap","dear"]}]'),
+    named('"plugins":[{"id":"x","analysisModels":[{"id":"dear"}]}]'),
+    named('"provider":{"fallbacks":[["dear"]]}'),
+    named('"a":{"Models":["dear"]}'),
+    named('"a":[{"mod\\u0065l":"dear"}]'),
+    named('"a":{"model\u017f":["dear"]}'),
+    named('"a":{"model":"ch\\u0065ap"}'),
+    named('"a":{"model":"cheap","model":"dear"}'),
+    named('"a":{"model" : \n "dear"}'),
+    named('"a":{"\\q":1}'),
+    named('"judge_model":"dear"'),
+    named('"a":{"properties":{"model":"dear"},"model":"dear"}'),
+    named('"messages":[],"a":{"model":"dear"}'),
+    named('"\\u006dessages":[{"model":"dear"}]'),
+    named('"a":{"messages":[{"model":"dear"}]}'),
+    // Conversations can define tools, too.
+    named('"input":[{"type":"additional_tools","tools":[{"type":"x","model":"dear"}]}]'),
+    named('"messages":[{"role":"system","content":[{"tool":{"definition":{"type":"x","model":"dear"}}}]}]'),
+    named('"messages":[{"content":[{"t\\u006fol":{"definition":{"type":"advisor_1"}}}]}]'),
+    ['{"model":"cheap","tools":[{"mo', 'del":"de', 'ar"}]}'],
+    ['{"model":"cheap","tools":[{"mod\\', 'u0065l"', ':', '"dear"}]}'],
+  ]
+  for (const body of refused) assert.equal(await post(body), 'model_not_allowed', String(body))
+  assert.equal(bodies.length, 0, 'nothing that was refused has reached a model')
+  const schema =
+    '{"type":"object","properties":{"model":{"type":"string"}},"examples":[{"model":"x"}],"required":["model"]}'
+  const allowed = [
+    tool(`"parameters":${schema}`),
+    tool(`"input_schema":{"model":"x"},"input_examples":[{"model":"x"}]`),
+    named(`"response_format":{"json_schema":{"schema":{"default":{"model":"x"}}}}`),
+    named('"tools":[{"name":"model","model":"cheap","models":["cheap"],"description":"\\" \\\\"}]'),
+    named('"messages":[{"content":[{"type":"tool_use","input":{"model":"x","tools":[{"model":"x"}]}}],"model":"x"}]'),
+    named('"messages":[{"content":[{"from":{"model":"x"}}]}],"metadata":{"model":"x"},"system":[{"model":"x"}]'),
+    named('"input":[{"type":"additional_tools","tools":[{"name":"f","parameters":{"properties":{"model":{}}}}]}]'),
+    named('"prompt":{"id":"p","variables":{"model":"x"}},"a":{"model":null,"b":{"model":{"c":"x"}}}'),
+  ]
+  for (const body of allowed) assert.equal(await post(body), 200, body)
+})
+
 const price = { inputCentsPerMillion: 100, outputCentsPerMillion: 100 }
 const cheap = '{"model":"cheap"}'
 /** Answers with a usage of so many tokens: a cent is 10,000 of them. */
@@ -134,6 +183,60 @@ test('a stolen token spends what is left of the budget, and what it used is know
   assert.equal(bodies.length, 2, 'nothing that was refused has reached a model')
   const usage = { type: 'usage', inputTokens: 10_000, outputTokens: 0, model: 'openai/cheap' }
   assert.deepEqual(used, [usage, usage])
+})
+
+test('what a stolen token refers to costs as much as it may, where the model server does not tell what it was', async (t) => {
+  const image = 'data:image/png;base64,AAAA'
+  const bodies: readonly (readonly [string, number?])[] = [
+    ['"messages":[{"content":"https://example.com/a file_id"}]'],
+    ['"messages":[{"content":[{"type":"image_url","image_url":{"url":"https://example.com/a"}}]}]', 1_000_000],
+    [
+      `"messages":[{"content":[{"image_url":{"url":"${image}"}},{"image_url":"${image.replace('/', '\\/')}"}]}]`,
+      20_000,
+    ],
+    ['"messages":[{"content":[{"source":{"type":"url","url":"https://example.com/a"}}]}]', 1_000_000],
+    ['"messages":[{"content":[{"source":{"x":{"source":{}},"url":"https://example.com/a"}}]}]', 1_000_000],
+    ['"messages":[{"content":[{"source":{"type":"file","file_id":"f"}}]}]', 1_000_000],
+    ['"messages":[{"content":[{"source":{"type":"base64","media_type":"image/png","data":"AAAA"}}]}]', 10_000],
+    ['"messages":[{"content":[{"source":{"type":"base64","media_type":"application/pdf","data":"A"}}]}]', 1_000_000],
+    ['"messages":[{"content":[{"file":{"file_data":"data:application/pdf;base64,AAAA"}}]}]', 1_000_000],
+    ['"input":[{"content":[{"type":"input_file","file_\\u0075rl":"https://example.com/a"}]}]', 1_000_000],
+    ['"input":[{"type":"item_r\\u0065ference","id":"i"}]', 1_000_000],
+    ['"previous_response_id":"r"', 1_000_000],
+    ['"conversation":{"id":"c"}', 1_000_000],
+    ['"container":"c"', 1_000_000],
+    ['"prompt":{"id":"p"}', 1_000_000],
+    ['"prompt":"text","previous_response_id":null,"conversation":null,"user":"u","a":{"url":"https://example.com"}'],
+    ['"messages":[{"content":[{"type":"tool_use","input":{"file_id":"f","source":{"url":"https://a"}}}]}]'],
+  ]
+  const { post, used } = await thief(t, {
+    now: () => 0,
+    respond: ({ response }) =>
+      void response.writeHead(200, { 'content-type': 'text/event-stream' }).end('data: {}\n\n'),
+  })
+  for (const [rest, tokens] of bodies) {
+    const body = `{"model":"cheap",${rest}}`
+    assert.equal(await post(body), 200, rest)
+    const { inputTokens, estimated } = used.pop()!
+    assert.deepEqual([inputTokens, estimated], [tokens ?? Math.ceil(body.length / 4), true], rest)
+  }
+  const told = await thief(t, { respond: tells(7) })
+  assert.equal(await told.post('{"model":"cheap","previous_response_id":"r"}'), 200)
+  assert.equal(told.used[0]!.inputTokens, 7)
+})
+
+test('a call under way that refers to something holds the budget until it is known what it cost', async (t) => {
+  const asked: Asked[] = []
+  const { post } = await thief(t, { budget: { cents: 50, price }, respond: (one) => void asked.push(one) })
+  const first = post('{"model":"cheap","previous_response_id":"r"}')
+  await until(() => asked.length === 1, 'it reaches the model')
+  assert.equal(await post(cheap), 'too_many_model_calls')
+  tells(10_000)(asked.pop()!)
+  assert.equal(await first, 200)
+  const second = post(cheap)
+  await until(() => asked.length === 1, 'there is budget left')
+  tells(1)(asked.pop()!)
+  assert.equal(await second, 200)
 })
 
 test('however many calls a stolen token makes at once, so many reach a model and no more', async (t) => {
