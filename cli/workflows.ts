@@ -10,7 +10,8 @@ import {
   nodeStatuses,
   runStatuses,
 } from '../plugins/workflows/schema.ts'
-import { edgesOf, problemsOf } from '../plugins/workflows/validate.ts'
+import { edgesOf } from '../plugins/workflows/graph.ts'
+import { problemsOf } from '../plugins/workflows/validate.ts'
 import { devData } from './dev-data.ts'
 import { CliError, columns, type Terminal, terminalOf } from './terminal.ts'
 

@@ -11,7 +11,7 @@ import { leaseMs, pending, ready, running } from './nodes.store.ts'
 import { eventOf } from './notices.ts'
 import type { Claimed } from './outcome.ts'
 import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
-import { edgesOf } from './validate.ts'
+import { edgesOf } from './graph.ts'
 
 export interface NewRun {
   readonly id?: string
@@ -50,8 +50,9 @@ export const openOf = (tenantId: string): Statement => ({
   values: [tenantId],
 })
 
-/** Whether any node, or the inner node of a map or loop, may have a concurrency key. */
-export const mayBeKeyed = (nodes: readonly object[]): boolean => JSON.stringify(nodes).includes('"concurrencyKey"')
+/** Whether a node, or the inner node of a map or loop, has a concurrency key. */
+export const isKeyed = (node: object): boolean =>
+  'concurrencyKey' in node || ('node' in node && isKeyed(node.node as object))
 
 export const wakeOf = (tenantId: string, runId: string): Wake => ({ tenantId, what: { tenantId, runId }, key: runId })
 /** A wake-up that checks a run after the leases of its nodes expire, in case the process that executes them has died. */
@@ -111,16 +112,16 @@ export function creationOf(
   const most = parent ? undefined : limits?.workflowRuns
   const id = wanted.id ?? newId('wfrun')
   const status: RunStatus = wanted.start ? 'running' : 'pending'
-  const keyed = mayBeKeyed(nodes)
+  const keyed = nodes.some(isKeyed)
   const edges = edgesOf(nodes)
-  const first = wanted.start ? firstOf(nodes, edges) : []
+  const first = new Set(wanted.start ? firstOf(nodes, edges) : [])
   // Concurrency keys and budgets are divided among nodes at a claim, so the creating process begins no node of a run that has either.
   const begins = claim && !keyed && settings.maxCostCents === undefined
-  const begun = begins ? first.toSorted((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []
+  const begun = begins ? [...first].sort((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []
+  const starting = new Set(begun)
   const specs = nodes.map((node) => JSON.stringify(node))
-  const pairs = [...edges].flatMap(([to, before]) => [...before].map((from) => [from, to] as const))
   const [asked, given] = [JSON.stringify(settings), wanted.input]
-  const isAll = begun.length > 0 && begun.length === first.length
+  const isAll = begun.length > 0 && begun.length === first.size
   const guard = isAll ? randomUUID() : undefined
   const values = [
     tenantId,
@@ -140,17 +141,17 @@ export function creationOf(
     wanted.createdBy,
     keyed,
     most,
-    nodes.map((node) => node.id),
+    arrayOf(nodes.map((node) => node.id)),
     nodes.map(({ type }) => type),
     specs,
     nodes.map((node) => edges.get(node.id)?.size ?? 0),
     nodes.map(({ priority }) => priority ?? 0),
     nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
-    pairs.map(([from]) => from),
-    pairs.map(([, to]) => to),
+    arrayOf([...edges.values()].flatMap((before) => [...before])),
+    arrayOf([...edges].flatMap(([to, { size }]) => Array<string>(size).fill(to))),
     (wanted.webhook ?? webhook)?.url,
     isRecent,
-    nodes.map((node) => (begun.includes(node) ? running : first.includes(node) ? ready : pending)),
+    nodes.map((node) => (starting.has(node) ? running : first.has(node) ? ready : pending)),
     claim?.owner,
     begun.length > 0
       ? eventOf(
@@ -172,6 +173,9 @@ export function creationOf(
     most,
   }
 }
+
+/** An array of ids as PostgreSQL reads it. No id has a character that means something there, and the driver would look at each of 40,000. */
+const arrayOf = (ids: readonly string[]): string => (ids.length > 0 ? `{"${ids.join('","')}"}` : '{}')
 
 const insertionText = `
   WITH run AS (

@@ -43,7 +43,7 @@ export class Evaluator {
   ): Promise<Made<T>> {
     const entries = Object.entries(templates)
     // A value without templates needs no evaluation.
-    const isPlain = ![...textsIn(templates)].some(({ text }) => isTemplate(text))
+    const isPlain = !textsIn(templates).some(({ text }) => isTemplate(text))
     if (isPlain) {
       return Object.fromEntries(entries.map(([name, value]) => [name, JSON.stringify(value)])) as Made<T>
     }
@@ -51,7 +51,7 @@ export class Evaluator {
   }
   /** The items of an array that a template makes, each as JSON. Undefined: the template makes no array. */
   async list(tenantId: string, items: unknown, scope: Scope): Promise<readonly string[] | undefined> {
-    if (Array.isArray(items) && ![...textsIn(items)].some(({ text }) => isTemplate(text)))
+    if (Array.isArray(items) && !textsIn(items).some(({ text }) => isTemplate(text)))
       return items.map((item) => JSON.stringify(item))
     return (await this.#ask(tenantId, { scope, templates: { items }, list: 'items' })).items
   }

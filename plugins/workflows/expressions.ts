@@ -13,7 +13,8 @@ export const mostMade = 10 * 1024 * 1024
 const mostFiltered = 1_000_000
 /** How many characters a condition may concatenate. The CEL evaluator has no limit of its own. */
 const mostSummed = 64 * 1024 * 1024
-const longest = 100_000
+/** How many characters a template or condition may have. */
+export const longest = 100_000
 
 /** A template or condition that failed, with a sentence for its author. */
 export class ExpressionError extends Error {}
@@ -100,12 +101,50 @@ function problemOf(parse: () => void): string | undefined {
   }
 }
 
-/** All strings in a value with their paths. Each may be a template. */
-export function* textsIn(value: unknown, path = ''): Generator<{ readonly path: string; readonly text: string }> {
-  if (typeof value === 'string') yield { path, text: value }
-  else if (typeof value === 'object' && value !== null) {
-    for (const [key, inner] of Object.entries(value)) yield* textsIn(inner, path === '' ? key : `${path}/${key}`)
+const noText = { path: '', text: '' } as const
+/** Of the names on a path only so much is shown: a name may have megabytes, and each text behind it repeats them. */
+const shownName = 100
+
+/**
+ * The strings in a value with their paths. Each may be a template. An empty text stands for whatever else is in it, so that a caller that has its turn
+ * between texts has one in an array of numbers as well. No recursion, which would cost each text as many steps as it is deep.
+ */
+export function* textsIn(value: unknown): Generator<{ readonly path: string; readonly text: string }> {
+  if (typeof value === 'string') yield { path: '', text: value }
+  if (typeof value !== 'object' || value === null) return
+  const open = [insideOf(value, '')]
+  for (let inside = open.at(-1); inside; inside = open.at(-1)) {
+    const { value: around, names, path } = inside
+    if (inside.at === (names ?? around).length) {
+      open.pop()
+      continue
+    }
+    const name = names?.[inside.at] ?? inside.at
+    const one = around[name]
+    inside.at++
+    if (typeof one === 'string') yield { path: below(path, name), text: one }
+    else {
+      if (typeof one === 'object' && one !== null) open.push(insideOf(one, below(path, name)))
+      yield noText
+    }
   }
+}
+interface Inside {
+  readonly value: { readonly [name: string | number]: unknown; readonly length: number }
+  /** Absent: the value is an array. */
+  readonly names: readonly string[] | undefined
+  readonly path: string
+  at: number
+}
+const insideOf = (value: object, path: string): Inside => ({
+  value: value as Inside['value'],
+  names: Array.isArray(value) ? undefined : Object.keys(value),
+  path,
+  at: 0,
+})
+const below = (path: string, name: string | number): string => {
+  const shown = typeof name === 'string' && name.length > shownName ? name.slice(0, shownName) : name
+  return path === '' ? `${shown}` : `${path}/${shown}`
 }
 
 const reference = /\bnodes\s*(?:\.\s*([A-Za-z_][\w-]*)|\[\s*(["'])([^"'\]]+)\2\s*\])/g

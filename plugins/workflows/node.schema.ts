@@ -1,4 +1,4 @@
-import { type Static, type TSchema, Type } from '@sinclair/typebox'
+import { type ObjectOptions, type Static, type TSchema, Type } from '@sinclair/typebox'
 import { roles, type TenantRole } from '#contracts/auth'
 import { ResponseFormat } from '#contracts/prompt'
 
@@ -12,7 +12,9 @@ export const json = (description: string) => Type.Unknown({ description })
 const template = (description: string, maxLength = 100_000) =>
   Type.String({ minLength: 1, maxLength, description: `${description} A template.` })
 const seconds = (description: string, maximum: number) => Type.Number({ minimum: 0, maximum, description })
-export const schemaOf = (description: string) => Type.Record(Type.String(), Type.Unknown(), { description })
+/** An object with any names. They are not listed one by one to check it: it may have hundreds of thousands. */
+const anyObject = (options?: ObjectOptions) => Type.Unsafe<Record<string, unknown>>(Type.Object({}, options))
+export const schemaOf = (description: string) => anyObject({ description })
 export const strict = { additionalProperties: false } as const
 
 /** The most seconds that a node may wait or work: a year. */
@@ -24,8 +26,7 @@ const common = {
   dependsOn: Type.Optional(
     Type.Array(Type.String({ pattern: idPattern }), {
       maxItems: 10_000,
-      uniqueItems: true,
-      description: 'Nodes that come before it. It is skipped when all of them were skipped.',
+      description: 'Nodes that come before it, each once. It is skipped when all of them were skipped.',
     }),
   ),
   retry: Type.Optional(
@@ -93,7 +94,7 @@ const ownFields = {
     // As for a run. The output of the node is then the JSON value of the answer.
     responseFormat: Type.Optional(ResponseFormat),
     sessionId: Type.Optional(template('Continue in this session.', 1_000)),
-    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    metadata: Type.Optional(anyObject()),
   },
   tool: {
     tool: Type.String({
@@ -102,18 +103,18 @@ const ownFields = {
       pattern: storablePattern,
       description: 'A platform tool, or `<server>/<tool>` of the MCP catalog.',
     }),
-    arguments: Type.Optional(Type.Record(Type.String(), Type.Unknown(), { description: 'Texts in it are templates.' })),
+    arguments: Type.Optional(anyObject({ description: 'Texts in it are templates.' })),
   },
   condition: {
     if: Type.Union([Type.String({ minLength: 1, maxLength: 100_000 }), Type.Boolean()], {
       description: 'An expression of CEL: `nodes.score.output > 3 && input.vip`.',
     }),
     // oxlint-disable-next-line unicorn/no-thenable -- nobody awaits a definition.
-    then: Type.Optional(Type.Array(Type.String({ pattern: idPattern }), { uniqueItems: true, maxItems: 10_000 })),
-    else: Type.Optional(Type.Array(Type.String({ pattern: idPattern }), { uniqueItems: true, maxItems: 10_000 })),
+    then: Type.Optional(Type.Array(Type.String({ pattern: idPattern }), { maxItems: 10_000 })),
+    else: Type.Optional(Type.Array(Type.String({ pattern: idPattern }), { maxItems: 10_000 })),
   },
   map: {
-    items: Type.Union([template('Makes an array.'), Type.Array(Type.Unknown(), { maxItems: 10_000 })]),
+    items: Type.Union([template('Makes an array.'), Type.Array(Type.Unknown())], { maxItems: 10_000 }),
     node: Type.Object({}, { additionalProperties: true, description: 'Executed for each `{{ item }}`.' }),
     concurrency: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000, description: 'Parts at once.' })),
   },
@@ -162,12 +163,14 @@ const ownFields = {
     ),
     headers: Type.Optional(
       Type.Record(Type.String({ pattern: "^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$" }), Type.String({ maxLength: 8_192 }), {
+        maxProperties: 100,
         description: 'Values are templates; `secret://<name>` stands for a secret of the tenant.',
       }),
     ),
     body: Type.Optional(json('Sent as JSON, or as it is when it is a text. Its texts are templates.')),
     expect: Type.Optional(
       Type.Array(Type.Integer({ minimum: 100, maximum: 599 }), {
+        maxItems: 500,
         description: 'Statuses that do not count as a failure; by default those below 400.',
       }),
     ),

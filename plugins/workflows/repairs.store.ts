@@ -4,9 +4,9 @@ import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
 import type { TenantTx } from '#contracts/database'
 import { invalidWorkflow, workflowErrors } from './errors.ts'
 import { type NodeOf, partOf, roleOf, type WorkflowNode } from './node.schema.ts'
-import { bytesOfNode, mayBeKeyed } from './creation.store.ts'
+import { bytesOfNode, isKeyed } from './creation.store.ts'
 import type { NodeBody } from './schema.ts'
-import { branchesOf, cycleIn, edgesOf } from './validate.ts'
+import { branchesOf, cycleIn, edgesOf, mostEdges } from './graph.ts'
 
 export interface Found {
   readonly status: number
@@ -63,23 +63,27 @@ export async function replaceNode(tx: TenantTx, runId: string, nodeId: string, n
       (node as { concurrencyKey?: string }).concurrencyKey ?? null,
     ],
   })
-  if (mayBeKeyed([node])) {
+  if (isKeyed(node)) {
     await tx.query({
       text: 'UPDATE workflow_runs SET keyed = true WHERE tenant_id = $1 AND id = $2',
       values: [tx.tenantId, runId],
     })
   }
-  if (Array.isArray(dependsOn)) await addDependencies(tx, runId, nodeId, dependsOn as string[])
+  const before = new Map<string, readonly string[]>()
+  if (Array.isArray(dependsOn)) before.set(nodeId, dependsOn as string[])
   // As in a definition, the branches of a condition depend on it.
-  for (const branch of branchesOf(node)) await addDependencies(tx, runId, branch, [nodeId])
+  for (const branch of branchesOf(node)) before.set(branch, [...(before.get(branch) ?? []), nodeId])
+  if (before.size > 0) await addDependencies(tx, runId, before)
 }
 
-/** Adds dependencies to a node that has not begun. Existing dependencies are ignored. 400 for an unknown id or a cycle, 409 `node_over`. */
+/**
+ * Adds dependencies to nodes that have not begun: to each the nodes that come before it. Existing dependencies are ignored. 400 for an unknown id, a
+ * cycle or too many dependencies, 409 `node_over`.
+ */
 export async function addDependencies(
   tx: TenantTx,
   runId: string,
-  nodeId: string,
-  ids: readonly string[],
+  wanted: ReadonlyMap<string, readonly string[]>,
 ): Promise<void> {
   const of = [tx.tenantId, runId]
   const nodes = await tx.query<{ id: string; status: number }>({
@@ -87,8 +91,8 @@ export async function addDependencies(
     values: of,
   })
   const known = new Map(nodes.map(({ id, status }) => [id, status]))
-  const problems = ids.flatMap((id, i) =>
-    known.has(id) ? [] : [{ path: `dependsOn/${i}`, message: `there is no node '${id}'` }],
+  const problems = [...wanted.values()].flatMap((ids) =>
+    ids.flatMap((id, i) => (known.has(id) ? [] : [{ path: `dependsOn/${i}`, message: `there is no node '${id}'` }])),
   )
   if (problems.length > 0) throw invalidWorkflow(problems)
   const rows = await tx.query<{ from_node: string; to_node: string }>({
@@ -97,29 +101,43 @@ export async function addDependencies(
   })
   const edges = edgesOf(nodes.map(({ id }) => ({ id })))
   for (const { from_node, to_node } of rows) edges.get(to_node)?.add(from_node)
-  const added = ids.filter((id) => !edges.get(nodeId)?.has(id))
-  for (const id of added) edges.get(nodeId)?.add(id)
+  const added = [...wanted]
+    .map(([to, ids]) => ({ to, ids: [...new Set(ids).difference(edges.get(to) ?? new Set())] }))
+    .filter(({ ids }) => ids.length > 0)
+  for (const { to, ids } of added) for (const id of ids) edges.get(to)?.add(id)
+  const count = added.reduce((sum, { ids }) => sum + ids.length, 0)
+  if (count > 0 && rows.length + count > mostEdges)
+    throw invalidWorkflow([{ path: 'dependsOn', message: `a workflow has at most ${mostEdges} dependencies` }])
   const cycle = cycleIn(edges)
   if (cycle) {
     throw invalidWorkflow([{ path: 'dependsOn', message: `the dependencies form a circle: ${cycle.join(' -> ')}` }])
   }
-  if (added.length === 0) return
-  const status = known.get(nodeId)
-  if (status === undefined) throw invalidWorkflow([{ path: 'node', message: `there is no node '${nodeId}'` }])
+  if (count === 0) return
   const passed = new Set(await passedFailures(tx, runId))
-  if (status > 1 && (status !== 4 || passed.has(nodeId)))
-    throw workflowErrors.nodeOver({ message: `The node '${nodeId}' runs, or is over already.` })
+  for (const { to } of added) {
+    const status = known.get(to)
+    if (status === undefined) throw invalidWorkflow([{ path: 'node', message: `there is no node '${to}'` }])
+    if (status > 1 && (status !== 4 || passed.has(to)))
+      throw workflowErrors.nodeOver({ message: `The node '${to}' runs, or is over already.` })
+  }
   await tx.query({
-    text: 'INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node) SELECT $1, $2, f, $3 FROM unnest($4::text[]) AS e (f)',
-    values: [...of, nodeId, added],
+    text: 'INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node) SELECT $1, $2, f, t FROM unnest($3::text[], $4::text[]) AS e (f, t)',
+    values: [...of, added.flatMap(({ ids }) => ids), added.flatMap(({ to, ids }) => ids.map(() => to))],
   })
   // Only dependencies that have not ended have to be waited for.
-  const waits = added.filter((id) => known.get(id)! < 3 || (known.get(id) === 4 && !passed.has(id))).length
-  const alive = added.filter((id) => known.get(id) === 3 || passed.has(id)).length
+  const waits = (id: string): boolean => known.get(id)! < 3 || (known.get(id) === 4 && !passed.has(id))
+  const isAlive = (id: string): boolean => known.get(id) === 3 || passed.has(id)
   await tx.query({
-    text: `UPDATE workflow_nodes SET waits = waits + $4::int, alive = alive + $5::int, status = CASE WHEN status = 1 AND $4::int > 0 THEN 0 ELSE status END
-           WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
-    values: [...of, nodeId, waits, alive],
+    text: `UPDATE workflow_nodes n SET waits = n.waits + a.waits, alive = n.alive + a.alive,
+             status = CASE WHEN n.status = 1 AND a.waits > 0 THEN 0 ELSE n.status END
+           FROM unnest($3::text[], $4::int[], $5::int[]) AS a (id, waits, alive)
+           WHERE n.tenant_id = $1 AND n.run_id = $2 AND n.id = a.id`,
+    values: [
+      ...of,
+      added.map(({ to }) => to),
+      added.map(({ ids }) => ids.filter(waits).length),
+      added.map(({ ids }) => ids.filter(isAlive).length),
+    ],
   })
 }
 

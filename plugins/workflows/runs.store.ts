@@ -1,3 +1,4 @@
+import { setImmediate as turn } from 'node:timers/promises'
 import { isAppError } from '#kernel'
 import type { Billing } from '#contracts/billing'
 import type { Database, TenantTx } from '#contracts/database'
@@ -18,6 +19,9 @@ import { workflowErrors } from './errors.ts'
 import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunStatus, runStatuses } from './schema.ts'
 import { unknownRun } from './views.store.ts'
+
+/** To write out a run of so many bytes takes some milliseconds. */
+const longBytes = 512 * 1024
 
 /** A running node that waits for an agent run, a child run, a signal or an approval. */
 export interface Waiting {
@@ -129,6 +133,8 @@ export class WorkflowRunStore {
     try {
       const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId), claim, isRecent })
       const { insertion, wake, begun, most, id, status } = creation
+      // What was made is written out anew for the database.
+      if (creation.bytes > longBytes) await turn()
       const before = most === undefined ? [] : [lockOf(tenantId)]
       const after = wake ? await this.#wakeUps.statements([wake]) : []
       const rows = await this.#database.batch<object[][]>(tenantId, [...before, insertion, ...after])
@@ -180,11 +186,16 @@ export class WorkflowRunStore {
     return row!.count
   }
 
+  /** The next events, up to the one that makes them a mebibyte: the slowest reader holds no more. */
   async events(tenantId: string, runId: string, after: number): Promise<{ seq: number; event: string }[]> {
     const [rows] = await this.#database.batch<[{ seq: number; event: string }[]]>(tenantId, [
       {
         name: 'workflow-events',
-        text: 'SELECT seq, event FROM workflow_events WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT 50',
+        text: `SELECT seq, event FROM (
+                 SELECT seq, event, sum(octet_length(event)) OVER (ORDER BY seq) - octet_length(event) AS before FROM (
+                   SELECT seq, event FROM workflow_events WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT 50
+                 ) next
+               ) weighed WHERE before < ${1024 * 1024} ORDER BY seq`,
         values: [tenantId, runId, after],
       },
     ])

@@ -39,7 +39,12 @@ export class Scopes {
   /** Rejects with ExpressionError when the expressions name more than 32 MiB, and with 410 `output_gone`. */
   async of(key: RunKey, { texts, conditions = [], values, json = {} }: Wanted, large: LargeTicket): Promise<Scope> {
     const used = [
-      ...texts.flatMap((value) => [...textsIn(value)].map(({ text }) => text).filter(isTemplate)),
+      ...texts.flatMap((value) =>
+        textsIn(value)
+          .map(({ text }) => text)
+          .filter(isTemplate)
+          .toArray(),
+      ),
       ...conditions,
     ]
     if (used.length === 0) return { json: {}, nodes: [] }

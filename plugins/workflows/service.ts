@@ -11,6 +11,7 @@ import { mayPass } from './passing.store.ts'
 import { addDependencies, copyRun, mayDecide, nodeOf, replaceNode, retryNode } from './repairs.store.ts'
 import { findDefinition, replaceDefinition, unknownDefinition } from './definitions.store.ts'
 import type { Engine } from './engine.ts'
+import { branchesOf } from './graph.ts'
 import type { Outputs, RunKey } from './outputs.ts'
 import { invalidWorkflow, workflowErrors } from './errors.ts'
 import { wakeOf } from './creation.store.ts'
@@ -27,7 +28,10 @@ import {
 } from './schema.ts'
 import { approvalOutcome, type Failure, type Outcome } from './outcome.ts'
 import type { Transition } from './transition.ts'
-import { branchesOf, checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
+import { checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
+
+/** The most characters of an error that a client gives a node. */
+const mostFailure = 20_000
 
 /** So often a change of a definition is made anew because another one came first. */
 const mostChanges = 5
@@ -118,6 +122,9 @@ export class WorkflowService {
   async update(caller: Caller, runId: string, nodeId: string, { status, output, error }: NodeUpdate): Promise<void> {
     const failure: Failure | undefined =
       typeof error === 'string' ? { code: 'failed', message: error } : (error as Failure | undefined)
+    // Lists, events and snapshots repeat it.
+    if (failure && JSON.stringify(failure).length > mostFailure)
+      throw invalidField('body/error', `has at most ${mostFailure} characters as JSON`)
     const kept = output === undefined ? undefined : await this.#given({ tenantId: caller.tenantId, runId }, output)
     await this.#change(caller.tenantId, runId, async (transition, tx) => {
       if (!transition.open) throw workflowErrors.runOver()
@@ -242,7 +249,7 @@ export class WorkflowService {
           throw workflowErrors.nodeOver({ message: 'The node runs, is over already, or is a part of another one.' })
         }
         await mayPass(tx, caller, { runId, nodeIds: [nodeId!], passing: 'skip' })
-        await addDependencies(tx, runId, nodeId!, [dependsOn!].flat())
+        await addDependencies(tx, runId, new Map([[nodeId!, [dependsOn!].flat()]]))
       }
       transition.notices.wake()
     })

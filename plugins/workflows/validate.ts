@@ -3,7 +3,8 @@ import type { TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { secretsIn } from '#contracts/secrets'
 import type { Problem } from './errors.ts'
-import { type Expression, expressionProblem, isTemplate, nodesIn, textsIn } from './expressions.ts'
+import { type Expression, expressionProblem, isTemplate, longest, nodesIn, textsIn } from './expressions.ts'
+import { branchesOf, countEdges, cycleIn, edgesOf, mostEdges, nodesBefore, textsOf } from './graph.ts'
 import { type NodeOf, nodeSchemas, type NodeType, nodeTypes, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type DefinitionBody, type NodeBody } from './schema.ts'
 
@@ -28,8 +29,13 @@ const mostCallSeconds = 3_600
 /** At most this many problems are reported: nobody fixes a thousand at once. */
 const mostProblems = 100
 
-/** All problems of a definition, each with its path. Empty: the definition is valid. */
+/** All problems of a definition, each with its path. Empty: the definition is valid. Whoever else has requests has turns in between. */
 export async function problemsOf(body: DefinitionBody, lookups: Lookups = {}): Promise<Problem[]> {
+  const edges = countEdges(body.nodes)
+  if (edges > mostEdges) {
+    const message = `a workflow has at most ${mostEdges} dependencies, and these are ${edges}: all of \`dependsOn\`, \`then\` and \`else\` count`
+    return [{ path: 'nodes', message }]
+  }
   const found = new Findings()
   const known = new Set<string>()
   for (const [i, { id }] of body.nodes.entries()) {
@@ -38,16 +44,11 @@ export async function problemsOf(body: DefinitionBody, lookups: Lookups = {}): P
     known.add(id)
   }
   for (const [i, node] of body.nodes.entries()) {
-    checkNode(node, `nodes/${i}`, found)
-    if (i % 100 === 99) await turn()
+    if (found.isFull) break
+    await checkNode(node, { path: `nodes/${i}`, depth: 0, top: node.id }, found)
   }
+  await found.express(body.output, 'output')
   await checkGraph(body.nodes, known, found)
-  for (const { path, text } of textsIn(body.output)) {
-    found.express({ text, path: path === '' ? 'output' : `output/${path}` })
-    for (const id of nodesIn(text, (one) => known.has(one))) {
-      if (!known.has(id)) found.add('output', `there is no node '${id}'`)
-    }
-  }
   await lookUp(body, found, lookups)
   return found.problems
 }
@@ -58,35 +59,72 @@ export const checkedDefinition = (body: DefinitionBody): Definition => body as u
 /** All problems of one node by itself, or of the inner node of a map or loop. */
 export async function nodeProblems({ id, ...node }: NodeBody, lookups: Lookups): Promise<Problem[]> {
   const found = new Findings()
-  if (String(id).includes('.')) checkNode(node, 'node', found, 1)
-  else checkNode({ id, ...node }, 'node', found)
+  if (String(id).includes('.')) await checkNode(node, { path: 'node', depth: 1, top: id }, found)
+  else await checkNode({ id, ...node }, { path: 'node', depth: 0, top: id }, found)
   await found.lookUpNames(lookups)
   return found.problems
 }
 
+/** About as many steps take a few milliseconds. Then others have their turn. */
+const stepsAtOnce = 200_000
+/** What a text takes besides its characters, and a node besides its texts. */
+const stepsOfText = 20
+const stepsOfNode = 1_000
+
+/** Where a node is: its path, how deep in maps and loops, and the id of the node of the workflow that it is, or is a part of. */
+interface Place {
+  readonly path: string
+  readonly depth: number
+  readonly top: unknown
+}
+
+/** A template or condition in a definition. `top` is that of its node, and absent in the output of the workflow. */
+interface Expressed extends Expression {
+  readonly path: string
+  readonly top?: unknown
+}
+
 class Findings {
   readonly problems: Problem[] = []
+  readonly expressions: Expressed[] = []
   readonly profiles = new Map<string, string[]>()
   readonly tools = new Map<string, string[]>()
   readonly definitions = new Map<string, string[]>()
   readonly schemas: { readonly path: string; readonly schema: Readonly<Record<string, unknown>> }[] = []
+  #steps = 0
 
-  readonly #expressions: (Expression & { readonly path: string })[] = []
+  /** Counts work. Resolves when it may go on; undefined: at once. */
+  worked(steps: number): Promise<void> | undefined {
+    this.#steps += steps
+    if (this.#steps < stepsAtOnce) return undefined
+    this.#steps = 0
+    return turn()
+  }
+  get isFull(): boolean {
+    return this.problems.length >= mostProblems
+  }
 
-  express(one: Expression & { readonly path: string }): void {
-    if (one.isCondition || isTemplate(one.text)) this.#expressions.push(one)
+  /** Remembers the templates in a value. */
+  async express(value: unknown, path: string, top?: unknown): Promise<void> {
+    for (const { path: inner, text } of textsIn(value)) {
+      const rest = this.worked(stepsOfText + text.length)
+      if (rest) await rest
+      if (isTemplate(text)) this.expressions.push({ text, path: inner === '' ? path : `${path}/${inner}`, top })
+    }
   }
   async #lookAtExpressions(lookups: Lookups): Promise<void> {
-    const all = this.#expressions
+    const all = this.expressions
     const problems = await (lookups.expressions?.(all) ?? all.map(expressionProblem))
     for (const [i, problem] of problems.entries()) if (problem) this.add(all[i]!.path, problem)
   }
 
   add(path: string, message: string): void {
-    if (this.problems.length < mostProblems) this.problems.push({ path, message })
+    if (!this.isFull) this.problems.push({ path, message })
   }
   name(where: 'profiles' | 'tools' | 'definitions', name: string, path: string): void {
-    this[where].set(name, [...(this[where].get(name) ?? []), path])
+    const paths = this[where].get(name)
+    if (paths) paths.push(path)
+    else this[where].set(name, [path])
   }
   async lookUpNames(lookups: Lookups): Promise<void> {
     await this.#lookAtExpressions(lookups)
@@ -107,17 +145,22 @@ class Findings {
   }
 }
 
-function checkNode(node: NodeBody, path: string, found: Findings, depth = 0): void {
+async function checkNode(node: NodeBody, place: Place, found: Findings): Promise<void> {
   const { type } = node
+  const { path } = place
   if (typeof type !== 'string' || !(nodeTypes as readonly string[]).includes(type)) {
     return found.add(`${path}/type`, `must be one of ${nodeTypes.join(', ')}`)
   }
-  // The inner node of a map or loop has no id, but its schema needs one.
-  const whole = depth === 0 ? node : { id: 'part', ...node }
   const schema = nodeSchemas[type as NodeType]
+  const entries = checkLengths(node, schema, path, found)
+  if (entries === undefined) return
+  // The inner node of a map or loop has no id, but its schema needs one.
+  const whole = place.depth === 0 ? node : { id: 'part', ...node }
+  await found.worked(stepsOfNode + stepsOfText * entries)
   if (!Value.Check(schema, whole)) {
     const said = new Set<string>()
     for (const { path: at, message, schema: expected } of Value.Errors(schema, whole)) {
+      if (found.isFull) return
       // Only the first error of a field is reported; the others follow from it.
       if (said.has(at)) continue
       said.add(at)
@@ -125,7 +168,33 @@ function checkNode(node: NodeBody, path: string, found: Findings, depth = 0): vo
     }
     return
   }
-  checkFields(whole as WorkflowNode, path, found, depth)
+  await checkFields(whole as WorkflowNode, place, found)
+}
+
+/** No type has half as many. */
+const mostFields = 50
+
+/**
+ * How many entries the lists of a node have together. Undefined: one has too many, and nobody looks at them one by one. The check by the schema would,
+ * whatever it found before.
+ */
+function checkLengths(node: NodeBody, { properties }: TSchema, path: string, found: Findings): number | undefined {
+  let all = Object.keys(node).length
+  if (all > mostFields) {
+    found.add(path, `has at most ${mostFields} fields, and these are ${all}`)
+    return undefined
+  }
+  for (const [field, { maxItems, maxProperties }] of Object.entries(properties as Record<string, TSchema>)) {
+    const value = (node as Readonly<Record<string, unknown>>)[field]
+    const most: number | undefined = Array.isArray(value) ? maxItems : maxProperties
+    if (most === undefined || typeof value !== 'object' || value === null) continue
+    const { length } = Array.isArray(value) ? value : Object.keys(value)
+    all += length
+    if (length <= most) continue
+    found.add(`${path}/${field}`, `has at most ${most} entries, and these are ${length}`)
+    return undefined
+  }
+  return all
 }
 
 /** The allowed values of a field, if its schema is a choice between constants. */
@@ -134,13 +203,14 @@ function choicesOf({ anyOf }: TSchema): string | undefined {
   return values.length > 0 && !values.includes(undefined) ? `must be one of ${values.join(', ')}` : undefined
 }
 
-function checkFields(node: WorkflowNode, path: string, found: Findings, depth: number): void {
+async function checkFields(node: WorkflowNode, { path, depth, top }: Place, found: Findings): Promise<void> {
   const { type } = node
   for (const [field, value] of Object.entries(node)) {
-    if (!templated[type].includes(field)) continue
-    for (const { path: inner, text } of textsIn(value)) {
-      found.express({ text, path: [path, field, inner].filter(Boolean).join('/') })
-    }
+    if (templated[type].includes(field)) await found.express(value, `${path}/${field}`, top)
+  }
+  for (const field of ['dependsOn', 'then', 'else'] as const) {
+    const ids = textsOf((node as Readonly<Record<string, unknown>>)[field])
+    if (new Set(ids).size < ids.length) found.add(`${path}/${field}`, 'expected array elements to be unique')
   }
   if (depth > 0 && node.dependsOn) found.add(`${path}/dependsOn`, 'a part depends on nothing')
   if (depth > 0 && branchesOf(node).length > 0) found.add(path, 'a part has neither `then` nor `else`')
@@ -153,8 +223,8 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
   if (type === 'agent' && node.responseFormat)
     found.schemas.push({ path: `${path}/responseFormat/schema`, schema: node.responseFormat.schema })
   if (type === 'condition' && typeof node.if === 'string')
-    found.express({ text: node.if, path: `${path}/if`, isCondition: true })
-  if (type === 'loop') found.express({ text: node.until, path: `${path}/until`, isCondition: true })
+    found.expressions.push({ text: node.if, path: `${path}/if`, isCondition: true, top })
+  if (type === 'loop') found.expressions.push({ text: node.until, path: `${path}/until`, isCondition: true, top })
   if (type === 'wait' && [node.seconds, node.until, node.signal].every((one) => one === undefined)) {
     found.add(path, 'a wait has `seconds`, `until` or `signal`')
   }
@@ -177,7 +247,7 @@ function checkFields(node: WorkflowNode, path: string, found: Findings, depth: n
   }
   if (type === 'map' || type === 'loop') {
     if (depth >= mostDepth) found.add(`${path}/node`, `maps and loops are at most ${mostDepth} deep`)
-    else checkNode(node.node as NodeBody, `${path}/node`, found, depth + 1)
+    else await checkNode(node.node as NodeBody, { path: `${path}/node`, depth: depth + 1, top }, found)
   }
 }
 
@@ -218,28 +288,11 @@ export const templated: Readonly<Record<NodeType, readonly string[]>> = {
   http: ['url', 'headers', 'body'],
 }
 
-/** The nodes in the branches of a condition. It skips those of the branch that is not taken. */
-export function branchesOf(node: NodeBody | WorkflowNode): string[] {
-  const { then, else: otherwise } = node as { then?: unknown; else?: unknown }
-  return node.type === 'condition' ? [...textsOf(then), ...textsOf(otherwise)] : []
-}
-
-/** The dependencies of each node, including those that a condition adds by naming a node as a branch. */
-export function edgesOf(nodes: readonly NodeBody[]): Map<string, Set<string>> {
-  const edges = new Map<string, Set<string>>()
-  for (const { id, dependsOn } of nodes) {
-    if (typeof id === 'string') edges.set(id, new Set(textsOf(dependsOn)))
-  }
-  for (const node of nodes) {
-    if (typeof node.id === 'string') for (const branch of branchesOf(node)) edges.get(branch)?.add(node.id)
-  }
-  return edges
-}
-
-const textsOf = (list: unknown): string[] =>
-  Array.isArray(list) ? list.filter((one): one is string => typeof one === 'string') : []
+/** How many steps all searches for what comes before a node may take together. Beyond that, references are accepted unchecked. */
+const mostSteps = 1_000_000
 
 async function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>, found: Findings): Promise<void> {
+  if (found.isFull) return
   for (const [i, node] of nodes.entries()) {
     for (const field of ['dependsOn', 'then', 'else'] as const) {
       for (const [j, id] of textsOf((node as Readonly<Record<string, unknown>>)[field]).entries()) {
@@ -249,82 +302,37 @@ async function checkGraph(nodes: readonly NodeBody[], known: ReadonlySet<string>
     }
   }
   const edges = edgesOf(nodes)
+  await found.worked(stepsOfText * nodes.length)
   const cycle = cycleIn(edges)
   if (cycle) {
     const at = nodes.findIndex(({ id }) => id === cycle[0])
     return found.add(`nodes/${at}/dependsOn`, `the dependencies form a circle: ${cycle.join(' -> ')}`)
   }
-  const { isBefore, isTired } = ancestryIn(edges)
-  for (const [i, node] of nodes.entries()) {
-    if (i % 100 === 99 || isTired()) await turn()
-    if (typeof node.id !== 'string') continue
-    for (const { path, text } of textsIn(node)) {
-      for (const id of new Set(nodesIn(text, (one) => known.has(one)))) {
-        if (!known.has(id)) found.add(`nodes/${i}/${path}`, `there is no node '${id}'`)
-        else if (!isBefore(node.id, id)) {
-          found.add(`nodes/${i}/${path}`, `'${id}' is not before it: add it to \`dependsOn\``)
-        }
-      }
+  let left = mostSteps
+  let searched = 0
+  let before: { readonly id: string; readonly all: ReadonlySet<string> } | undefined
+  const isBefore = (id: string, one: string): boolean => {
+    // Most references are to a direct dependency. References of one node stand one behind the other.
+    if (edges.get(id)?.has(one) || left < 0) return true
+    if (before?.id !== id) {
+      before = { id, all: nodesBefore(edges, id) }
+      left -= before.all.size
+      searched += stepsOfText * before.all.size
+    }
+    return before.all.has(one)
+  }
+  for (const { path, text, top } of found.expressions) {
+    const rest = found.worked(stepsOfText + text.length + searched)
+    searched = 0
+    if (rest) await rest
+    // What is too long is refused by itself.
+    if (found.isFull || text.length > longest) continue
+    for (const id of new Set(nodesIn(text, (one) => known.has(one)))) {
+      if (!known.has(id)) found.add(path, `there is no node '${id}'`)
+      else if (typeof top === 'string' && !isBefore(top, id))
+        found.add(path, `'${id}' is not before it: add it to \`dependsOn\``)
     }
   }
-}
-
-/** The nodes of a cycle, with the first one again at the end. Undefined: there is no cycle. No recursion, since 10,000 nodes may be a chain. */
-export function cycleIn(edges: ReadonlyMap<string, ReadonlySet<string>>): string[] | undefined {
-  const done = new Set<string>()
-  for (const start of edges.keys()) {
-    if (done.has(start)) continue
-    const path: string[] = [start]
-    const on = new Set(path)
-    const left = [[...(edges.get(start) ?? [])]]
-    while (path.length > 0) {
-      const next = left.at(-1)!.pop()
-      if (next === undefined) {
-        left.pop()
-        const last = path.pop()!
-        on.delete(last)
-        done.add(last)
-      } else if (on.has(next)) {
-        // Edges point from a node to its dependencies. People read a cycle from the first node to run, so it is reversed.
-        return [...path.slice(path.indexOf(next)), next].reverse()
-      } else if (!done.has(next) && edges.has(next)) {
-        path.push(next)
-        on.add(next)
-        left.push([...edges.get(next)!])
-      }
-    }
-  }
-  return undefined
-}
-
-/** How many steps all ancestor searches may take together. Beyond that, references are accepted unchecked. */
-const mostSteps = 1_000_000
-
-/** After this many steps the event loop gets a turn. */
-const stepsAtOnce = 20_000
-
-/** Tells whether a node comes before another one in a graph without cycles. Direct dependencies are checked first, since most references are to one. */
-function ancestryIn(edges: ReadonlyMap<string, ReadonlySet<string>>) {
-  let steps = 0
-  let rested = 0
-  const isBefore = (id: string, before: string): boolean => {
-    if (edges.get(id)?.has(before)) return true
-    const seen = new Set<string>()
-    const open = [...(edges.get(id) ?? [])]
-    for (let one = open.pop(); one !== undefined; one = open.pop()) {
-      if (one === before || ++steps > mostSteps) return true
-      if (seen.has(one)) continue
-      seen.add(one)
-      open.push(...(edges.get(one) ?? []))
-    }
-    return false
-  }
-  const isTired = (): boolean => {
-    if (steps - rested < stepsAtOnce) return false
-    rested = steps
-    return true
-  }
-  return { isBefore, isTired }
 }
 
 async function lookUp(body: DefinitionBody, found: Findings, lookups: Lookups): Promise<void> {
