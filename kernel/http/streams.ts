@@ -6,6 +6,7 @@ import fp from 'fastify-plugin'
 
 /** Bytes of one or more whole frames (SSE) or lines (NDJSON). */
 export type Chunk = string | Uint8Array
+type Source = (signal: AbortSignal) => AsyncIterable<Chunk>
 
 /** Why a stream's signal aborted: its client left, this server is stopping, or its client's key is no longer one. */
 export type StreamEnd = 'client_gone' | 'shutdown' | 'revoked'
@@ -177,7 +178,7 @@ export function stream(
   request: FastifyRequest,
   reply: FastifyReply,
   options: StreamOptions,
-  source: (signal: AbortSignal) => AsyncIterable<Chunk>,
+  source: Source,
 ): Promise<void> {
   const registry = streamsOf(reply.server)
   const raw = reply.raw
@@ -228,17 +229,21 @@ export function stream(
   return open.done
 }
 
-async function pump(open: Open, source: (signal: AbortSignal) => AsyncIterable<Chunk>): Promise<void> {
+async function pump(open: Open, source: Source): Promise<void> {
   const { raw, abort } = open
-  for await (const chunk of source(abort.signal)) {
-    if (raw.destroyed) return
+  const chunks = source(abort.signal)[Symbol.asyncIterator]()
+  const pass = async ({ done, value }: IteratorResult<Chunk>): Promise<boolean> => {
+    if (done || raw.destroyed) return false
     open.lastWrite = Date.now()
-    if (!raw.write(chunk)) {
-      open.blockedSince = open.lastWrite
-      await drained(raw)
-      open.blockedSince = undefined
-    }
+    if (raw.write(value)) return true
+    open.blockedSince = open.lastWrite
+    await drained(raw)
+    open.blockedSince = undefined
+    return true
   }
+  // A loop over the chunks themselves would hold the last one, however large, until there is another.
+  while (await chunks.next().then(pass));
+  await chunks.return?.()
   await new Promise<void>((resolve) => {
     if (raw.destroyed) resolve()
     else raw.once('close', resolve).end(resolve)
@@ -255,18 +260,15 @@ const drained = (raw: ServerResponse): Promise<void> =>
     raw.on('drain', done).on('close', done)
   })
 
+type Streamed = (
+  request: FastifyRequest,
+  reply: FastifyReply,
+  source: Source,
+  options?: Partial<StreamOptions>,
+) => Promise<void>
 /** Server-Sent Events: `source` yields whole frames made with `sseFrame`. */
-export const sse = (
-  request: FastifyRequest,
-  reply: FastifyReply,
-  source: (signal: AbortSignal) => AsyncIterable<Chunk>,
-  options: Partial<StreamOptions> = {},
-): Promise<void> => stream(request, reply, { contentType: 'text/event-stream', heartbeat: ping, ...options }, source)
-
+export const sse: Streamed = (request, reply, source, options) =>
+  stream(request, reply, { contentType: 'text/event-stream', heartbeat: ping, ...options }, source)
 /** Newline-delimited JSON: `source` yields whole lines. */
-export const ndjson = (
-  request: FastifyRequest,
-  reply: FastifyReply,
-  source: (signal: AbortSignal) => AsyncIterable<Chunk>,
-  options: Partial<StreamOptions> = {},
-): Promise<void> => stream(request, reply, { contentType: 'application/x-ndjson', ...options }, source)
+export const ndjson: Streamed = (request, reply, source, options) =>
+  stream(request, reply, { contentType: 'application/x-ndjson', ...options }, source)

@@ -2,6 +2,8 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { Agent, request as httpRequest, type IncomingMessage } from 'node:http'
 import { test, type TestContext } from 'node:test'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 import { access, type Chunk, definePlugin, lastEventId, ndjson, sse, sseFrame, type StreamEnd } from '#kernel'
 import { createStreamRegistry } from '../streams.ts'
 import { testKernel } from '#testing'
@@ -116,6 +118,33 @@ test('a slow reader is not written to: the source waits, and memory stays bounde
   let received = 0
   for await (const part of reply) received += (part as Buffer).length
   assert.equal(received, total * chunk.length)
+})
+
+test('what was sent is let go while its stream waits for more', async (t) => {
+  let sent: WeakRef<Uint8Array> | undefined
+  const snapshot = (): Uint8Array => {
+    const chunk = Buffer.alloc(100_000, '\n')
+    sent = new WeakRef(chunk)
+    return chunk
+  }
+  const kernel = await serving(t, async function* (signal) {
+    yield snapshot()
+    await aborted(signal)
+  })
+  const reply = await open(`${kernel.urls['gateway']}/sse`)
+  for (let taken = 0; taken < 100_000;) {
+    const [chunk] = (await once(reply, 'data')) as [Buffer]
+    taken += chunk.length
+  }
+  setFlagsFromString('--expose-gc')
+  const collect = runInNewContext('gc') as () => void
+  for (let tries = 0; tries < 50 && sent!.deref(); tries++) {
+    await new Promise(setImmediate)
+    collect()
+  }
+  const isHeld = sent!.deref() !== undefined
+  reply.destroy()
+  assert.ok(!isHeld)
 })
 
 test('a client that goes away aborts the source with client_gone', async (t) => {
