@@ -79,6 +79,13 @@ export const limitKinds = {
     relief: 'later',
     about: 'Requests whose answer is being made or is not read yet, in each process, without streams of events.',
   },
+  answerBytes: {
+    default: 256 * mebi,
+    unit: 'bytes',
+    relief: 'later',
+    about:
+      'Answers that are not read yet, in the memory of each process, without small ones and those that are streamed.',
+  },
   sessions: { default: 1_000_000, unit: 'sessions', relief: 'held', about: 'Sessions that are not shut down.' },
   attachmentBytes: {
     default: 256 * mebi,
@@ -322,6 +329,11 @@ export interface TenantLimits {
   isSpent(tenantId: string, method: string, writes: RequestLimit): boolean
   /** The bytes of a file, no faster than the tenant may transfer. */
   paced(tenantId: string, body: AsyncIterable<Uint8Array>): AsyncIterable<Uint8Array>
+  /**
+   * Counts bytes of an answer that this process holds, until the returned function is called. Returns the error when others of the tenant already
+   * hold as much as they may together; a tenant may always have one. Answers that are sent in one piece are counted by `guard`.
+   */
+  holdAnswer(tenantId: string, bytes: number): (() => void) | AppError
   /** Enforces `storedBytes`. */
   readonly stored: StoredBytes
   /** Enforces the limits on requests and open streams in a scope. Call it after the scope's guard and before its routes. */

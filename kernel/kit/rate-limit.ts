@@ -208,14 +208,14 @@ export class AtOnce {
   of(key: string): number {
     return this.#counts.get(key) ?? 0
   }
-  /** Counts one more. The returned function ends it, and may be called more than once. */
-  begin(key: string): () => void {
-    this.#counts.set(key, this.of(key) + 1)
+  /** Counts one more, or `count`. The returned function ends it, and may be called more than once. */
+  begin(key: string, count = 1): () => void {
+    this.#counts.set(key, this.of(key) + count)
     let over = false
     return () => {
       if (over) return
       over = true
-      const left = this.of(key) - 1
+      const left = this.of(key) - count
       if (left > 0) this.#counts.set(key, left)
       else this.#counts.delete(key)
     }

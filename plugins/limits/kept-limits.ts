@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest, onRequestHookHandler, onSendHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
 import { type App, type AppError, isAppError, isStream, isUpload } from '#kernel'
 import type { Database } from '#contracts/database'
@@ -8,6 +8,7 @@ import {
   type CountUse,
   type GuardedRequests,
   isOverLimit,
+  limitErrors,
   limitKinds,
   type LimitName,
   limitNames,
@@ -37,6 +38,8 @@ const refusedForMs = 60_000
 /** Of one tenant; further ones are answered at once. As many as answers may be open: whoever asks with fewer goes no faster for it. */
 const mostHeld = limitKinds.openAnswers.default
 
+type UnderWay = 'openStreams' | 'openAnswers' | 'answerBytes'
+
 /** The limits of all tenants, stored in the table `tenants`. Without a database, all tenants have the limits of the role file. */
 export class KeptLimits implements TenantLimits {
   readonly defaults: Limits
@@ -47,9 +50,8 @@ export class KeptLimits implements TenantLimits {
   readonly #own = new Map<string, OwnLimits>()
   readonly #whole = new Map<string, Limits>()
   readonly #uses = new Map<LimitName, CountUse>()
-  readonly #streams = new AtOnce()
-  /** Answers under way that are no streams, by tenant. Each holds up to some megabytes until its client has read it. */
-  readonly #answers = new AtOnce()
+  /** What is under way of each tenant: streams, other answers, and the bytes of those that are held as a whole until their clients have read them. */
+  readonly #underWay = { openStreams: new AtOnce(), openAnswers: new AtOnce(), answerBytes: new AtOnce() }
   /** Refused requests that are held up, by tenant. */
   readonly #held = new AtOnce()
   readonly #refused = new Lately(refusedForMs)
@@ -73,8 +75,8 @@ export class KeptLimits implements TenantLimits {
     this.#log = log
     this.stored = new KeptStoredBytes(database, (tenantId) => this.of(tenantId).storedBytes, log)
     if (database) this.uses('storedBytes', (tenantId) => this.stored.used(tenantId))
-    this.uses('openStreams', (tenantId) => this.#streams.of(tenantId))
-    this.uses('openAnswers', (tenantId) => this.#answers.of(tenantId))
+    for (const [name, counted] of Object.entries(this.#underWay))
+      this.uses(name as UnderWay, (tenantId) => counted.of(tenantId))
   }
 
   of(tenantId: string): Limits {
@@ -93,23 +95,30 @@ export class KeptLimits implements TenantLimits {
     return row !== undefined
   }
   guard(app: App, guarded: GuardedRequests): void {
-    const countStream = (request: FastifyRequest, reply: FastifyReply, done: (error?: Error) => void): void => {
-      const tenantId = guarded.tenantOf(request)
-      const end = this.openStream(tenantId)
-      if (typeof end !== 'function') return done(end)
+    const count =
+      (what: UnderWay): onRequestHookHandler =>
+      (request, reply, done) => {
+        const end = this.begin(what, guarded.tenantOf(request))
+        if (typeof end !== 'function') return done(end)
+        reply.raw.once('close', end)
+        done()
+      }
+    const countBytes: onSendHookHandler<unknown> = (request, reply, payload, done) => {
+      const bytes = typeof payload === 'string' || payload instanceof Uint8Array ? payload.length : 0
+      // The client may have left already. Then there is no close any more.
+      if (bytes <= smallAnswer || reply.raw.destroyed) return done(null, payload)
+      const end = this.holdAnswer(guarded.tenantOf(request), bytes)
+      if (typeof end !== 'function') return done(reads(request) ? end : unsaid(end))
       reply.raw.once('close', end)
-      done()
-    }
-    const countAnswer = (request: FastifyRequest, reply: FastifyReply, done: (error?: Error) => void): void => {
-      const tenantId = guarded.tenantOf(request)
-      const { openAnswers } = this.of(tenantId)
-      if (this.#answers.of(tenantId) >= openAnswers) return done(overLimit('openAnswers', openAnswers))
-      reply.raw.once('close', this.#answers.begin(tenantId))
-      done()
+      done(null, payload)
     }
     // Added at once, because `onRoute` applies only to routes that are registered later. Request hooks may be registered until the first request.
     app.addHook('onRoute', (route) => {
-      route.onRequest = [...[route.onRequest ?? []].flat(), isStream(route.config) ? countStream : countAnswer]
+      route.onRequest = [
+        ...[route.onRequest ?? []].flat(),
+        count(isStream(route.config) ? 'openStreams' : 'openAnswers'),
+      ]
+      route.onSend = [...[route.onSend ?? []].flat(), countBytes]
     })
     app.addHook('onError', async (request, _reply, error) => {
       if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
@@ -119,12 +128,15 @@ export class KeptLimits implements TenantLimits {
     )
     if (this.#kv) limitRequests(app, { limits: this, kv: this.#kv, guarded })
   }
-  /** Counts a stream in this process until the returned function is called. Returns the error when the tenant has as many streams as it may. */
-  openStream(tenantId: string): (() => void) | AppError {
-    const { openStreams } = this.of(tenantId)
-    return this.#streams.of(tenantId) < openStreams
-      ? this.#streams.begin(tenantId)
-      : overLimit('openStreams', openStreams)
+  holdAnswer(tenantId: string, bytes: number): (() => void) | AppError {
+    // The largest answer counts as all that there may be: it gets through, if nothing else is under way.
+    return this.begin('answerBytes', tenantId, Math.min(bytes, this.of(tenantId).answerBytes || 1))
+  }
+  /** Counts in this process until the returned function is called. Returns the error when the tenant has as much under way as it may. */
+  begin(what: UnderWay, tenantId: string, count = 1): (() => void) | AppError {
+    const max = this.of(tenantId)[what]
+    const counted = this.#underWay[what]
+    return counted.of(tenantId) + count > max ? overLimit(what, max) : counted.begin(tenantId, count)
   }
   /** Delays the answer of refused requests, longer with each one, so that a client that keeps asking costs us little. */
   async holdUp(tenantId: string): Promise<void> {
@@ -247,9 +259,16 @@ const bytesAtOnce = 1024 * 1024
 /** The longest wait of a large body in ms. It is longer than that of a request, because sending a body again costs more than waiting. */
 const longestTransferMs = 10_000
 
+/** Answers of up to so many bytes are not counted by their bytes: all that may be open have no more together than a few large ones. */
+const smallAnswer = 64 * 1024
+const reads = ({ method }: { readonly method: string }): boolean => method === 'GET' || method === 'HEAD'
+/** What was carried out is not undone by an answer that is left out, and must not be tried again by whoever waits for 429. */
+const unsaid = ({ detail, sentence }: AppError): AppError =>
+  limitErrors.limitReached({ message: `The request was carried out, and its answer is left out: ${sentence}`, detail })
+
 /** The limit for which a request counts, by its method. `writes` is the limit of requests that do more than read. */
 const requestLimitOf = (method: string, writes: RequestLimit): RequestLimit =>
-  method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
+  reads({ method }) ? 'readsPerMinute' : writes
 /**
  * A body takes a turn more for each part of this size, up to a bound: the largest pass at a quarter of the average that the limit allows. So does the
  * answer of a read, whose size is what it costs to make.

@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { type AddressInfo, connect } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import fastify from 'fastify'
 import { type App, type AppError, definePlugin } from '#kernel'
@@ -64,15 +66,15 @@ test('while the database is away the limits stay as they were', async () => {
 
 test('of open streams a tenant has as many as it may, and those that were closed count no more', () => {
   const limits = new KeptLimits({ openStreams: 2 } as never, undefined, undefined, { warn() {} })
-  const end = limits.openStream('acme') as () => void
-  assert.equal(typeof limits.openStream('acme'), 'function')
-  const refusal = limits.openStream('acme') as AppError
+  const end = limits.begin('openStreams', 'acme') as () => void
+  assert.equal(typeof limits.begin('openStreams', 'acme'), 'function')
+  const refusal = limits.begin('openStreams', 'acme') as AppError
   assert.deepEqual([refusal.code, refusal.status], ['limit_reached', 429])
-  assert.equal(typeof limits.openStream('globex'), 'function')
+  assert.equal(typeof limits.begin('openStreams', 'globex'), 'function')
   end()
-  assert.equal(typeof limits.openStream('acme'), 'function')
+  assert.equal(typeof limits.begin('openStreams', 'acme'), 'function')
   end()
-  assert.equal(typeof limits.openStream('acme'), 'object', 'ended twice is ended once')
+  assert.equal(typeof limits.begin('openStreams', 'acme'), 'object', 'ended twice is ended once')
 })
 
 test('answers that are under way are bounded by tenant, and those that were taken count no more', async (t) => {
@@ -95,6 +97,66 @@ test('answers that are under way are bounded by tenant, and those that were take
   gate.resolve('at last')
   await Promise.all(slow)
   while ((await get('/', 'acme')).statusCode !== 200) await new Promise(setImmediate)
+})
+
+test('bytes of answers that nobody reads are bounded by tenant, and each may have one', async (t) => {
+  const mebi = 1024 * 1024
+  const limits = new KeptLimits({ openAnswers: 9, answerBytes: 20 * mebi } as never, undefined, undefined, {
+    warn() {},
+  })
+  const app = fastify()
+  t.after(() => app.close())
+  limits.guard(app as unknown as App, {
+    tenantOf: ({ headers }) => String(headers['tenant']),
+    writes: 'writesPerMinute',
+  })
+  app.setErrorHandler(({ status, detail, headers, message }: AppError, _request, reply) =>
+    reply
+      .code(status)
+      .headers(headers)
+      .send({ ...detail, message }),
+  )
+  // More than any socket takes by itself.
+  const large = Buffer.alloc(24 * mebi)
+  app.get('/large', async () => large)
+  app.post('/large', async () => large.toString('latin1'))
+  app.get('/small', async () => 'x'.repeat(64 * 1024))
+  await app.listen({ port: 0, host: '127.0.0.1' })
+  const get = async (url: string, tenant: string, method: 'GET' | 'POST' = 'GET') =>
+    await app.inject({ url, method, headers: { tenant } })
+  const used = async (): Promise<number | undefined> => (await limits.usedBy('acme')).answerBytes
+  const { port } = app.server.address() as AddressInfo
+  const socket = connect(port, '127.0.0.1').pause()
+  socket.write('GET /large HTTP/1.1\r\nhost: x\r\ntenant: acme\r\n\r\n')
+  while ((await used()) === 0) await new Promise(setImmediate)
+  assert.equal(await used(), 20 * mebi, 'the whole limit, though the answer is larger')
+  const read = await get('/large', 'acme')
+  assert.deepEqual([read.statusCode, read.json().limit, read.headers['retry-after']], [429, 'answerBytes', '1'])
+  const written = await get('/large', 'acme', 'POST')
+  assert.deepEqual(
+    [written.statusCode, written.json().limit, written.headers['retry-after']],
+    [429, 'answerBytes', undefined],
+  )
+  assert.match(written.json().message, /was carried out/)
+  assert.equal((await get('/small', 'acme')).statusCode, 200)
+  assert.equal((await get('/large', 'globex')).statusCode, 200)
+  socket.destroy()
+  await once(socket, 'close')
+  while ((await used()) !== 0) await new Promise(setImmediate)
+  assert.equal((await get('/large', 'acme')).statusCode, 200)
+})
+
+test('what is held beside other answers is counted until it is let go, and nothing counts for more than the limit', () => {
+  const limits = new KeptLimits({ answerBytes: 100 } as never, undefined, undefined, { warn() {} })
+  const end = limits.holdAnswer('acme', 60) as () => void
+  assert.equal((limits.holdAnswer('acme', 41) as AppError).code, 'limit_reached')
+  const other = limits.holdAnswer('acme', 40) as () => void
+  end()
+  end()
+  other()
+  assert.equal(typeof limits.holdAnswer('acme', 1_000), 'function')
+  const none = new KeptLimits({ answerBytes: 0 } as never, undefined, undefined, { warn() {} })
+  assert.equal((none.holdAnswer('acme', 1) as AppError).status, 429)
 })
 
 test('large bodies wait for as many bytes as their tenant may send, and files flow no faster', async () => {

@@ -249,6 +249,7 @@ export function limitsOf(own: Partial<Limits>): TenantLimits {
       },
     },
     guard: nothing,
+    holdAnswer: () => nothing,
     turn: async () => {},
     steady: () => () => 0,
     pace(atOnce) {
