@@ -8,12 +8,13 @@ import { webhookErrors } from '#contracts/webhooks'
 import { sendList } from '#kit/lists'
 import {
   deleteDefinition,
-  findDefinition,
   insertDefinition,
   listDefinitions,
+  readDefinition,
   unknownDefinition,
 } from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
+import { sendJson } from './runs.routes.ts'
 import { DefinitionBody, DefinitionChange, DefinitionInfo, DefinitionParams, DefinitionPreview } from './schema.ts'
 import type { WorkflowService } from './service.ts'
 
@@ -84,10 +85,10 @@ export function definitionRoutes(app: App, guard: Guard, { database, service, li
         response: { 200: DefinitionInfo, ...failures(notFound) },
       },
     },
-    async (request) => {
-      const found = await findDefinition(database, guard.callerOf(request).tenantId, request.params.id)
-      if (!found) throw unknownDefinition()
-      return found.info
+    async (request, reply) => {
+      const found = await readDefinition(database, guard.callerOf(request).tenantId, request.params.id)
+      if (found === undefined) throw unknownDefinition()
+      return sendJson(reply, found)
     },
   )
 }

@@ -78,6 +78,15 @@ export const definitionOf = (tenantId: string, id: string): Statement => ({
 })
 export type DefinitionRow = Row
 
+/** A definition as JSON. It has megabytes, so it is not parsed. Undefined: there is no such definition. */
+export async function readDefinition(database: Database, tenantId: string, id: string): Promise<string | undefined> {
+  if (!isId('wfdef', id)) return undefined
+  const [[row]] = await database.batch<[Row[]]>(tenantId, [definitionOf(tenantId, id)])
+  if (!row) return undefined
+  const { version, document, created_at: createdAt, updated_at: updatedAt } = row
+  return `${JSON.stringify({ id, version, createdAt, updatedAt }).slice(0, -1)},${document.slice(1)}`
+}
+
 /** The current version of a definition. Undefined: there is no such definition. */
 export async function findDefinition(
   database: Database,

@@ -31,7 +31,7 @@ import { createWorkflowMetrics } from './metrics.ts'
 import { mostOutput } from './outcome.ts'
 import { Outputs } from './outputs.ts'
 import { conclude } from './run-output.ts'
-import { repairRoutes, runReadRoutes, runWriteRoutes, tellRoutes } from './runs.routes.ts'
+import { repairRoutes, runPartRoutes, runReadRoutes, runWriteRoutes, tellRoutes } from './runs.routes.ts'
 import { WorkflowRunStore } from './runs.store.ts'
 import { scheduleRoutes, scheduleTimeRoutes } from './schedules.routes.ts'
 import { Schedules } from './schedules.ts'
@@ -137,7 +137,8 @@ export default definePlugin({
       definitionRoutes(app, guard, { database, service, limits })
       definitionChangeRoutes(app, guard, { database, service })
       runReadRoutes(app, guard, views)
-      runStreamRoute(app, guard, views, { store, kv })
+      runPartRoutes(app, guard, views)
+      runStreamRoute(app, guard, views, { store, kv, limits })
       runWriteRoutes(app, guard, service)
       repairRoutes(app, guard, service, views)
       tellRoutes(app, guard, service, views)

@@ -117,9 +117,8 @@ export class Outputs {
     }
     return `[${parts.join(',')}]`
   }
-  /** Streams a stored output, so that no process holds it whole. An object is opened only when its bytes are read. */
+  /** Streams an output from the object store, so that no process holds it whole. An object is opened only when its bytes are read. */
   async stream(key: RunKey, stored: string): Promise<AsyncIterable<Uint8Array>> {
-    if (!isLinked(stored)) return slicesOf(stored)
     const parts = partsIn(stored)
     // Opens the first object and closes it again, so that a missing object is reported before the first byte is sent.
     await (await this.#open(key, parts[0]!)).close()
@@ -156,15 +155,4 @@ export class Outputs {
 export interface RunKey {
   readonly tenantId: string
   readonly runId: string
-}
-
-const sliceChars = 128 * 1024
-async function* slicesOf(text: string): AsyncGenerator<Uint8Array> {
-  for (let at = 0; at < text.length;) {
-    // A slice must not end between the two halves of a surrogate pair.
-    const end = at + sliceChars
-    const next = text.charCodeAt(end - 1) >>> 10 === 0x36 ? end + 1 : end
-    yield Buffer.from(text.slice(at, next))
-    at = next
-  }
 }

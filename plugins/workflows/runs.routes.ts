@@ -72,7 +72,8 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
       schema: {
         tags,
         summary: 'Get a workflow run',
-        description: 'The state at one moment, with all its nodes. Statuses are numbers.',
+        description:
+          'The state at one moment, with all its nodes. Statuses are numbers. What is too large for it has a route of its own.',
         params: RunParams,
         response: { 200: RunSnapshot, ...failures(notFound) },
       },
@@ -80,6 +81,10 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
     async (request, reply) =>
       sendJson(reply, (await views.snapshot(guard.callerOf(request).tenantId, request.params.id)).json),
   )
+}
+
+/** What snapshots contain only while it is small. */
+export function runPartRoutes(app: App, guard: Guard, views: RunViews): void {
   app.get(
     '/api/workflows/runs/:id/nodes/:nodeId',
     {
@@ -96,6 +101,20 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
       const { tenantId } = guard.callerOf(request)
       return streamJson(request, reply, await views.node(tenantId, request.params.id, request.params.nodeId))
     },
+  )
+  app.get(
+    '/api/workflows/runs/:id/input',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Get the input of a workflow run',
+        description: 'The whole input, however large; snapshots contain only small ones.',
+        params: RunParams,
+        response: { 200: Type.Unknown(), ...failures(notFound) },
+      },
+    },
+    async (request, reply) => sendJson(reply, await views.input(guard.callerOf(request).tenantId, request.params.id)),
   )
   app.get(
     '/api/workflows/runs/:id/output',
@@ -115,11 +134,16 @@ export function runReadRoutes(app: App, guard: Guard, views: RunViews): void {
 }
 
 /** Sends a text that is JSON already. */
-const sendJson = (reply: FastifyReply, json: string): FastifyReply =>
+export const sendJson = (reply: FastifyReply, json: string): FastifyReply =>
   reply.header('content-type', 'application/json; charset=utf-8').send(Buffer.from(json))
 
-/** Streams JSON while it is read, so that a slow client holds a connection but no memory. */
-function streamJson({ method }: FastifyRequest, reply: FastifyReply, json: AsyncIterable<Uint8Array>): FastifyReply {
+/** Streams JSON of the object store while it is read, so that a slow client holds a connection but no memory. */
+function streamJson(
+  { method }: FastifyRequest,
+  reply: FastifyReply,
+  json: string | AsyncIterable<Uint8Array>,
+): FastifyReply {
+  if (typeof json === 'string') return sendJson(reply, json)
   void reply.header('content-type', 'application/json; charset=utf-8')
   return method === 'HEAD' ? reply.send() : sendBody(reply, Readable.from(json, { objectMode: false }))
 }

@@ -164,13 +164,21 @@ export const NodeSnapshot = Type.Object({
     Type.Boolean({ description: 'The output is too large for a snapshot; `GET …/nodes/{nodeId}` has it.' }),
   ),
   error: Type.Optional(Failure),
+  errorTruncated: Type.Optional(
+    Type.Boolean({
+      description: 'There is no more room for its error in the snapshot; `GET …/nodes/{nodeId}` has it.',
+    }),
+  ),
   startedAt: Type.Optional(Time),
   finishedAt: Type.Optional(Time),
 })
 export type NodeSnapshot = Static<typeof NodeSnapshot>
 export const RunSnapshot = Type.Object({
   ...runFields,
-  input: Type.Unknown(),
+  input: Type.Optional(Type.Unknown()),
+  inputTruncated: Type.Optional(
+    Type.Boolean({ description: 'The input is too large for a snapshot; `GET …/input` has it.' }),
+  ),
   output: Type.Optional(Type.Unknown()),
   outputTruncated: Type.Optional(
     Type.Boolean({ description: 'The output is too large for a snapshot; `GET …/output` has it.' }),
@@ -187,7 +195,7 @@ export const Repair = Type.Object(
     dependsOn: Type.Optional(
       Type.Union([
         Type.String({ pattern: idPattern }),
-        Type.Array(Type.String({ pattern: idPattern }), { minItems: 1 }),
+        Type.Array(Type.String({ pattern: idPattern }), { minItems: 1, maxItems: 10_000 }),
       ]),
     ),
   },

@@ -1,13 +1,15 @@
 import { access, type App, eventStream, failures, lastEventId, notFound, sse, sseFrame } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
+import { limitErrors, type TenantLimits } from '#contracts/limits'
 import { runChannel } from './engine.ts'
+import type { RunKey } from './outputs.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
 import { RunParams, runStatuses } from './schema.ts'
 import type { RunViews } from './views.store.ts'
 
 /** Where changes of runs are stored (`store`) and announced (`kv`). */
-type Source = { readonly store: WorkflowRunStore; readonly kv: Kv }
+type Source = { readonly store: WorkflowRunStore; readonly kv: Kv; readonly limits: TenantLimits | undefined }
 export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: Source): void {
   app.get(
     '/api/workflows/runs/:id/stream',
@@ -23,7 +25,7 @@ export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: 
           200: eventStream(
             '`data` is `{workflowRun}`: of a `snapshot` the whole run, of a `plan_status` its status and the nodes that changed.',
           ),
-          ...failures(notFound),
+          ...failures(notFound, limitErrors.limitReached),
         },
       },
     },
@@ -33,14 +35,43 @@ export function runStreamRoute(app: App, guard: Guard, views: RunViews, source: 
       const after = lastEventId(request)
       // An id behind the last event is of another run, or from before a restore of the database: its reader begins anew.
       const resumes = after > 0 && after <= (await source.store.statusOf(tenantId, id)).seq
-      const snapshot = resumes ? undefined : await views.snapshot(tenantId, id)
-      await sse(request, reply, async function* (signal) {
-        if (snapshot) yield sseFrame('snapshot', `{"workflowRun":${snapshot.json}}`, snapshot.seq)
-        yield* changes(source, { tenantId, runId: id, after: snapshot?.seq ?? after }, signal)
-      })
+      const frame = resumes ? undefined : await heldSnapshot(views, source.limits, { tenantId, runId: id })
+      try {
+        await sse(request, reply, async function* (signal) {
+          if (frame) yield frame.take()
+          frame?.release()
+          yield* changes(source, { tenantId, runId: id, after: frame?.seq ?? after }, signal)
+        })
+      } finally {
+        frame?.release()
+      }
       return reply
     },
   )
+}
+
+/**
+ * The frame of a snapshot, which counts for its tenant until `release`. A stream lasts for hours and a snapshot has megabytes, so `take` returns it
+ * once, and nothing refers to it afterwards.
+ */
+async function heldSnapshot(
+  views: RunViews,
+  limits: TenantLimits | undefined,
+  { tenantId, runId }: RunKey,
+): Promise<{ readonly seq: number; take(): string; release(): void }> {
+  const { seq, json } = await views.snapshot(tenantId, runId)
+  const release = limits?.holdAnswer(tenantId, json.length) ?? (() => {})
+  if (typeof release !== 'function') throw release
+  let left = json
+  return {
+    seq,
+    take() {
+      const frame = sseFrame('snapshot', `{"workflowRun":${left}}`, seq)
+      left = ''
+      return frame
+    },
+    release,
+  }
 }
 
 /** A process may die before it announces a change, so each stream also looks at this interval. */

@@ -5,7 +5,8 @@ import { isClientId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import type { Failure } from './outcome.ts'
-import { linkMark, type Outputs } from './outputs.ts'
+import { mostEdges } from './graph.ts'
+import { isLinked, linkMark, type Outputs } from './outputs.ts'
 import { type NodeSnapshot, type RunListed, type RunStatus, runStatuses } from './schema.ts'
 
 interface Row {
@@ -43,7 +44,11 @@ function toListed(row: Row): RunListed {
 }
 const failureOf = (text: string): { code: string; message: string } => JSON.parse(text) as Failure
 
-/** The most bytes of one output in a snapshot, and of all together. Larger outputs are left out; clients read them with routes of their own. */
+/**
+ * The most bytes of the input in a snapshot, of one output, and of all outputs or errors of nodes together. What is larger is left out; clients read
+ * it with routes of its own.
+ */
+const shownInput = 1024 * 1024
 const shownEach = 64 * 1024
 const shownTogether = 4 * 1024 * 1024
 /** SQL condition: the output is in its row, and not a link to the object store. */
@@ -98,27 +103,33 @@ export class RunViews {
       .as('reads')
       .batch<
         [
-          (Row & { input: string; output: string | null; has_output: boolean; seq: number })[],
+          (Row & { input: string | null; output: string | null; has_output: boolean; seq: number })[],
           NodeRow[],
           { from_node: string; to_node: string }[],
         ]
       >(tenantId, [
         // The lock (`FOR SHARE`) keeps the run from changing while its nodes are read.
         {
-          text: `SELECT ${listed}, input, CASE WHEN octet_length(output) <= ${shownTogether} AND ${inRow} THEN output END AS output,
+          text: `SELECT ${listed}, CASE WHEN octet_length(input) <= ${shownInput} THEN input END AS input,
+                   CASE WHEN octet_length(output) <= ${shownTogether} AND ${inRow} THEN output END AS output,
                    output IS NOT NULL AS has_output, seq
                  FROM workflow_runs WHERE tenant_id = $1 AND id = $2 FOR SHARE`,
           values: of,
         },
         {
-          text: `SELECT id, type, status, parent, attempt, waits_for, due_at, error, started_at, finished_at,
-                     CASE WHEN octet_length(output) <= ${shownEach} AND ${inRow}
+          text: `SELECT id, type, status, parent, attempt, waits_for, due_at, started_at, finished_at,
+                     CASE WHEN sum(octet_length(error)) OVER (ORDER BY position, part, id) <= ${shownTogether} THEN error END AS error,
+                     error IS NOT NULL AS has_error, CASE WHEN octet_length(output) <= ${shownEach} AND ${inRow}
                             AND sum(octet_length(output)) OVER (ORDER BY position, part, id) <= ${shownTogether}
                        THEN output END AS output, output IS NOT NULL AS has_output
                    FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 ORDER BY position, part NULLS FIRST, id`,
           values: of,
         },
-        { text: 'SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2', values: of },
+        // Only a run that began before there was this limit has more.
+        {
+          text: `SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2 LIMIT ${mostEdges}`,
+          values: of,
+        },
       ])
     if (!row) throw unknownRun()
     const before = Map.groupBy(edges, ({ to_node }) => to_node)
@@ -128,17 +139,22 @@ export class RunViews {
       nodesJson.push(withJson(toNode(node, dependsOn, node.output === null && node.has_output), outputIn(node)))
       if (i % 1_000 === 999) await turn()
     }
-    const run = { ...toListed(row), ...(row.output === null && row.has_output ? { outputTruncated: true } : {}) }
-    const json = withJson(run, { input: row.input, ...outputIn(row), nodes: `[${nodesJson.join(',')}]` })
+    const run = {
+      ...toListed(row),
+      ...(row.input === null ? { inputTruncated: true } : {}),
+      ...(row.output === null && row.has_output ? { outputTruncated: true } : {}),
+    }
+    const input = row.input === null ? {} : { input: row.input }
+    const json = withJson(run, { ...input, ...outputIn(row), nodes: `[${nodesJson.join(',')}]` })
     return { seq: row.seq, json }
   }
 
   /** One node with its whole output, as JSON. 404 when there is no such node, 410 when its output is no longer in the object store. */
-  async node(tenantId: string, runId: string, nodeId: string): Promise<AsyncIterable<Uint8Array>> {
+  async node(tenantId: string, runId: string, nodeId: string): Promise<string | AsyncIterable<Uint8Array>> {
     const [[row], edges] = await this.#database.batch<[NodeRow[], { from_node: string }[]]>(tenantId, [
       {
         text: `SELECT id, type, status, parent, attempt, waits_for, due_at, error, started_at, finished_at, output,
-                 output IS NOT NULL AS has_output
+                 output IS NOT NULL AS has_output, error IS NOT NULL AS has_error
                FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND id = $3`,
         values: [tenantId, runId, nodeId],
       },
@@ -153,19 +169,28 @@ export class RunViews {
       edges.map(({ from_node }) => from_node),
       false,
     )
-    if (row.output === null) return around(JSON.stringify(node))
+    if (row.output === null || !isLinked(row.output)) return withJson(node, outputIn(row))
     const output = await this.#outputs.stream({ tenantId, runId }, row.output)
     return around(`${JSON.stringify(node).slice(0, -1)},"output":`, output, '}')
   }
 
+  /** The input of a run, as JSON. */
+  async input(tenantId: string, runId: string): Promise<string> {
+    const [[row]] = await this.#database.batch<[{ input: string }[]]>(tenantId, [
+      { text: 'SELECT input FROM workflow_runs WHERE tenant_id = $1 AND id = $2', values: [tenantId, runId] },
+    ])
+    if (!row) throw unknownRun()
+    return row.input
+  }
+
   /** The whole output of a run, as JSON. 404 when there is none yet. */
-  async output(tenantId: string, runId: string): Promise<AsyncIterable<Uint8Array>> {
+  async output(tenantId: string, runId: string): Promise<string | AsyncIterable<Uint8Array>> {
     const [[row]] = await this.#database.batch<[{ output: string | null }[]]>(tenantId, [
       { text: 'SELECT output FROM workflow_runs WHERE tenant_id = $1 AND id = $2', values: [tenantId, runId] },
     ])
     if (!row) throw unknownRun()
     if (row.output === null) throw notFound({ message: 'The workflow run has no output: it has not completed.' })
-    return this.#outputs.stream({ tenantId, runId }, row.output)
+    return isLinked(row.output) ? this.#outputs.stream({ tenantId, runId }, row.output) : row.output
   }
 }
 
@@ -179,9 +204,9 @@ const withJson = (value: object, fields: Readonly<Record<string, string>>): stri
 const outputIn = ({ output }: { readonly output: string | null }): { output?: string } =>
   output === null ? {} : { output }
 
-async function* around(head: string, body?: AsyncIterable<Uint8Array>, tail = ''): AsyncGenerator<Uint8Array> {
+async function* around(head: string, body: AsyncIterable<Uint8Array>, tail: string): AsyncGenerator<Uint8Array> {
   yield Buffer.from(head)
-  if (body) yield* body
+  yield* body
   yield Buffer.from(tail)
 }
 
@@ -198,6 +223,7 @@ interface NodeRow {
   output: string | null
   has_output: boolean
   error: string | null
+  has_error: boolean
   started_at: string | null
   finished_at: string | null
 }
@@ -216,7 +242,7 @@ function toNode(row: NodeRow, dependsOn: string[], outputTruncated: boolean): No
     ...(field === undefined || row.waits_for === null ? {} : { [field]: row.waits_for }),
     ...(row.due_at === null || row.status > 2 ? {} : { dueAt: row.due_at }),
     ...(outputTruncated ? { outputTruncated } : {}),
-    ...(row.error === null ? {} : { error: failureOf(row.error) }),
+    ...(row.error !== null ? { error: failureOf(row.error) } : row.has_error ? { errorTruncated: true } : {}),
     ...(row.started_at === null ? {} : { startedAt: row.started_at }),
     ...(row.finished_at === null ? {} : { finishedAt: row.finished_at }),
   }

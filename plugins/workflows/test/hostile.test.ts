@@ -1,5 +1,6 @@
+/* oxlint-disable unicorn/no-thenable -- nodes of type condition have a field of that name. */
 import assert from 'node:assert/strict'
-import { test } from 'node:test'
+import { test, type TestContext } from 'node:test'
 import type { WakeUps } from '#contracts/jobs'
 import { sweep } from '../woken.ts'
 import { type Body, node, type Stage, stage, startEffects } from './stage.ts'
@@ -21,6 +22,10 @@ test('what hostile tenants ask, and what unlucky ones meet', async (t) => {
   await t.test('repairs of parts, of conditions, and of what waits for a failure that was passed', () =>
     repaired(s, http.url),
   )
+  await t.test('dependencies are bounded, also those that a repair adds, and one that is named twice is one', () =>
+    edges(s, http.url),
+  )
+  await t.test('a snapshot counts as an answer that is not read until its stream has handed it over', (t) => held(t, s))
   await t.test('signals of one name wait in line', async () => {
     const id = await s.run([
       { id: 'pause', type: 'wait', signal: 'pause' },
@@ -145,6 +150,53 @@ async function repaired(s: Stage, url: string): Promise<void> {
   const run = await s.until(id, ({ status }) => status > 2)
   assert.deepEqual([run.status, node(run, 'yes').status, node(run, 'no').status], [3, 3, 5])
   assert.deepEqual(node(run, 'no').dependsOn.toSorted(), ['c', 'm'])
+}
+
+async function edges(s: Stage, url: string): Promise<void> {
+  // Each node depends on all before: 39,903 dependencies.
+  const nodes = Array.from({ length: 283 }, (_, i) => ({
+    id: `n${i}`,
+    ...(i === 0 ? { type: 'http', url: `${url}/fails` } : { type: 'condition', if: true }),
+    dependsOn: Array.from({ length: i }, (_, j) => `n${j}`),
+  }))
+  const behind = (id: string, before: string) => ({ id, type: 'condition', if: true, dependsOn: [before] })
+  const more = Array.from({ length: 98 }, (_, i) => behind(`m${i}`, 'n0'))
+  const tooMany = await s.call('POST', '/api/workflows/runs', { definition: { name: 'x', nodes: [...nodes, ...more] } })
+  assert.deepEqual([tooMany.status, tooMany.body.issues?.[0].path], [400, 'definition/nodes'])
+  const id = await s.run([...nodes, ...more.slice(5), behind('last', 'n0'), behind('free', 'n282')])
+  await s.until(id, ({ status }) => status === 2)
+  const repair = (body: object) => s.call('POST', `/api/workflows/runs/${id}/repair`, body)
+  const add = (dependsOn: string[]) => repair({ action: 'add_dependency', nodeId: 'last', dependsOn })
+  const added = await add(['n2', 'n2', 'n0'])
+  assert.equal(added.status, 200, JSON.stringify(added.body).slice(0, 1_000))
+  assert.deepEqual(node(added.body, 'last').dependsOn.toSorted(), ['n0', 'n2'])
+  const refused = await add(['n3', 'n4'])
+  assert.deepEqual([refused.status, refused.body.error], [400, 'invalid_workflow'])
+  assert.match(refused.body.message, /at most 40000 dependencies/)
+  const branches = { type: 'condition', if: true, then: ['n3', 'free'], else: ['last', 'm5'] }
+  const replaced = await repair({ action: 'replace_node', nodeId: 'n0', node: branches })
+  assert.equal(replaced.status, 200, JSON.stringify(replaced.body).slice(0, 1_000))
+  assert.deepEqual(node(replaced.body, 'free').dependsOn.toSorted(), ['n0', 'n282'])
+  assert.equal((await s.call('POST', `/api/workflows/runs/${id}/cancel`)).status, 202)
+}
+
+async function held(t: TestContext, s: Stage): Promise<void> {
+  const used = async (): Promise<number | undefined> => (await s.limits.usedBy('default')).answerBytes
+  const id = await s.run([{ id: 'a', type: 'wait', signal: 'a' }], { input: 'x'.repeat(100_000) })
+  const other = s.limits.holdAnswer('default', s.limits.of('default').answerBytes)
+  assert.ok(typeof other === 'function')
+  const refused = await s.call('GET', `/api/workflows/runs/${id}`)
+  assert.deepEqual([refused.status, refused.body.limit], [429, 'answerBytes'])
+  assert.match(await s.stream(id), /"limit":"answerBytes"/)
+  other()
+  const { mock } = t.mock.method(s.limits, 'holdAnswer')
+  const whole = s.stream(id)
+  while (mock.callCount() === 0) await new Promise(setImmediate)
+  assert.ok(mock.calls[0]!.arguments[1] > 100_000)
+  // The stream goes on, and holds nothing any more.
+  while ((await used()) !== 0) await new Promise(setImmediate)
+  assert.equal((await s.call('POST', `/api/workflows/runs/${id}/signals/a`, {})).status, 204)
+  assert.match(await whole, /event: snapshot[^]*event: plan_status/)
 }
 
 async function bounds(s: Stage): Promise<void> {

@@ -40,6 +40,7 @@ test('outputs of any size', async (t) => {
     assert.equal(digest(body.output), digest(text))
     assert.equal(node((await s.call('GET', `/api/workflows/runs/${id}`)).body, 'a').outputTruncated, true)
   })
+  await t.test('what is too large for a snapshot has a route of its own', () => leftOut(s))
   await t.test('an output that its node does not promise fails the attempt, and is tried again', () =>
     promised(s, http.url),
   )
@@ -105,6 +106,37 @@ async function large(
   const other = await s.other('umbrella')
   for (const path of [`/api/workflows/runs/${inner}/output`, `/api/workflows/runs/${id}/nodes/sub`])
     assert.equal((await other('GET', path)).status, 404)
+}
+
+/** What is too large for a snapshot: its input, and the errors of its nodes. Each has a route of its own. */
+async function leftOut(s: Stage): Promise<void> {
+  const count = 300
+  const nodes = Array.from({ length: count }, (_, i) => ({ id: `n${i}`, type: 'wait', signal: 'never' }))
+  const text = 'ü'.repeat(600_000)
+  const id = await s.run(nodes, { input: { text }, autoStart: false })
+  const path = `/api/workflows/runs/${id}`
+  const first = (await s.call('GET', path)).body
+  assert.deepEqual([first.inputTruncated, 'input' in first], [true, false])
+  assert.equal((await s.call('GET', `${path}/input`)).body.text, text)
+  const other = await s.other('curious')
+  assert.equal((await other('GET', `${path}/input`)).status, 404)
+  assert.equal((await s.call('GET', '/api/workflows/runs/none/input')).status, 404)
+  const small = await s.run(nodes.slice(0, 1), { input: { text: 'x'.repeat(500_000) } })
+  assert.equal((await s.call('GET', `/api/workflows/runs/${small}`)).body.input.text.length, 500_000)
+  const update = (message: string) =>
+    s.call('PATCH', `/api/workflows/runs/${small}/nodes/n0`, { status: 'error', error: { code: 'mine', message } })
+  const refused = await update('x'.repeat(20_001))
+  assert.deepEqual([refused.status, refused.body.error], [400, 'invalid_request'])
+  const message = 'x'.repeat(19_000)
+  assert.equal((await update(message)).body.error.message, message)
+  const fail = 'UPDATE workflow_nodes SET error = $3 WHERE tenant_id = $1 AND run_id = $2'
+  const error = JSON.stringify({ code: 'mine', message })
+  await s.database.tenant('default', (tx) => tx.query({ text: fail, values: ['default', id, error] }))
+  const run = (await s.call('GET', path)).body
+  const shown = run.nodes.filter(({ error }: Body) => error !== undefined)
+  assert.equal(run.nodes.filter(({ errorTruncated }: Body) => errorTruncated).length, count - shown.length)
+  assert.ok(shown.length * message.length <= 4 * 1024 * 1024 && shown.length > 200, `${shown.length} errors`)
+  assert.equal((await s.call('GET', `${path}/nodes/n299`)).body.error.message, message)
 }
 
 async function promised(s: Stage, url: string): Promise<void> {

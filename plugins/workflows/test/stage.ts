@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { definePlugin, type Running } from '#kernel'
 import { Database } from '#contracts/database'
+import { TenantLimits } from '#contracts/limits'
 import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { asOwnHosts, freshDatabase, testRole } from '#testing'
 
@@ -25,6 +26,7 @@ export interface Stage {
   readonly objects: string
   readonly kernel: Running
   readonly database: Database
+  readonly limits: TenantLimits
   /** Sweeps what no run has any more of the tenant `default` out of the object store. */
   sweepObjects(): Promise<void>
   readonly call: Call
@@ -53,10 +55,10 @@ export async function stage(
 ): Promise<Stage> {
   const dir = objects ?? (await mkdtemp(join(tmpdir(), 'objects-')))
   if (objects === undefined) t.after(() => rm(dir, { recursive: true, force: true }))
-  const parts: { database: Database; data: ReadonlyMap<string, TenantDataStore> }[] = []
+  const parts: { database: Database; limits: TenantLimits; data: ReadonlyMap<string, TenantDataStore> }[] = []
   const probe = definePlugin({
     name: 'probe',
-    requires: { database: Database, data: TenantData },
+    requires: { database: Database, limits: TenantLimits, data: TenantData },
     setup: async ({ deps }) => (parts.push(deps), {}),
   })
   const bootstrap = randomBytes(24).toString('hex')
@@ -104,6 +106,7 @@ export async function stage(
     objects: dir,
     kernel,
     database: parts[0]!.database,
+    limits: parts[0]!.limits,
     sweepObjects: async () => void (await parts[0]!.data.get('linked objects')!.sweep!('default')),
     call,
     async wake(scheduleId, tenantId = 'default') {
