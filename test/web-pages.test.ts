@@ -176,10 +176,23 @@ test('every answer of every listener says nosniff and no-store, and behind TLS t
       const behind = await ask(base, route.method, filled(route), { 'x-forwarded-proto': 'https' })
       assert.equal(behind.headers['strict-transport-security'], 'max-age=31536000', about)
     }
-    const bad = await ask(base, 'GET', '/%zz', {})
-    assert.deepEqual([bad.status, bad.headers['x-content-type-options']], [400, 'nosniff'], listener)
-    const socket = connect(Number(new URL(base).port), '127.0.0.1')
-    socket.end('no http\r\n\r\n')
-    assert.match(await text(socket), /^HTTP\/1\.1 400 .*\r\nx-content-type-options: nosniff\r\n/s, listener)
+    const { status, headers } = await ask(base, 'GET', '/%zz', { 'x-forwarded-proto': 'https' })
+    assert.deepEqual(
+      [status, headers['x-content-type-options'], headers['cache-control'], headers['strict-transport-security']],
+      [400, 'nosniff', 'no-store', 'max-age=31536000'],
+      listener,
+    )
+    for (const [status, sent] of [
+      [400, 'no http'],
+      [431, `GET / HTTP/1.1\r\nhost: a\r\nlong: ${'x'.repeat(17 * 1024)}`],
+    ] as const) {
+      const socket = connect(Number(new URL(base).port), '127.0.0.1')
+      socket.end(`${sent}\r\n\r\n`)
+      const answer = await text(socket)
+      assert.match(answer, new RegExp(`^HTTP/1\\.1 ${status} `), listener)
+      for (const header of ['x-content-type-options: nosniff', 'cache-control: no-store'])
+        assert.ok(answer.includes(`\r\n${header}\r\n`), `${listener}: ${answer}`)
+      assert.doesNotMatch(answer, /strict-transport-security/, listener)
+    }
   }
 })

@@ -1,4 +1,5 @@
 import type { Socket } from 'node:net'
+import type { Duplex } from 'node:stream'
 import type {
   FastifyBaseLogger,
   FastifyError,
@@ -98,18 +99,30 @@ const refused: Readonly<Record<string, () => AppError>> = {
 }
 
 /** Answers on the raw socket when the bytes never became a request, in the same shape as every other error. */
-export function handleClientError(error: Error & { code?: string }, socket: Socket): void {
+export function handleClientError(error: Error & { code?: string }, socket: Socket, overTls?: boolean): void {
   // A reset peer cannot be answered, nor can a response that has already begun.
   if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
     socket.destroy(error)
     return
   }
   const told = refused[error.code ?? '']?.() ?? invalidRequest({ message: 'This is not valid HTTP.' })
-  const { status, code, sentence: message } = told
-  const body = JSON.stringify({ error: code, message })
-  socket.end(
-    `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nconnection: close\r\nx-content-type-options: nosniff\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+  refuseRaw(socket, told.status, { error: told.code, message: told.sentence }, overTls)
+}
+
+/** The headers of every answer: browsers must neither guess its content type nor cache it, and ask over TLS again if they did. */
+export const standingHeaders = (overTls: boolean): Readonly<Record<string, string>> =>
+  overTls ? standingOverTls : standing
+const standing = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' }
+const standingOverTls = { ...standing, 'strict-transport-security': `max-age=${365 * 24 * 60 * 60}` }
+
+/** Answers where there is no reply of Fastify, and closes the connection. */
+export function refuseRaw(socket: Duplex, status: number, body: object, overTls = 'encrypted' in socket): void {
+  const text = JSON.stringify(body)
+  const length = { 'content-type': 'application/json', 'content-length': Buffer.byteLength(text), connection: 'close' }
+  const headers = Object.entries({ ...standingHeaders(overTls), ...length }).map(
+    ([name, value]) => `${name}: ${value}\r\n`,
   )
+  socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${headers.join('')}\r\n${text}`)
 }
 
 function send(request: FastifyRequest, reply: FastifyReply, error: AppError): void {

@@ -13,7 +13,7 @@ import type { App, TypeBox } from './app.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { jsonBodies, requestArrival, requestLog, requestNames, standingHeaders } from './requests.ts'
+import { jsonBodies, requestArrival, requestLog, requestNames, sayStanding } from './requests.ts'
 import { openStreams, quietConnections } from './streams.ts'
 
 /** Larger headers are refused with 431. The limit is four times what any of our clients sends. */
@@ -95,7 +95,10 @@ function fastifyOf(
     schemaController: { compilersFactory: { buildSerializer: serializers } },
     // The default bodies of the next three differ from the form of our errors.
     return503OnClosing: false,
-    frameworkErrors: (error, request, reply) => handleError(error, request, reply.headers(standingHeaders)),
+    frameworkErrors(error, request, reply) {
+      sayStanding(request, reply)
+      handleError(error, request, reply)
+    },
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
 }

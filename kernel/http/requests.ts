@@ -15,7 +15,7 @@ import { bodyOf, giveBack, type LongString, longBytes, parseAround } from '../ki
 import type { Validators } from '../kit/compilers.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
-import { handleClientError } from './errors.ts'
+import { handleClientError, standingHeaders } from './errors.ts'
 import { streamsOf } from './streams.ts'
 
 /** For Fastify: the id of a request, which clients cannot choose, and its logger. */
@@ -26,18 +26,13 @@ export const requestNames = {
   childLoggerFactory: (logger: FastifyBaseLogger) => logger,
 } as const
 
-/** Headers of every answer: browsers must neither guess its content type nor cache it. */
-export const standingHeaders = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' } as const
-const strictTransport = `max-age=${365 * 24 * 60 * 60}`
 /** A proxy in front says whether the request used TLS. A client that lies about this affects only its own answers. */
 const overTls = ({ raw, headers }: FastifyRequest): boolean =>
   'encrypted' in raw.socket || String(headers['x-forwarded-proto']).startsWith('https')
 
 /** Sets the headers that every answer has. */
 export function sayStanding(request: FastifyRequest, reply: FastifyReply): void {
-  void reply.header('x-request-id', request.id)
-  void reply.headers(standingHeaders)
-  if (overTls(request)) void reply.header('strict-transport-security', strictTransport)
+  void reply.header('x-request-id', request.id).headers(standingHeaders(overTls(request)))
 }
 
 /** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
@@ -100,7 +95,7 @@ const hasBody = ({ headers }: FastifyRequest): boolean =>
 /** Limits the time in which a request's body arrives. A late client gets 408, and its connection is closed. */
 function createDeadlines(limitMs: number) {
   const limits = new WeakMap<FastifyRequest, NodeJS.Timeout>()
-  const late = ({ raw }: FastifyRequest): void => handleClientError(requestLate(), raw.socket)
+  const late = (request: FastifyRequest): void => handleClientError(requestLate(), request.raw.socket, overTls(request))
   return {
     set(request: FastifyRequest): void {
       // An injected request has neither a connection nor a deadline.

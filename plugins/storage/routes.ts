@@ -110,7 +110,7 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
       const key = request.params['*']
       const found = await store.open(tenantId, key)
       if (!found) throw notFound({ message: 'No object has this key.' })
-      void reply.headers({ etag: quoted(found.info.etag), vary: 'accept', 'cache-control': 'private, no-cache' })
+      void reply.headers({ etag: quoted(found.info.etag), vary: 'accept' })
       return wantsInline(request)
         ? sendInline(request, reply, found, () => store.open(tenantId, key))
         : sendFile(request, reply, found)

@@ -3,7 +3,7 @@ import type { Duplex } from 'node:stream'
 import fp from 'fastify-plugin'
 import type { AppError } from '../../contracts/errors.ts'
 import { unavailable } from '../../contracts/http-errors.ts'
-import { errorBody, failureOf } from '../../http/errors.ts'
+import { errorBody, failureOf, refuseRaw } from '../../http/errors.ts'
 import { parseJson } from '../../http/requests.ts'
 import { streamsOf } from '../../http/streams.ts'
 import { proofsOf } from '../proof.ts'
@@ -71,7 +71,8 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
       if (!admission || !host.wants(request)) return void socket.destroy()
       admitted(admission).catch((error: unknown) => {
         const requestId = newRequestId()
-        refuse(socket, failureOf(error, { requestId, route: linkPath, log: options.log }), requestId)
+        const failure = failureOf(error, { requestId, route: linkPath, log: options.log })
+        refuseRaw(socket, failure.status, errorBody(failure, requestId))
       })
     },
     leave() {
@@ -84,13 +85,6 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
     },
   }
   return host
-}
-
-function refuse(socket: Duplex, error: AppError, requestId: string): void {
-  const body = JSON.stringify(errorBody(error, requestId))
-  socket.end(
-    `HTTP/1.1 ${error.status} Refused\r\nconnection: close\r\nx-content-type-options: nosniff\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
-  )
 }
 
 interface LinkOptions {

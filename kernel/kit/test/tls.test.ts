@@ -7,8 +7,9 @@ import { Agent, request } from 'node:https'
 import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { text } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
-import type { Server, TLSSocket } from 'node:tls'
+import { connect as connectTls, type Server, type TLSSocket } from 'node:tls'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pino } from 'pino'
 import { access, AppError, type ListenerConfig } from '#kernel'
@@ -113,6 +114,21 @@ test('a renewed certificate is served to new connections, and no request fails m
   await Promise.all(callers)
   assert.deepEqual(failed, [])
   assert.equal((await ask(url, { ca, agent: false })).certificate, second)
+})
+
+test('what is no HTTP is refused over TLS with the headers of every answer', async (t) => {
+  const { given, log } = await files(t)
+  const url = new URL(await listening(t, followTls(given, log)!))
+  const socket = connectTls({ host: '127.0.0.1', port: Number(url.port), rejectUnauthorized: false })
+  socket.end('no http\r\n\r\n')
+  const answer = await text(socket)
+  assert.match(answer, /^HTTP\/1\.1 400 Bad Request\r\n/)
+  for (const header of [
+    'cache-control: no-store',
+    'strict-transport-security: max-age=31536000',
+    'x-content-type-options: nosniff',
+  ])
+    assert.ok(answer.includes(`\r\n${header}\r\n`), answer)
 })
 
 test('a listener that closes answers what is under way, and waits for no handshake', async (t) => {

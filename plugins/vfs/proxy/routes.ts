@@ -147,10 +147,9 @@ const passedOn = [
   'tracestate',
   vfsSessionHeader,
 ]
-/** The response headers that are passed on. Cookies and headers that change what a browser does are removed. */
+/** The response headers that are passed on. Cookies and headers that change what a browser does or keeps are removed. */
 const passedBack = [
   'accept-ranges',
-  'cache-control',
   'content-encoding',
   'content-length',
   'content-range',

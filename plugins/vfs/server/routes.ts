@@ -102,7 +102,7 @@ function byteRoutes(app: App, callers: Callers, files: Files): void {
               return asked === 'none' ? 0 : asked ? asked.to - asked.from + 1 : info.bytes
             },
       )
-      void reply.headers({ etag: quoted(file.info.etag), 'cache-control': 'private, no-cache' })
+      void reply.header('etag', quoted(file.info.etag))
       return sendFile(request, reply, file)
     },
   })

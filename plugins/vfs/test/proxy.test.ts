@@ -79,6 +79,7 @@ test('the prefix is stripped, and nothing that the client proves itself with goe
       .writeHead(200, {
         'content-type': 'text/html',
         etag: '"1"',
+        'cache-control': 'public, max-age=600',
         'set-cookie': 'a=b',
         'access-control-allow-origin': '*',
         connection: 'x-hop, keep-alive',
@@ -108,10 +109,10 @@ test('the prefix is stripped, and nothing that the client proves itself with goe
     const answer = await ask(body === undefined ? 'GET' : 'PUT', '/api/vfs/files/m/a%20b?x=1', headers, body)
     assert.deepEqual([answer.status, answer.body], [200, '<script>'])
     assert.deepEqual(
-      ['set-cookie', 'access-control-allow-origin', 'x-hop', 'etag', 'content-disposition'].map(
+      ['set-cookie', 'access-control-allow-origin', 'x-hop', 'etag', 'content-disposition', 'cache-control'].map(
         (name) => answer.headers[name],
       ),
-      [undefined, undefined, undefined, '"1"', 'attachment'],
+      [undefined, undefined, undefined, '"1"', 'attachment', 'no-store'],
     )
     assert.notEqual(answer.headers['x-request-id'], 'theirs')
     const asked = seen.at(-1)!
