@@ -2,11 +2,12 @@ import type { Socket } from 'node:net'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import type { Compilers } from '../kit/compilers.ts'
 import { peerLinks } from '../kit/link/host.ts'
-import { provenCallers } from '../kit/proof.ts'
+import { proofsOf, provenCallers } from '../kit/proof.ts'
 import { slowReaders } from '../kit/slow-readers.ts'
 import { type LiveTls, liveTls } from '../kit/tls.ts'
 import { WebGuard } from '../kit/web-guard.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
+import { unauthorized } from '../contracts/http-errors.ts'
 import { remedy } from '../problems.ts'
 import { declaredAccess } from './access.ts'
 import type { App, TypeBox } from './app.ts'
@@ -84,7 +85,7 @@ function fastifyOf(
   const http = { maxHeaderSize, joinDuplicateHeaders: true }
   // A client without a certificate gets an HTTP answer that says so, because some requests need no certificate.
   const asked = { requestCert, rejectUnauthorized: false }
-  return Fastify({
+  const app: App = Fastify({
     loggerInstance: log,
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'request_id' }),
     bodyLimit,
@@ -95,12 +96,14 @@ function fastifyOf(
     schemaController: { compilersFactory: { buildSerializer: serializers } },
     // The default bodies of the next three differ from the form of our errors.
     return503OnClosing: false,
+    // No hook has seen these requests, so whatever all requests must prove was not asked for yet.
     frameworkErrors(error, request, reply) {
       sayStanding(request, reply)
-      handleError(error, request, reply)
+      handleError(proofsOf(app).demanded ? unauthorized() : error, request, reply)
     },
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
+  return app
 }
 
 async function listen(app: App, config: ListenerConfig): Promise<string> {

@@ -59,7 +59,7 @@ const clientCertificate: Proof = async ({ socket }) => {
   throw unauthorized({ message: 'Connect with a client certificate that this listener accepts.' })
 }
 
-/** Access values whose routes do not use the listener's proof, because each request has a token of its own. */
+/** Access values whose routes do not use the listener's proof: each request has a token of its own, which they check before they read its body. */
 const withToken: ReadonlySet<string | undefined> = new Set(['worker', 'session', 'egress-key'])
 
 /**

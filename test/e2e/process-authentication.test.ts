@@ -45,8 +45,15 @@ async function routesOf(listener: string): Promise<Sent[]> {
       ...(['post', 'put'].includes(method) ? { body: '{}' } : {}),
     })),
   )
-  const others = ['/', '/openapi.json', '/nowhere', '/runner/../runner/info', '/healthz/', '/HEALTHZ']
-  return [...documented, ...others.map((target) => ({ method: 'GET', target }))]
+  // What comes with it is not looked at, so a body that is no JSON is answered like any other.
+  const broken = documented.filter(({ body }) => body !== undefined).map((sent) => ({ ...sent, body: '{' }))
+  const long = documented.map((sent) => ({
+    ...sent,
+    target: sent.target.replace(/\/x(?=\/|$)/, `/${'x'.repeat(200)}`),
+  }))
+  const others = ['/', '/openapi.json', '/nowhere', '/runner/../runner/info', '/healthz/', '/HEALTHZ', '/%zz']
+  others.push(`/runner/sessions/${'x'.repeat(2_000)}`)
+  return [...documented, ...broken, ...long, ...others.map((target) => ({ method: 'GET', target }))]
 }
 
 /** A cluster whose processes authenticate each other, with an agent that uses a tool. */

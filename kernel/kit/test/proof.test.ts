@@ -18,6 +18,7 @@ async function guarded(t: TestContext, guards: readonly string[], mount: (ctx: P
       ctx.routes('runner', async (app) => {
         app.get('/healthz', access('public'), async () => 'ok')
         app.get('/public', access('public'), async () => 'public')
+        app.get('/named/:name', access('public'), async () => 'named')
         app.get('/session', access('session'), async () => 'session')
         const schema = { body: Type.Object({}) }
         app.post('/body', { ...access('network'), schema }, async ({ body }) => void bodies.push(body))
@@ -43,7 +44,9 @@ const says = (ctx: PluginContext): void =>
 
 test('a plugin guards all of a listener: routes of others, documents and what is not there; /healthz and tokens aside', async (t) => {
   const { get } = await guarded(t, ['runner'], says)
-  for (const url of ['/public', '/openapi.json', '/nowhere', '/body']) assert.equal(await get(url), 401, url)
+  // The last two never reach a hook.
+  const urls = ['/public', '/openapi.json', '/nowhere', '/body', '/%zz', `/named/${'x'.repeat(2_000)}`]
+  for (const url of urls) assert.equal(await get(url), 401, url)
   assert.deepEqual([await get('/healthz'), await get('/session')], [200, 200])
   const said = digestOf('')
   assert.deepEqual([await get('/public', { said }), await get('/nowhere', { said })], [200, 404])

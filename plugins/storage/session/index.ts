@@ -1,4 +1,5 @@
-import { Type } from '@sinclair/typebox'
+import { type Static, Type } from '@sinclair/typebox'
+import type { FastifyRequest } from 'fastify'
 import { access, type App, definePlugin, failures, maybe, negotiated, notFound, unauthorized } from '#kernel'
 import { ReservedObjects } from '#contracts/linked-objects'
 import { objectErrors, type ObjectStore } from '#contracts/object-store'
@@ -49,11 +50,17 @@ const Params = Type.Object({
 const keyForm = /^[a-z0-9_]{1,100}$/
 
 function fileRoute(app: App, who: string, admit: Admit, objects: ObjectStore): void {
+  const admitted = new WeakMap<FastifyRequest, RunnerSession>()
   app.get(
     '/runner/sessions/:id/files/:key',
     {
       ...access(who),
       exposeHeadRoute: false,
+      // Before anything of the request is checked: a stranger must learn nothing from its mistakes.
+      async onRequest(request) {
+        const { id } = request.params as Static<typeof Params>
+        admitted.set(request, await admit(request.headers.authorization, id))
+      },
       schema: {
         tags: ['runs'],
         summary: 'Get a linked content',
@@ -75,8 +82,8 @@ function fileRoute(app: App, who: string, admit: Admit, objects: ObjectStore): v
       },
     },
     async (request, reply) => {
-      const { id, key } = request.params
-      const { tenantId } = await admit(request.headers.authorization, id)
+      const { key } = request.params
+      const { tenantId } = admitted.get(request)!
       const found = keyForm.test(key) ? await objects.open(tenantId, key) : undefined
       if (!found) throw notFound()
       void reply.type('application/octet-stream').header('content-length', found.info.bytes)

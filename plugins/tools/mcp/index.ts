@@ -1,5 +1,5 @@
-import type { IncomingHttpHeaders } from 'node:http'
-import { Type } from '@sinclair/typebox'
+import { type Static, Type } from '@sinclair/typebox'
+import type { FastifyRequest } from 'fastify'
 import { access, type App, definePlugin, errorTable, failures, maybe, type PluginContext, unauthorized } from '#kernel'
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { WorkerHub, workerTokenErrors } from '#contracts/workers'
@@ -90,15 +90,21 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
   const loaded = (): Promise<SessionEndpoint> =>
     (endpoint ??= import('./server.ts').then(({ SessionEndpoint }) => new SessionEndpoint()))
   loads(async () => (await loaded()).rehearse())
-  app.post('/runner/sessions/:id/mcp', { ...access(who), schema }, async (request, reply) => {
+  // Before anything of the request is read or checked: a stranger must cause no work, and learn nothing from its mistakes.
+  const onRequest = async ({ headers, params }: FastifyRequest): Promise<void> => {
+    await admit(headers.authorization, (params as Static<typeof Params>).id)
+  }
+  app.post('/runner/sessions/:id/mcp', { ...access(who), schema, onRequest }, async (request, reply) => {
+    // Again, because the run may have ended while the body arrived.
     const session = await admit(request.headers.authorization, request.params.id)
     return (await loaded()).answer(request, reply, sessions, session)
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
-  const refuse = async ({ headers, params }: { headers: IncomingHttpHeaders; params: { id: string } }) => {
-    if (proofsOf(app).demanded) await admit(headers.authorization, params.id)
+  const known = proofsOf(app).demanded ? { onRequest } : {}
+  const hidden = { ...access(who), ...known, schema: { params: Params, hide: true } }
+  const refuse = async (): Promise<never> => {
     throw sessionMcpErrors.methodNotAllowed({ headers: { allow: 'POST' } })
   }
-  app.get('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
-  app.delete('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
+  app.get('/runner/sessions/:id/mcp', hidden, refuse)
+  app.delete('/runner/sessions/:id/mcp', hidden, refuse)
 }

@@ -214,6 +214,25 @@ test('the session of a sandbox worker is open to the token of that worker alone,
   assert.deepEqual(asked[0], ['Bearer right', 'acme', 'sandboxed'])
 })
 
+test('whoever shows no token is told so before the body is read, whatever it is', async (t) => {
+  const { kernel } = await endpoint(t, {
+    authorize: async () => Promise.reject(new AppError('invalid or missing worker token: malformed', 401)),
+  })
+  const bodies = [
+    ['application/json', '{'],
+    ['application/json', JSON.stringify('x'.repeat(2 * 1024 * 1024))],
+    ['text/plain', 'Hi.'],
+  ] as const
+  for (const listener of ['runner', 'workers'] as const) {
+    for (const [type, payload] of bodies) {
+      const headers = { 'content-type': type }
+      const url = '/runner/sessions/sandboxed/mcp'
+      const refused = await kernel.listeners[listener]!.inject({ method: 'POST', url, headers, payload })
+      assert.equal(refused.statusCode, 401, `${listener}: ${type}`)
+    }
+  }
+})
+
 test('a role without a worker hub has no worker that could hold a token', async (t) => {
   const { list } = await endpoint(t)
   for (const listener of ['runner', 'workers'] as const) {
