@@ -11,7 +11,7 @@ import type {
 import fp from 'fastify-plugin'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
-import { bodyOf, giveBack, type LongString, longBytes, parseAround } from '../kit/bodies.ts'
+import { bodyOf, giveBack, parseJson } from '../kit/bodies.ts'
 import type { Validators } from '../kit/compilers.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
@@ -144,65 +144,4 @@ function whenNeeded({ check, compile }: Validators): FastifySchemaCompiler<unkno
     }
     return fits
   }
-}
-
-/** Deeper JSON can be parsed, but overflows the stack when it is serialized again. */
-const maxJsonDepth = 64
-
-/** Parses a JSON body. An empty body is `undefined`, because the contract has routes whose body is optional. Throws an AppError. */
-export function parseJson(body: Buffer): unknown {
-  if (body.length === 0) return undefined
-  // Each level needs one byte to open and one to close it.
-  const long: LongString[] = []
-  if (body.length > 2 * maxJsonDepth && jsonDepth(body, long) > maxJsonDepth) {
-    throw invalidRequest({ message: `The body nests deeper than ${maxJsonDepth} levels.` })
-  }
-  try {
-    return long.length > 0
-      ? parseAround(body, long, guardPrototype)
-      : (JSON.parse(body.toString('utf8'), guardPrototype(body)) as unknown)
-  } catch {
-    throw invalidRequest({ message: 'The body is not valid JSON.' })
-  }
-}
-
-// The reviver costs a call per key, so it is used only when the bytes contain the dangerous name.
-function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown) | undefined {
-  if (!body.includes('__proto__') && !body.includes('\\u005')) return undefined
-  return (key, value) => (key === '__proto__' ? undefined : value)
-}
-
-/** The nesting depth of JSON text, counted without parsing. Adds the positions of its long strings to `long`. */
-export function jsonDepth(body: Buffer, long?: LongString[]): number {
-  let depth = 0
-  let deepest = 0
-  for (let i = 0; i < body.length; i++) {
-    const c = body[i]
-    if (c === 0x22) {
-      const from = i + 1
-      i = endOfString(body, from)
-      if (i - from > longBytes) long?.push([from, i])
-    } else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
-    else if (c === 0x7d || c === 0x5d) depth--
-  }
-  return deepest
-}
-
-/** Calling into Node costs more than checking this many bytes. */
-const lookedAt = 64
-
-/** The position of the closing quote of the string that begins at `from`. An attachment is one string of megabytes. */
-function endOfString(body: Buffer, from: number): number {
-  let at = from
-  for (const until = from + lookedAt; at < until; at++) {
-    const c = body[at]
-    if (c === 0x22 || c === undefined) return at
-    if (c === 0x5c) at++
-  }
-  for (let quote = body.indexOf(0x22, at); quote !== -1; quote = body.indexOf(0x22, quote + 1)) {
-    let before = quote
-    while (before > at && body[before - 1] === 0x5c) before--
-    if ((quote - before) % 2 === 0) return quote
-  }
-  return body.length
 }

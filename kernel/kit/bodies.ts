@@ -3,6 +3,8 @@ import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
 import { errorCodes, type FastifyRequest } from 'fastify'
+import type { AppError } from '../contracts/errors.ts'
+import { httpErrors, invalidRequest } from '../contracts/http-errors.ts'
 import type { App } from '../http/app.ts'
 
 /** In this scope a body is a stream, whatever its content type. Handlers read it while it arrives. */
@@ -80,22 +82,91 @@ export function bodyOf({ routeOptions, headers }: FastifyRequest, payload: Incom
   return promise
 }
 
-type Reviver = (key: string, value: unknown) => unknown
+/** Deeper JSON can be parsed, but overflows the stack when it is serialized again. */
+const maxJsonDepth = 64
+/** Each value and each name costs time and memory however short it is, and all of a body is parsed in one step, in which nobody else is served. */
+const maxJsonParts = 200_000
+
+/** Parses a JSON body. An empty body is `undefined`, because the contract has routes whose body is optional. Throws an AppError. */
+export function parseJson(body: Buffer): unknown {
+  if (body.length === 0) return undefined
+  const long: LongString[] = []
+  // Each level needs one byte to open and one to close it.
+  if (body.length > 2 * maxJsonDepth) {
+    const { depth, parts } = measureJson(body, long)
+    if (depth > maxJsonDepth) throw invalidRequest({ message: `The body nests deeper than ${maxJsonDepth} levels.` })
+    if (parts > maxJsonParts) throw tooManyParts()
+  }
+  try {
+    return parseAround(body, long)
+  } catch {
+    throw invalidRequest({ message: 'The body is not valid JSON.' })
+  }
+}
+
+const tooManyParts = (): AppError =>
+  httpErrors.bodyTooLarge({
+    message: `The body has more than ${maxJsonParts} values and names of fields; send fewer at once.`,
+    detail: { max: maxJsonParts },
+  })
+
+interface JsonMeasures {
+  /** How deep the text nests. */
+  readonly depth: number
+  /** How many values and names it has; an empty list or object counts as if it had one. */
+  readonly parts: number
+}
+
+/** Measures JSON text without parsing it. Adds the positions of its long strings to `long`. */
+export function measureJson(body: Buffer, long?: LongString[]): JsonMeasures {
+  let open = 0
+  let depth = 0
+  let parts = 1
+  for (let i = 0; i < body.length; i++) {
+    const c = body[i]
+    if (c === 0x22) {
+      const from = i + 1
+      i = endOfString(body, from)
+      if (i - from > longBytes) long?.push([from, i])
+    } else if (c === 0x2c || c === 0x3a) parts++
+    else if (c === 0x7b || c === 0x5b) {
+      parts++
+      depth = Math.max(depth, ++open)
+    } else if (c === 0x7d || c === 0x5d) open--
+  }
+  return { depth, parts }
+}
+
+/** Calling into Node costs more than checking this many bytes. */
+const lookedAt = 64
+
+/** The position of the closing quote of the string that begins at `from`. An attachment is one string of megabytes, and others have very many quotes. */
+function endOfString(body: Buffer, from: number): number {
+  for (let at = from; at < body.length;) {
+    for (const until = at + lookedAt; at < until; at++) {
+      const c = body[at]
+      if (c === 0x22 || c === undefined) return at
+      if (c === 0x5c) at++
+    }
+    const quote = body.indexOf(0x22, at)
+    if (quote === -1) break
+    let before = quote
+    while (before > at && body[before - 1] === 0x5c) before--
+    if ((quote - before) % 2 === 0) return quote
+    at = quote + 1
+  }
+  return body.length
+}
 
 /** The start and end of a string, without its quotes. */
-export type LongString = readonly [from: number, to: number]
+type LongString = readonly [from: number, to: number]
 /** Strings of more bytes are kept out of the JSON parser, because the base64 of a file needs no unescaping. */
-export const longBytes = 64 * 1024
-const mostRest = 256 * 1024
+const longBytes = 64 * 1024
 
 /** Parses a body without its longest strings, and puts them back afterwards: parsing megabytes character by character would block the event loop. */
-export function parseAround(
-  body: Buffer,
-  long: readonly LongString[],
-  guardOf: (text: Buffer) => Reviver | undefined,
-): unknown {
+function parseAround(body: Buffer, long: readonly LongString[]): unknown {
   // A random mark that no client can guess.
-  const mark = `${randomUUID()}:`
+  const mark = long.length > 0 ? `${randomUUID()}:` : ''
   const parts: Buffer[] = []
   const texts: string[] = []
   let at = 0
@@ -106,14 +177,32 @@ export function parseAround(
     texts.push(text.toString('latin1'))
     at = to
   }
-  const rest = Buffer.concat([...parts, body.subarray(at)])
-  // Checking very many values would cost more than it saves.
-  if (rest.length > mostRest) return JSON.parse(body.toString('utf8'), guardOf(body))
-  const guard = guardOf(rest)
-  return JSON.parse(rest.toString('utf8'), (key, value: unknown) => {
-    const known = guard ? guard(key, value) : value
-    return typeof known === 'string' && known.startsWith(mark) ? texts[Number(known.slice(mark.length))] : known
-  })
+  const rest = texts.length > 0 ? Buffer.concat([...parts, body.subarray(at)]) : body
+  const value: unknown = JSON.parse(rest.toString('utf8'))
+  // Nearly all bodies are done. A name may be written with escapes.
+  if (texts.length === 0 && !rest.includes('__proto__') && !rest.includes('\\u00')) return value
+  return settled(value, (text) => (text.startsWith(mark) ? texts[Number(text.slice(mark.length))] : undefined))
+}
+
+/**
+ * Takes out the fields that would become the prototype of what they are copied into, and replaces the texts for which `other` has another one. A
+ * reviver of JSON.parse would take several times as long.
+ */
+function settled(value: unknown, other: (text: string) => string | undefined): unknown {
+  const whole = [value]
+  const open: object[] = [whole]
+  for (let one = open.pop(); one; one = open.pop()) {
+    const items = one as Record<string | number, unknown>
+    const settle = (at: string | number): void => {
+      const item = items[at]
+      if (typeof item === 'string') items[at] = other(item) ?? item
+      else if (typeof item === 'object' && item !== null) open.push(item)
+    }
+    if (Object.hasOwn(items, '__proto__')) delete items['__proto__']
+    if (Array.isArray(one)) for (let i = 0; i < one.length; i++) settle(i)
+    else for (const name in one) settle(name)
+  }
+  return whole[0]
 }
 
 /** Whether a string that ends at `quote` is followed by a colon, and so is a key. */

@@ -149,7 +149,7 @@ test('text that is not JSON is 400, and does not come back in the answer', async
 
 test('__proto__ in a body never reaches a handler, however it is written', async (t) => {
   const app = await gateway(t)
-  for (const name of ['__proto__', '\\u005f_proto__', '\\u005F\\u005Fproto\\u005F\\u005F']) {
+  for (const name of ['__proto__', '\\u005f_proto__', '\\u005F\\u005Fproto\\u005F\\u005F', '__\\u0070roto__']) {
     const payload = `{"${name}":{"admin":true},"kept":{"${name}":{"admin":true},"x":1}}`
     const reply = await app.inject({ method: 'POST', url: '/open', headers: json, payload })
     assert.deepEqual(reply.json(), { kept: { x: 1 } })

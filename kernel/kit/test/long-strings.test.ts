@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { parseJson } from '../../http/requests.ts'
+import { parseJson } from '../bodies.ts'
 
 const long = 'a'.repeat(70_000)
 /** As one word, because a difference of megabytes is no message for people. */
