@@ -4,7 +4,7 @@ export { awaitFirstChunk, openOnRead, readBody, readJson, type Reply } from './a
 export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './exchange.ts'
 export { takeProxied } from './forward-proxy.ts'
-export { type Held, heldStreams, KeyWatch } from './keys.ts'
+export { type Held, KeyWatch, OpenExchanges } from './keys.ts'
 export { lingerAfter } from './last-answer.ts'
 export { runFrames } from './lines.ts'
 export { Mask } from './texts.ts'

@@ -1,6 +1,7 @@
-import type { FastifyBaseLogger, FastifyRequest } from 'fastify'
+import type { Stream } from 'node:stream'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import type { App } from '../http/app.ts'
-import { streamsOf } from '../http/streams.ts'
+import { type StreamRegistry, streamsOf } from '../http/streams.ts'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
 import { accessErrors } from '#contracts/access-errors'
@@ -95,18 +96,59 @@ export class KeyWatch {
   }
 }
 
-/** The open streams of the listeners of some scopes, if their callers are known. */
-export function* heldStreams(
-  scopes: readonly App[],
-  callerOf: (request: FastifyRequest) => Pick<Held, 'tenantId' | 'keyId'> | undefined | null,
-): Generator<Held> {
-  for (const streams of new Set(scopes.map(streamsOf))) {
-    for (const stream of streams.all()) {
-      const caller = stream.request && callerOf(stream.request)
-      if (!caller || stream.abort.signal.aborted) continue
-      const { tenantId, keyId } = caller
-      yield { tenantId, keyId, end: () => streams.revoke(stream) }
+type CallerOf = (request: FastifyRequest) => Pick<Held, 'tenantId' | 'keyId'> | undefined | null
+
+/**
+ * What the callers of some scopes hold open: streams, requests whose bodies are still arriving, and answers that are read while they are sent. Routes
+ * do nothing for it, so that none can forget it. A request that came at once and is answered at once is not even noted.
+ */
+export class OpenExchanges {
+  readonly #callerOf: CallerOf
+  readonly #registries = new Set<StreamRegistry>()
+  readonly #others = new Set<Pick<FastifyReply, 'request' | 'raw'>>()
+
+  constructor(callerOf: CallerOf) {
+    this.#callerOf = callerOf
+  }
+
+  /** Includes a scope, whose hooks find the caller of each request before its body is read. */
+  watch(app: App): void {
+    this.#registries.add(streamsOf(app))
+    app.addHook('preParsing', (request, reply, _payload, done) => {
+      // Undefined for an injected request, which has no connection.
+      if (request.raw.complete === false) this.#add(reply, request.raw)
+      done()
+    })
+    app.addHook('onSend', (_request, reply, payload, done) => {
+      if (typeof payload === 'object' && payload !== null && !Buffer.isBuffer(payload)) this.#add(reply, reply.raw)
+      done()
+    })
+  }
+
+  *held(): Generator<Held> {
+    for (const streams of this.#registries) {
+      for (const stream of streams.all()) {
+        const { request, abort } = stream
+        if (request && !abort.signal.aborted) yield* this.#heldBy(request, () => streams.revoke(stream))
+      }
     }
+    // The other end sees that its body was not taken, or that the answer is not complete; whoever reads or writes here fails as if it had left.
+    for (const { request, raw } of this.#others) yield* this.#heldBy(request, () => raw.destroy())
+  }
+
+  *#heldBy(request: FastifyRequest, end: () => unknown): Generator<Held> {
+    const caller = this.#callerOf(request)
+    if (caller) yield { tenantId: caller.tenantId, keyId: caller.keyId, end }
+  }
+
+  /** `until`: the part of the exchange that takes long. */
+  #add({ request, raw }: FastifyReply, until: Stream & { readonly destroyed: boolean }): void {
+    // Its end was told before.
+    if (until.destroyed) return
+    const one = { request, raw }
+    const over = (): void => void this.#others.delete(one)
+    this.#others.add(one)
+    until.once('end', over).once('close', over)
   }
 }
 

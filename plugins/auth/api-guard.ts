@@ -1,6 +1,6 @@
 import type { FastifyRequest, RouteOptions } from 'fastify'
 import { accessOf, type App, forbidden, isAppError } from '#kernel'
-import { type Held, heldStreams } from '#kit'
+import { type Held, OpenExchanges } from '#kit'
 import {
   type AuditedWrite,
   type AuditEntry,
@@ -25,7 +25,7 @@ interface GuardOptions {
 }
 
 export interface ApiGuard extends Guard {
-  /** The open streams of the scopes that it protects. */
+  /** What callers hold open in the scopes that it protects. */
   held(): Iterable<Held>
   /**
    * Records further targets of an audited request once it is done, with the same action, and `detail` with the outcome of the request itself. Never
@@ -62,7 +62,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
   /** The tenants of requests that their limits will refuse. The keys of these requests are not looked up. */
   const spent = new WeakMap<FastifyRequest, string>()
   const details: Details = new WeakMap()
-  const scopes: App[] = []
+  const open = new OpenExchanges((request) => callers.get(request))
 
   /** The tenant of a request that its limit refuses in any case. A client that goes on at its limit then costs no round trips. */
   const spentTenantOf = (request: FastifyRequest): string | undefined => {
@@ -71,7 +71,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
   }
   return {
     protect(app: App) {
-      scopes.push(app)
+      open.watch(app)
       const keeper = trail()
       const audit = keeper && auditScope(app, keeper, details)
       app.addHook('onRoute', ({ method, url, config }) => {
@@ -124,7 +124,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
         request.log.warn({ err, targets }, 'further effects of an audited request could not be recorded'),
       )
     },
-    held: () => heldStreams(scopes, (request) => callers.get(request)),
+    held: () => open.held(),
   }
 }
 

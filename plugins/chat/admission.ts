@@ -5,7 +5,7 @@ import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import { isOverLimit } from '#contracts/limits'
-import { type ClientAddress, type Held, heldStreams, rateLimit, Sweep, type WrongKeys } from '#kit'
+import { type ClientAddress, type Held, OpenExchanges, rateLimit, Sweep, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
 
@@ -143,7 +143,7 @@ export class ChatAdmission {
   readonly #wrongKeys: WrongKeys
   readonly #requests: Counter
   readonly #duration: Histogram
-  readonly #scopes: App[] = []
+  readonly #open = new OpenExchanges((request) => request.getDecorator<ChatCaller | null>(caller))
   /** Keys whose use must be recorded, with their tenants. This happens in the background, so that it delays no request. */
   readonly #used = new Map<string, string>()
   readonly #remembered = new Map<string, Holder>()
@@ -184,9 +184,9 @@ export class ChatAdmission {
     })
   }
 
-  /** The open streams of the guarded scopes. */
+  /** What callers hold open in the guarded scopes. */
   held(): Iterable<Held> {
-    return heldStreams(this.#scopes, (request) => request.getDecorator<ChatCaller | null>(caller))
+    return this.#open.held()
   }
   /** Those of a tenant's keys that may still chat. */
   async alive(tenantId: string, keyIds: readonly string[]): Promise<string[]> {
@@ -199,7 +199,7 @@ export class ChatAdmission {
    * one. With `memory` it may be remembered, because the statement that starts the run checks the key and its agent again.
    */
   guard(app: App, from: 'database' | 'memory'): void {
-    this.#scopes.push(app)
+    this.#open.watch(app)
     app.decorateRequest(caller, null)
     app.addHook('onRequest', async (request, reply) => {
       const shown = this.#shown(request)
