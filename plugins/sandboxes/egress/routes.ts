@@ -6,7 +6,7 @@ import { access, type App, failures } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
-import { jsonDepth, takeStreams } from '#kit'
+import { measureJson, takeStreams } from '#kit'
 import { refusals, tags } from '../hub/routes.ts'
 import { forward, pick } from './forward.ts'
 import type { ModelCalls } from './calls.ts'
@@ -307,7 +307,7 @@ async function onlyTools(
 const maxLevels = 64
 
 function messagesIn(body: Buffer): unknown {
-  if (jsonDepth(body) > maxLevels) throw notJson()
+  if (measureJson(body).depth > maxLevels) throw notJson()
   try {
     return JSON.parse(body.toString()) as unknown
   } catch (cause) {
