@@ -33,6 +33,13 @@ interface SigningClient extends VfsClient {
   knownKey(tenantId: string, signal?: AbortSignal): Promise<SigningKey>
 }
 
+/** What a request about a tenant's files is sent with. */
+const of = ({ tenantId: tenant, sessionId }: VfsView, signal: AbortSignal | undefined) => ({
+  tenant,
+  signal,
+  headers: sessionId === undefined ? {} : { [vfsSessionHeader]: sessionId },
+})
+
 /** The client of the VirtualFS server at a URL. Specification 4.18. */
 export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): SigningClient {
   const identity = identityOf(signer)
@@ -47,11 +54,6 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): Signin
   })
   let peer: Peer | undefined
   const server = (): Peer => (peer ??= peers.at(typeof baseUrl === 'string' ? baseUrl : baseUrl()))
-  const of = ({ tenantId: tenant, sessionId }: VfsView, signal: AbortSignal | undefined) => ({
-    tenant,
-    signal,
-    headers: sessionId === undefined ? {} : { [vfsSessionHeader]: sessionId },
-  })
   const knownKey: SigningClient['knownKey'] = async (tenant, signal) => {
     // Whatever else is wrong, the request that follows finds it as well, and says it.
     if (signer.hasPreviousKey)
