@@ -11,7 +11,7 @@ import type {
 import fp from 'fastify-plugin'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
-import { bodyOf, giveBack, parseJson } from '../kit/bodies.ts'
+import { bodyOf, giveBack, parseJson, parseOwnJson } from '../kit/bodies.ts'
 import type { Validators } from '../kit/compilers.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
@@ -122,7 +122,7 @@ export const jsonBodies = fp(
     app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) => {
       const body = await bodyOf(request, payload)
       try {
-        return parseJson(body)
+        return accessOf(request.routeOptions.config) === 'network' ? parseOwnJson(body) : parseJson(body)
       } finally {
         giveBack(body)
       }

@@ -5,7 +5,7 @@ import type { AppError } from '../../contracts/errors.ts'
 import { unavailable } from '../../contracts/http-errors.ts'
 import { errorBody, failureOf, refuseRaw } from '../../http/errors.ts'
 import { streamsOf } from '../../http/streams.ts'
-import { parseJson } from '../bodies.ts'
+import { parseOwnJson } from '../bodies.ts'
 import { proofsOf } from '../proof.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
 import type { Admission, LinkHostOptions, ServedRoute } from '../call.ts'
@@ -102,7 +102,7 @@ export const peerLinks = fp(
       log: app.log,
       streams: streamsOf(app),
       compile: app.validatorCompiler!,
-      parse: parseJson,
+      parse: parseOwnJson,
       logRequests,
       bodyLimit: app.initialConfig.bodyLimit!,
       prove: (request) => proofsOf(app).check(request),

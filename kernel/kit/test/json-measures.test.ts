@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { measureJson, parseJson } from '../bodies.ts'
+import { measureJson, parseJson, parseOwnJson } from '../bodies.ts'
 
 const depthOf = (value: unknown): number =>
   typeof value === 'object' && value !== null
@@ -56,6 +56,7 @@ test('a body has a bounded number of values and names, however short they are; o
   const most = 200_000
   const listOf = (length: number): Buffer => Buffer.from(`[${Array.from({ length }, () => 0).join(',')}]`)
   assert.equal((parseJson(listOf(most - 1)) as unknown[]).length, most - 1)
+  assert.equal((parseOwnJson(listOf(2 * most)) as unknown[]).length, 2 * most, 'the log of a long run')
   const dense = [
     listOf(most),
     Buffer.from(`[${'{},'.repeat(most / 2)}0]`),
