@@ -35,12 +35,17 @@ const alone = `set_config('max_parallel_workers_per_gather', '0', true)`
  * is small, and a named statement keeps such a plan for hundreds of uses, whatever the table has become.
  */
 const byIndex = `set_config('enable_seqscan', 'off', true)`
+/**
+ * Claims and units find single rows by key. While a table has few pages, a bitmap of all rows of the tenant seems as cheap as a key, and that plan
+ * stays as well. Other work needs bitmaps: it looks for keys by one column or another, and reads spans of lists.
+ */
+const byKey = `set_config('enable_bitmapscan', 'off', true)`
 /** All settings come with the tenant, because poolers refuse a connection that asks for them. */
 const setTenant = (tenantId: string, work: Work): Statement => {
-  const more = work === 'claims' ? '' : `, set_config('statement_timeout', '${timeouts[work]}', true), ${alone}`
+  const more = work === 'claims' ? byKey : `set_config('statement_timeout', '${timeouts[work]}', true), ${alone}`
   return {
     name: `ao_set_${work}`,
-    text: `SELECT set_config('app.tenant_id', $1, true), ${byIndex}${more}`,
+    text: `SELECT set_config('app.tenant_id', $1, true), ${byIndex}, ${more}`,
     values: [tenantId],
   }
 }

@@ -161,6 +161,27 @@ test('a plan of a tenant that is made while a table is small reads no whole tabl
   assert.match(JSON.stringify(rows.at(-1)), /Seq Scan/, 'the server would')
 })
 
+test('a plan of a claim that is made while tenants are small uses the key, and never all rows of the tenant', async (t) => {
+  const { of, unit } = await openTransactions(t, 1)
+  await of('requests').systemBatch(
+    [
+      'CREATE TABLE small (tenant_id text, id int, rest text, PRIMARY KEY (tenant_id, id))',
+      'CREATE INDEX ON small (tenant_id)',
+      `INSERT INTO small SELECT 'tenant' || n % 10, n, repeat('x', 200) FROM generate_series(1, 60) n`,
+      'ANALYZE small',
+    ].map((text) => ({ text })),
+  )
+  const explain = { text: `EXPLAIN SELECT FROM small WHERE tenant_id = 'tenant1' AND id = 1 AND rest <> ''` }
+  const plans = {
+    claims: (await of('claims').batch<[object[]]>('acme', [explain]))[0],
+    unit: await unit('acme', explain),
+  }
+  for (const [work, plan] of Object.entries(plans))
+    assert.match(JSON.stringify(plan), /Index Scan using small_pkey/, work)
+  const [reads] = await of('reads').batch<[object[]]>('acme', [explain])
+  assert.match(JSON.stringify(reads), /Bitmap Heap Scan/, 'the server would')
+})
+
 test('a read and a request have limits of their own, which end with them; too slow a one is told to ask for less', async (t) => {
   const { of } = await openTransactions(t, 1)
   const show = { text: `SELECT current_setting('statement_timeout') AS limit` }
