@@ -47,7 +47,10 @@ export const asOrphans = `
 const takeOne = prepared('run-take-one', `WITH ${taking('id = :run')} ${asTaken}`)
 const takeQueued = prepared(
   'run-take-queued',
-  `WITH gone AS (DELETE FROM run_queue WHERE tenant_id = :tenant AND run_id = :run RETURNING run_id, session_id)
+  `WITH gone AS (
+     DELETE FROM run_queue WHERE tenant_id = :tenant AND run_id = :run
+       AND session_id = (SELECT session_id FROM runs WHERE tenant_id = :tenant AND id = :run)
+     RETURNING run_id, session_id)
    SELECT gone.run_id AS id, gone.session_id, 0 AS epoch, r.public_run
    FROM gone JOIN runs r ON r.tenant_id = :tenant AND r.id = gone.run_id`,
 )

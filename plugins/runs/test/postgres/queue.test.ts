@@ -137,3 +137,11 @@ test('a line and the end of a run meet at any moment: what waits is started once
     assert.equal((await a.findRun(tenantId, `next-${i}`))?.status, 'running')
   }
 })
+
+test('a line is found by its session, with a plan from when no run waited as well', async (t) => {
+  const { db } = await openStores(t)
+  await db.systemBatch([{ text: 'ANALYZE run_queue' }])
+  const explain = `EXPLAIN SELECT FROM run_queue WHERE tenant_id = 'acme' AND session_id = 'sess-1'`
+  const [plan] = await db.as('claims').batch<[object[]]>(tenantId, [{ text: explain }])
+  assert.match(JSON.stringify(plan), /Index Cond: [^"]*session_id/)
+})
