@@ -186,3 +186,27 @@ test('what began before the end of a period, and waited, takes nothing away from
   assert.deepEqual(await uses(), [[{ spent: cents(2.75), told: 80, ahead: 1 }]])
   assert.equal((await begin(store).then(() => ask(store))).kind, 'unfunded', 'and the cap holds')
 })
+
+test('what a run holds is added to its own uses of budgets, and no other use of the tenant is read', async (t) => {
+  const { grant, budget, budgets, database } = await stage(t)
+  await grant(100)
+  await budget({ scope: 'end_user', per: 'day', capCents: 1 })
+  const [one] = await budgets()
+  const claims = database.as('claims')
+  const uses = `INSERT INTO billing_budget_uses (tenant_id, budget_id, subject, period)
+    SELECT 'acme', '${one!.id}', 'user-' || n, now() FROM generate_series(1, 10000) n`
+  await claims.batch('acme', [{ text: uses }, { text: 'ANALYZE billing_budget_uses' }])
+  const hold = `INSERT INTO billing_holds (tenant_id, run_id, amount, budgets) VALUES ('acme', 'run', 0, '[["${one!.id}", "user-7", ""]]')`
+  const explain = (call: string) => ({
+    text: `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT ${call} FROM billing_holds`,
+  })
+  type Plans = { 'QUERY PLAN': { Plan: Record<'Shared Hit Blocks' | 'Shared Read Blocks', number> }[] }[]
+  for (const call of [`billing_hold_budgets('acme', budgets, 5)`, `billing_release('acme', run_id)`]) {
+    // What the catalog is read for the first time does not count.
+    const calls = [{ text: hold }, explain(call), { text: 'DELETE FROM billing_holds' }]
+    const rows = await claims.batch<Plans[]>('acme', [...calls, ...calls])
+    const { Plan: plan } = rows.at(-2)![0]!['QUERY PLAN'][0]!
+    const pages = plan['Shared Hit Blocks'] + plan['Shared Read Blocks']
+    assert.ok(pages < 60, `${call} reads ${pages} pages`)
+  }
+})
