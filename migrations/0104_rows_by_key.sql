@@ -39,3 +39,7 @@ BEGIN
   RETURN hold.budgets;
 END
 $$;
+
+-- Without a tenant no setting of a transaction forbids to read the whole table. The function keeps the plan that its process made while the
+-- table was small.
+ALTER FUNCTION kv_hit(text, integer, integer, integer) SET enable_seqscan = off;

@@ -135,3 +135,24 @@ test('postgres: a process that is alone notifies nobody, and many wake-ups are f
   assert.ok(wakes.length <= 4, `${wakes.length} notifications`)
   assert.ok(wakes.every((payload) => Buffer.byteLength(payload) < 8_000))
 })
+
+test('postgres: a hit finds its key by the index, with a plan from when there were few keys as well', async (t) => {
+  const { dsn } = await open(t)
+  const client = new pg.Client({ connectionString: dsn })
+  client.on('error', () => {})
+  await client.connect()
+  t.after(() => client.end())
+  const add = (from: number, to: number) =>
+    client.query(`INSERT INTO kv_windows SELECT 'k' || n, '{1}', '{1}', now() FROM generate_series(${from}, ${to}) n`)
+  await add(1, 10)
+  await client.query('ANALYZE kv_windows')
+  // From the sixth call on, the function keeps its plans.
+  const hit = `SELECT kv_hit('k1', 100, 60, 1)`
+  for (let i = 0; i < 8; i++) await client.query(hit)
+  await add(11, 20_000)
+  const { rows } = await client.query<{
+    'QUERY PLAN': { Plan: Record<'Shared Hit Blocks' | 'Shared Read Blocks', number> }[]
+  }>(`EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ${hit}`)
+  const { Plan: plan } = rows[0]!['QUERY PLAN'][0]!
+  assert.ok(plan['Shared Hit Blocks'] + plan['Shared Read Blocks'] < 40, JSON.stringify(plan))
+})
