@@ -34,26 +34,35 @@ const pageBytes = 4 * 1024 * 1024
 /** How many earlier runs are read to restore a conversation: a turn is at least two messages, and no model takes a prompt of more than 400. */
 const mostRuns = 208
 
-// A conversation may have spanned several sessions, so its runs are found by its messages. Sizes are known without reading the contents, because
-// attachments are stored as they came.
-const listRuns = prepared(
-  'past-runs',
-  `SELECT r.id, octet_length(r.prompt) + coalesce(pg_column_size(r.input), 0) + coalesce(pg_column_size(r.metadata), 0) AS bytes
-   FROM runs r
-   WHERE r.tenant_id = :tenant AND r.finished_at IS NOT NULL AND r.ordinal IS NOT NULL AND CASE WHEN :publicRun::text IS NULL
-     THEN r.session_id = :session
-     ELSE r.id = ANY (ARRAY(
-       SELECT p.run_id FROM messages m JOIN public_runs p ON p.tenant_id = m.tenant_id AND p.id = m.public_run_id
+// Sizes are known without reading the contents, because attachments are stored as they came.
+const past = (where: string): string => `
+  SELECT id, octet_length(prompt) + coalesce(pg_column_size(input), 0) + coalesce(pg_column_size(metadata), 0) AS bytes, started_at
+  FROM runs WHERE tenant_id = :tenant AND ${where} AND finished_at IS NOT NULL AND ordinal IS NOT NULL`
+const newest = `ORDER BY started_at DESC, id DESC LIMIT ${mostRuns}`
+const listRuns = prepared('past-runs', `${past('session_id = :session')} ${newest}`)
+// A conversation may have spanned several sessions, so its runs are found by its messages. Each step is a look-up by key (OFFSET 0): joined, the
+// runs of the tenant may be read by another index.
+const listChatRuns = prepared(
+  'past-chat-runs',
+  `SELECT id, bytes FROM (
+     SELECT DISTINCT run_id FROM (
+       SELECT p.run_id FROM messages m CROSS JOIN LATERAL (
+         SELECT run_id FROM public_runs WHERE tenant_id = :tenant AND id = m.public_run_id OFFSET 0
+       ) p
        WHERE m.tenant_id = :tenant AND m.role = 'user' AND m.conversation_id = (
          SELECT conversation_id FROM public_runs WHERE tenant_id = :tenant AND id = :publicRun)
-       ORDER BY m.position DESC LIMIT ${mostRuns}))
-   END
-   ORDER BY r.started_at DESC, r.id DESC LIMIT ${mostRuns}`,
+       ORDER BY m.position DESC LIMIT ${mostRuns}
+     ) said
+   ) chat CROSS JOIN LATERAL (${past('id = chat.run_id')} OFFSET 0) run
+   ${newest}`,
 )
 const readRuns = prepared(
   'past-runs-read',
-  `SELECT id, status, prompt, input, metadata, usage ->> 'model' AS model FROM runs
-   WHERE tenant_id = :tenant AND id = ANY(:runs) ORDER BY array_position(:runs, id)`,
+  `SELECT r.id, r.status, r.prompt, r.input, r.metadata, r.usage ->> 'model' AS model
+   FROM unnest(:runs::text[]) WITH ORDINALITY AS asked (id, place) CROSS JOIN LATERAL (
+     SELECT * FROM runs WHERE tenant_id = :tenant AND id = asked.id OFFSET 0
+   ) r
+   ORDER BY asked.place`,
 )
 const listChunks = prepared(
   'past-run-chunks',
@@ -76,7 +85,8 @@ async function* readPastRuns(
   { tenantId, sessionId, publicRunId }: Claim,
 ): AsyncGenerator<readonly PastRun[]> {
   const values = { tenant: tenantId, session: sessionId, publicRun: publicRunId }
-  const listed = await read<{ id: string; bytes: number }>(db, tenantId, listRuns(values))
+  const list = publicRunId === undefined ? listRuns : listChatRuns
+  const listed = await read<{ id: string; bytes: number }>(db, tenantId, list(values))
   for (const runs of pagesOf(listed)) {
     const ofPage = { tenant: tenantId, runs }
     const [page, chunks] = await db.batch<[PastRow[], (ChunkRow & { run_id: string })[]]>(tenantId, [

@@ -83,6 +83,44 @@ test('a conversation is restored from reads of some megabytes, the newest run fi
   )
 })
 
+test('what a conversation has said is found by keys, with plans from when its tenant had one run as well', async (t) => {
+  const { db, store, chat } = await storeWithChats(t)
+  await chat('1', { result: 'Good day.' })
+  const { mock } = t.mock.method(db, 'batch')
+  const claim = { tenantId, runId: 'run-2', sessionId: 'sess-1', epoch: 2 }
+  for (const past of [claim, { ...claim, publicRunId: 'prun-1' }]) {
+    for await (const [run] of store.pastRuns(past)) assert.equal(run?.runId, 'run-1')
+  }
+  const sent = mock.calls.flatMap(({ arguments: [, statements] }) => statements)
+  assert.equal(sent.length, 6)
+  const literal = (value: unknown) => (Array.isArray(value) ? `'{${value.join(',')}}'` : `'${String(value)}'`)
+  const executed = sent.map(({ values = [] }, i) => `EXECUTE past${i} (${values.map(literal).join(', ')})`)
+  const grown = [
+    `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, ordinal, finished_at)
+     SELECT 'acme', 'r' || n, 's' || n, 'p', 'ok', 'x', 'x', 1, 1, now() FROM generate_series(1, 3000) n`,
+    `INSERT INTO public_runs (tenant_id, id, published_id, conversation_id, run_id, status, finished_at)
+     SELECT 'acme', 'p' || n, 'pub-1', 'c' || n, 'r' || n, 'ok', now() FROM generate_series(1, 3000) n`,
+    `INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content)
+     SELECT 'acme', 'c' || n, 'p' || n, 'user', 'x' FROM generate_series(1, 3000) n`,
+  ]
+  const texts = [
+    'SET LOCAL plan_cache_mode = force_generic_plan',
+    ...sent.map(({ text }, i) => `PREPARE past${i} AS ${text}`),
+    ...executed,
+    ...grown,
+    ...executed.map((text) => `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ${text}`),
+  ]
+  type Plans = { 'QUERY PLAN': { Plan: Record<'Shared Hit Blocks' | 'Shared Read Blocks', number> }[] }[]
+  const answers = await db.batch<Plans[]>(
+    tenantId,
+    texts.map((text) => ({ text })),
+  )
+  for (const [i, [answer]] of answers.slice(-sent.length).entries()) {
+    const { Plan: plan } = answer!['QUERY PLAN'][0]!
+    assert.ok(plan['Shared Hit Blocks'] + plan['Shared Read Blocks'] < 60, `${sent[i]!.name} ${JSON.stringify(plan)}`)
+  }
+})
+
 test('no statement leaves a run, a session or a public run in a state that contradicts itself', async (t) => {
   const { db, chat } = await storeWithChats(t)
   await chat('1', { result: 'x' })
