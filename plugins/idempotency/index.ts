@@ -186,11 +186,13 @@ async function forgetKey(database: Database, held: Held): Promise<void> {
   await database.unit(held.tenantId, { ...forget, values: valuesOf(held) }, { order: orderOf(held) })
 }
 
+// The keys are named twice: by the arrays their rows are found, each by its key, and the join says which of them are held. By the join alone all
+// keys of the tenant are read.
 const renew = {
   name: 'idempotency-renew',
   text: `UPDATE idempotency_keys kept SET locked_until = now() + $5 * interval '1 second'
          FROM unnest($2::text[], $3::text[], $4::integer[]) AS held (scope, key, attempt)
-         WHERE kept.tenant_id = $1 AND kept.scope = held.scope AND kept.key = held.key AND kept.attempt = held.attempt
+         WHERE kept.tenant_id = $1 AND kept.scope = ANY ($2) AND kept.key = ANY ($3) AND kept.scope = held.scope AND kept.key = held.key AND kept.attempt = held.attempt
            AND kept.locked_until IS NOT NULL`,
 }
 
@@ -206,14 +208,15 @@ const renewKeys = (
 
 /** Rows that one statement deletes, so that a backlog blocks nobody. */
 const cleanLimit = 500
+// What is deleted is what was locked, and no other expired row is looked at.
 const clean = {
   name: 'idempotency-clean',
-  text: `WITH old AS (
-           SELECT scope, key FROM idempotency_keys
+  text: `WITH old AS MATERIALIZED (
+           SELECT ctid, expires_at FROM idempotency_keys
            WHERE tenant_id = $1 AND expires_at <= now() AND (locked_until IS NULL OR locked_until <= now())
            ORDER BY expires_at LIMIT ${cleanLimit} FOR UPDATE SKIP LOCKED)
-         DELETE FROM idempotency_keys gone USING old
-         WHERE gone.tenant_id = $1 AND gone.scope = old.scope AND gone.key = old.key RETURNING 1`,
+         DELETE FROM idempotency_keys
+         WHERE tenant_id = $1 AND expires_at <= (SELECT max(expires_at) FROM old) AND ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING 1`,
 }
 
 /** Deletes a tenant's expired keys. Any number of processes may do so at once. */
