@@ -131,9 +131,9 @@ const listTenants = prepared('queue-tenants', 'SELECT tenant_id, stamp::text AS 
 // Sessions whose queue perhaps no process is advancing: free sessions, and sessions with a waiting interrupt.
 const listWanted = prepared(
   'queue-wanted',
-  `SELECT q.session_id, bool_or(q.front) OR s.status <> 'running' AS wanted
-   FROM run_queue q JOIN sessions s ON s.tenant_id = q.tenant_id AND s.id = q.session_id
-   WHERE q.tenant_id = :tenant GROUP BY q.session_id, s.status`,
+  `SELECT q.session_id, q.front OR s.status <> 'running' AS wanted
+   FROM (SELECT session_id, bool_or(front) AS front FROM run_queue WHERE tenant_id = :tenant GROUP BY session_id) q
+     CROSS JOIN LATERAL (SELECT status FROM sessions WHERE tenant_id = :tenant AND id = q.session_id OFFSET 0) s`,
 )
 const forget = prepared(
   'queue-forget-tenant',
