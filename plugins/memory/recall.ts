@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import { type FirstMessage, type Recall, recalledBegin, recalledEnd } from '#contracts/memory'
 import type { MemoryBank } from './bank/bank.ts'
-import { columns, alive, type MemoryRow, toMemory } from './bank/rows.ts'
+import { alive, byIndex, columns, type MemoryRow, toMemory } from './bank/rows.ts'
 import type { Metrics } from './metrics.ts'
 import type { Memory } from './schema.ts'
 import { wordsAlone } from './text/words.ts'
@@ -90,11 +90,14 @@ export class MemoryRecall implements Recall {
   async #chosen(tenantId: string, runIds: readonly string[]): Promise<ReadonlyMap<string, string>> {
     const read = {
       name: 'memory-recalls',
-      text: `SELECT r.run_id, ${columns} FROM memory_recalls r JOIN memories m ON m.tenant_id = $1 AND m.id = r.memory_id
+      text: `SELECT r.run_id, ${columns} FROM memory_recalls r CROSS JOIN LATERAL (
+               SELECT * FROM memories WHERE tenant_id = $1 AND id = r.memory_id OFFSET 0
+             ) m
              WHERE r.tenant_id = $1 AND r.run_id = ANY ($2::text[]) AND ${alive} ORDER BY r.run_id, r.place`,
       values: [tenantId, runIds],
     }
-    const [rows] = await this.#parts.database.batch<[(MemoryRow & { run_id: string })[]]>(tenantId, [read])
+    type Answer = [object[], (MemoryRow & { run_id: string })[]]
+    const [, rows] = await this.#parts.database.batch<Answer>(tenantId, [byIndex, read])
     const byRun = Map.groupBy(rows, ({ run_id: id }) => id)
     return new Map([...byRun].map(([id, all]) => [id, blockOf(all.map(toMemory))]))
   }
