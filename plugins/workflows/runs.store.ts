@@ -264,8 +264,9 @@ export class WorkflowRunStore {
       [
         {
           name: 'workflow-waiting',
-          text: `SELECT n.run_id, n.id, n.attempt, t.spec FROM workflow_nodes n
-                 JOIN workflow_nodes t ON t.tenant_id = n.tenant_id AND t.run_id = n.run_id AND t.id = split_part(n.id, '.', 1)
+          text: `SELECT n.run_id, n.id, n.attempt, t.spec FROM workflow_nodes n CROSS JOIN LATERAL (
+                   SELECT spec FROM workflow_nodes WHERE tenant_id = $1 AND run_id = n.run_id AND id = split_part(n.id, '.', 1) OFFSET 0
+                 ) t
                  WHERE n.tenant_id = $1 AND n.waits_for = $2 AND n.status = 2`,
           values: [tenantId, waitsFor],
         },
