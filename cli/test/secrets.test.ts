@@ -108,7 +108,7 @@ test('K3: what plugins have sealed in tables of their own is moved as well, so t
     [5, 0],
   )
   // Nothing is got anew where the key before is gone.
-  const other = await appsStage(t, { dsn: s.dsn, variables: { AGENT_ORC_MASTER_KEY: fresh } })
+  const other = await appsStage(t, { dsn: s.dsn, own: s.own, variables: { AGENT_ORC_MASTER_KEY: fresh } })
   assert.deepEqual([(await s.read('ann', other.call)).status, await connects(other.call)], [200, true])
   assert.equal(s.issuer.asked.length, asked)
   const page = await other.browse(s.issuer.agree(String(begun.body['url'])))
