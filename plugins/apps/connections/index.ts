@@ -180,8 +180,12 @@ export const createTenantData = (database: Database, accounts: Pick<Accounts, 'r
   async erase(tenantId) {
     const list = { text: 'SELECT id FROM app_connections WHERE tenant_id = $1 LIMIT $2', values: [tenantId, abreast] }
     const [rows] = await database.batch<[Due[]]>(tenantId, [list])
-    const erased = await Promise.all(rows.map(({ id }) => eraseAccount(database, accounts, tenantId, id)))
-    return { deleted: erased.filter(Boolean).length, more: rows.length === abreast }
+    // All are over when this is: one that went on behind a refusal might revoke an account after a legal hold was set.
+    const ends = await Promise.allSettled(rows.map(({ id }) => eraseAccount(database, accounts, tenantId, id)))
+    const failed = ends.find((end) => end.status === 'rejected')
+    if (failed) throw failed.reason
+    const deleted = ends.filter((end) => end.status === 'fulfilled' && end.value).length
+    return { deleted, more: rows.length === abreast }
   },
 })
 
