@@ -8,7 +8,7 @@ interface RouteOptions {
   /** The answer may stay open while there is something to send, and counts as one of the tenant's streams. */
   readonly stream?: true
 }
-interface RouteConfig extends RouteOptions {
+export interface RouteConfig extends RouteOptions {
   readonly access?: unknown
   readonly ownOrigins?: unknown
 }

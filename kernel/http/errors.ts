@@ -109,17 +109,18 @@ export function handleClientError(error: Error & { code?: string }, socket: Sock
   refuseRaw(socket, told.status, { error: told.code, message: told.sentence }, overTls)
 }
 
-/** The headers of every answer: browsers must neither guess its content type nor cache it, and ask over TLS again if they did. */
-export const standingHeaders = (overTls: boolean): Readonly<Record<string, string>> =>
-  overTls ? standingOverTls : standing
 const standing = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' }
-const standingOverTls = { ...standing, 'strict-transport-security': `max-age=${365 * 24 * 60 * 60}` }
+/** The headers of every answer: browsers must neither guess its content type nor cache it, and ask over TLS again if they did. */
+export const standingHeaders: Readonly<Record<'plain' | 'tls', Readonly<Record<string, string>>>> = {
+  plain: standing,
+  tls: { ...standing, 'strict-transport-security': `max-age=${365 * 24 * 60 * 60}` },
+}
 
 /** Answers where there is no reply of Fastify, and closes the connection. */
 export function refuseRaw(socket: Duplex, status: number, body: object, overTls = 'encrypted' in socket): void {
   const text = JSON.stringify(body)
   const length = { 'content-type': 'application/json', 'content-length': Buffer.byteLength(text), connection: 'close' }
-  const headers = Object.entries({ ...standingHeaders(overTls), ...length }).map(
+  const headers = Object.entries({ ...standingHeaders[overTls ? 'tls' : 'plain'], ...length }).map(
     ([name, value]) => `${name}: ${value}\r\n`,
   )
   socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${headers.join('')}\r\n${text}`)

@@ -14,7 +14,7 @@ import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.
 import { bodyOf, giveBack, parseJson, parseOwnJson } from '../kit/bodies.ts'
 import type { Validators } from '../kit/compilers.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
-import { accessOf, isUpload, judgesOrigins } from './access.ts'
+import { accessOf, isUpload, judgesOrigins, type RouteConfig } from './access.ts'
 import { handleClientError, standingHeaders } from './errors.ts'
 import { streamsOf } from './streams.ts'
 
@@ -32,7 +32,7 @@ const overTls = ({ raw, headers }: FastifyRequest): boolean =>
 
 /** Sets the headers that every answer has. */
 export function sayStanding(request: FastifyRequest, reply: FastifyReply): void {
-  void reply.header('x-request-id', request.id).headers(standingHeaders(overTls(request)))
+  void reply.header('x-request-id', request.id).headers(standingHeaders[overTls(request) ? 'tls' : 'plain'])
 }
 
 /** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
@@ -122,7 +122,8 @@ export const jsonBodies = fp(
     app.addContentTypeParser('application/json', async (request: FastifyRequest, payload: IncomingMessage) => {
       const body = await bodyOf(request, payload)
       try {
-        return accessOf(request.routeOptions.config) === 'network' ? parseOwnJson(body) : parseJson(body)
+        const { access } = request.routeOptions.config as RouteConfig
+        return access === 'network' ? parseOwnJson(body) : parseJson(body)
       } finally {
         giveBack(body)
       }
