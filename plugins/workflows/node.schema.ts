@@ -13,7 +13,8 @@ const template = (description: string, maxLength = 100_000) =>
   Type.String({ minLength: 1, maxLength, description: `${description} A template.` })
 const seconds = (description: string, maximum: number) => Type.Number({ minimum: 0, maximum, description })
 /** An object with any names. They are not listed one by one to check it: it may have hundreds of thousands. */
-const anyObject = (options?: ObjectOptions) => Type.Unsafe<Record<string, unknown>>(Type.Object({}, options))
+const anyObject = (options?: ObjectOptions) =>
+  Type.Unsafe<Record<string, unknown>>(Type.Object({}, { ...options, additionalProperties: true }))
 export const schemaOf = (description: string) => anyObject({ description })
 export const strict = { additionalProperties: false } as const
 

@@ -85,6 +85,18 @@ test('what one dead process left is done at once, and what another one holds is 
   assert.equal((await s.rests(body.id)).status, 3)
 })
 
+test('a definition is answered with the schemas that it was given', async (t) => {
+  const s = await stage(t)
+  const schema = { type: 'object', properties: { sum: { type: 'number' } }, required: ['sum'] }
+  const nodes = [{ id: 'first', type: 'condition', if: true }]
+  const given = { inputSchema: schema, outputSchema: { ...schema, title: 'out' } }
+  const { body } = await s.call('POST', '/api/workflows/definitions', { name: 'typed', nodes, ...given })
+  const changed = await s.call('PATCH', `/api/workflows/definitions/${body.id}`, { description: 'x' })
+  const read = await s.call('GET', `/api/workflows/definitions/${body.id}`)
+  for (const { inputSchema, outputSchema } of [body, changed.body, read.body])
+    assert.deepEqual({ inputSchema, outputSchema }, given)
+})
+
 test('a definition that was used before is used as it is now, or not at all', async (t) => {
   const s = await stage(t)
   const define = (nodes: object[]) => ({ name: 'changing', nodes })
