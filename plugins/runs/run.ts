@@ -92,7 +92,7 @@ export class Run {
     const beganAt = Date.now() - (order.orphan?.elapsedMs ?? 0)
     this.#timesOutAt = beganAt + this.#policy.timeoutMs
     this.deadline = this.#timesOutAt + deps.deadlineGraceMs
-    this.#stream = new RunnerStream(deps, order, this.#abort.signal)
+    this.#stream = new RunnerStream(deps, order, this.#abort.signal, () => this.#taken.resolve(undefined))
     this.#recorder = new Recorder(deps, claim, this.log, () => this.leave())
     const limits = [session.profile.limits.maxCostCents, task.parent?.budgetCents]
     this.#usage = new RunUsage(deps.prices, limits, task.parent && deps.trees.tellerOf(claim, task.parent))

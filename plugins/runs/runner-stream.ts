@@ -82,12 +82,16 @@ export class RunnerStream {
   restoring = false
   /** The caller was told that the run is accepted: it cannot be taken back any more. */
   announced: boolean
+  readonly #onFull: () => void
 
+  /** `onFull` is called when the run waits for room at its runner: nobody has it, so another conductor may. */
   constructor(
     deps: RunnerStreamDeps,
     { claim, session, placed, announced, orphan }: Omit<RunOrder, 'task'>,
     signal: AbortSignal,
+    onFull = (): void => {},
   ) {
+    this.#onFull = onFull
     this.#deps = deps
     this.#claim = claim
     this.#session = session
@@ -106,7 +110,7 @@ export class RunnerStream {
     let body = await this.#withMemories(await this.#withSecrets(run))
     const tried = new Set<string>()
     const taught = new Set<RunnerLink>()
-    const began = Date.now()
+    let began = Date.now()
     let link = await this.#another(tried, began)
     let hydrated = fresh
     let fullMs: number = fullRetryMs[0]
@@ -135,8 +139,11 @@ export class RunnerStream {
         } else if (error.code === 'session_busy' && Date.now() < began + busyRetryMs) {
           await sleep(25, undefined, { signal: this.#signal })
         } else if (isFull(error) && this.announced) {
-          // An accepted run is not refused any more: it waits for room, within its own time.
+          // An accepted run is not refused any more: it waits for room, within its own time. Then it is as patient as at first.
+          this.#onFull()
           await sleep(fullMs, undefined, { signal: this.#signal })
+          began = Date.now()
+          tried.clear()
           fullMs = Math.min(2 * fullMs, fullRetryMs[1])
         } else if (tookNothing(error)) {
           link = await this.#another(tried.add(link.hash), began, error)

@@ -347,6 +347,26 @@ test('an accepted run waits for a runner that is full of attachments; another is
   assert.equal(await status(s, 'new'), undefined)
 })
 
+test('a run that waits for room at a runner is handed over when its conductor stops: nobody has begun it', async (t) => {
+  const handed: string[] = []
+  const store = meddling(new MemoryRunStore(), {
+    retreat: async () => true,
+    handOver: async ({ runId }) => handed.push(runId) > 0,
+  })
+  const s = await limited(t, { attachmentBytes: 8 }, endless, { store, config: { drain: '20s' } })
+  const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
+  const { runId, sessionId } = (await post(s, {})).json()
+  await post(s, { id: 'waits', sessionId, whenBusy: 'enqueue', attachments })
+  s.runner.onExecute = (run) => {
+    if (run.attachments) throw overLimit('attachmentBytes', 8)
+  }
+  await s.dispatch.cancel('acme', runId)
+  await eventually('it is sent', () => s.runner.executed.some((run) => run.runId === 'waits'))
+  const stopped = s.kernel.stop()
+  await eventually('it is handed over', () => handed.includes('waits'))
+  await stopped
+})
+
 test('attachments that come at once are bounded as those that come one after the other', async (t) => {
   const s = await limited(t, { attachmentBytes: 16 })
   const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
