@@ -8,14 +8,12 @@ const atOnce = 100
 const goneAtOnce = 200
 
 /**
- * An end user's memories: those that name the end user, and those without a name from the end user's chats and runs. Finding the latter needs the
- * runs, so memories are deleted before runs.
+ * An end user's memories: those that name the end user, and those without a name from the sessions of the end user's chats and from the end user's
+ * other runs, whose sessions may have runs of others. Finding the latter two needs the runs, so memories are deleted before runs.
  */
-const theirs = `(m.end_user_id = $2 OR (m.end_user_id IS NULL AND m.session_id IN (
-    SELECT r.session_id FROM (
-      SELECT run_id FROM public_runs WHERE tenant_id = $1 AND end_user_id = $2
-      UNION SELECT run_id FROM run_people WHERE tenant_id = $1 AND person = sha256(convert_to($2, 'UTF8'))
-    ) p JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id)))`
+const theirs = `(m.end_user_id = $2 OR (m.end_user_id IS NULL AND (m.session_id IN (
+    SELECT r.session_id FROM public_runs p JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id WHERE p.tenant_id = $1 AND p.end_user_id = $2
+  ) OR m.run_id IN (SELECT run_id FROM run_people WHERE tenant_id = $1 AND person = sha256(convert_to($2, 'UTF8'))))))`
 
 /** Exports and erases all memories of an end user, including superseded and expired ones. */
 export const endUserMemories = (database: Database): EndUserStore => ({

@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import pLimit from 'p-limit'
+import { isAppError } from '#kernel'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database, TenantTx } from '#contracts/database'
 import type { TenantDataStore } from '#contracts/retention'
@@ -22,15 +23,15 @@ interface Runners {
 }
 
 /**
- * Tells runners to delete their copies of sessions, with their sandboxes. Resolves to the sessions that could not be told, since their runner did not
- * answer: it keeps its copy until it needs the room or restarts; no run can start in the session again. A runner that did not answer once is noted in
- * `away`, and is not asked again. A runner that this conductor does not know any more is left out.
+ * Tells runners to delete their copies of sessions, with their sandboxes. Resolves to the sessions of which that failed: their runner keeps its copy
+ * until it needs the room or restarts; no run can start in the session again. A runner that cannot be reached is noted in `away`, and is not asked
+ * again. A runner that this conductor does not know any more is left out.
  */
 export async function tellRunners(
   { fleet, log }: Runners,
   tenantId: string,
   sessions: readonly LeftSession[],
-  away: Set<string> = new Set(),
+  away?: Set<string>,
 ): Promise<ReadonlySet<string>> {
   const untold = new Set<string>()
   const some = pLimit(callsAtOnce)
@@ -38,9 +39,10 @@ export async function tellRunners(
     const link = fleet?.owner(id, runner ?? undefined)
     if (!link) return
     try {
-      if (!away.has(link.hash)) return await link.deleteSession(tenantId, id)
+      if (!away?.has(link.hash)) return await link.deleteSession(tenantId, id)
     } catch (err) {
-      away.add(link.hash)
+      // One session that fails, or takes too long, says nothing of the others of its runner.
+      if (isAppError(err) && err.retryable) away?.add(link.hash)
       log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased')
     }
     untold.add(id)
@@ -77,9 +79,10 @@ const underWay = {
            OR EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND status = 2 AND lease_until > clock_timestamp()) AS busy,
            (SELECT erase_at < now() - interval '1 day' FROM tenants WHERE id = $1) AS late`,
 }
-/** In the proof: sessions of which a runner may have a copy, since it did not answer for a day. */
+/** In the proof: sessions of which a runner may have a copy, since it did not answer for a day. An erasure that was cut off finds fewer. */
 const noteUntold = {
-  text: `UPDATE tenants SET erased_rows = coalesce(erased_rows, '{}') || jsonb_build_object('untold_sessions', $2::int) WHERE id = $1`,
+  text: `UPDATE tenants SET erased_rows = coalesce(erased_rows, '{}')
+           || jsonb_build_object('untold_sessions', greatest($2::int, (erased_rows ->> 'untold_sessions')::int)) WHERE id = $1`,
 }
 /** Keeps only the id of the tenant, since ids are never given twice. */
 const finish = {

@@ -54,9 +54,21 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
   const failures: unknown[] = []
   const late: Tenant[] = []
   const due: Tenant[] = []
+  let isUnheard = false
+  // A server may be another one than at the last pass, or have got its folder back from a backup; one that was not told of the end of a hold would
+  // keep the tenant's data for ever. One that does not answer is waited for once for all tenants without a hold.
+  const tell = async ({ id, legal_hold }: Tenant): Promise<void> => {
+    if (isUnheard && !legal_hold) return
+    await tellHold(database, parts.data, id).catch((err: unknown) => {
+      if (legal_hold) throw err
+      isUnheard = true
+      log.warn({ err, tenant: id }, 'it could not be told that there is no legal hold')
+    })
+  }
   const serve = async (tenant: Tenant, turn: AbortSignal): Promise<void> => {
     signal.throwIfAborted()
-    await passOf(parts, tenant, AbortSignal.any([signal, turn])).catch((err: unknown) => {
+    const work = tell(tenant).then(() => passOf(parts, tenant, AbortSignal.any([signal, turn])))
+    await work.catch((err: unknown) => {
       if (signal.aborted) throw err
       if (turn.aborted) return void late.push(tenant)
       if (isAppError(err) && err.code === retentionErrors.legalHold.row.code) return
@@ -83,8 +95,7 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
 async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Promise<void> {
   const { batches, endUsers, defaults, figures, log } = parts
   const { id } = tenant
-  // A server may be another one than at the last pass, or have got its folder back from a backup.
-  if (tenant.legal_hold) return tellHold(parts.database, parts.data, id)
+  if (tenant.legal_hold) return
   if (tenant.due) return void (await parts.eraseTenant(id, signal))
   await endUsers.enter(id, signal)
   for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal)

@@ -151,7 +151,8 @@ export class EndUsers {
     return this.#ids(tenantId, {
       name: 'end-user-runs',
       text: `SELECT r.id FROM ${runsAlone} AND NOT EXISTS (
-               SELECT FROM run_people o WHERE o.tenant_id = $1 AND o.run_id = r.parent ->> 'runId' AND o.person = p.person)
+               SELECT FROM run_people o JOIN runs x ON x.tenant_id = $1 AND x.id = o.run_id
+               WHERE o.tenant_id = $1 AND o.run_id = r.parent ->> 'runId' AND o.person = p.person)
              ORDER BY p.run_id LIMIT $4`,
       values: [tenantId, endUserId, after, limit],
     })

@@ -69,6 +69,22 @@ test('what is remembered of an end user is exported and erased whole, with its h
   assert.deepEqual((await call('DELETE', '/api/end-users/bob', 'acme')).json().data, { memory: 1 })
 })
 
+test('of a session of the API, which may have runs of several, an end user has what their own runs wrote', async (t) => {
+  const { call, sql, count } = await stage(t, {}, undefined, {}, [profiles, memory])
+  const run = (id: string, person: string) =>
+    `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, ordinal, started_at, finished_at, end_user_id)
+     VALUES ('acme', '${id}', 's-shared', 'p', 'ok', 'x', 'me', 1, 1, now(), now(), ${person})`
+  await sql('acme', run('plain', 'NULL'), run('hers', `'ann'`))
+  for (const [runId, processedContent] of Object.entries({
+    plain: 'The shop opens at nine.',
+    hers: 'The door is blue.',
+  }))
+    await call('POST', '/api/profiles/p/memories', 'acme', { processedContent, sessionId: 's-shared', runId })
+  assert.equal(await count('acme', 'memories'), 2)
+  assert.deepEqual((await call('DELETE', '/api/end-users/ann', 'acme')).json().data, { memory: 1 })
+  assert.equal(await count('acme', 'memories'), 1)
+})
+
 test('what a run writes that had begun before its end user was erased brings nothing of them back', async (t) => {
   const found: ReadonlyMap<string, ConductorTool>[] = []
   const probe = definePlugin({
