@@ -27,6 +27,8 @@ export interface ModelReply {
   readonly inBandError?: string
   /** Cuts the connection after this many text deltas, in the middle of the answer. */
   readonly resetAfter?: number
+  /** Cuts it no sooner than this resolves. */
+  readonly resetWhen?: Promise<unknown>
   /** Stays silent after this many text deltas until the client closes. */
   readonly hangAfter?: number
   /** Stays silent before any header. */

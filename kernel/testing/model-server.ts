@@ -140,7 +140,10 @@ async function answer(
   const frames = encode()
   response.write(frames.head)
   for (const [index, delta] of frames.deltas.entries()) {
-    if (reply.resetAfter === index) return void response.destroy()
+    if (reply.resetAfter === index) {
+      await reply.resetWhen
+      return void response.destroy()
+    }
     if (reply.hangAfter === index) return
     if (reply.delayMs) await new Promise((resolve) => setTimeout(resolve, reply.delayMs))
     if (response.destroyed) return

@@ -86,9 +86,11 @@ withVendor(() => {
   )
 
   test('an answer that is cut after text was seen is not said again', { timeout }, async (t) => {
-    const replies: ModelReply[] = [{ text: 'one two three four', delayMs: 100, resetAfter: 2 }]
+    const seen = Promise.withResolvers<void>()
+    const broken = { text: 'one two three four', delayMs: 100, resetAfter: 2, resetWhen: seen.promise }
+    const replies: ModelReply[] = [broken]
     const { runtime } = await onStandIn(t, { reply: () => replies.shift() ?? { text: 'another answer' } })
-    const events = await run(runtime, 'hi')
+    const events = await run(runtime, 'hi', {}, (event) => textOf([event]) !== '' && seen.resolve())
     failed(events, 'model_error', /^The connection to the model server broke\.$/, true)
     // What was under way when the connection broke is lost with it.
     assert.match(textOf(events), /^one (two )?$/)
