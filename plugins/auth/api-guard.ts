@@ -61,7 +61,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
   const callers = new WeakMap<FastifyRequest, Caller>()
   /** The tenants of requests that their limits will refuse. The keys of these requests are not looked up. */
   const spent = new WeakMap<FastifyRequest, string>()
-  const details: Details = new WeakMap()
+  const told: Told = new WeakMap()
   const open = new OpenExchanges((request) => callers.get(request))
 
   /** The tenant of a request that its limit refuses in any case. A client that goes on at its limit then costs no round trips. */
@@ -73,7 +73,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
     protect(app: App) {
       open.watch(app)
       const keeper = trail()
-      const audit = keeper && auditScope(app, keeper, details)
+      const audit = keeper && auditScope(app, keeper, told)
       app.addHook('onRoute', ({ method, url, config }) => {
         if (neededRole(config) === undefined) {
           throw new Error(
@@ -112,7 +112,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
       return caller
     },
     async record(request, targets, detail) {
-      if (detail) details.set(request, detail)
+      if (detail) told.set(request, { ...told.get(request), detail })
       const keeper = trail()
       if (!keeper) return
       const write = writeOf(request, callers.get(request)!)
@@ -150,12 +150,12 @@ export function actionOf(method: string, url: string): string {
   return (verb === undefined ? words : [...words, verb]).join('.')
 }
 
-type Details = WeakMap<FastifyRequest, NonNullable<AuditOutcome['detail']>>
+/** What the outcome of a request has besides its status. */
+type Told = WeakMap<FastifyRequest, Omit<AuditOutcome, 'status'>>
 
 /** Records the administrative writes of one scope: an entry before a write is handled, and its outcome afterwards. */
-function auditScope(app: App, trail: AuditTrail, details: Details) {
+function auditScope(app: App, trail: AuditTrail, told: Told) {
   const open = new WeakMap<FastifyRequest, AuditEntry>()
-  const told = new WeakMap<FastifyRequest, Omit<AuditOutcome, 'status'>>()
   // The field that identifies an item of a collection. A route `/api/profiles/:name` shows that an item created in `/api/profiles` is identified by
   // its `name`.
   const keys = new Map<string, string>()
@@ -164,8 +164,7 @@ function auditScope(app: App, trail: AuditTrail, details: Details) {
     const entry = open.get(request)
     if (!entry) return
     open.delete(request)
-    const detail = details.get(request)
-    await trail.end(entry, { status: reply.statusCode, ...told.get(request), ...(detail ? { detail } : {}) })
+    await trail.end(entry, { status: reply.statusCode, ...told.get(request) })
   }
   app.addHook('onRoute', (route: RouteOptions) => {
     const item = /^(.+)\/:(\w+)$/.exec(route.url)
@@ -174,7 +173,8 @@ function auditScope(app: App, trail: AuditTrail, details: Details) {
     if (![route.method].flat().some((method) => isAudited(method, route.config))) return
     route.preSerialization = hooks(route.preSerialization, async (request: FastifyRequest, reply, payload: unknown) => {
       const id = reply.statusCode === 201 ? idOf(payload, keys.get(route.url)) : undefined
-      if (id !== undefined) told.set(request, { target: [targetOf(request), id].filter(Boolean).join('/') })
+      if (id !== undefined)
+        told.set(request, { ...told.get(request), target: [targetOf(request), id].filter(Boolean).join('/') })
       if (reply.statusCode === 200 && isProof(request.routeOptions.config))
         told.set(request, { detail: { ...(payload as object) } })
       return payload

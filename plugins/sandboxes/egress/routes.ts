@@ -6,7 +6,7 @@ import { access, type App, failures } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
-import { measureJson, takeStreams } from '#kit'
+import { parseJson, takeStreams } from '#kit'
 import { refusals, tags } from '../hub/routes.ts'
 import { forward, pick } from './forward.ts'
 import type { ModelCalls } from './calls.ts'
@@ -303,13 +303,10 @@ async function onlyTools(
   return Buffer.from(JSON.stringify(messages))
 }
 
-/** Deeper JSON can be parsed, but overflows the stack when it is serialized again. */
-const maxLevels = 64
-
 function messagesIn(body: Buffer): unknown {
-  if (measureJson(body).depth > maxLevels) throw notJson()
+  if (body.length === 0) throw notJson()
   try {
-    return JSON.parse(body.toString()) as unknown
+    return parseJson(body)
   } catch (cause) {
     throw notJson(cause)
   }
@@ -318,5 +315,6 @@ function messagesIn(body: Buffer): unknown {
 const notJson = (cause?: unknown): Error =>
   sandboxErrors.toolNotAllowed({
     cause,
-    message: `A request to this MCP server must be JSON, nested at most ${maxLevels} levels deep.`,
+    message:
+      'A request to this MCP server must be JSON, nested at most 64 levels deep and of at most 200,000 values and names.',
   })
