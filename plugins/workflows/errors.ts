@@ -25,6 +25,7 @@ export const workflowErrors = errorTable('workflows', {
 export function invalidWorkflow(problems: readonly Problem[], at = ''): AppError {
   const issues = problems.map(({ path, message }) => ({ path: at === '' ? path : `${at}/${path}`, message }))
   const [first] = issues
-  const more = issues.length > 1 ? ` There are ${issues.length - 1} more problems.` : ''
-  return workflowErrors.invalidWorkflow({ message: `${first?.path}: ${first?.message}${more}`, detail: { issues } })
+  const others = issues.length - 1
+  const more = others > 0 ? ` \`issues\` names ${others} more.` : ''
+  return workflowErrors.invalidWorkflow({ message: `${first?.path}: ${first?.message}.${more}`, detail: { issues } })
 }
