@@ -13,6 +13,7 @@ import {
 } from '#contracts/sandbox'
 import { ClusterAccess, isNotFound, isThere, KubernetesApi, KubernetesError, type SandboxObject } from './api.ts'
 import {
+  type AmountRules,
   isSuspended,
   labelsOf,
   ownerLabel,
@@ -28,6 +29,9 @@ import {
 
 /** The files of a pod's service account. */
 const account = '/var/run/secrets/kubernetes.io/serviceaccount'
+
+const Amount = (fallback: number, description: string) =>
+  Type.Number({ exclusiveMinimum: 0, maximum: 4_194_304, default: fallback, description })
 
 /** Runs workers in pods through kubernetes-sigs/agent-sandbox, for fleets larger than one machine. */
 export default defineSandboxProvider({
@@ -57,13 +61,19 @@ export default defineSandboxProvider({
       Type.Record(Type.String(), PodTemplate, { description: 'Pods that profiles may name as template.' }),
     ),
     workspaceSize: Type.String({ default: '1Gi', description: 'Size of the volume of a session.' }),
+    memoryMb: Amount(1024, 'Memory of a pod for which neither its profile nor its template sets any.'),
+    cpus: Amount(1, 'Processors, likewise.'),
+    diskMb: Amount(256, 'Size of /tmp, likewise.'),
+    mostMemoryMb: Amount(4096, 'The most that a profile may set.'),
+    mostCpus: Amount(4, 'Likewise.'),
+    mostDiskMb: Amount(1024, 'Likewise.'),
     lifetime: Duration('24h', 'A sandbox whose time no runner has extended for this long is deleted.'),
     storageClass: Type.Optional(
       Type.String({ description: 'Storage class of that volume; by default that of the cluster.' }),
     ),
   }),
   async create({ config, log, onStop }) {
-    const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, lifetime, ...volume } = config
+    const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, lifetime } = config
     if (!namespace) return undefined
     if (!token && !(await isReadable(tokenFile))) {
       log.warn(
@@ -80,8 +90,12 @@ export default defineSandboxProvider({
         image: image || undefined,
         images: images ?? [],
         templates: templates ?? {},
-        workspaceSize: volume.workspaceSize,
-        storageClass: volume.storageClass || undefined,
+        workspaceSize: config.workspaceSize,
+        storageClass: config.storageClass || undefined,
+        amounts: {
+          byDefault: { memoryMb: config.memoryMb, cpus: config.cpus, diskMb: config.diskMb },
+          most: { memoryMb: config.mostMemoryMb, cpus: config.mostCpus, diskMb: config.mostDiskMb },
+        },
       },
       log,
     })
@@ -105,7 +119,7 @@ const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
 
 interface KubernetesProviderOptions {
   readonly api: KubernetesApi
-  readonly rules: TemplateRules & VolumeRules
+  readonly rules: TemplateRules & VolumeRules & { readonly amounts: AmountRules }
   /** Kubernetes deletes a sandbox whose expiry was not extended for this many milliseconds. */
   readonly lifetimeMs: number
   readonly log: FastifyBaseLogger

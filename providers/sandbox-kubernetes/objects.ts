@@ -76,6 +76,20 @@ const graceSeconds = 10
 /** The user of this repository's images. A volume belongs to the group with the same id. */
 const uid = 1000
 
+/** Amounts of a pod. */
+export interface PodAmounts {
+  readonly memoryMb: number
+  readonly cpus: number
+  /** The size of `/tmp` in MB. The workspace is a volume of its own. */
+  readonly diskMb: number
+}
+
+/** The amounts of a pod for which neither its profile nor its template sets any, and the most that a profile may set. */
+export interface AmountRules {
+  readonly byDefault: PodAmounts
+  readonly most: PodAmounts
+}
+
 export interface VolumeRules {
   /** Size of a workspace, as Kubernetes writes it. */
   readonly workspaceSize: string
@@ -90,11 +104,10 @@ export interface VolumeRules {
 export function sandboxManifest(
   order: LaunchOrder,
   template: PodTemplate,
-  volume: VolumeRules,
+  { workspaceSize, storageClass, amounts }: VolumeRules & { readonly amounts: AmountRules },
   shutdownTime: string,
 ): object {
   const labels = labelsOf(order)
-  const { workspaceSize, storageClass } = volume
   return {
     apiVersion,
     kind: 'Sandbox',
@@ -109,7 +122,7 @@ export function sandboxManifest(
       // A sandbox that is forgotten ends by itself.
       shutdownTime,
       shutdownPolicy: 'Delete',
-      podTemplate: { metadata: { labels }, spec: podSpec(order, template) },
+      podTemplate: { metadata: { labels }, spec: podSpec(order, template, amounts) },
       volumeClaimTemplates: [
         {
           metadata: { name: 'workspace', labels: workerLabels },
@@ -124,7 +137,8 @@ export function sandboxManifest(
   }
 }
 
-function podSpec(order: LaunchOrder, { image, pod, container }: PodTemplate): object {
+function podSpec(order: LaunchOrder, { image, pod, container }: PodTemplate, amounts: AmountRules): object {
+  const tmp = { name: 'tmp', emptyDir: { sizeLimit: `${order.resources.diskMb ?? amounts.byDefault.diskMb}Mi` } }
   return {
     // A worker that fails is restarted with its files. A worker that ends normally was told to end.
     restartPolicy: 'OnFailure',
@@ -149,7 +163,7 @@ function podSpec(order: LaunchOrder, { image, pod, container }: PodTemplate): ob
         image,
         envFrom: [{ secretRef: { name: order.name } }],
         workingDir: workspace,
-        resources: resourcesOf(order.resources),
+        resources: resourcesOf(order.resources, container?.['resources'], amounts),
         securityContext: {
           allowPrivilegeEscalation: false,
           privileged: false,
@@ -164,26 +178,48 @@ function podSpec(order: LaunchOrder, { image, pod, container }: PodTemplate): ob
         ],
       },
     ],
-    volumes: [...listOf(pod?.['volumes']), { name: 'tmp', emptyDir: sizeLimit(order.resources) }],
+    volumes: [...listOf(pod?.['volumes']), tmp],
   }
 }
 
 const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? (value as unknown[]) : [])
 
-const sizeLimit = ({ diskMb }: SandboxResources): object => (diskMb === undefined ? {} : { sizeLimit: `${diskMb}Mi` })
+/** CPU that a pod requests whose profile sets none. More pods than processors only make workers slower. */
+const usualCpuRequest = '100m'
 
-/** A pod requests as much as its limits, because overcommitted memory would end another tenant's worker. */
-function resourcesOf({ memoryMb, cpus, diskMb, pids }: SandboxResources): object {
-  if (pids !== undefined) {
+/**
+ * The resources of a pod: those of the profile, otherwise those of its template, otherwise the provider's. There is always a limit, because a pod
+ * without one is only stopped when it has exhausted its node. It requests as much memory and disk as its limits: overcommitted memory would end
+ * another tenant's worker.
+ */
+function resourcesOf(wanted: SandboxResources, ofTemplate: unknown, { byDefault, most }: AmountRules): object {
+  if (wanted.pids !== undefined) {
     throw invalidSandbox('Kubernetes limits the processes of a pod by its nodes: leave `resources.pids` out.')
   }
-  const amounts = {
-    ...(memoryMb === undefined ? {} : { memory: `${memoryMb}Mi` }),
-    ...(cpus === undefined ? {} : { cpu: String(cpus) }),
-    ...(diskMb === undefined ? {} : { 'ephemeral-storage': `${diskMb}Mi` }),
+  for (const name of ['memoryMb', 'cpus', 'diskMb'] as const) {
+    const allowed = Math.max(most[name], byDefault[name])
+    if ((wanted[name] ?? 0) <= allowed) continue
+    throw invalidSandbox(
+      `This runner gives a sandbox at most ${allowed} ${name}, and the profile sets ${wanted[name]}.`,
+    )
   }
-  return { requests: amounts, limits: amounts }
+  const usual = written(byDefault)
+  const own = written(wanted)
+  const { requests, limits } = {
+    ...(ofTemplate as { readonly requests?: object; readonly limits?: object } | undefined),
+  }
+  return {
+    requests: { ...usual, cpu: usualCpuRequest, ...limits, ...requests, ...own },
+    limits: { ...usual, ...limits, ...own },
+  }
 }
+
+/** Amounts as Kubernetes names and writes them. */
+const written = ({ memoryMb, cpus, diskMb }: SandboxResources): object => ({
+  ...(memoryMb === undefined ? {} : { memory: `${memoryMb}Mi` }),
+  ...(cpus === undefined ? {} : { cpu: String(cpus) }),
+  ...(diskMb === undefined ? {} : { 'ephemeral-storage': `${diskMb}Mi` }),
+})
 
 /** The worker's environment, including its token. It is deleted with the sandbox, and a pod reads it at each start. */
 export function secretManifest({ name, env, runnerUrl }: LaunchOrder, { metadata }: SandboxObject): object {

@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { isAppError } from '#kernel'
+import type { LaunchOrder } from '#contracts/sandbox'
 import { testKernel, until } from '#testing'
 import kubernetes from '../index.ts'
 import { image, providerOf, setUp } from './support.ts'
@@ -56,7 +57,39 @@ test('a limit that Kubernetes cannot keep is refused', async (t) => {
   assert.equal(fake.requests.length, 0)
 })
 
-test('so is what the cluster finds invalid', async (t) => {
+test('no pod is without limits: what its profile leaves out is set by its template, or by the runner', async (t) => {
+  const own = { requests: { memory: '2Gi' }, limits: { memory: '2Gi', cpu: '2' } }
+  const templates = { plain: { image }, large: { image, container: { resources: own } } }
+  const { fake, launch } = await setUp(t, { templates, memoryMb: 700, cpus: 0.5, diskMb: 90 })
+  const used = async (order: Partial<LaunchOrder>): Promise<unknown> => {
+    const { sandboxId } = await launch(order)
+    const { containers, volumes } = fake.sandboxes.get(sandboxId)!.manifest.spec.podTemplate.spec
+    return [containers[0]!['resources'], volumes]
+  }
+  const tmp = (sizeLimit: string) => [{ name: 'tmp', emptyDir: { sizeLimit } }]
+  const usual = { memory: '700Mi', cpu: '0.5', 'ephemeral-storage': '90Mi' }
+  assert.deepEqual(await used({ template: 'plain' }), [
+    { requests: { ...usual, cpu: '100m' }, limits: usual },
+    tmp('90Mi'),
+  ])
+  const ofTemplate = { ...usual, memory: '2Gi', cpu: '2' }
+  assert.deepEqual(await used({ template: 'large' }), [{ requests: ofTemplate, limits: ofTemplate }, tmp('90Mi')])
+  const both = { memory: '64Mi', cpu: '2', 'ephemeral-storage': '30Mi' }
+  assert.deepEqual(await used({ template: 'large', resources: { memoryMb: 64, diskMb: 30 } }), [
+    { requests: both, limits: both },
+    tmp('30Mi'),
+  ])
+})
+
+test('a profile sets no more than the runner allows', async (t) => {
+  const { fake, launch } = await setUp(t, { mostMemoryMb: 2_000, mostCpus: 2, mostDiskMb: 500 })
+  for (const resources of [{ memoryMb: 2_001 }, { cpus: 2.5 }, { diskMb: 501 }])
+    await assert.rejects(launch({ resources }), invalid)
+  assert.equal(fake.requests.length, 0)
+  await launch({ resources: { memoryMb: 2_000, cpus: 2, diskMb: 500 } })
+})
+
+test('what the cluster finds invalid is refused as well', async (t) => {
   const { fake, launch } = await setUp(t)
   const body = { kind: 'Status', status: 'Failure', reason: 'Invalid', code: 422, message: 'spec: no such thing' }
   fake.plan(create, { status: 422, body })
