@@ -16,6 +16,8 @@ const lookMs = 50
 /** Milliseconds. A worker that ends earlier never worked; most likely the template contains no worker. */
 const watchMs = 10_000
 const maxOutput = 2_000
+/** Characters of output after which watching ends early: the package keeps all that it hears. */
+const mostHeard = 1_048_576
 
 interface StartOptions {
   /** True when the sandbox was just created, so that no worker can run there. */
@@ -101,7 +103,13 @@ export class WorkerProcesses {
 
   async #startOnce(sandboxId: string, commands: E2b.Commands, envs: Record<string, string>): Promise<void> {
     let output = ''
-    const hear = (piece: string): void => void (output = (output + piece).slice(-maxOutput))
+    let heard = 0
+    let watched: E2b.CommandHandle | undefined
+    const hear = (piece: string): void => {
+      output = (output + piece).slice(-maxOutput)
+      heard += piece.length
+      if (heard > mostHeard) void watched?.disconnect()
+    }
     // No timeouts: E2B's agent would end the process when one expires.
     const limits = { timeoutMs: 0, requestTimeoutMs }
     const worker = await commands.run(this.#script, {
@@ -111,6 +119,7 @@ export class WorkerProcesses {
       onStdout: hear,
       onStderr: hear,
     })
+    watched = worker
     // Watch for a while, then disconnect. The process continues without its starter.
     const enough = setTimeout(() => void worker.disconnect(), watchMs).unref()
     worker

@@ -118,3 +118,11 @@ test('a worker that ends at once is in the log, with what it said, and its sandb
   await until(async () => (await provider.status(sandboxId)) === 'gone', 'gone')
   assert.equal(fake.sandboxes.size, 0)
 })
+
+test('a worker that says very much is watched no longer, whatever it says', async (t) => {
+  const command = '{ yes | head -c 3000000; echo enough >&2; exit 3; }'
+  const { provider, logs, launch } = await setUp(t, { command })
+  const { sandboxId } = await launch()
+  await until(async () => (await provider.status(sandboxId)) === 'gone', 'gone')
+  assert.ok(!logs.some(({ msg }) => String(msg).startsWith('the worker in a sandbox ended')))
+})
