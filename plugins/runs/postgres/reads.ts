@@ -25,7 +25,7 @@ import {
 
 const runMatches = `tenant_id = $1 AND ($2::text IS NULL OR profile = $2) AND ($3::text IS NULL OR session_id = $3)
   AND ($4::text IS NULL OR status = $4) AND ($5::timestamptz IS NULL OR started_at >= $5)
-  AND ($6::timestamptz IS NULL OR started_at < $6) AND ($7::text IS NULL OR parent ->> 'runId' = $7)`
+  AND ($6::timestamptz IS NULL OR started_at < $6)`
 const runList = {
   columns: '*',
   shown: previewColumns,
@@ -37,15 +37,30 @@ const runList = {
   atOnce: 64,
 } as const
 
+// Runs are found by their parent in `run_children`. Neither table is joined: both are looked up by their keys, whatever PostgreSQL knows of their sizes.
+const childList = {
+  ...runList,
+  from: `(SELECT r.* FROM run_children c CROSS JOIN LATERAL (
+            SELECT * FROM runs WHERE tenant_id = $1 AND id = c.run_id OFFSET 0) r
+          WHERE c.tenant_id = $1 AND c.parent_id = $7) runs`,
+  named: 'runs',
+} as const
+const children = 'SELECT run_id FROM run_children WHERE tenant_id = :tenant AND parent_id ='
+
+interface Delegated {
+  readonly id: string
+  readonly cents: number
+}
 const delegated = prepared(
   'run-delegated-cents',
   `WITH RECURSIVE below AS (
-     SELECT id AS child, id, usage FROM runs WHERE tenant_id = :tenant AND parent ->> 'runId' = :run
+     SELECT run_id AS child, run_id AS id FROM (${children} :run) c
      UNION ALL
-     SELECT b.child, r.id, r.usage FROM below b JOIN runs r ON r.tenant_id = :tenant AND r.parent ->> 'runId' = b.id
+     SELECT b.child, c.run_id FROM below b CROSS JOIN LATERAL (${children} b.id OFFSET 0) c
    )
    SELECT child AS id, sum(coalesce(usage ->> 'costCents', usage ->> 'knownCostCents')::numeric)::float8 AS cents
-   FROM below WHERE usage IS NOT NULL GROUP BY child`,
+   FROM below b CROSS JOIN LATERAL (SELECT usage FROM runs WHERE tenant_id = :tenant AND id = b.id OFFSET 0) r
+   WHERE usage IS NOT NULL GROUP BY child`,
 )
 
 // Up to the run that nobody delegated, then down to all that it led to. A workflow that started that run has no row here.
@@ -54,12 +69,12 @@ const inTree = prepared(
   `WITH RECURSIVE above AS (
      SELECT id, parent ->> 'runId' AS parent, 0 AS level FROM runs WHERE tenant_id = :tenant AND id = :run
      UNION ALL
-     SELECT r.id, r.parent ->> 'runId', a.level + 1 FROM above a JOIN runs r ON r.tenant_id = :tenant AND r.id = a.parent
+     SELECT r.id, r.parent ->> 'runId', a.level + 1 FROM above a
+     CROSS JOIN LATERAL (SELECT id, parent FROM runs WHERE tenant_id = :tenant AND id = a.parent OFFSET 0) r
    ), below AS (
-     SELECT id FROM runs
-     WHERE tenant_id = :tenant AND parent ->> 'runId' = (SELECT id FROM above ORDER BY level DESC LIMIT 1)
+     SELECT run_id AS id FROM (${children} (SELECT id FROM above ORDER BY level DESC LIMIT 1)) c
      UNION ALL
-     SELECT r.id FROM below b JOIN runs r ON r.tenant_id = :tenant AND r.parent ->> 'runId' = b.id
+     SELECT c.run_id FROM below b CROSS JOIN LATERAL (${children} b.id OFFSET 0) c
    )
    SELECT id FROM below LIMIT :most::bigint`,
 )
@@ -169,17 +184,18 @@ export function createReads(db: Database) {
           filter,
           toPreview,
         )
-      // A session or a parent has few runs, so the ordinary list serves these filters.
-      if (status === undefined || status === 'ok' || sessionId !== undefined || parent !== undefined)
-        return run(runList, [profile, sessionId, status, from, to, parent])
+      if (parent !== undefined) return run(childList, [profile, sessionId, status, from, to, parent])
+      // A session has few runs, so the ordinary list serves this filter.
+      if (status === undefined || status === 'ok' || sessionId !== undefined)
+        return run(runList, [profile, sessionId, status, from, to])
       return run(listOfStatus(status), [status, profile, from, to])
     },
     async delegatedCents(tenantId, runId) {
-      const rows = await db.unit<{ id: string; cents: number }>(tenantId, delegated({ tenant: tenantId, run: runId }))
+      const rows = await read<Delegated>(reads, tenantId, delegated({ tenant: tenantId, run: runId }))
       return new Map(rows.map(({ id, cents }) => [id, cents]))
     },
     async delegatedInTree(tenantId, run, most) {
-      const rows = await db.unit<{ id: string }>(tenantId, inTree({ tenant: tenantId, run, most }))
+      const rows = await read<{ id: string }>(reads, tenantId, inTree({ tenant: tenantId, run, most }))
       return rows.map(({ id }) => id)
     },
     async readLog(tenantId, runId, afterSeq) {

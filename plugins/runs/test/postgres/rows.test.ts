@@ -3,6 +3,7 @@ import { test, type TestContext } from 'node:test'
 import { sqlState } from '#contracts/database'
 import type { Profile } from '#contracts/profiles'
 import type { FinishRun } from '#contracts/run-store'
+import { readOnceGrown } from './pages.ts'
 import { openStores } from './stores.ts'
 
 const tenantId = 'acme'
@@ -93,8 +94,6 @@ test('what a conversation has said is found by keys, with plans from when its te
   }
   const sent = mock.calls.flatMap(({ arguments: [, statements] }) => statements)
   assert.equal(sent.length, 6)
-  const literal = (value: unknown) => (Array.isArray(value) ? `'{${value.join(',')}}'` : `'${String(value)}'`)
-  const executed = sent.map(({ values = [] }, i) => `EXECUTE past${i} (${values.map(literal).join(', ')})`)
   const grown = [
     `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, ordinal, finished_at)
      SELECT 'acme', 'r' || n, 's' || n, 'p', 'ok', 'x', 'x', 1, 1, now() FROM generate_series(1, 3000) n`,
@@ -103,22 +102,8 @@ test('what a conversation has said is found by keys, with plans from when its te
     `INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content)
      SELECT 'acme', 'c' || n, 'p' || n, 'user', 'x' FROM generate_series(1, 3000) n`,
   ]
-  const texts = [
-    'SET LOCAL plan_cache_mode = force_generic_plan',
-    ...sent.map(({ text }, i) => `PREPARE past${i} AS ${text}`),
-    ...executed,
-    ...grown,
-    ...executed.map((text) => `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ${text}`),
-  ]
-  type Plans = { 'QUERY PLAN': { Plan: Record<'Shared Hit Blocks' | 'Shared Read Blocks', number> }[] }[]
-  const answers = await db.batch<Plans[]>(
-    tenantId,
-    texts.map((text) => ({ text })),
-  )
-  for (const [i, [answer]] of answers.slice(-sent.length).entries()) {
-    const { Plan: plan } = answer!['QUERY PLAN'][0]!
-    assert.ok(plan['Shared Hit Blocks'] + plan['Shared Read Blocks'] < 60, `${sent[i]!.name} ${JSON.stringify(plan)}`)
-  }
+  for (const { name, pages } of await readOnceGrown(db, tenantId, sent, grown))
+    assert.ok(pages < 60, `${name}: ${pages}`)
 })
 
 test('no statement leaves a run, a session or a public run in a state that contradicts itself', async (t) => {
