@@ -161,8 +161,10 @@ async function ownedRuns(tx: TenantTx, ids: readonly string[]): Promise<Owned[]>
       text: `WITH RECURSIVE tree AS (
                SELECT id AS root, id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = ANY($2)
                UNION
-               SELECT tree.root, r.id, r.session_id, r.finished_at FROM tree JOIN runs r
-                 ON r.tenant_id = $1 AND r.parent IS NOT NULL AND r.parent ->> 'runId' = tree.id)
+               SELECT tree.root, r.id, r.session_id, r.finished_at FROM tree
+               CROSS JOIN LATERAL (SELECT run_id FROM run_children WHERE tenant_id = $1 AND parent_id = tree.id OFFSET 0) c
+               CROSS JOIN LATERAL (
+                 SELECT id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = c.run_id OFFSET 0) r)
              SELECT root, id, session_id, finished_at IS NOT NULL
                AND (session_id = ANY($3) OR (SELECT s.id FROM sessions s WHERE s.tenant_id = $1 AND s.id = tree.session_id) IS NULL)
                AND (SELECT q.run_id FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = tree.session_id LIMIT 1) IS NULL

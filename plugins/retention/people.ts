@@ -16,8 +16,8 @@ const person = `sha256(convert_to($2, 'UTF8'))`
 /** SQL: the run `r` belongs to a conversation by which its end user is found anyway. */
 const inConversation =
   'EXISTS (SELECT FROM public_runs c WHERE c.tenant_id = $1 AND c.id = r.public_run AND c.end_user_id = $2)'
-/** SQL: the runs of an end user that belong to no conversation of theirs, in the order of ids, after a given one. */
-export const runsAlone = `run_people p JOIN runs r ON r.tenant_id = $1 AND r.id = p.run_id
+/** SQL: the runs of an end user that belong to no conversation of theirs, in the order of ids, after a given one. Each is looked up by its key. */
+export const runsAlone = `run_people p CROSS JOIN LATERAL (SELECT * FROM runs WHERE tenant_id = $1 AND id = p.run_id OFFSET 0) r
   WHERE p.tenant_id = $1 AND p.person = ${person} AND p.run_id > $3 AND NOT ${inConversation}`
 
 /** Rows of one page, and how many bytes of metadata are read with them. */
@@ -146,13 +146,17 @@ export class EndUsers {
       values: [tenantId, endUserId, after, limit],
     })
   }
-  /** The end user's runs that belong to no conversation, in the order of ids, after `after`. Without those that one of these delegated. */
+  /**
+   * The end user's runs that belong to no conversation, in the order of ids, after `after`. Without those that one of these delegated: each is asked
+   * for by itself, which finds its parent by key; joined, all runs of the end user were read for each.
+   */
   runs(tenantId: string, endUserId: string, after: string, limit: number): Promise<string[]> {
     return this.#ids(tenantId, {
       name: 'end-user-runs',
-      text: `SELECT r.id FROM ${runsAlone} AND NOT EXISTS (
-               SELECT FROM run_people o JOIN runs x ON x.tenant_id = $1 AND x.id = o.run_id
-               WHERE o.tenant_id = $1 AND o.run_id = r.parent ->> 'runId' AND o.person = p.person)
+      text: `SELECT r.id FROM ${runsAlone} AND (
+               SELECT o.run_id FROM run_people o
+               CROSS JOIN LATERAL (SELECT 1 FROM runs WHERE tenant_id = $1 AND id = o.run_id OFFSET 0) x
+               WHERE o.tenant_id = $1 AND o.run_id = r.parent ->> 'runId' AND o.person = p.person LIMIT 1) IS NULL
              ORDER BY p.run_id LIMIT $4`,
       values: [tenantId, endUserId, after, limit],
     })

@@ -8,11 +8,7 @@ import { chat, rolledUp, run, stage } from './stage.ts'
 test('an end user is erased whole, with what their runs delegated; other people and other tenants stay; meters stay', async (t) => {
   const { sql, count, call, database } = await stage(t)
   await sql('acme', ...chat('acme', 'a1', 1, 'conv_a', 'ann'), ...chat('acme', 'a2', 0, 'conv_a', 'ann'))
-  await sql(
-    'acme',
-    ...run('acme', 'run_child', 0),
-    `UPDATE runs SET parent = '{"runId": "run_a2", "depth": 1}' WHERE id = 'run_child'`,
-  )
+  await sql('acme', ...run('acme', 'run_child', 0, 'sess-run_child', { parent: 'run_a2' }))
   await sql('acme', ...chat('acme', 'b1', 0, 'conv_b', 'bob'), ...chat('acme', 'c1', 0, 'conv_c'))
   await sql('globex', ...chat('globex', 'g1', 0, 'conv_a', 'ann'))
   await sql(
@@ -176,8 +172,7 @@ test('runs that name an end user are theirs without a conversation: erased with 
   await sql(
     'acme',
     ...run('acme', 'run_api', 0, 'sess-api', ann),
-    ...run('acme', 'run_child', 0, 'sess-child', ann),
-    `UPDATE runs SET parent = '{"runId": "run_api", "depth": 1}' WHERE id = 'run_child'`,
+    ...run('acme', 'run_child', 0, 'sess-child', { ...ann, parent: 'run_api' }),
     ...chat('acme', 'a1', 0, 'conv_a', 'ann'),
     ...run('acme', 'run_bob', 0, 'sess-bob', { endUser: 'bob' }),
     ...run('acme', 'run_nobody', 0),
@@ -222,14 +217,13 @@ test('a run under way, one whose session executes or waits, and one that a workf
     ...run('acme', 'run_shared', 0, 'sess-shared', ann),
     ...run('acme', 'run_line', 0, 'sess-line', ann),
     ...run('acme', 'run_parent', 0, 'sess-parent', ann),
-    ...run('acme', 'run_child', 0, 'sess-child', ann),
-    ...run('acme', 'run_node', 0, 'sess-node', ann),
+    ...run('acme', 'run_child', 0, 'sess-child', { ...ann, parent: 'run_parent' }),
+    ...run('acme', 'run_node', 0, 'sess-node', { ...ann, parent: 'flow' }),
     `INSERT INTO workflow_runs (tenant_id, id, name, settings, input, status, unfinished, created_by)
      VALUES ('acme', 'flow', 'w', '{}', 'null', 2, 1, 'k')`,
     `INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, status, waits_for)
      VALUES ('acme', 'flow', 'n', 0, 'agent', '{}', 2, 'run_node')`,
-    `UPDATE runs SET parent = '{"runId": "flow", "depth": 1}' WHERE id = 'run_node'`,
-    `UPDATE runs SET parent = '{"runId": "run_parent", "depth": 1}', status = 'running', finished_at = NULL WHERE id = 'run_child'`,
+    `UPDATE runs SET status = 'running', finished_at = NULL WHERE id = 'run_child'`,
     `UPDATE sessions SET status = 'running', claim_run = 'run_of_bob', claim_owner = 'x' WHERE id = 'sess-shared'`,
     `INSERT INTO run_queue (tenant_id, session_id, run_id) VALUES ('acme', 'sess-line', 'run_next')`,
   )
@@ -244,7 +238,7 @@ test('a run under way, one whose session executes or waits, and one that a workf
     `UPDATE workflow_nodes SET status = 3, waits_for = NULL`,
   )
   await pass()
-  for (const table of ['runs', 'run_events', 'session_state', 'run_people', 'end_user_erasures'])
+  for (const table of ['runs', 'run_events', 'session_state', 'run_people', 'run_children', 'end_user_erasures'])
     assert.equal(await count('acme', table), 0, table)
 })
 

@@ -98,19 +98,27 @@ export const ago = (days: number): string => `now() - interval '${days} days'`
 
 const text = (value: string | undefined): string => (value === undefined ? 'NULL' : `'${value}'`)
 
+interface RunOf {
+  readonly endUser?: string | undefined
+  readonly publicRun?: string
+  /** The run that delegated it. */
+  readonly parent?: string
+}
+
 /** A session and a run in it that ended so many days ago, with a log, a webhook message and a saved state. */
 export const run = (
   tenant: string,
   id: string,
   days: number,
   session = `sess-${id}`,
-  { endUser, publicRun }: { readonly endUser?: string | undefined; readonly publicRun?: string } = {},
+  { endUser, publicRun, parent }: RunOf = {},
 ): string[] => [
   `INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, run_count, created_at, last_used_at, last_prompt)
    VALUES ('${tenant}', '${session}', 'p', 'general', '{}', 'idle', 1, ${ago(days)}, ${ago(days)}, 'secret of ${id}') ON CONFLICT DO NOTHING`,
   `INSERT INTO session_state (tenant_id, session_id, content_type, bytes) VALUES ('${tenant}', '${session}', 'x', 'secret of ${id}') ON CONFLICT DO NOTHING`,
-  `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, started_at, finished_at, ordinal, end_user_id, public_run)
-   VALUES ('${tenant}', '${id}', '${session}', 'p', 'ok', 'secret of ${id}', 'x', 1, ${ago(days)}, ${ago(days)}, 1, ${text(endUser)}, ${text(publicRun)})`,
+  `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, started_at, finished_at, ordinal, end_user_id, public_run, parent)
+   VALUES ('${tenant}', '${id}', '${session}', 'p', 'ok', 'secret of ${id}', 'x', 1, ${ago(days)}, ${ago(days)}, 1, ${text(endUser)}, ${text(publicRun)},
+     ${text(parent && `{"runId": "${parent}", "depth": 1}`)})`,
   `INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
    VALUES ('${tenant}', '${id}', 1, 1, convert_to('{"type":"result","text":"secret of ${id}"}' || chr(10), 'UTF8'))`,
   `INSERT INTO webhook_deliveries (tenant_id, id, run_id, url, state, created_at) VALUES ('${tenant}', 'msg_${id}', '${id}', 'https://x.example', 'delivered', ${ago(days)})`,
