@@ -1,26 +1,43 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import type { Readable } from 'node:stream'
-import { setTimeout as wait } from 'node:timers/promises'
+import { setImmediate as turn, setTimeout as wait } from 'node:timers/promises'
 
 /** Rounds after which stopping gives up. A fork bomb with a process limit is stopped after a few rounds; one without a limit would never be. */
 const mostRounds = 200
 
+/** Milliseconds of reading without a turn for others. A sandbox may have thousands of processes. */
+const sliceMs = 10
+
+/** For loops that read: gives others a turn whenever a slice is over. */
+function slices(): () => Promise<void> {
+  let began = performance.now()
+  return async () => {
+    if (performance.now() - began < sliceMs) return
+    await turn()
+    began = performance.now()
+  }
+}
+
 /**
- * A process and all its descendants, oldest first. Without /proc it is the process alone. The files are read synchronously, because the less
+ * A process and all its descendants, oldest first. Without /proc it is the process alone. Each file is read synchronously, because the less
  * happens in between, the more accurate the list is.
  */
-export function treeOf(root: number): number[] {
+export async function treeOf(root: number): Promise<number[]> {
+  const slice = slices()
   const tree = [root]
-  for (const pid of tree) tree.push(...childrenOf(pid))
+  for (const pid of tree) {
+    for (const thread of threadsOf(pid)) {
+      // A thread may end during the reading. Its children then belong to the process, so none is lost.
+      tree.push(...read(`/proc/${pid}/task/${thread}/children`).split(' ').filter(Boolean).map(Number))
+      await slice()
+    }
+  }
   return tree
 }
 
-function childrenOf(pid: number): number[] {
+function threadsOf(pid: number): string[] {
   try {
-    return readdirSync(`/proc/${pid}/task`).flatMap((thread) =>
-      // A thread may end during the reading. Its children then belong to the process, so none is lost.
-      read(`/proc/${pid}/task/${thread}/children`).split(' ').filter(Boolean).map(Number),
-    )
+    return readdirSync(`/proc/${pid}/task`)
   } catch {
     return []
   }
@@ -45,13 +62,22 @@ export async function stopTree(root: number): Promise<void> {
   const stopped = new Set<number>()
   for (let round = 0, quiet = 0; quiet < 2; round++) {
     if (round === mostRounds) throw new Error(`The processes under ${root} cannot be stopped.`)
-    const fresh = treeOf(root).filter((pid) => !stopped.has(pid))
+    const fresh = (await treeOf(root)).filter((pid) => !stopped.has(pid))
     signalTree(fresh, 'SIGSTOP')
     for (const pid of fresh) stopped.add(pid)
-    const still = fresh.length === 0 && [...stopped].every(standsStill)
+    const still = fresh.length === 0 && (await allStandStill(stopped))
     quiet = still ? quiet + 1 : 0
     if (!still) await wait(1)
   }
+}
+
+async function allStandStill(pids: Iterable<number>): Promise<boolean> {
+  const slice = slices()
+  for (const pid of pids) {
+    if (!standsStill(pid)) return false
+    await slice()
+  }
+  return true
 }
 
 /**
@@ -63,7 +89,8 @@ const standsStill = (pid: number): boolean => {
   return stat === '' || /^[TtZXD]/.test(stat.slice(stat.lastIndexOf(')') + 2))
 }
 
-function read(path: string): string {
+/** A file of /proc; empty when its process has ended. */
+export function read(path: string): string {
   try {
     return readFileSync(path, 'utf8')
   } catch {

@@ -34,7 +34,7 @@ export interface Bwrap {
   /** True while the sandbox runs. Its process ids are valid only then; afterwards they may belong to other processes. */
   lives(): boolean
   /** All processes in the sandbox except the first, which only waits for the others. */
-  processes(): number[]
+  processes(): Promise<number[]>
   /** Replaces its first program with the worker, which gets this environment and nothing else. */
   become(command: readonly string[], env: Readonly<Record<string, string>>): void
   /** Kills the first process; the kernel then kills all others of its namespace. Resolves once the signal is sent. */
@@ -99,7 +99,10 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
     listening: unlessEnded((resolve) => {
       child.once('message', (_message, server) => resolve(server as Server))
     }),
-    processes: () => (first === undefined || !lives() ? [] : treeOf(first).slice(1)),
+    async processes() {
+      const tree = first === undefined || !lives() ? [] : await treeOf(first)
+      return lives() ? tree.slice(1) : []
+    },
     become(command, env) {
       // A broken channel means that the sandbox has ended, which is reported elsewhere.
       child.send({ command, env }, () => {})

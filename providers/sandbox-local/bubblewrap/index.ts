@@ -9,10 +9,11 @@ import { defineSandboxProvider } from '#contracts/sandbox'
 import { commandOf, Templates, workerEnvironment } from '../command.ts'
 import { type Home, openHome } from '../home.ts'
 import { createProvider, type LocalSandbox, type StartSandbox } from '../provider.ts'
-import { signalTree, stopTree, tailOf, treeOf } from '../processes.ts'
+import { signalTree, stopTree, tailOf } from '../processes.ts'
 import { type Bwrap, bwrapArguments, entryFile, limitArguments, places, startBwrap, type View } from './bwrap.ts'
 import { filesNamedIn, packageFiles, systemFiles } from './files.ts'
-import { type Cgroups, type LimitSettings, limitsOf, openCgroups, watchMemory } from './limits.ts'
+import { type Cgroups, type LimitSettings, limitsOf, openCgroups } from './limits.ts'
+import { MemoryWatch } from './memory.ts'
 import { addressOf, insideUrl, relay } from './relay.ts'
 import { filterFor } from './seccomp.ts'
 
@@ -73,6 +74,7 @@ interface StarterOptions {
 
 function createStarter({ machine, templates, limits: settings, log }: StarterOptions): StartSandbox {
   const { view, filter, drawUser, cgroups } = machine
+  const memory = new MemoryWatch()
   return async (order, session, signal) => {
     const command = commandOf(order, templates)
     const limits = limitsOf(order.resources, settings, cgroups !== undefined)
@@ -104,14 +106,15 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
     try {
       const [init, server] = await Promise.all([bwrap.init, bwrap.listening])
       cleanups.push(relay(server, runner))
-      if (cgroups)
-        cleanups.push(await cgroups.contain(order.name, [bwrap.child.pid!, init, ...bwrap.processes()], limits))
-      else {
-        const exceeded = (): void => {
-          log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, 'a sandbox exceeded its memory limit')
+      if (cgroups) {
+        const pids = [bwrap.child.pid!, init, ...(await bwrap.processes())]
+        cleanups.push(await cgroups.contain(order.name, pids, limits))
+      } else {
+        const exceeded = (why: string): void => {
+          log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, `a sandbox was ended: ${why}`)
           stop()
         }
-        cleanups.push(watchMemory(init, limits.memoryMb, exceeded))
+        cleanups.push(memory.watch(init, limits.memoryMb, exceeded))
       }
       signal.throwIfAborted()
       if (!bwrap.lives()) throw new Error('the sandbox has ended')
@@ -154,12 +157,12 @@ function sandboxOf(
       paused = true
     },
     async resume() {
-      if (bwrap.lives()) signalTree(treeOf(init), 'SIGCONT')
+      signalTree(bwrap.lives() ? [init, ...(await bwrap.processes())] : [], 'SIGCONT')
       paused = false
     },
     async end() {
       if (!paused) {
-        signalTree(bwrap.processes(), 'SIGTERM')
+        signalTree(await bwrap.processes(), 'SIGTERM')
         await Promise.race([ended, wait(graceMs, undefined, { ref: false })])
       }
       await bwrap.kill()

@@ -1,9 +1,7 @@
-import { readFileSync } from 'node:fs'
 import { mkdir, readFile, rmdir, statfs, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { invalidSandbox, type SandboxResources } from '#contracts/sandbox'
 import { retry } from '#kit'
-import { treeOf } from '../processes.ts'
 
 export interface SandboxLimits {
   readonly memoryMb: number
@@ -103,40 +101,3 @@ const removed = (child: string): Promise<void> =>
     most: 100,
     mayPass: (error) => (error as NodeJS.ErrnoException).code !== 'ENOENT',
   }).catch(() => {})
-
-/** Milliseconds. The kernel limits each process; this check catches many processes that each stay below that limit. */
-const everyMs = 1_000
-
-/**
- * Calls `exceeded` once when the processes of a sandbox together exceed their memory. Used where there is no cgroup. Memory that a process shares
- * without mapping it (memfd) is not counted.
- */
-export function watchMemory(root: number, limitMb: number, exceeded: () => void): () => void {
-  const limitKb = limitMb * 1024
-  const timer = setInterval(() => {
-    const pids = treeOf(root)
-    // This cheap sum counts shared memory once per process. The exact sum costs the kernel more and is read only when the cheap sum is too large.
-    if (sum(pids, 'status', /^Rss(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
-    if (sum(pids, 'smaps_rollup', /^Pss_(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
-    clearInterval(timer)
-    exceeded()
-  }, everyMs)
-  timer.unref()
-  return () => clearInterval(timer)
-}
-
-function sum(pids: readonly number[], file: string, pattern: RegExp): number {
-  let kb = 0
-  for (const pid of pids)
-    for (const [, amount] of readNow(`/proc/${pid}/${file}`).matchAll(pattern)) kb += Number(amount)
-  return kb
-}
-
-function readNow(path: string): string {
-  try {
-    return readFileSync(path, 'utf8')
-  } catch {
-    // The process has ended.
-    return ''
-  }
-}

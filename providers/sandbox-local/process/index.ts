@@ -113,18 +113,20 @@ function sandboxOf(worker: ChildProcess, workerEnded: Promise<unknown>): LocalSa
       paused = true
     },
     async resume() {
-      if (lives()) signalTree([-pid, ...treeOf(pid)], 'SIGCONT')
+      const known = lives() ? await treeOf(pid) : []
+      if (lives()) signalTree([-pid, ...known], 'SIGCONT')
       paused = false
     },
     async end() {
       if (!lives()) return ended
-      const known = treeOf(pid)
+      const known = await treeOf(pid)
       if (!paused) {
         signalTree(known, 'SIGTERM')
         await Promise.race([ended, wait(graceMs, undefined, { ref: false })])
       }
       // `known` has descendants that left the group, and whose parents may have ended meanwhile.
-      signalTree([...(lives() ? [-pid, ...treeOf(pid)] : []), ...known], 'SIGKILL')
+      const left = lives() ? await treeOf(pid) : []
+      signalTree([...(lives() ? [-pid, ...left] : []), ...known], 'SIGKILL')
       await ended
     },
   }

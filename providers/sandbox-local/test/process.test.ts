@@ -49,7 +49,7 @@ for (const pause of [false, true]) {
     const held = spawn(process.execPath, [script, JSON.stringify({ order, dir })], {
       stdio: ['pipe', 'pipe', 'inherit'],
     })
-    t.after(() => signalTree(treeOf(held.pid!).toReversed(), 'SIGKILL'))
+    t.after(async () => signalTree((await treeOf(held.pid!)).toReversed(), 'SIGKILL'))
     await once(held.stdout, 'data')
     await polled
     // A process in a group and a session of its own: a signal to the group would not reach it.

@@ -23,5 +23,6 @@ export async function remains(): Promise<string[]> {
   const names = (await readdir(tmpdir())).map((name) => join(tmpdir(), name)).filter((path) => path.startsWith(folders))
   const inside = await Promise.all(names.map((path) => readdir(path, { recursive: true }).catch(() => [] as string[])))
   const sessions = inside.flat().filter((path) => /\/[0-9a-f]{32}(\/|$)/.test(path))
-  return [...treeOf(process.pid).slice(1).map(String), ...processesWith(marker.SUITE_MARKER), ...sessions]
+  const children = (await treeOf(process.pid)).slice(1)
+  return [...children.map(String), ...processesWith(marker.SUITE_MARKER), ...sessions]
 }
