@@ -179,8 +179,6 @@ export function mountCallbacks(
     routes(listener, async (app) => {
       const closing = new AbortController()
       app.addHook('preClose', async () => closing.abort())
-      // A command may hold any field of an envelope, so no schema filters it.
-      app.setSerializerCompiler(() => (data) => JSON.stringify(data))
       auth.protect(app)
       pollRoutes(app, auth, newest, closing.signal)
       toolRoutes(app, auth)

@@ -2,6 +2,13 @@ import type { AppError } from '#kernel'
 import type { WorkerCommand } from '#contracts/wire/worker'
 import { sandboxErrors } from '../errors.ts'
 
+/** A command as it is sent: an envelope may have tens of MiB, so it is serialized once, however often it is asked for. */
+export interface Letter {
+  readonly id: number
+  readonly kind: WorkerCommand['kind']
+  readonly json: Buffer
+}
+
 type Unnumbered<C> = C extends WorkerCommand ? Omit<C, 'id'> : never
 
 export interface Poll {
@@ -13,14 +20,14 @@ export interface Poll {
 
 /**
  * The queue of commands for one worker. Each answer to a poll holds all commands that no poll has acknowledged yet, so a lost answer is repeated.
- * Commands are in order.
+ * Commands are in order. The worker decides what it acknowledges, so an answer is repeated once a second at most.
  */
 export interface Mailbox {
   push(command: Unnumbered<WorkerCommand>): number
   /** Removes a command, so that no further answer holds it. True when an answer has held it already. */
   withdraw(id: number): boolean
   /** Resolves to the waiting commands; empty when none comes in time or the caller leaves. A newer poll ends an older one. */
-  poll(poll: Poll): Promise<readonly WorkerCommand[]>
+  poll(poll: Poll): Promise<readonly Letter[]>
   /** Answers an open poll with nothing. */
   endPoll(): void
   /** Removes every command up to this id, because the worker has received them. */
@@ -28,31 +35,44 @@ export interface Mailbox {
   /** Resolves when an answer with this command was sent, or when `signal` aborts. */
   taken(id: number, signal: AbortSignal): Promise<void>
   /** Called when an answer was sent. */
-  left(commands: readonly WorkerCommand[]): void
+  left(commands: readonly Letter[]): void
+  /** Whether a further tool may be called. */
+  readonly hasRoom: boolean
   close(error: AppError): void
 }
 
+/** Milliseconds until commands that were answered but not acknowledged are answered again. Only a worker that lost an answer needs that. */
+const repeatMs = 1_000
+/** With so many bytes of tool calls in the queue no further tool is called. */
+const mostToolBytes = 32 * 1024 * 1024
+/** Likewise with so many commands. A worker that takes its commands has a few. */
+const mostCommands = 1_000
+
 /** An open poll. */
 interface HeldPoll {
-  readonly answered: Promise<readonly WorkerCommand[]>
-  answer(commands: readonly WorkerCommand[]): void
+  readonly answered: Promise<readonly Letter[]>
+  answer(commands: readonly Letter[]): void
   refuse(error: AppError): void
 }
 
 export function createMailbox(): Mailbox {
-  let queue: WorkerCommand[] = []
+  let queue: Letter[] = []
   let last = 0
-  /** The highest id that an answer had. */
+  /** The highest id that an answer had, and when the last answer was given. */
   let answered = 0
-  let waiting: HeldPoll | undefined
+  let answeredAt = -Infinity
+  /** The open poll, and the one that waits until an answer may be repeated. */
+  const waiting = createPlace()
+  const repeating = createPlace()
   let closed: AppError | undefined
   const departures = new Map<number, () => void>()
 
   /** The commands that an answer may have: none behind a `bind`, because after that the worker has another session. */
-  const ready = (): readonly WorkerCommand[] => {
+  const ready = (): readonly Letter[] => {
     const bind = queue.findIndex(({ kind }) => kind === 'bind')
     const commands = bind < 0 ? [...queue] : queue.slice(0, bind + 1)
     answered = Math.max(answered, commands.at(-1)?.id ?? 0)
+    answeredAt = performance.now()
     return commands
   }
   const acknowledge = (id: number): void => {
@@ -61,8 +81,8 @@ export function createMailbox(): Mailbox {
   return {
     push(command) {
       const id = ++last
-      queue.push({ id, ...command } as WorkerCommand)
-      waiting?.answer(ready())
+      queue.push({ id, kind: command.kind, json: Buffer.from(JSON.stringify({ id, ...command })) })
+      waiting.answer(ready)
       return id
     },
     withdraw(id) {
@@ -71,16 +91,16 @@ export function createMailbox(): Mailbox {
     },
     async poll({ after, waitMs, signal }) {
       if (closed) throw closed
-      waiting?.refuse(sandboxErrors.pollSuperseded())
+      repeating.refuse(sandboxErrors.pollSuperseded())
+      waiting.refuse(sandboxErrors.pollSuperseded())
       acknowledge(after)
-      if (queue.length > 0 || waitMs === 0 || signal.aborted) return ready()
-      const mine = hold(waitMs, signal, () => {
-        if (waiting === mine) waiting = undefined
-      })
-      waiting = mine
-      return mine.answered
+      const pauseMs = answeredAt + repeatMs - performance.now()
+      if (pauseMs > 0 && queue.some(({ id }) => id <= answered)) await repeating.hold(pauseMs, signal)
+      if (signal.aborted) return []
+      if (queue.length > 0 || waitMs === 0) return ready()
+      return waiting.hold(waitMs, signal)
     },
-    endPoll: () => waiting?.answer([]),
+    endPoll: () => waiting.answer(() => []),
     acknowledge,
     taken: (id, signal) =>
       new Promise((resolve) => {
@@ -96,25 +116,46 @@ export function createMailbox(): Mailbox {
     left(commands) {
       for (const { id } of commands) departures.get(id)?.()
     },
+    get hasRoom() {
+      const bytes = queue.reduce((sum, { kind, json }) => sum + (kind === 'tool' ? json.length : 0), 0)
+      return bytes < mostToolBytes && queue.length < mostCommands
+    },
     close(error) {
       if (closed) return
       closed = error
       queue = []
-      waiting?.refuse(error)
+      repeating.refuse(error)
+      waiting.refuse(error)
       for (const depart of departures.values()) depart()
     },
   }
 }
 
+/** A place for one open poll. */
+function createPlace() {
+  let held: HeldPoll | undefined
+  return {
+    hold(waitMs: number, signal: AbortSignal): Promise<readonly Letter[]> {
+      const mine = hold(waitMs, signal, () => {
+        if (held === mine) held = undefined
+      })
+      held = mine
+      return mine.answered
+    },
+    answer: (commands: () => readonly Letter[]): void => held?.answer(commands()),
+    refuse: (error: AppError): void => held?.refuse(error),
+  }
+}
+
 /** Holds a poll open. It is answered with no commands after `waitMs`, or when the caller leaves. `onSettled` runs before the caller gets the answer. */
 function hold(waitMs: number, signal: AbortSignal, onSettled: () => void): HeldPoll {
-  const { promise: answered, resolve, reject } = Promise.withResolvers<readonly WorkerCommand[]>()
+  const { promise: answered, resolve, reject } = Promise.withResolvers<readonly Letter[]>()
   const settle = (): void => {
     clearTimeout(late)
     signal.removeEventListener('abort', empty)
     onSettled()
   }
-  const answer = (commands: readonly WorkerCommand[]): void => {
+  const answer = (commands: readonly Letter[]): void => {
     settle()
     resolve(commands)
   }

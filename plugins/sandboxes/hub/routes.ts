@@ -22,6 +22,7 @@ import { takeBytes, takeStreams } from '#kit'
 import { sandboxErrors } from '../errors.ts'
 import { type NewestOfAll, whileCalled, type WorkerAuth } from './auth.ts'
 import { receive, type UploadLimits } from './upload.ts'
+import type { Answer } from './worker.ts'
 
 export const tags = ['workers']
 const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Id of the session.' }) })
@@ -56,7 +57,9 @@ export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll,
         querystring: PollQuery,
         headers: Type.Object({ [workerProtocolHeader]: Type.Optional(Type.String({ description: 'Required: 1.' })) }),
         response: {
-          200: PollAnswer,
+          200: negotiated('The commands, and a token that replaces the one that the worker has.', {
+            'application/json': PollAnswer,
+          }),
           204: NoContent,
           ...failures(
             ...refusals,
@@ -83,9 +86,17 @@ export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll,
       if (answer.commands.length === 0 && answer.token === undefined) return reply.code(204).send()
       answers.begin(worker, reply)
       reply.raw.once('finish', () => worker.left(answer))
-      return answer
+      return reply.type('application/json; charset=utf-8').send(bytesOf(answer))
     },
   )
+}
+
+/** A `PollAnswer`. The commands are serialized already. */
+function bytesOf({ commands, token }: Answer): Buffer {
+  const comma = Buffer.from(',')
+  const list = commands.flatMap(({ json }, at) => (at === 0 ? [json] : [comma, json]))
+  const rest = token === undefined ? '' : `,"token":${JSON.stringify(token)}`
+  return Buffer.concat([Buffer.from('{"commands":['), ...list, Buffer.from(`]${rest}}`)])
 }
 
 const ToolParams = Type.Object({ id: Type.String({ maxLength: 128 }), callId: Type.String({ maxLength: 128 }) })

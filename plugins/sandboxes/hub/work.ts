@@ -202,27 +202,30 @@ export interface WorkerToolCalls {
 
 const failed = (content: string): ToolResult => ({ ok: false, content })
 const gone = failed('The sandbox has left.')
+const tooMuch = failed('Too much waits for this sandbox.')
 
 /** The running tool calls of one worker. */
 export function createWorkerToolCalls(mailbox: Mailbox, presence: Presence): WorkerToolCalls {
-  const waiting = new Map<string, (result: ToolResult) => void>()
+  const waiting = new Map<string, (result: ToolResult) => unknown>()
   let closed = false
   return {
     call(name, input, { signal, timeoutMs, vfs = false }) {
       if (closed) return Promise.resolve(gone)
       if (signal.aborted) return Promise.resolve(failed('The call was cancelled.'))
+      if (!mailbox.hasRoom) return Promise.resolve(tooMuch)
       return new Promise((resolve) => {
         const callId = randomUUID()
-        const settle = (result: ToolResult): void => {
+        /** Withdraws the command, which a worker need not acknowledge. True when the worker may have begun. */
+        const settle = (result: ToolResult): boolean => {
           waiting.delete(callId)
           clearTimeout(late)
           stopWatching()
           signal.removeEventListener('abort', cancel)
           resolve(result)
+          return mailbox.withdraw(command)
         }
         const giveUp = (content: string): void => {
-          if (mailbox.withdraw(command)) mailbox.push({ kind: 'tool_cancel', callId })
-          settle(failed(content))
+          if (settle(failed(content))) mailbox.push({ kind: 'tool_cancel', callId })
         }
         const cancel = (): void => giveUp('The call was cancelled.')
         const late = setTimeout(

@@ -3,10 +3,9 @@ import type { McpServer } from '#contracts/mcp-servers'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
-import type { PollAnswer } from '#contracts/wire/worker'
 import { type SessionMemory, workerTokenErrors } from '#contracts/workers'
 import type { ModelCalls } from '../egress/calls.ts'
-import type { Mailbox } from './mailbox.ts'
+import type { Letter, Mailbox } from './mailbox.ts'
 import { createPresence } from './presence.ts'
 import { createWorkerRuns, createWorkerToolCalls, type RunWay, type WorkerToolCalls } from './work.ts'
 import { askForState, createStateCopy, type StateCopy } from './state.ts'
@@ -66,6 +65,13 @@ interface PollRequest {
   readonly signal: AbortSignal
   /** When the token that came with the poll expires, in ms since the epoch. */
   readonly expiresAt: number
+}
+
+/** What a poll is answered with. */
+export interface Answer {
+  readonly commands: readonly Letter[]
+  /** Replaces the token that the worker has. */
+  readonly token?: string
 }
 
 /** The parts of a worker that stay when it gets another session. */
@@ -231,12 +237,12 @@ export class RemoteWorker implements WorkerChannel {
     this.#presence.seen()
   }
 
-  async poll({ after, tools, links, waitMs, signal, expiresAt }: PollRequest): Promise<PollAnswer> {
+  async poll({ after, tools, links, waitMs, signal, expiresAt }: PollRequest): Promise<Answer> {
     this.#takesTools = tools
     this.#readsLinks = links
     const over = this.#presence.polls()
     try {
-      const commands = [...(await this.#options.mailbox.poll({ after, waitMs, signal }))]
+      const commands = await this.#options.mailbox.poll({ after, waitMs, signal })
       const renewed = await this.#options.token.renewal(expiresAt)
       return { commands, ...(renewed === undefined ? {} : { token: renewed }) }
     } finally {
@@ -245,7 +251,7 @@ export class RemoteWorker implements WorkerChannel {
   }
 
   /** Must be called when an answer to a poll was sent. */
-  left({ commands }: PollAnswer): void {
+  left({ commands }: Answer): void {
     this.#options.mailbox.left(commands)
   }
 

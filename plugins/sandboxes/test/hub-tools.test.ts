@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { workerPaths } from '#contracts/wire/worker'
+import { type PollAnswer, workerPaths } from '#contracts/wire/worker'
+import type { WorkerChannel } from '../hub/worker.ts'
 import { pollOf, startHub, until } from './hub.ts'
 
 const connected = () => AbortSignal.timeout(60_000)
@@ -46,6 +47,55 @@ test('a call that its worker never saw is taken back', async (t) => {
   abort.abort()
   assert.equal((await call).ok, false)
   assert.equal((await poll('wait=0&tools=1')).status, 204)
+})
+
+test('a call that was answered is no longer kept for a worker that never says what it has taken', async (t) => {
+  const { open, urls } = await startHub(t)
+  const { channel } = await open()
+  const poll = pollOf(urls['workers']!, channel)
+  assert.equal((await poll('wait=0&tools=1')).status, 204)
+  const call = channel.callTool('write_file', { content: 'x' }, { signal: never, timeoutMs: 60_000 })
+  const { commands } = (await (await poll('wait=0&tools=1')).json()) as PollAnswer
+  const [command] = commands
+  assert.ok(command?.kind === 'tool')
+  const reply = await fetch(urls['workers']! + workerPaths(channel.sessionId).tool(command.callId), {
+    method: 'PUT',
+    body: '{"ok":true,"content":"done"}',
+    headers: { authorization: `Bearer ${channel.token}`, 'content-type': 'application/json' },
+  })
+  assert.equal(reply.status, 204)
+  assert.deepEqual(await call, { ok: true, content: 'done' })
+  assert.equal((await poll('after=0&wait=0&tools=1')).status, 204)
+})
+
+test('no tool is called while too much waits for a worker', async (t) => {
+  const { open, urls } = await startHub(t)
+  const call = (channel: WorkerChannel, mebibytes: number, signal = never) =>
+    channel.callTool('write_file', { content: 'x'.repeat(mebibytes * 1024 * 1024) }, { signal, timeoutMs: 60_000 })
+  const tooMuch = { ok: false, content: 'Too much waits for this sandbox.' }
+  const taking = async () => {
+    const { channel } = await open()
+    assert.equal((await pollOf(urls['workers']!, channel)('wait=0&tools=1')).status, 204)
+    return channel
+  }
+  const [one, other] = [await taking(), await taking()]
+  const waiting = Array.from({ length: 4 }, () => call(one, 8))
+  assert.deepEqual(await call(one, 0), tooMuch)
+  const fine = new AbortController()
+  const elsewhere = call(other, 0, fine.signal)
+  // It takes everything with its next poll, and has room again.
+  assert.equal((await pollOf(urls['workers']!, one)('after=4&wait=0&tools=1')).status, 204)
+  waiting.push(call(one, 0))
+
+  // Each call that its caller leaves is one more command.
+  fine.abort()
+  assert.equal((await elsewhere).content, 'The call was cancelled.')
+  const many = Array.from({ length: 1_100 }, () => call(other, 0))
+  assert.deepEqual(await many.at(-1), tooMuch)
+  one.close()
+  other.close()
+  for (const result of await Promise.all([...waiting, ...many.slice(0, 1_000)]))
+    assert.equal(result.content, 'The sandbox has left.')
 })
 
 test('a worker that takes no tools, leaves or is silent fails the call; an answer that nobody waits for is 404', async (t) => {
