@@ -60,7 +60,10 @@ export const sandboxErrors = errorTable('sandboxes', {
   unknownModelCall: { status: 404, message: 'Workers may only call and list models.' },
   modelNotAllowed: { status: 403, about: 'Workers may only call the model of the profile of their run.' },
   /** Each model call is charged to a run, so code in a sandbox may not call models outside of one. */
-  noRunUnderWay: { status: 409, message: 'Models can only be called during a run, and no run is running.' },
+  noRunUnderWay: {
+    status: 409,
+    message: 'Models, MCP servers and hosts can only be called during a run, and no run is running.',
+  },
   modelCallInBackground: {
     status: 403,
     message: 'A model call in the background could not be measured: leave out `background`, or set it to false.',
@@ -75,6 +78,11 @@ export const sandboxErrors = errorTable('sandboxes', {
     message:
       'A run may have at most 4 model calls at once, and fewer while those under way may spend the rest of its budget; repeat this one when another has ended.',
   },
+  tooManyModelLists: {
+    status: 429,
+    retry: true,
+    message: 'A worker may ask for models at most 16 times at once; repeat this request when another has ended.',
+  },
   modelServerUnreachable: { status: 502, retry: 'later', message: 'The model server cannot be reached.' },
   modelKeyRefused: { status: 502, message: "The model server does not accept the runner's key." },
   unknownMcpServer: { status: 404, message: 'The running run has no MCP server with this name.' },
@@ -86,7 +94,7 @@ export const sandboxErrors = errorTable('sandboxes', {
     status: 429,
     retry: true,
     message:
-      'The requests of a worker to MCP servers may have at most 4 MiB together; repeat this one when another has been answered.',
+      'A worker may have at most 32 requests to an MCP server at once, and those to all of them at most 4 MiB together; repeat this one when another has been answered.',
   },
   toolNotAllowed: { status: 403, message: 'The running run may not call this tool of the MCP server.' },
   mcpServerUnreachable: { status: 502, retry: 'later', message: 'The MCP server cannot be reached.' },

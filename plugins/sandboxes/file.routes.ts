@@ -8,7 +8,7 @@ import { copyBounds, type SessionVfs, VfsTree } from '#contracts/session-vfs'
 import { settleFilesMs } from '#contracts/wire/worker'
 import { asExecutable, isExecutable, isVfsPath, mountName, VfsEntry, vfsErrors } from '#contracts/vfs'
 import { sandboxErrors } from './errors.ts'
-import { whileCalled, type WorkerAuth } from './hub/auth.ts'
+import { createAtOnce, whileCalled, type WorkerAuth } from './hub/auth.ts'
 import { takeStreams } from '#kit'
 import { contentTypeOf } from '#kit/files'
 import { refusals, tags } from './hub/routes.ts'
@@ -53,15 +53,12 @@ export const fileRoutes = (auth: WorkerAuth, filesOf: FilesOf) => async (app: Ap
 type Begin = (request: FastifyRequest, reply: FastifyReply) => SessionVfs
 
 function createBegin(auth: WorkerAuth, filesOf: FilesOf): Begin {
-  const underWay = new WeakMap<RemoteWorker, number>()
+  const count = createAtOnce(mostAtOnce, sandboxErrors.tooManyFileRequests)
   return (request, reply) => {
     const { worker } = auth.of(request)
     const files = filesOf(worker)
     if (!files) throw sandboxErrors.noVfs()
-    const count = underWay.get(worker) ?? 0
-    if (count >= mostAtOnce) throw sandboxErrors.tooManyFileRequests({ headers: { 'retry-after': '1' } })
-    underWay.set(worker, count + 1)
-    reply.raw.once('close', () => underWay.set(worker, underWay.get(worker)! - 1))
+    count(worker, reply)
     worker.seen()
     return files
   }

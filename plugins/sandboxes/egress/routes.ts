@@ -5,7 +5,7 @@ import { Agent, type Dispatcher } from 'undici'
 import { access, type App, failures } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
-import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
+import { createAtOnce, whileCalled, type WorkerAuth } from '../hub/auth.ts'
 import { parseJson, takeStreams } from '#kit'
 import { refusals, tags } from '../hub/routes.ts'
 import { forward, pick } from './forward.ts'
@@ -40,12 +40,16 @@ export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, Mode
   const agent = connecting()
   const guarded = { public: connecting(permittedAddresses.public), network: connecting(permittedAddresses.network) }
   const holding = createHolding()
+  // Both listeners have these routes, and count together.
+  const countList = createAtOnce(listsAtOnce, sandboxErrors.tooManyModelLists)
+  const countRequest = createAtOnce(mcpRequestsAtOnce, sandboxErrors.tooManyMcpRequests)
   return {
     async routes(app) {
       takeStreams(app)
       auth.protect(app, credentialOf)
-      modelRoutes(app, auth, agent, servers)
-      mcpServerRoutes(app, auth, holding, ({ addresses }) => (addresses ? guarded[addresses] : agent))
+      modelRoutes(app, auth, { dispatcher: agent, servers, countList })
+      const dispatcherFor = ({ addresses }: McpServer): Dispatcher => (addresses ? guarded[addresses] : agent)
+      mcpServerRoutes(app, auth, { holding, countRequest, dispatcherFor })
     },
     async close() {
       await Promise.all([agent, guarded.public, guarded.network].map((one) => one.destroy()))
@@ -74,16 +78,19 @@ const ModelParams = Type.Object({
   provider: Type.String({ maxLength: 64 }),
   '*': Type.String(),
 })
+/** How many lists of models a worker may ask for at once. Calls are counted by the run. */
+const listsAtOnce = 16
 /** The segments of `/runner/worker/{id}/models/{provider}`. */
 const segmentsBefore = 5
 
+interface ModelServices {
+  readonly dispatcher: Dispatcher
+  readonly servers: ReadonlyMap<string, ModelServer>
+  readonly countList: ReturnType<typeof createAtOnce>
+}
+
 /** Routes for the model calls of workers, because a sandbox has neither keys nor a network. */
-function modelRoutes(
-  app: App,
-  auth: WorkerAuth,
-  dispatcher: Dispatcher,
-  servers: ReadonlyMap<string, ModelServer>,
-): void {
+function modelRoutes(app: App, auth: WorkerAuth, { dispatcher, servers, countList }: ModelServices): void {
   const schema = {
     tags,
     summary: 'Call a model server',
@@ -101,6 +108,7 @@ function modelRoutes(
         sandboxErrors.noRunUnderWay,
         sandboxErrors.runBudgetSpent,
         sandboxErrors.tooManyModelCalls,
+        sandboxErrors.tooManyModelLists,
         sandboxErrors.bodyTooLarge,
         sandboxErrors.modelServerUnreachable,
         sandboxErrors.modelKeyRefused,
@@ -123,6 +131,7 @@ function modelRoutes(
         if (!below || !name || !server.calls.test(`${method} ${name}`)) throw sandboxErrors.unknownModelCall()
         const path = `${server.base.pathname.replace(/\/+$/, '')}/${name}${below.query}`
         const calls = method === 'POST' ? callsOf(worker) : undefined
+        if (!calls) countList(worker, reply)
         const model = calls?.modelAt(request.params.provider)
         // The caller has left already, so `close` will not come again and the request would never end.
         if (reply.raw.destroyed) throw sandboxErrors.callerLeft()
@@ -186,15 +195,19 @@ const mcpRequestHeaders = [
   'user-agent',
 ] as const
 
+/** Of a worker to one server of its run: one is the stream of the server, the others are parallel calls of tools. */
+const mcpRequestsAtOnce = 32
+
 const McpParams = Type.Object({ id: Type.String({ maxLength: 128 }), name: Type.String({ maxLength: 64 }) })
 
+interface McpServices {
+  readonly holding: ReturnType<typeof createHolding>
+  readonly countRequest: ReturnType<typeof createAtOnce>
+  readonly dispatcherFor: (server: McpServer) => Dispatcher
+}
+
 /** Routes to the external MCP servers of the present run. Each request gets the headers of the server's entry. */
-function mcpServerRoutes(
-  app: App,
-  auth: WorkerAuth,
-  holding: ReturnType<typeof createHolding>,
-  dispatcherFor: (server: McpServer) => Dispatcher,
-): void {
+function mcpServerRoutes(app: App, auth: WorkerAuth, { holding, countRequest, dispatcherFor }: McpServices): void {
   const schema = {
     tags,
     summary: 'Speak with an external MCP server of the run',
@@ -208,6 +221,7 @@ function mcpServerRoutes(
         sandboxErrors.toolNotAllowed,
         sandboxErrors.mcpRequestTooLarge,
         sandboxErrors.tooManyMcpRequests,
+        sandboxErrors.noRunUnderWay,
         sandboxErrors.bodyTooLarge,
         sandboxErrors.mcpServerUnreachable,
         sandboxErrors.mcpServerRefused,
@@ -222,17 +236,19 @@ function mcpServerRoutes(
       ...options,
       async handler(request, reply) {
         const { worker } = auth.of(request)
-        const server = worker.mcpServer(request.params.name)
-        if (!server || !URL.canParse(server.url)) throw sandboxErrors.unknownMcpServer()
+        const reached = worker.mcpServer(request.params.name)
+        if (!reached || !URL.canParse(reached.server.url)) throw sandboxErrors.unknownMcpServer()
+        const { server, signal } = reached
         const url = new URL(server.url)
         if (!mayBeAsked(server)) throw sandboxErrors.mcpServerUnreachable()
+        countRequest(server, reply)
         const { tools } = server
         return forward(request, reply, {
           dispatcher: dispatcherFor(server),
           origin: url.origin,
           path: url.pathname + url.search,
           headers: { ...pick(request.headers, mcpRequestHeaders), ...lowerCased(server.headers) },
-          signal: whileCalled(reply, worker.closed),
+          signal: whileCalled(reply, worker.closed, signal),
           look: tools && ((body) => onlyTools(body, tools, holding(worker, reply))),
           unreachable: sandboxErrors.mcpServerUnreachable,
           refused: sandboxErrors.mcpServerRefused,
@@ -253,7 +269,7 @@ const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<stri
 
 /** A request that is looked into is parsed in one go, while nothing else happens in this process. */
 const maxLookedInto = 1024 * 1024
-/** Of a worker, until they are answered. Parallel calls of tools are requests of their own, so bytes are limited instead of their number. */
+/** Of a worker, until they are answered. */
 const maxHeldBytes = 4 * maxLookedInto
 
 /** Counts the bytes of each worker's requests that are looked into. AppError 429 `too_many_mcp_requests`. */

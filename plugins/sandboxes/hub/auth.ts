@@ -1,5 +1,5 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { type App, isAppError } from '#kernel'
+import { type App, type AppError, isAppError } from '#kernel'
 import { workerTokenErrors } from '#contracts/workers'
 import type { ClientAddress, WrongKeys } from '#kit'
 import type { Admitted, Hub } from './hub.ts'
@@ -63,6 +63,24 @@ export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal
   const gone = new AbortController()
   reply.raw.once('close', () => gone.abort(sandboxErrors.callerLeft()))
   return AbortSignal.any([gone.signal, ...others])
+}
+
+/**
+ * Counts requests until they are over, by whom or what they are of, and throws `tooMany` when there are so many.
+ */
+export function createAtOnce(
+  most: number,
+  tooMany: (options: { readonly headers: { readonly 'retry-after': string } }) => AppError,
+) {
+  const underWay = new WeakMap<object, number>()
+  return (of: object, { raw }: FastifyReply): void => {
+    // The caller has left already, so `close` will not come again and the request would be counted for ever.
+    if (raw.destroyed) throw sandboxErrors.callerLeft()
+    const count = underWay.get(of) ?? 0
+    if (count >= most) throw tooMany({ headers: { 'retry-after': '1' } })
+    underWay.set(of, count + 1)
+    raw.once('close', () => underWay.set(of, underWay.get(of)! - 1))
+  }
 }
 
 /** Allows one exchange of a kind with each worker, because a body may have tens of MiB and a worker could open hundreds of connections. */

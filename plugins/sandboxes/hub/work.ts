@@ -25,6 +25,13 @@ export interface RunWay {
   readonly vfs?: boolean
 }
 
+/** An external MCP server during a run. */
+export interface ReachedServer {
+  readonly server: McpServer
+  /** Aborts when the run is over. */
+  readonly signal: AbortSignal
+}
+
 /** The runs of one worker. Only one can run at a time. */
 interface WorkerRuns {
   run(envelope: RunEnvelope, signal: AbortSignal, way: RunWay): AsyncGenerator<Buffer>
@@ -34,7 +41,7 @@ interface WorkerRuns {
   /** The model calls of the present run. */
   readonly calls: ModelCalls | undefined
   /** An external MCP server of the present run, as the run's envelope names it. */
-  mcpServer(name: string): McpServer | undefined
+  mcpServer(name: string): ReachedServer | undefined
   /** Refuses all further runs. A running upload is answered with this error. */
   close(answer: AppError): void
 }
@@ -43,6 +50,8 @@ interface UnderWay {
   readonly events: RunEvents
   readonly mcpServers: readonly McpServer[]
   readonly calls: ModelCalls
+  /** Aborts when the run is over. */
+  readonly signal: AbortSignal
   /** Withdraws the command to run. True when the worker may have begun already. */
   withdraw(): boolean
 }
@@ -66,7 +75,8 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
       }
       const command = mailbox.push({ kind: 'run', envelope: told })
       const withdraw = (): boolean => mailbox.withdraw(command)
-      current = { events, mcpServers, calls, withdraw }
+      const over = new AbortController()
+      current = { events, mcpServers, calls, signal: over.signal, withdraw }
       const abort = (): void => events.end(signal.reason as Error)
       signal.addEventListener('abort', abort)
       const stopWatching = presence.watch(() => events.end(sandboxErrors.sidecarLost()))
@@ -78,6 +88,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
         stopWatching()
         signal.removeEventListener('abort', abort)
         current = undefined
+        over.abort(sandboxErrors.noRunUnderWay())
         if (withdraw() && !whole) mailbox.push({ kind: 'cancel', runId })
       }
     },
@@ -91,7 +102,10 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
     get calls() {
       return current?.calls
     },
-    mcpServer: (name) => current?.mcpServers.find((server) => server.name === name),
+    mcpServer(name) {
+      const server = current?.mcpServers.find((one) => one.name === name)
+      return current && server && { server, signal: current.signal }
+    },
     close(answer) {
       closed = true
       if (!current) return

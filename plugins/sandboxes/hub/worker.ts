@@ -1,5 +1,4 @@
 import type { AppError } from '#kernel'
-import type { McpServer } from '#contracts/mcp-servers'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
@@ -7,7 +6,13 @@ import { type SessionMemory, workerTokenErrors } from '#contracts/workers'
 import type { ModelCalls } from '../egress/calls.ts'
 import type { Letter, Mailbox } from './mailbox.ts'
 import { createPresence } from './presence.ts'
-import { createWorkerRuns, createWorkerToolCalls, type RunWay, type WorkerToolCalls } from './work.ts'
+import {
+  createWorkerRuns,
+  createWorkerToolCalls,
+  type ReachedServer,
+  type RunWay,
+  type WorkerToolCalls,
+} from './work.ts'
 import { askForState, createStateCopy, type StateCopy } from './state.ts'
 import type { IssuedToken } from './tokens.ts'
 import type { Upload } from './upload.ts'
@@ -303,7 +308,7 @@ export class RemoteWorker implements WorkerChannel {
   }
 
   /** An external MCP server of the present run. */
-  mcpServer(name: string): McpServer | undefined {
+  mcpServer(name: string): ReachedServer | undefined {
     return this.#runs.mcpServer(name)
   }
 }
