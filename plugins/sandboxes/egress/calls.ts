@@ -99,7 +99,8 @@ export class ModelCalls implements MeasuredCalls {
     for (const { usage } of this.#underWay) spent += (usage && costOf(price, usage)) ?? 0
     return spent
   }
-  #measure({ usage }: ModelCall): UsageEvent | undefined {
+  #measure(call: ModelCall): UsageEvent | undefined {
+    const usage = call.end()
     if (!usage) return undefined
     const { budget, counts, model } = this.#options
     if (budget) this.#spent += costOf(budget.price, usage) ?? 0
@@ -125,7 +126,12 @@ export class ModelCall {
     this.#began = now()
   }
 
-  /** The usage so far. Undefined when the request has not reached a model, or the server has refused it. */
+  /** The usage of a call that is over, as `usage`. */
+  end(): Omit<Usage, 'model'> | undefined {
+    this.#reader?.end()
+    return this.usage
+  }
+  /** The usage so far. Each further request reads it, so it costs nothing. Undefined when the request has not reached a model, or the server has refused it. */
   get usage(): Omit<Usage, 'model'> | undefined {
     if (this.#asked === undefined) return undefined
     const told = this.#reader?.told

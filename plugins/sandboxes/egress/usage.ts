@@ -41,7 +41,6 @@ export class UsageReader {
   }
 
   get told(): Told | undefined {
-    if (!this.#streams && this.#keptBytes <= mostKept) this.#parse(Buffer.concat(this.#kept))
     return this.#told
   }
   /** An estimate of the tokens received, from their bytes. */
@@ -64,6 +63,13 @@ export class UsageReader {
       if (mark >= 0 && mark < start) mark = chunk.indexOf(key, start)
     }
     if (start < chunk.length) this.#keep(chunk.subarray(start))
+  }
+
+  /** Must be called when the answer is over. One that is no stream is parsed only then, because it tells nothing before. */
+  end(): void {
+    if (this.#streams || this.#keptBytes > mostKept) return
+    this.#parse(Buffer.concat(this.#kept))
+    this.#kept = []
   }
 
   #keep(part: Buffer): void {

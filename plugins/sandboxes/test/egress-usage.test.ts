@@ -13,6 +13,7 @@ function readerOf(usageOf: UsageOf, answer: string, streams: boolean, size = ans
   const reader = new UsageReader(usageOf, streams)
   const bytes = Buffer.from(answer)
   for (let at = 0; at < bytes.length; at += size) reader.read(bytes.subarray(at, at + size))
+  reader.end()
   return reader
 }
 
@@ -199,6 +200,39 @@ test('calls at once are bounded, and what they have used so far counts before th
   begun.pop()!.over()
   begun[0]!.asked(40_000) // About 10,000 tokens: a cent.
   assert.throws(() => calls.begin(openaiUsage), { code: 'too_many_model_calls' }, 'they may cost less in the end')
+})
+
+test('an answer that is no stream is read once, when its call is over, and not by each call that is refused meanwhile', async () => {
+  const { calls, used } = measured(1)
+  let read = 0
+  const begun = Array.from({ length: 2 }, () =>
+    calls.begin((answer) => {
+      read++
+      return openaiUsage(answer)
+    }),
+  )
+  const ends = begun.map((call) => {
+    const more = Promise.withResolvers<void>()
+    call.asked(40)
+    call.answered(200, 'application/json')
+    const answer = (async function* () {
+      yield Buffer.from(answered(1_000, 500))
+      await more.promise
+    })()
+    return { passed: Array.fromAsync(call.read(answer)), more }
+  })
+  await new Promise(setImmediate)
+  for (let other = 0; other < 3; other++) calls.begin(openaiUsage).over()
+  assert.equal(read, 0)
+  ends[0]!.more.resolve()
+  await ends[0]!.passed
+  assert.equal(read, 1)
+  const usage = { type: 'usage', model: 'openai/m', inputTokens: 1_000, outputTokens: 500 }
+  assert.deepEqual(used, [usage])
+  assert.deepEqual(calls.end(), [usage], 'so is one that the end of its run cuts off')
+  ends[1]!.more.resolve()
+  await ends[1]!.passed
+  assert.equal(read, 2)
 })
 
 test('a run that is over lets no call through, and what those under way have used is known', () => {
