@@ -62,6 +62,12 @@ export const openStreams = fp(
   { name: 'agent-orc-streams' },
 )
 
+/** Calls `act` once, when the response is over. The client may have left before: `close` was emitted then and does not come again. */
+export function onceClosed(raw: ServerResponse, act: () => void): void {
+  if (raw.destroyed) act()
+  else raw.once('close', act)
+}
+
 /**
  * When the listener closes, ends connections without a request: idle keep-alive connections, and those that never sent a complete request, which
  * Node counts as busy for up to 72 s. Keeps in `connections` those that speak HTTP.
@@ -209,9 +215,7 @@ export function stream(
   const gone = (): void => {
     if (!raw.writableFinished) open.abort.abort('client_gone' satisfies StreamEnd)
   }
-  // The client may have disconnected while the handler was still deciding; 'close' was emitted before this listener.
-  if (raw.destroyed) gone()
-  else raw.once('close', gone)
+  onceClosed(raw, gone)
   raw.writeHead(status, headers)
   // Headers leave together with the first bytes if those come soon, because each write costs a system call.
   const alone = setTimeout(() => raw.flushHeaders(), headersMs)

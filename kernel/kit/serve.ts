@@ -15,7 +15,7 @@ import type {
 import { access } from '../http/access.ts'
 import { failures, jsonLines, negotiated, NoContent } from '../http/answers.ts'
 import type { App } from '../http/app.ts'
-import { stream, type StreamEnd } from '../http/streams.ts'
+import { onceClosed, stream, type StreamEnd } from '../http/streams.ts'
 import { takeBytes } from './bodies.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
 import { type LinkHost, linkHostKey } from './link/host.ts'
@@ -136,8 +136,7 @@ class HttpCall implements AnyCall {
       const gone = (): void => {
         if (!raw.writableFinished) abort.abort('client_gone' satisfies StreamEnd)
       }
-      if (raw.destroyed) gone()
-      else raw.once('close', gone)
+      onceClosed(raw, gone)
     }
     return this.#abort
   }

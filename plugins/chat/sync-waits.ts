@@ -1,4 +1,5 @@
 import type { ServerResponse } from 'node:http'
+import { onceClosed } from '#kernel'
 import type { Held } from '#kit'
 
 /** Why a synchronous call stopped waiting. `gone`: its client disconnected, so nobody reads the answer. `revoked`: its key is no longer valid. */
@@ -47,7 +48,7 @@ export class SyncWaits {
       timer = setTimeout(resolve, ms - (performance.now() - began), 'timeout')
     }
     this.#giveUps.set(giveUp, waiter)
-    client.once('close', gone)
+    onceClosed(client, gone)
     work(within).then(resolve, reject)
     try {
       return await promise

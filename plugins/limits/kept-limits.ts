@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest, onRequestHookHandler, onSendHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
-import { type App, type AppError, isAppError, isStream, isUpload } from '#kernel'
+import { type App, type AppError, isAppError, isStream, isUpload, onceClosed } from '#kernel'
 import type { Database } from '#contracts/database'
 import type { Hit, Kv } from '#contracts/kv'
 import {
@@ -100,7 +100,7 @@ export class KeptLimits implements TenantLimits {
       (request, reply, done) => {
         const end = this.begin(what, guarded.tenantOf(request))
         if (typeof end !== 'function') return done(end)
-        reply.raw.once('close', end)
+        onceClosed(reply.raw, end)
         done()
       }
     const countBytes: onSendHookHandler<unknown> = (request, reply, payload, done) => {

@@ -16,7 +16,7 @@ import {
 } from '@modelcontextprotocol/server'
 import type { Kv } from '#contracts/kv'
 import { invalidRequest } from '../../contracts/http-errors.ts'
-import { ping, stream } from '../../http/streams.ts'
+import { onceClosed, ping, stream } from '../../http/streams.ts'
 import * as rehearsal from './rehearsal.ts'
 
 /** Requests that a server behind the endpoint answers in its own words. */
@@ -96,7 +96,7 @@ export class McpEndpoint {
     )
     const { raw } = reply
     const abort = new AbortController()
-    raw.once('close', () => {
+    onceClosed(raw, () => {
       // A closed connection cancels the call.
       if (!raw.writableFinished) abort.abort(new Error('the client has left'))
     })

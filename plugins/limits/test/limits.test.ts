@@ -99,6 +99,25 @@ test('answers that are under way are bounded by tenant, and those that were take
   while ((await get('/', 'acme')).statusCode !== 200) await new Promise(setImmediate)
 })
 
+test('whoever leaves before the request is counted holds nothing', async (t) => {
+  const limits = new KeptLimits({ openAnswers: 2 } as never, undefined, undefined, { warn() {} })
+  const app = fastify()
+  t.after(() => app.close())
+  limits.guard(app as unknown as App, { tenantOf: () => 'acme', writes: 'writesPerMinute' })
+  const [left, counted] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+  app.addHook('onRequest', async (_request, { raw }) => {
+    socket.destroy()
+    await once(raw, 'close')
+    left.resolve()
+  })
+  app.get('/', { preHandler: async () => counted.resolve() }, async () => 'nobody reads this')
+  await app.listen({ port: 0, host: '127.0.0.1' })
+  const socket = connect((app.server.address() as AddressInfo).port, '127.0.0.1')
+  socket.write('GET / HTTP/1.1\r\nhost: x\r\n\r\n')
+  await Promise.all([left.promise, counted.promise])
+  assert.equal((await limits.usedBy('acme')).openAnswers, 0)
+})
+
 test('bytes of answers that nobody reads are bounded by tenant, and each may have one', async (t) => {
   const mebi = 1024 * 1024
   const limits = new KeptLimits({ openAnswers: 9, answerBytes: 20 * mebi } as never, undefined, undefined, {

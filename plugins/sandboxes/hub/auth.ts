@@ -1,5 +1,5 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { type App, type AppError, isAppError } from '#kernel'
+import { type App, type AppError, isAppError, onceClosed } from '#kernel'
 import { workerTokenErrors } from '#contracts/workers'
 import type { ClientAddress, WrongKeys } from '#kit'
 import type { Admitted, Hub } from './hub.ts'
@@ -61,7 +61,7 @@ export function createWorkerAuth({ hub, served, clientOf, wrongKeys }: WorkerAut
 /** Aborts when the caller leaves, or when one of `others` aborts. */
 export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal[]): AbortSignal {
   const gone = new AbortController()
-  reply.raw.once('close', () => gone.abort(sandboxErrors.callerLeft()))
+  onceClosed(reply.raw, () => gone.abort(sandboxErrors.callerLeft()))
   return AbortSignal.any([gone.signal, ...others])
 }
 
@@ -95,7 +95,7 @@ function createNewest(): Newest {
     begin(worker, reply) {
       latest.get(worker)?.raw.destroy()
       latest.set(worker, reply)
-      reply.raw.once('close', () => {
+      onceClosed(reply.raw, () => {
         if (latest.get(worker) === reply) latest.delete(worker)
       })
     },

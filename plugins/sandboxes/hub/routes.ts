@@ -10,6 +10,7 @@ import {
   negotiated,
   NoContent,
   unavailable,
+  onceClosed,
 } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { limitErrors } from '#contracts/limits'
@@ -250,7 +251,7 @@ function uploadRoute(app: App, auth: WorkerAuth, uploads: NewestOfAll['uploads']
         const said = Number(request.headers['content-length'] ?? maxStateBytes)
         const bytes = Math.min(said, maxStateBytes)
         worker.expectState(bytes)
-        reply.raw.once('close', () => worker.stateArrived(bytes))
+        onceClosed(reply.raw, () => worker.stateArrived(bytes))
       },
       schema: {
         tags,

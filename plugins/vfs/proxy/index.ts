@@ -1,7 +1,7 @@
 import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { Counter } from 'prom-client'
-import { definePlugin, maybe, Settings } from '#kernel'
+import { definePlugin, maybe, onceClosed, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { TenantData } from '#contracts/retention'
@@ -74,7 +74,7 @@ export default definePlugin({
         const { tenantId } = guard.callerOf(request)
         const turns = turnsOf(target)
         if (turns > 0) await limits?.turn(tenantId, 'readsPerMinute', turns)
-        reply.raw.once('close', shares.take(tenantId))
+        onceClosed(reply.raw, shares.take(tenantId))
         reply.raw.once('finish', () => counter.inc({ method: request.method, status: reply.statusCode }))
         const key = await client?.knownKey(tenantId)
         return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, key, paced })

@@ -3,7 +3,7 @@ import type { IncomingHttpHeaders } from 'node:http'
 import { Type } from '@sinclair/typebox'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
-import { access, type App, failures, notFound } from '#kernel'
+import { access, type App, failures, notFound, onceClosed } from '#kernel'
 import { limitErrors } from '#contracts/limits'
 import { mostEntriesAtOnce, streamDigest, vfsErrors, vfsSessionHeader } from '#contracts/vfs'
 import type { Signer, SigningKey } from '#contracts/signing'
@@ -224,7 +224,7 @@ export function forward(
   { base, target, tenantId, signer, key, paced }: Forward,
 ): FastifyReply {
   const gone = new AbortController()
-  reply.raw.once('close', () => gone.abort())
+  onceClosed(reply.raw, () => gone.abort())
   dropWhenIdle(reply)
   const [path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(target)!.slice(1)
   const { pathname } = new URL(base.pathname.replace(/\/+$/, '') + path, base)
