@@ -79,7 +79,8 @@ export interface EnqueueRun extends Omit<StartRun, 'create'> {
 }
 
 export type EnqueueOutcome =
-  | { readonly kind: 'queued' }
+  /** `holder` is the run that an interrupt is to end: the one that holds the session. */
+  | { readonly kind: 'queued'; readonly holder?: string }
   | { readonly kind: 'exists'; readonly run: RunSummary }
   /** `maxQueued` runs already wait for the session. */
   | { readonly kind: 'full' }
