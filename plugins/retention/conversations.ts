@@ -78,19 +78,12 @@ export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: D
   return rows.map(({ id }) => id)
 }
 
-/** A deleted session, and the runner that executed its last run. */
-export interface LeftSession {
-  readonly id: string
-  readonly runner: string | null
-}
-
-/** Deleted rows by the names that users know, and deleted sessions of which a runner may still have a copy. */
+/** Deleted rows by the names that users know. */
 interface Cleared {
   /** How many public runs were taken on. Fewer than the limit: nothing is left. */
   readonly publicRuns: number
   readonly messages: number
   readonly runs: number
-  readonly sessions: readonly LeftSession[]
   /** A run of the conversations is still executed, so nothing was deleted. */
   readonly busy: boolean
 }
@@ -104,12 +97,12 @@ interface Owned {
   readonly over: boolean
 }
 
-const nothing = { publicRuns: 0, messages: 0, runs: 0, sessions: [], busy: false }
+const nothing = { publicRuns: 0, messages: 0, runs: 0, busy: false }
 
 /**
  * Deletes at most `limit` public runs of ended conversations, with their messages. With `runs`, also deletes their runs, the runs that these
- * delegated, and all logs, webhook messages and sessions. The public runs of `endUser` go last, because a conversation is found through them after a
- * crash.
+ * delegated, and all logs and webhook messages, and shuts their sessions down. The public runs of `endUser` go last, because a conversation is found
+ * through them after a crash.
  */
 export async function clearConversations(
   tx: TenantTx,
@@ -137,21 +130,25 @@ export async function clearConversations(
           found.flatMap(({ run_id }) => run_id ?? []),
         )
   if (owned.some(({ over }) => !over)) return { ...nothing, busy: true }
-  const sessions = await deleteRuns(tx, owned)
+  if (runs !== 'keep') await deleteRuns(tx, owned, runs.endUser)
   const said = await tx.query({
     text: `WITH gone AS (DELETE FROM public_runs WHERE tenant_id = $1 AND id = ANY($2))
            DELETE FROM messages WHERE tenant_id = $1 AND public_run_id = ANY($2) RETURNING 1`,
     values: [tx.tenantId, publicRuns],
   })
-  return { publicRuns: found.length, messages: said.length, runs: owned.length, sessions, busy: false }
+  return { publicRuns: found.length, messages: said.length, runs: owned.length, busy: false }
 }
 
-/** Deletes runs that belong to no conversation, each with the runs that it delegated. Those of which something is under way stay. */
-export async function clearRuns(tx: TenantTx, ids: readonly string[]): Promise<Pick<Cleared, 'runs' | 'sessions'>> {
+/**
+ * Deletes runs that belong to no conversation, each with the runs that it delegated. Those of which something is under way stay. Resolves to how many
+ * are gone.
+ */
+export async function clearRuns(tx: TenantTx, ids: readonly string[], endUser: string): Promise<number> {
   const owned = await ownedRuns(tx, ids)
   const busy = new Set(owned.filter(({ over }) => !over).map(({ root }) => root))
   const over = owned.filter(({ root }) => !busy.has(root))
-  return { runs: new Set(over.map(({ id }) => id)).size, sessions: await deleteRuns(tx, over) }
+  await deleteRuns(tx, over, endUser)
+  return new Set(over.map(({ id }) => id)).size
 }
 
 /** The given runs and all runs that they delegated, at any depth. Their sessions are locked, so that none begins a run before the transaction ends. */
@@ -186,9 +183,12 @@ async function lockFree(tx: TenantTx, sessions: readonly string[]): Promise<stri
   return free.map(({ id }) => id)
 }
 
-/** Deletes runs with everything that belongs to them. Resolves to their sessions that were deleted, because no other run is in them. */
-async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSession[]> {
-  if (runs.length === 0) return []
+/**
+ * Deletes runs with everything that belongs to them, and shuts their sessions down, also those with runs of others: an agent remembers the person. Their
+ * runners have still to be told, so the sessions are noted.
+ */
+async function deleteRuns(tx: TenantTx, runs: readonly Owned[], endUser: string): Promise<void> {
+  if (runs.length === 0) return
   const sessions = [...new Set(runs.map(({ session_id }) => session_id))]
   await tx.query({
     text: `WITH events AS (DELETE FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2)),
@@ -200,16 +200,13 @@ async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSes
            DELETE FROM runs WHERE tenant_id = $1 AND id = ANY($2)`,
     values: [tx.tenantId, runs.map(({ id }) => id)],
   })
-  // Other runs of the tenant in such a session stay, but the saved state of the session is deleted.
-  return tx.query<LeftSession>({
+  await tx.query({
     text: `WITH state AS (DELETE FROM session_state WHERE tenant_id = $1 AND session_id = ANY($2)),
              ends AS (DELETE FROM session_ends WHERE tenant_id = $1 AND session_id = ANY($2)),
-             shut AS (UPDATE sessions s SET status = 'shutdown', last_prompt = NULL
-               WHERE s.tenant_id = $1 AND s.id = ANY($2) AND s.claim_run IS NULL
-                 AND EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.session_id = s.id))
-           DELETE FROM sessions s WHERE s.tenant_id = $1 AND s.id = ANY($2) AND s.claim_run IS NULL
-             AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.session_id = s.id)
-           RETURNING s.id, s.runner_hash AS runner`,
-    values: [tx.tenantId, sessions],
+             shut AS (UPDATE sessions SET status = 'shutdown', last_prompt = NULL
+               WHERE tenant_id = $1 AND id = ANY($2) AND claim_run IS NULL RETURNING id, runner_hash)
+           INSERT INTO end_user_sessions (tenant_id, person, session_id, runner_hash)
+           SELECT $1, sha256(convert_to($3, 'UTF8')), id, runner_hash FROM shut ON CONFLICT DO NOTHING`,
+    values: [tx.tenantId, sessions, endUser],
   })
 }

@@ -1,55 +1,12 @@
 import type { FastifyBaseLogger } from 'fastify'
-import pLimit from 'p-limit'
-import { isAppError } from '#kernel'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database, TenantTx } from '#contracts/database'
 import type { TenantDataStore } from '#contracts/retention'
-import type { Fleet } from '#contracts/runner'
-import type { Batch, Batches } from './batches.ts'
-import type { LeftSession } from './conversations.ts'
+import type { Batch } from './batches.ts'
 import { partOf } from './data.ts'
 import { openAuditLog } from './kinds.ts'
+import { isLate, leaveRunners, type Leaving, type LeftSession, type Runners } from './runners.ts'
 import { type Table, tenantedTables } from './tables.ts'
-
-/** Calls of runners at once for one deletion. */
-const callsAtOnce = 16
-/** Sessions of one page of a tenant's. When each is on another runner that does not answer, their transaction is still in time. */
-const sessionsAtOnce = 48
-
-interface Runners {
-  /** Undefined in a role without runners: then there are no other copies of sessions. */
-  readonly fleet: Pick<Fleet, 'owner'> | undefined
-  readonly log: Pick<FastifyBaseLogger, 'warn'>
-}
-
-/**
- * Tells runners to delete their copies of sessions, with their sandboxes. Resolves to the sessions of which that failed: their runner keeps its copy
- * until it needs the room or restarts; no run can start in the session again. A runner that cannot be reached is noted in `away`, and is not asked
- * again. A runner that this conductor does not know any more is left out.
- */
-export async function tellRunners(
-  { fleet, log }: Runners,
-  tenantId: string,
-  sessions: readonly LeftSession[],
-  away?: Set<string>,
-): Promise<ReadonlySet<string>> {
-  const untold = new Set<string>()
-  const some = pLimit(callsAtOnce)
-  const tell = async ({ id, runner }: LeftSession): Promise<void> => {
-    const link = fleet?.owner(id, runner ?? undefined)
-    if (!link) return
-    try {
-      if (!away?.has(link.hash)) return await link.deleteSession(tenantId, id)
-    } catch (err) {
-      // One session that fails, or takes too long, says nothing of the others of its runner.
-      if (isAppError(err) && err.retryable) away?.add(link.hash)
-      log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased')
-    }
-    untold.add(id)
-  }
-  await Promise.all(sessions.map((session) => some(() => tell(session))))
-  return untold
-}
 
 /** Deletes rows of one table, whatever its key is. The same transaction counts them in the tenant's row. */
 const rowsOf =
@@ -77,23 +34,19 @@ const count = (tx: TenantTx, table: string, rows: number): Promise<object[]> =>
 const underWay = {
   text: `SELECT EXISTS (SELECT FROM runs WHERE tenant_id = $1 AND finished_at IS NULL)
            OR EXISTS (SELECT FROM workflow_nodes WHERE tenant_id = $1 AND status = 2 AND lease_until > clock_timestamp()) AS busy,
-           (SELECT erase_at < now() - interval '1 day' FROM tenants WHERE id = $1) AS late`,
+           (SELECT ${isLate} FROM tenants WHERE id = $1) AS late`,
 }
-/** In the proof: sessions of which a runner may have a copy, since it did not answer for a day. An erasure that was cut off finds fewer. */
-const noteUntold = {
-  text: `UPDATE tenants SET erased_rows = coalesce(erased_rows, '{}')
-           || jsonb_build_object('untold_sessions', greatest($2::int, (erased_rows ->> 'untold_sessions')::int)) WHERE id = $1`,
-}
+/** From now on runners have a day to answer. */
+const noteUntold = 'UPDATE tenants SET untold_since = coalesce(untold_since, clock_timestamp()) WHERE id = $1'
 /** Keeps only the id of the tenant, since ids are never given twice. */
 const finish = {
-  text: `UPDATE tenants SET name = id, limits = '{}', limits_at = clock_timestamp(), retention = NULL,
+  text: `UPDATE tenants SET name = id, limits = '{}', limits_at = clock_timestamp(), retention = NULL, untold_since = NULL,
            erased_at = coalesce(erased_at, clock_timestamp()), erased_rows = coalesce(erased_rows, '{}')
          WHERE id = $1 AND NOT legal_hold RETURNING erased_rows`,
 }
 
 interface TenantErasureParts extends Runners {
   readonly database: Database
-  readonly batches: Batches
   /** Data of tenants that plugins keep outside the database. */
   readonly data: ReadonlyMap<string, TenantDataStore>
   readonly trail: AuditTrail
@@ -102,29 +55,22 @@ interface TenantErasureParts extends Runners {
   readonly operatorTenant: string
 }
 
-/**
- * Deletes the tenant's sessions, each after its runner was told, so that a walk that is cut off goes on where it was. Resolves to how many stay,
- * because their runner did not answer.
- */
-async function leaveRunners(parts: TenantErasureParts, tenantId: string, signal: AbortSignal): Promise<number> {
-  const away = new Set<string>()
-  let untold = 0
-  const some: Batch = async (tx, most, place) => {
-    const limit = Math.min(most, sessionsAtOnce)
-    const page = await tx.query<LeftSession>({
+/** All sessions of a tenant. */
+const sessionsOf = (late: boolean): Leaving => ({
+  late,
+  page: (tx, after, limit) =>
+    tx.query<LeftSession>({
       text: 'SELECT id, runner_hash AS runner FROM sessions WHERE tenant_id = $1 AND id > $2 ORDER BY id LIMIT $3',
-      values: [tenantId, place?.[0] ?? '', limit],
-    })
-    const left = await tellRunners(parts, tenantId, page, away)
-    untold += left.size
-    const told = page.flatMap(({ id }) => (left.has(id) ? [] : [id]))
-    await tx.query({ text: 'DELETE FROM sessions WHERE tenant_id = $1 AND id = ANY($2)', values: [tenantId, told] })
-    if (told.length > 0) await count(tx, 'sessions', told.length)
-    return { deleted: { sessions: told.length }, next: page.length < limit ? undefined : [page.at(-1)!.id] }
-  }
-  await parts.batches.all(tenantId, some, signal)
-  return untold
-}
+      values: [tx.tenantId, after, limit],
+    }),
+  async drop(tx, ids, untold) {
+    await tx.query({ text: 'DELETE FROM sessions WHERE tenant_id = $1 AND id = ANY($2)', values: [tx.tenantId, ids] })
+    await count(tx, 'sessions', ids.length)
+    // In the proof: sessions of which a runner may have a copy.
+    if (untold > 0) await count(tx, 'untold_sessions', untold)
+    return ids.length
+  },
+})
 
 /**
  * Erases a deleted tenant: the copies of its sessions on runners, every row with its id in every table, and its data outside the database. May stop
@@ -146,12 +92,12 @@ export async function eraseTenant(
     action: 'tenants.erase',
     target: tenantId,
   })
-  const untold = await leaveRunners(parts, tenantId, signal)
+  const untold = await leaveRunners(parts, tenantId, sessionsOf(state!.late), signal)
   if (untold > 0 && !state!.late) {
+    await batches.once(tenantId, (tx) => tx.query({ text: noteUntold, values: [tenantId] }))
     await trail.end(entry, { status: 202, detail: { untold_sessions: untold } })
     return undefined
   }
-  if (untold > 0) await batches.once(tenantId, (tx) => tx.query({ ...noteUntold, values: [tenantId, untold] }))
   const tables = await database.system((tx) => tenantedTables(tx))
   const round = async (): Promise<number> => {
     let rows = 0

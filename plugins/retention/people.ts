@@ -1,18 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { FastifyBaseLogger } from 'fastify'
 import { notFound } from '#kernel'
 import { endUserOf } from '#contracts/apps'
 import type { AuditTrail } from '#contracts/audit'
-import type { Database, TenantTx } from '#contracts/database'
+import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { EndUserStore, TenantDataStore } from '#contracts/retention'
-import type { Fleet } from '#contracts/runner'
-import type { Batches } from './batches.ts'
 import { clearConversations, clearRuns, closeIdle } from './conversations.ts'
 import { sweepData } from './data.ts'
-import { tellRunners } from './erasure.ts'
+import { type Asked, askedFor, askFor, beginWaiting, forget, person, sessionsOf, tally } from './requests.ts'
+import { leaveRunners, type Runners } from './runners.ts'
+import { traces } from './traces.ts'
 
-/** How `run_people` names the end user whose id is the second value of a statement. */
-const person = `sha256(convert_to($2, 'UTF8'))`
 /** SQL: the run `r` belongs to a conversation by which its end user is found anyway. */
 const inConversation =
   'EXISTS (SELECT FROM public_runs c WHERE c.tenant_id = $1 AND c.id = r.public_run AND c.end_user_id = $2)'
@@ -100,8 +97,10 @@ async function enterSome(tx: TenantTx): Promise<boolean> {
 /** Conversations per read, and public runs that are deleted in one transaction. */
 const conversationsAtOnce = 20
 const runsAtOnce = 25
+/** Distinguishes the counts of plugins' data from the others. */
+const dataPrefix = 'data.'
 
-/** What an erasure has deleted so far, and what is left. */
+/** What an erasure has deleted since it was asked for, and what is left. */
 interface Erased {
   readonly conversations: number
   readonly messages: number
@@ -109,24 +108,24 @@ interface Erased {
   readonly sessions: number
   /** Deleted data of plugins, by the plugins' names for it. */
   readonly data: Readonly<Record<string, number>>
-  /** Conversations, and runs outside of them, with something under way, or for which there was no time. They are erased when that is over. */
+  /** Sessions of which a runner may have a copy, since it does not answer. After a day they are not pending any more. */
+  readonly untoldSessions?: number
+  /**
+   * Conversations, and runs outside of them, with something under way, or for which there was no time; and sessions whose runner does not answer. They
+   * are erased when that is over.
+   */
   readonly pending: number
 }
-type Total = { -readonly [Kind in Exclude<keyof Erased, 'pending' | 'data'>]: number }
 
-interface EndUsersParts {
+interface EndUsersParts extends Runners {
   readonly database: Database
-  readonly batches: Batches
   /** Pause between two transactions that only read. */
   readonly pauseMs: number
   readonly trail: AuditTrail
-  /** Undefined in a role without runners: then there are no other copies of sessions. */
-  readonly fleet: Pick<Fleet, 'owner'> | undefined
   /** Data about people that plugins keep besides the conversations. */
   readonly people: ReadonlyMap<string, EndUserStore>
   /** Data for runs that plugins keep outside the database. */
   readonly data: ReadonlyMap<string, TenantDataStore>
-  readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
 /** End users, whom tenants name in their chats and runs. Finds them, and erases them with all that they said and were answered. */
@@ -185,22 +184,23 @@ export class EndUsers {
              UNION ALL SELECT 1 FROM run_people WHERE tenant_id = $1 AND person = ${person} LIMIT 1`,
       values: [tenantId, endUserId],
     }
-    const [rows] = await this.#parts.database.as('reads').batch<[object[]]>(tenantId, [known])
-    return rows.length > 0
+    return (await this.#finds(tenantId, known)) || this.#finds(tenantId, traces.known(tenantId, endUserId))
   }
   /** Records and begins the erasure of an end user. Rejects with 404 when the tenant has no data of this end user, and with 409 under a legal hold. */
   async request(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
+    const { batches } = this.#parts
     // When there was no time to enter all runs, nobody knows yet. The next pass does.
-    const known = !(await this.enter(tenantId, signal)) || (await this.isKnown(tenantId, endUserId))
-    await this.#parts.batches.once(tenantId, async (tx) => {
+    const known =
+      (await this.#finds(tenantId, askedFor(tenantId, endUserId))) ||
+      !(await this.enter(tenantId, signal)) ||
+      (await this.isKnown(tenantId, endUserId))
+    await batches.once(tenantId, async (tx) => {
       if (!known) throw notFound()
-      await tx.query({
-        text: `INSERT INTO end_user_erasures (tenant_id, end_user_id) VALUES ($1, $2)
-               ON CONFLICT (tenant_id, end_user_id) DO UPDATE SET asked_at = end_user_erasures.asked_at`,
-        values: [tenantId, endUserId],
-      })
+      await askFor(tx, endUserId)
     })
-    return this.erase(tenantId, endUserId, signal)
+    const erased = await this.erase(tenantId, endUserId, signal)
+    if (erased.pending === 0) await batches.once(tenantId, (tx) => forget(tx, endUserId))
+    return erased
   }
   /** The end users whose erasure has not ended. */
   asked(tenantId: string): Promise<string[]> {
@@ -209,42 +209,36 @@ export class EndUsers {
   }
   /** Continues an unfinished erasure, and records its end in the audit log. */
   async resume(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
-    const { trail } = this.#parts
+    const { batches, trail } = this.#parts
     const erased = await this.erase(tenantId, endUserId, signal)
     if (erased.pending > 0) return
     const actor = { keyId: 'retention', role: 'operator' }
     const entry = await trail.begin({ tenantId, actor, action: 'end-users.erased', target: endUserId })
     await trail.end(entry, { status: 200, detail: { ...erased } })
+    // The counts are not forgotten before they are in the log.
+    await batches.once(tenantId, (tx) => forget(tx, endUserId))
   }
   /** Erases an end user. Stops between two transactions when the signal aborts; `pending` then counts what is left. */
   async erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
-    const total = { conversations: 0, messages: 0, runs: 0, sessions: 0 }
-    const data: Record<string, number> = {}
-    const { batches, data: stores } = this.#parts
+    const { batches, data } = this.#parts
     const entered = await this.enter(tenantId, signal)
     // Plugin data goes first, because some of it is only known through the chats. What arrives meanwhile is erased once more after them.
-    await this.#eraseData(tenantId, endUserId, data, signal)
+    await this.#eraseData(tenantId, endUserId, signal)
     let ids: string[] = []
     for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
       ids = await this.conversations(tenantId, endUserId, after, conversationsAtOnce)
       if (ids.length === 0) break
       const page = ids
       const closed = await batches.once(tenantId, (tx) => closeIdle(tx, page))
-      for (const id of closed) await this.#clear(tenantId, id, endUserId, total, signal)
+      for (const id of closed) await this.#clear(tenantId, id, endUserId, signal)
     }
-    await this.#clearRuns(tenantId, endUserId, total, signal)
-    await this.#eraseData(tenantId, endUserId, data, signal)
-    await this.#untell(tenantId, endUserId)
+    await this.#clearRuns(tenantId, endUserId, signal)
+    await this.#eraseData(tenantId, endUserId, signal)
+    await batches.once(tenantId, (tx) => tx.query(traces.dropMessages(tenantId, endUserId)))
+    const untold = await inTime(signal, () => this.#leave(tenantId, endUserId, signal))
     // The objects of erased runs are deleted before the end of the erasure is recorded.
-    await sweepData(batches, stores, tenantId, signal)
-    const left = await this.conversations(tenantId, endUserId, '', 1_000)
-    const runs = await this.runs(tenantId, endUserId, '', 1_000)
-    const held = await this.#unspend(tenantId, endUserId)
-    // An erasure that ran out of time cannot know that nothing is left, so it counts as pending.
-    const unknown = signal.aborted || held || !entered
-    const pending = left.length + runs.length || (unknown ? 1 : 0)
-    if (pending === 0) await this.#forget(tenantId, endUserId)
-    return { ...total, data, pending }
+    await inTime(signal, () => sweepData(batches, data, tenantId, signal))
+    return this.#outcome(tenantId, endUserId, untold ?? 0, !entered || signal.aborted)
   }
 
   async #ids(
@@ -254,77 +248,78 @@ export class EndUsers {
     const [rows] = await this.#parts.database.as('reads').batch<[{ id: string }[]]>(tenantId, [list])
     return rows.map(({ id }) => id)
   }
-  /** Erases the data of plugins, and adds the deleted amounts to `data`. */
-  async #eraseData(
-    tenantId: string,
-    endUserId: string,
-    data: Record<string, number>,
-    signal: AbortSignal,
-  ): Promise<void> {
+  async #finds(tenantId: string, look: Statement): Promise<boolean> {
+    const [rows] = await this.#parts.database.as('reads').batch<[object[]]>(tenantId, [look])
+    return rows.length > 0
+  }
+  /** Erases the data of plugins. */
+  async #eraseData(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
     for (const [name, store] of this.#parts.people) {
       const erased = await store.erase(tenantId, endUserId, signal)
-      if (erased > 0) data[name] = (data[name] ?? 0) + erased
+      if (erased === 0) continue
+      // Counted also under a legal hold that was set meanwhile: it is gone.
+      await this.#parts.database
+        .as('reads')
+        .tenant(tenantId, (tx) => tally(tx, endUserId, { [dataPrefix + name]: erased }))
     }
   }
-  async #clear(tenantId: string, id: string, endUser: string, total: Total, signal: AbortSignal): Promise<void> {
-    while (!signal.aborted) {
-      const done = await this.#parts.batches.once(tenantId, (tx) =>
-        clearConversations(tx, [id], runsAtOnce, { endUser }),
-      )
-      if (done.busy) return
-      total.messages += done.messages
-      total.runs += done.runs
-      total.sessions += done.sessions.length
-      await tellRunners(this.#parts, tenantId, done.sessions)
-      if (done.publicRuns === runsAtOnce) continue
-      total.conversations++
-      return
-    }
+  async #clear(tenantId: string, id: string, endUser: string, signal: AbortSignal): Promise<void> {
+    for (let more = true; more && !signal.aborted;)
+      more = await this.#parts.batches.once(tenantId, async (tx) => {
+        const { busy, publicRuns, messages, runs } = await clearConversations(tx, [id], runsAtOnce, { endUser })
+        const isLast = !busy && publicRuns < runsAtOnce
+        await tally(tx, endUser, { conversations: isLast ? 1 : 0, messages, runs })
+        return !busy && !isLast
+      })
   }
   /** Deletes the runs that belong to no conversation. Those under way, and those in a session that is in use, stay. */
-  async #clearRuns(tenantId: string, endUserId: string, total: Total, signal: AbortSignal): Promise<void> {
+  async #clearRuns(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
     let ids: string[] = []
     for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
       ids = await this.runs(tenantId, endUserId, after, runsAtOnce)
       if (ids.length === 0) return
       const page = ids
-      const done = await this.#parts.batches.once(tenantId, (tx) => clearRuns(tx, page))
-      total.runs += done.runs
-      total.sessions += done.sessions.length
-      await tellRunners(this.#parts, tenantId, done.sessions)
+      await this.#parts.batches.once(tenantId, async (tx) =>
+        tally(tx, endUserId, { runs: await clearRuns(tx, page, endUserId) }),
+      )
     }
   }
-  /** Deletes webhook messages whose body names the end user. */
-  async #untell(tenantId: string, endUserId: string): Promise<void> {
-    const drop = {
-      text: `DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND body IS NOT NULL AND body::json #>> '{data,endUserId}' = $2`,
-      values: [tenantId, endUserId],
+  /** Tells runners of the sessions, and deletes these. Resolves to how many wait for a runner. */
+  async #leave(tenantId: string, endUserId: string, signal: AbortSignal): Promise<number> {
+    const { database } = this.#parts
+    const [[asked]] = await database.batch<[Asked[]]>(tenantId, [askedFor(tenantId, endUserId)])
+    const late = asked?.late ?? false
+    const untold = await leaveRunners(this.#parts, tenantId, sessionsOf(endUserId, late), signal)
+    if (untold === 0 || late) return 0
+    await database.batch(tenantId, [beginWaiting(tenantId, endUserId)])
+    return untold
+  }
+  /** Deletes what was spent of budgets, since it names the end user, and looks what is left. */
+  async #outcome(tenantId: string, endUserId: string, untold: number, unknown: boolean): Promise<Erased> {
+    const { database, batches } = this.#parts
+    const left = await this.conversations(tenantId, endUserId, '', 1_000)
+    const alone = await this.runs(tenantId, endUserId, '', 1_000)
+    await batches.once(tenantId, (tx) => tx.query(traces.dropUses(tenantId, endUserId)))
+    const looks = [traces.heldUses(tenantId, endUserId), askedFor(tenantId, endUserId)]
+    const [held, [asked]] = await database.batch<[object[], Asked[]]>(tenantId, looks)
+    const waiting = left.length + alone.length + untold
+    const { conversations = 0, messages = 0, runs = 0, sessions = 0, untoldSessions = 0, ...rest } = asked?.rows ?? {}
+    const data = Object.entries(rest).map(([kind, rows]) => [kind.slice(dataPrefix.length), rows])
+    return {
+      ...{ conversations, messages, runs, sessions, data: Object.fromEntries(data) as Erased['data'] },
+      ...(untoldSessions + untold > 0 ? { untoldSessions: untoldSessions + untold } : {}),
+      // An erasure that ran out of time cannot know that nothing is left, so it counts as pending.
+      pending: waiting || (unknown || held.length > 0 ? 1 : 0),
     }
-    await this.#parts.database.batch(tenantId, [drop])
   }
-  /** Forgets the request, and entries of runs that were deleted by another transaction while they were entered. */
-  async #forget(tenantId: string, endUserId: string): Promise<void> {
-    const values = [tenantId, endUserId]
-    await this.#parts.database.batch(tenantId, [
-      { text: 'DELETE FROM end_user_erasures WHERE tenant_id = $1 AND end_user_id = $2', values },
-      {
-        text: `DELETE FROM run_people p WHERE p.tenant_id = $1 AND p.person = ${person}
-                 AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = p.run_id)`,
-        values,
-      },
-    ])
-  }
-  /**
-   * Deletes what the end user's runs have spent of budgets, since it names the end user. True: a run under way still holds a part of a budget, which
-   * is counted until the run ends.
-   */
-  async #unspend(tenantId: string, endUserId: string): Promise<boolean> {
-    const theirs = `billing_budgets b WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND b.scope = 'end_user' AND u.subject = $2`
-    const values = [tenantId, endUserId]
-    const [, held] = await this.#parts.database.batch(tenantId, [
-      { text: `DELETE FROM billing_budget_uses u USING ${theirs} AND u.held = 0`, values },
-      { text: `SELECT 1 FROM billing_budget_uses u, ${theirs} LIMIT 1`, values },
-    ])
-    return held!.length > 0
+}
+
+/** Does work that the signal stops by an error. */
+async function inTime<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T | undefined> {
+  try {
+    return await work()
+  } catch (error) {
+    if (!signal.aborted) throw error
+    return undefined
   }
 }

@@ -2,10 +2,11 @@ import { type Static, Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound, unavailable } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
-import type { Database } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import { type EndUserStore, retentionErrors } from '#contracts/retention'
 import { sendItems } from '#kit/lists'
 import { type EndUsers, runsAlone } from './people.ts'
+import { traces } from './traces.ts'
 
 /** Rows per read. The logs of runs are larger and are read one by one. */
 const atOnce = 50
@@ -15,7 +16,7 @@ const ExportedItem = Type.Object(
   {
     additionalProperties: true,
     description:
-      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, after each run, its log in parts as `events` {runId, events}. Then the runs of no conversation, such as those of the API and those that were delegated. Other data of the person comes first, such as each `connection`: an account in an app, without its secret; each `memory`, with its history.',
+      'A `conversation` {id, publishedId, createdAt}, then its `message`s {conversationId, publicRunId, role, content, failed, at}, its `run`s {conversationId, publicRunId, runId, sessionId, profile, status, prompt, metadata, result, error, usage, startedAt, finishedAt} and, after each run, its log in parts as `events` {runId, events}. Then the runs of no conversation, such as those of the API and those that were delegated. Other data of the person comes first, such as each `connection`: an account in an app, without its secret; each `memory`, with its history; what was spent of budgets that count for each person, as `budgetUse` {budgetId, per, period, spentCents}; and webhook messages that name the person, as `webhook` {id, url, state, createdAt, message}.',
   },
 )
 type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>
@@ -38,15 +39,21 @@ interface ExportOf {
 /** All stored data of an end user, in parts of limited size. A part is read when the client has taken the one before (back-pressure). */
 async function* exported(of: ExportOf): AsyncGenerator<ExportedItem[]> {
   const { database, endUsers, people, tenantId, endUserId } = of
-  const read = async (text: string, values: readonly unknown[]): Promise<Record<string, unknown>[]> =>
-    (
-      await database.as('reads').batch<[Record<string, unknown>[]]>(tenantId, [{ text, values: [tenantId, ...values] }])
-    )[0]
+  const ask = async (statement: Statement): Promise<Record<string, unknown>[]> =>
+    (await database.as('reads').batch<[Record<string, unknown>[]]>(tenantId, [statement]))[0]
+  const read = (text: string, values: readonly unknown[]): Promise<Record<string, unknown>[]> =>
+    ask({ text, values: [tenantId, ...values] })
   const typed = (type: string, rows: readonly Record<string, unknown>[]): ExportedItem[] =>
     rows.map((row) => ({ type, ...row }) as ExportedItem)
 
   for (const [type, store] of people) {
     for await (const items of store.items(tenantId, endUserId)) yield items.map((item) => ({ type, ...item }))
+  }
+  yield typed('budgetUse', await ask(traces.uses(tenantId, endUserId)))
+  for (let after = '', rows; ; after = String(rows.at(-1)!['id'])) {
+    rows = await ask(traces.messages(tenantId, endUserId, after, atOnce))
+    if (rows.length === 0) break
+    yield typed('webhook', rows)
   }
   for (let after = '', ids: string[]; ; after = ids.at(-1)!) {
     ids = await endUsers.conversations(tenantId, endUserId, after, atOnce)
@@ -72,6 +79,11 @@ async function* exported(of: ExportOf): AsyncGenerator<ExportedItem[]> {
     yield typed('run', rows)
     yield* eventsOf(read, rows[0]!['runId'])
   }
+}
+
+/** The parts that have items: only the first part of a list is written without a comma. */
+async function* filled<T>(parts: AsyncIterable<T[]>): AsyncGenerator<T[]> {
+  for await (const part of parts) if (part.length > 0) yield part
 }
 
 async function* eventsOf(
@@ -121,7 +133,12 @@ const Erased = Type.Object({
       'Other data, by kind, such as `connection`: accounts in apps, which are revoked as well; `memory`: memories about them.',
   }),
   pending: count(
-    'Conversations and other runs that are under way, or for which there was no time: they are erased when these are over. 0: nothing is left.',
+    'Conversations and other runs that are under way, or for which there was no time, and sessions whose runner does not answer: they are erased when these are over. 0: nothing is left.',
+  ),
+  untoldSessions: Type.Optional(
+    count(
+      'Sessions of which a runner may have a copy, since it does not answer. After a day nothing waits for it any more.',
+    ),
   ),
 })
 
@@ -145,7 +162,7 @@ export function endUserRoutes(
         tags,
         summary: 'Erase an end user',
         description:
-          'Deletes their conversations with messages, public runs, runs, and all other runs with them in `metadata.end_user_id`, event logs, files, webhook messages and saved state, and other data about them, such as accounts in apps and memories. Meters stay: they have no content. May be repeated.',
+          'Deletes their conversations with messages, public runs, runs, and all other runs with them in `metadata.end_user_id`, event logs, files, webhook messages and saved state, and other data about them, such as accounts in apps and memories. Meters stay: they have no content. May be repeated; the numbers are of all since it was first asked for.',
         params: EndUserParams,
         response: { 200: Erased, ...failures(notFound, retentionErrors.legalHold) },
       },
@@ -178,7 +195,7 @@ export function endUserRoutes(
         throw unavailable({ message: lookedThrough })
       }
       if (!(await endUsers.isKnown(tenantId, endUserId))) throw notFound()
-      const rest = exported({ database, endUsers, people, tenantId, endUserId })
+      const rest = filled(exported({ database, endUsers, people, tenantId, endUserId }))
       const { value: items = [] } = await rest.next()
       const document = (all: readonly ExportedItem[]) => ({ endUserId, items: all })
       return sendItems(request, reply, { items, rest }, { item: ExportedItem, document })

@@ -142,7 +142,8 @@ test('what is under way is erased when it is over, by the next pass, which puts 
   const [entry] = (await call('GET', '/api/audit', 'acme')).json()
   assert.deepEqual(
     [entry.action, entry.target, entry.status, entry.detail.conversations],
-    ['end-users.erased', 'ann', 200, 1],
+    ['end-users.erased', 'ann', 200, 2],
+    'the entry of the end counts what all passes have deleted',
   )
 })
 
@@ -164,6 +165,16 @@ test('an export has all of an end user and nothing of anybody else, however much
   assert.ok(!reply.body.includes('bob'))
   for (let i = 0; i < 60; i++)
     assert.ok(reply.body.includes(`secret of a${i}"`) || reply.body.includes(`secret of run_a${i}"`), String(i))
+})
+
+test('an export is a document also of a conversation whose row retention has just deleted', async (t) => {
+  const { sql, call } = await stage(t)
+  await sql('acme', ...chat('acme', 'a1', 0, 'conv_a', 'ann'), `DELETE FROM conversations`)
+  const { items } = (await call('GET', '/api/end-users/ann/export', 'acme')).json<{ items: { type: string }[] }>()
+  assert.deepEqual(
+    items.map(({ type }) => type),
+    ['message', 'message', 'run', 'events'],
+  )
 })
 
 test('runs that name an end user are theirs without a conversation: erased with what they delegated, exported, and not those of others', async (t) => {
@@ -267,4 +278,45 @@ test('runs of a release that named nobody in a column of its own are found by th
   await database.systemBatch([{ text: `UPDATE schema_migrations SET applied_at = now() - interval '2 days'` }])
   assert.equal((await call('DELETE', '/api/end-users/ann', 'acme')).statusCode, 404)
   assert.equal(await count('acme', `run_people_entered WHERE started_at = 'infinity'`), 1)
+})
+
+test('a person of whom only webhook messages or spent budgets are left is exported and erased, and a message about a budget names them, too', async (t) => {
+  const { sql, count, call } = await stage(t)
+  const message = (tenant: string, id: string, data: object) =>
+    `INSERT INTO webhook_deliveries (tenant_id, id, url, state, body)
+     VALUES ('${tenant}', '${id}', 'https://x.example', 'delivered', '${JSON.stringify({ type: 'x', data })}')`
+  const budgets = `INSERT INTO billing_budgets (tenant_id, id, scope, subject, per, cap) VALUES ('acme', 'bud_1', 'end_user', '*', 'day', 100)`
+  const ann = 'a"nn'
+  await sql(
+    'acme',
+    budgets,
+    message('acme', 'msg_1', { endUserId: ann }),
+    message('acme', 'msg_2', { scope: 'end_user', subject: ann }),
+    message('acme', 'msg_3', { scope: 'profile', subject: ann }),
+    message('acme', 'msg_4', { endUserId: 'bob', about: ann }),
+    `INSERT INTO billing_budget_uses (tenant_id, budget_id, subject, period, spent) VALUES ('acme', 'bud_1', 'carl', now(), 5000000)`,
+  )
+  await sql('globex', message('globex', 'msg_1', { endUserId: ann }))
+  const of = (id: string) => `/api/end-users/${encodeURIComponent(id)}`
+  const items = async (id: string) => (await call('GET', `${of(id)}/export`, 'acme')).json().items
+  assert.deepEqual(
+    (await items(ann)).map(({ type, id, message: { data } }: Record<string, Record<string, unknown>>) => [
+      type,
+      id,
+      data,
+    ]),
+    [
+      ['webhook', 'msg_1', { endUserId: ann }],
+      ['webhook', 'msg_2', { scope: 'end_user', subject: ann }],
+    ],
+  )
+  const [spent] = await items('carl')
+  assert.deepEqual([spent.type, spent.budgetId, spent.spentCents], ['budgetUse', 'bud_1', 5])
+  for (const id of [ann, 'carl']) {
+    const erased = await call('DELETE', of(id), 'acme')
+    assert.deepEqual([erased.statusCode, erased.json().pending], [200, 0], id)
+    assert.equal((await call('DELETE', of(id), 'acme')).statusCode, 404, id)
+  }
+  assert.deepEqual([await count('acme', 'webhook_deliveries'), await count('globex', 'webhook_deliveries')], [2, 1])
+  assert.equal(await count('acme', 'billing_budget_uses'), 0)
 })

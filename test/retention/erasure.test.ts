@@ -185,6 +185,8 @@ test('runners are told of every session of an erased tenant; one that does not a
     )
   await sql('acme', ...run('acme', 'run_mine', 0), `UPDATE sessions SET runner_hash = 'here'`)
   for (const tenant of ['globex', 'initech']) await call('DELETE', `/api/tenants/${tenant}?erase=true`, 'acme')
+  // The day begins when a runner does not answer, not when the erasure was due.
+  await sql('initech', `UPDATE tenants SET erase_at = now() - interval '25 hours' WHERE id = 'initech'`)
   const shown = async (tenant: string) =>
     (await call('GET', `/api/tenants/${tenant}?includeDeleted=true`, 'acme')).json().erasure
   await pass()
@@ -193,7 +195,7 @@ test('runners are told of every session of an erased tenant; one that does not a
   assert.equal((await shown('globex')).erasedAt, null)
   const [waiting] = (await call('GET', '/api/audit', 'acme')).json()
   assert.deepEqual([waiting.status, waiting.detail], [202, { untold_sessions: 2 }])
-  await sql('initech', `UPDATE tenants SET erase_at = now() - interval '25 hours' WHERE id = 'initech'`)
+  await sql('initech', `UPDATE tenants SET untold_since = now() - interval '25 hours' WHERE id = 'initech'`)
   await pass()
   assert.equal(await count('globex', 'sessions'), 1)
   const late = await shown('initech')

@@ -1,0 +1,119 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import { AppError } from '#kernel'
+import { Fleet } from '#contracts/runner'
+import { fake } from '#testing'
+import { chat, run, type Stage, stage } from './stage.ts'
+
+interface Told extends Stage {
+  /** What runners were told, as runner, tenant and session. */
+  readonly told: string[]
+  /** Runners that do not answer. */
+  readonly away: Set<string>
+  erase(): Promise<Record<string, unknown>>
+}
+
+/** Retention with the runners `here` and `far`. */
+async function withRunners(t: TestContext): Promise<Told> {
+  const told: string[] = []
+  const away = new Set<string>()
+  const link = (hash: string) => ({
+    hash,
+    deleteSession: async (tenantId: string, id: string) => {
+      if (away.has(hash)) throw new AppError('runner_unreachable', 503, { retryable: true })
+      told.push(`${hash} ${tenantId} ${id}`)
+    },
+  })
+  const links: Readonly<Record<string, object>> = { here: link('here'), far: link('far') }
+  const fleet = fake(Fleet, { owner: (_: string, runner = 'none') => links[runner] } as unknown as Fleet)
+  const staged = await stage(t, {}, undefined, {}, [fleet])
+  const erase = async () => {
+    const reply = await staged.call('DELETE', '/api/end-users/ann', 'acme')
+    assert.equal(reply.statusCode, 200, reply.body)
+    return reply.json<Record<string, unknown>>()
+  }
+  return { ...staged, told, away, erase }
+}
+
+const ann = { endUser: 'ann' }
+
+test('runners are told of every session in which an erased person was, also of those in which others had runs, which stay shut down', async (t) => {
+  const { sql, count, told, erase } = await withRunners(t)
+  await sql(
+    'acme',
+    ...run('acme', 'run_ann', 0, 'sess-shared', ann),
+    ...run('acme', 'run_bob', 0, 'sess-shared', { endUser: 'bob' }),
+    ...run('acme', 'run_own', 0, 'sess-own', ann),
+    ...run('acme', 'run_other', 0, 'sess-other', { endUser: 'bob' }),
+    ...Array.from({ length: 30 }, (_, i) => chat('acme', `a${i}`, 0, 'conv_a', 'ann')).flat(),
+    `UPDATE sessions SET runner_hash = CASE id WHEN 'sess-own' THEN 'far' ELSE 'here' END`,
+  )
+  const erased = await erase()
+  assert.deepEqual([erased['runs'], erased['sessions'], erased['pending']], [32, 2, 0])
+  assert.equal(erased['untoldSessions'], undefined)
+  assert.deepEqual(told.toSorted(), ['far acme sess-own', 'here acme sess-conv_a', 'here acme sess-shared'])
+  assert.deepEqual(
+    await Promise.all(['sessions', 'session_state', 'end_user_sessions'].map((table) => count('acme', table))),
+    [2, 1, 0],
+  )
+  assert.equal(
+    await count('acme', `sessions WHERE id = 'sess-shared' AND status = 'shutdown' AND last_prompt IS NULL`),
+    1,
+  )
+})
+
+test('the erasure of a person waits for a runner that does not answer, may be asked for again, and is proven when it was told', async (t) => {
+  const { sql, count, call, pass, told, away, erase } = await withRunners(t)
+  await sql(
+    'acme',
+    ...chat('acme', 'a', 0, 'conv_a', 'ann'),
+    ...run('acme', 'run_b', 0, 'sess-b', ann),
+    `UPDATE sessions SET runner_hash = CASE id WHEN 'sess-b' THEN 'far' ELSE 'here' END`,
+  )
+  away.add('far')
+  const first = await erase()
+  assert.deepEqual([first['runs'], first['sessions'], first['untoldSessions'], first['pending']], [2, 1, 1, 1])
+  assert.deepEqual(
+    [await count('acme', 'runs'), await count('acme', 'session_state'), await count('acme', 'sessions')],
+    [0, 0, 1],
+  )
+  assert.deepEqual(await erase(), first)
+  await pass()
+  assert.deepEqual([told, await count('acme', 'end_user_erasures')], [['here acme sess-conv_a'], 1])
+  away.clear()
+  await pass()
+  assert.deepEqual(told, ['here acme sess-conv_a', 'far acme sess-b'])
+  assert.deepEqual([await count('acme', 'sessions'), await count('acme', 'end_user_erasures')], [0, 0])
+  const [entry] = (await call('GET', '/api/audit', 'acme')).json()
+  assert.deepEqual(
+    [entry.action, entry.detail],
+    ['end-users.erased', { conversations: 1, messages: 2, runs: 2, sessions: 2, data: {}, pending: 0 }],
+  )
+})
+
+test('a runner that does not answer for a day, since the first try, is then in the proof of a person’s erasure', async (t) => {
+  const { sql, count, call, pass, away, erase } = await withRunners(t)
+  await sql('acme', ...run('acme', 'run_b', 0, 'sess-b', ann), `UPDATE sessions SET runner_hash = 'far'`)
+  away.add('far')
+  await erase()
+  await sql('acme', `UPDATE end_user_erasures SET asked_at = now() - interval '25 hours'`)
+  await pass()
+  assert.equal(await count('acme', 'end_user_erasures'), 1)
+  await sql('acme', `UPDATE end_user_erasures SET untold_since = now() - interval '25 hours'`)
+  await pass()
+  for (const table of ['end_user_erasures', 'end_user_sessions', 'sessions'])
+    assert.equal(await count('acme', table), 0, table)
+  const [entry] = (await call('GET', '/api/audit', 'acme')).json()
+  assert.deepEqual([entry.action, entry.detail.untoldSessions, entry.detail.pending], ['end-users.erased', 1, 0])
+})
+
+test('under a legal hold that is set meanwhile nothing more of a person is erased, and no runner is told', async (t) => {
+  const { sql, count, pass, told, away, erase } = await withRunners(t)
+  await sql('acme', ...run('acme', 'run_b', 0, 'sess-b', ann), `UPDATE sessions SET runner_hash = 'far'`)
+  away.add('far')
+  await erase()
+  away.clear()
+  await sql('acme', `UPDATE tenants SET legal_hold = true WHERE id = 'acme'`)
+  await pass()
+  assert.deepEqual([told, await count('acme', 'sessions')], [[], 1])
+})
