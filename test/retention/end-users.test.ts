@@ -300,11 +300,9 @@ test('a person of whom only webhook messages or spent budgets are left is export
   const of = (id: string) => `/api/end-users/${encodeURIComponent(id)}`
   const items = async (id: string) => (await call('GET', `${of(id)}/export`, 'acme')).json().items
   assert.deepEqual(
-    (await items(ann)).map(({ type, id, message: { data } }: Record<string, Record<string, unknown>>) => [
-      type,
-      id,
-      data,
-    ]),
+    (await items(ann)).map(
+      ({ type, id, message: { data } }: { type: string; id: string; message: { data: object } }) => [type, id, data],
+    ),
     [
       ['webhook', 'msg_1', { endUserId: ann }],
       ['webhook', 'msg_2', { scope: 'end_user', subject: ann }],
