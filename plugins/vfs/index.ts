@@ -83,8 +83,8 @@ export default definePlugin({
     // Runners sign with their own family of keys. With this family's key a runner could read every secret.
     const runners = deps.signers.get('runner')
     const callers = new Callers([
-      { signer, header: signedHeaders.signature },
-      ...(runners ? [{ signer: runners, header: runnerHeaders.signature }] : []),
+      { signer, header: signedHeaders.signature, areConductors: true },
+      ...(runners ? [{ signer: runners, header: runnerHeaders.signature, areConductors: false }] : []),
     ])
     const erase = async (tenantId: string) => {
       const part = await sessions.erase(tenantId)

@@ -14,12 +14,23 @@ const digestForm = /^[0-9a-f]{64}$/
 interface Signers {
   readonly signer: Signer
   readonly header: string
+  /** They may decide about a tenant as a whole. Runners may not: each works for all tenants, and must not lift a legal hold. */
+  readonly areConductors: boolean
+}
+
+interface Signed extends Pick<Signers, 'areConductors'> {
+  readonly tenantId: string
 }
 
 /** Authenticates the callers of one listener. The signature of a request states the tenant. */
 export class Callers implements Guard {
   readonly #signers: readonly Signers[]
-  readonly #tenants = new WeakMap<IncomingMessage, string>()
+  readonly #signed = new WeakMap<IncomingMessage, Signed>()
+  /** For routes of conductors: everybody else is unauthorized. */
+  readonly conductors: Guard = {
+    protect: (app) => this.protect(app),
+    callerOf: (request) => (this.#signed.get(request.raw)?.areConductors ? this.callerOf(request) : refuse()),
+  }
 
   constructor(signers: readonly Signers[]) {
     this.#signers = signers
@@ -38,7 +49,7 @@ export class Callers implements Guard {
     if (!by) throw unauthorized()
     const { tenant } = await by.signer.verify(headers, { method, target, body: signedForm(session, digest) })
     if (!tenantForm.test(tenant)) throw unauthorized()
-    this.#tenants.set(request, tenant)
+    this.#signed.set(request, { tenantId: tenant, areConductors: by.areConductors })
     return digestForm.test(digest) ? digest : digest === '' || digest === streamDigest ? undefined : refuse()
   }
 
@@ -47,9 +58,9 @@ export class Callers implements Guard {
     proofsOf(app).demand(this.#proof)
   }
   callerOf({ raw }: FastifyRequest): Caller {
-    const tenantId = this.#tenants.get(raw)
-    if (tenantId === undefined) throw new Error(`${raw.url} reads the caller, but the request was not authenticated`)
-    return { tenantId, role: 'admin', keyId: 'service:vfs' }
+    const signed = this.#signed.get(raw)
+    if (!signed) throw new Error(`${raw.url} reads the caller, but the request was not authenticated`)
+    return { tenantId: signed.tenantId, role: 'admin', keyId: 'service:vfs' }
   }
 }
 

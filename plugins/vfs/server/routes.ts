@@ -218,6 +218,7 @@ export function sessionRoutes(app: App, callers: Callers, { sessions, audit, era
     callers,
   )
   serve(app, vfsWire.usage, async ({ caller }) => ({ json: await sessions.usage(caller.tenantId) }), callers)
-  serve(app, vfsWire.hold, async ({ caller, body }) => sessions.hold(caller.tenantId, body.held), callers)
-  serve(app, vfsWire.erase, async ({ caller }) => ({ json: await erase(caller.tenantId) }), callers)
+  const { conductors } = callers
+  serve(app, vfsWire.hold, async ({ caller, body }) => sessions.hold(caller.tenantId, body.held), conductors)
+  serve(app, vfsWire.erase, async ({ caller }) => ({ json: await erase(caller.tenantId) }), conductors)
 }

@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { type IncomingMessage, request } from 'node:http'
 import { text } from 'node:stream/consumers'
 import { test } from 'node:test'
-import { signedHeaders } from '#contracts/signing'
+import { type Signer, signedHeaders } from '#contracts/signing'
 import { signedForm, vfsDigestHeader, vfsSessionHeader } from '#contracts/vfs'
 import { testVfs } from '#testing'
 import { createVfsClient, proofHeaders } from '../client.ts'
@@ -105,6 +105,19 @@ test('runners sign with their own key, which is for files alone and for one tena
   await client.close('acme', 's1')
   await assert.rejects(client.read(one, 'files', 'b'), { code: 'no vfs session' })
   await assert.rejects(client.remove(one, 'files', 'b'), { code: 'no vfs session' })
+  // What decides about the tenant as a whole is for conductors.
+  const server = createVfsClient({ baseUrl: url, signer })
+  t.after(() => server.dispose())
+  await server.hold('acme', true)
+  const decide = async (by: Signer, method: string, path: string, body = '') => {
+    const proof = { tenant: 'acme', method, target: path, session: '', digest: body && sha256(body) }
+    const headers = { ...proofHeaders(by, proof), 'content-type': 'application/json' }
+    return (await fetch(url + path, body ? { method, headers, body } : { method, headers })).status
+  }
+  assert.equal(await decide(runnerSigner, 'PUT', '/vfs/tenant/hold', '{"held":false}'), 401)
+  assert.equal(await decide(runnerSigner, 'DELETE', '/vfs/tenant'), 401)
+  assert.equal((await server.read({ tenantId: 'acme' }, 'files', 'b'))?.entry.bytes, 8)
+  assert.equal(await decide(signer, 'PUT', '/vfs/tenant/hold', '{"held":false}'), 204)
   const target = '/vfs/mounts'
   const parts = { tenant: 'acme', method: 'GET', target, session: '', digest: '' }
   const mixed = { ...proofHeaders(runnerSigner, parts), ...proofHeaders(signer, { ...parts, target: '/vfs/usage' }) }
