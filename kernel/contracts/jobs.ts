@@ -20,7 +20,7 @@ export interface Jobs {
 /** A request to check something. */
 export interface Wake {
   readonly tenantId: string
-  /** What to check: only ids, because the tables of jobs have no tenants. */
+  /** What to check: only ids, because the tables of jobs have no row security. They are erased with the tenant. */
   readonly what: Readonly<Record<string, string>>
   /** At most one untaken wake-up exists per key. */
   readonly key: string

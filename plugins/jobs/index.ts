@@ -4,13 +4,14 @@ import { Gauge } from 'prom-client'
 import { definePlugin } from '#kernel'
 import { type Connections, Database, type Statement } from '#contracts/database'
 import { Jobs, type Wake, type WakeUps } from '#contracts/jobs'
+import { type ErasedPart, TenantData } from '#contracts/retention'
 import { retry } from '#kit'
 
 /** Scheduled jobs and wake-ups that survive the death of any process. They are stored in PostgreSQL by pg-boss. */
 export default definePlugin({
   name: 'jobs',
   requires: { database: Database },
-  provides: { jobs: Jobs },
+  provides: { jobs: Jobs, data: TenantData },
   async setup({ deps, log, loads, metrics, stopping, onStart, onStop }) {
     const queue = new JobQueue(deps.database, log, stopping)
     if (!deps.database.absent) {
@@ -27,7 +28,7 @@ export default definePlugin({
       })
     }
     onStop(() => queue.stop())
-    return { jobs: queue }
+    return { jobs: queue, data: deps.database.absent ? {} : { jobs: { erase: (id: string) => queue.erase(id) } } }
   },
 })
 
@@ -48,6 +49,11 @@ const taking = { localConcurrency: 4, batchSize: 10, groupConcurrency: 30 } as c
 const lookSeconds = 5
 /** How often pg-boss looks for jobs whose process has died. */
 const superviseSeconds = 15
+
+const erasedAtOnce = 1_000
+const eraseSome = {
+  text: `DELETE FROM pgboss.job WHERE (name, id) IN (SELECT name, id FROM pgboss.job WHERE group_id = $1 LIMIT ${erasedAtOnce}) RETURNING 1`,
+}
 
 interface Job {
   readonly cron: string
@@ -116,6 +122,12 @@ class JobQueue implements Jobs {
         else if (made.length > 0) await this.#database.systemBatch(made)
       },
     }
+  }
+
+  /** Deletes wake-ups of a tenant, whenever they are due. One that is under way loses its row, and is not repeated. */
+  async erase(tenantId: string): Promise<ErasedPart> {
+    const [gone] = await this.#database.as('reads').systemBatch<[object[]]>([{ ...eraseSome, values: [tenantId] }])
+    return { deleted: gone.length, more: gone.length === erasedAtOnce }
   }
 
   get up(): boolean {

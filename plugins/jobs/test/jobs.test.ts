@@ -3,7 +3,8 @@ import { readFile } from 'node:fs/promises'
 import { test, type TestContext } from 'node:test'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
-import { Jobs } from '#contracts/jobs'
+import { Jobs, type WakeUps } from '#contracts/jobs'
+import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import { getConstructionPlans } from 'pg-boss'
 import type { Gauge } from 'prom-client'
@@ -83,4 +84,35 @@ test('the migration makes what pg-boss would make by itself', async () => {
       .map((line) => line.trim())
       .filter((line) => !own.test(line))
   assert.deepEqual(statements(migration), statements(getConstructionPlans('pgboss')))
+})
+
+test('the wake-ups of an erased tenant go with it, also those that are due much later, and nobody else’s', async (t) => {
+  const found: { wakeUps: WakeUps; database: Database; data: ReadonlyMap<string, TenantDataStore> }[] = []
+  const server = definePlugin({
+    name: 'server',
+    requires: { jobs: Jobs, database: Database, data: TenantData },
+    async setup({ deps }) {
+      found.push({ ...deps, wakeUps: deps.jobs.wakeUps('checks', async () => {}) })
+      return {}
+    },
+  })
+  await testKernel(t, [await databasePlugin(await freshDatabase(t)), jobs, server], { listeners: [] })
+  const { wakeUps, database, data } = found[0]!
+  const wake = (tenantId: string, i: number) => ({
+    tenantId,
+    what: { tenantId },
+    key: `${tenantId} ${i}`,
+    afterMs: 9e6,
+  })
+  await wakeUps.send([...Array.from({ length: 1_001 }, (_, i) => wake('acme', i)), wake('globex', 0)])
+  const erase = () => data.get('jobs')!.erase('acme')
+  assert.deepEqual(
+    [await erase(), await erase()],
+    [
+      { deleted: 1_000, more: true },
+      { deleted: 1, more: false },
+    ],
+  )
+  const left = { text: `SELECT data FROM pgboss.job j WHERE name = 'checks' OR position('acme' IN j::text) > 0` }
+  assert.deepEqual(await database.systemBatch([left]), [[{ data: { tenantId: 'globex' } }]])
 })
