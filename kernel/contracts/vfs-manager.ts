@@ -13,7 +13,7 @@ export interface VfsManager {
   lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
   /** Called when the session left the memory of this runner and may come back. The server keeps its files for a while. */
   forget(tenantId: string, sessionId: string): void
-  /** Called when the session has ended, wherever its lease was opened. Deletes the session's own files. Never rejects. */
+  /** Called when the session has ended, wherever its lease was opened. Deletes the session's own files. Rejects when the server was not told. */
   close(tenantId: string, sessionId: string): Promise<void>
 }
 export const VfsManager = capability<VfsManager>('runner.vfs-manager')

@@ -104,13 +104,20 @@ export function createRunner(parts: RunnerParts): Runner {
     getSession: async (tenantId, id) => table.find(tenantId, id),
     async deleteSession(tenantId, id) {
       const session = table.find(tenantId, id)
-      // A session that is not in memory may have files from before a restart.
-      if (!session) return void vfs?.close(tenantId, id)
+      // A session that is not in memory may have files from before a restart, or of which the server was not told.
+      if (!session) return vfs?.close(tenantId, id)
+      const isIdle = session.activeRunId === undefined
       table.remove(session)
-      void runs.shutdown(session).then(() => {
-        if (usesVfs(session.profile)) void vfs?.close(tenantId, id)
-        conversations.forget(session)
+      const over = runs.shutdown(session).then(async () => {
+        try {
+          if (usesVfs(session.profile)) await vfs?.close(tenantId, id)
+        } finally {
+          conversations.forget(session)
+        }
       })
+      // Whoever erases a session has to know that its files are gone. The end of a run is not waited for.
+      if (isIdle) await over
+      else over.catch(() => {})
     },
     hydrate: conversations.hydrate,
     exportState: conversations.exportState,

@@ -4,6 +4,7 @@ import { Profile, profileName } from '../profiles.ts'
 import { ExecuteRun, RunnerTopology, RunnerUsage, UnsavedSession } from '../runner.ts'
 import { limitErrors } from '../limits.ts'
 import { runnerErrors, sidecarLinkErrors } from '../runner-errors.ts'
+import { vfsErrors } from '../vfs.ts'
 import { bundleForms } from './sidecar.ts'
 import type { Wire } from './route.ts'
 import * as bodies from './runner-bodies.ts'
@@ -167,9 +168,11 @@ export const runnerWire = {
     method: 'DELETE',
     path: '/runner/sessions/:id',
     summary: 'Shut a session down',
-    description: 'This also ends its MCP endpoint and its running run. An unknown session is no error.',
+    description:
+      'This also ends its MCP endpoint and its running run. It is answered when its files on the VirtualFS server are gone; those of a running run go after its end. An unknown session is no error.',
     ...ofSession,
     reply: done,
+    errors: [vfsErrors.vfsUpstreamUnavailable],
     absent: true,
   },
   sessionHealth: {

@@ -24,9 +24,14 @@ async function setup(t: TestContext) {
       return held.has(`${tenantId} ${sessionId}`) ? lease : undefined
     },
     forget: (tenantId, sessionId) => void told.push(`forget ${tenantId} ${sessionId}`),
-    close: async (tenantId, sessionId) => void told.push(`close ${tenantId} ${sessionId}`),
+    async close(tenantId, sessionId) {
+      await new Promise(setImmediate)
+      told.push(`close ${tenantId} ${sessionId}`)
+      if (fails.length > 0) throw fails.pop()
+    },
   }
-  return { f: await runnerOf(t, answer, { idleTtl: '1ms' }, undefined, false, manager), told, lease, files }
+  const fails: AppError[] = []
+  return { fails, f: await runnerOf(t, answer, { idleTtl: '1ms' }, undefined, false, manager), told, lease, files }
 }
 
 test('leases are listed for a tenant, and for all without one; that of one session is asked for at its server', async (t) => {
@@ -54,7 +59,6 @@ test('a session that ends closes its lease, also where this runner does not know
   await f.sessions.invokeTool(session, 'calculate', {}, new AbortController().signal)
   assert.equal(f.invoked[0]?.context.vfs, files)
   await f.runner.deleteSession('acme', id)
-  await until(() => told.length >= 2)
   assert.deepEqual(told.splice(0), [`close acme ${id}`, `forget acme ${id}`])
   await f.runner.deleteSession('globex', id)
   assert.deepEqual(told.splice(0), [`close globex ${id}`])
@@ -68,4 +72,16 @@ test('a session that ends closes its lease, also where this runner does not know
   f.runner.table.find('acme', id)!.usedAt = 0
   f.runner.table.sweep()
   assert.deepEqual(told, [`forget acme ${id}`])
+})
+
+test('the deletion of a session is answered when its files are gone, and fails while their server is not told', async (t) => {
+  const { f, told, fails } = await setup(t)
+  await execute(f, { create: { profile } })
+  const unavailable = new AppError('vfs upstream unavailable', 502)
+  fails.push(unavailable, unavailable)
+  const remove = async () => (await f.call('DELETE', `/runner/sessions/${id}`)).statusCode
+  assert.equal(await remove(), 502)
+  assert.deepEqual(told.splice(0), [`close acme ${id}`, `forget acme ${id}`])
+  assert.deepEqual([await remove(), await remove()], [502, 204])
+  assert.deepEqual(told, Array(2).fill(`close acme ${id}`))
 })

@@ -24,6 +24,9 @@ interface Held {
   usedAt: number
 }
 
+/** Milliseconds in which the server has to close a session, so that whoever ended it has an answer in time. */
+const closeMs = 5_000
+
 interface Log {
   warn(fields: object, message: string): void
 }
@@ -90,9 +93,10 @@ export class Leases implements VfsManager {
     try {
       // Waits for a lease that is still being opened. Otherwise the server would open the lease after it was closed.
       await held?.opened.catch(() => {})
-      await this.#client.close(tenantId, sessionId)
+      await this.#client.close(tenantId, sessionId, { signal: AbortSignal.timeout(closeMs) })
     } catch (err) {
       this.#log.warn({ err, sessionId }, 'a VirtualFS session was not closed; its server drops it when nobody uses it')
+      throw err
     }
   }
 
