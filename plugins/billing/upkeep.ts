@@ -15,9 +15,12 @@ const expire = (tenantId: string): Statement => ({
   text: `SELECT billing_expire($1) FROM (SELECT 1 FROM billing_accounts WHERE tenant_id = $1 FOR UPDATE) locked`,
   values: [tenantId],
 })
-// Deletes uses of past periods without holds, so that an end user who chatted once leaves no row.
+// Deletes uses of past periods without holds, so that an end user who chatted once leaves no row. The tenant's row is locked, so that nothing goes
+// any more when a legal hold was answered.
 const forgetUses = (tenantId: string): Statement => ({
-  text: `DELETE FROM billing_budget_uses WHERE tenant_id = $1 AND held = 0 AND period < (now() AT TIME ZONE 'UTC')::date - 40`,
+  text: `WITH free AS MATERIALIZED (SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE)
+         DELETE FROM billing_budget_uses u USING free
+         WHERE u.tenant_id = free.id AND u.tenant_id = $1 AND u.held = 0 AND u.period < (now() AT TIME ZONE 'UTC')::date - 40`,
   values: [tenantId],
 })
 // Charges storage once for each day that has begun, by the bytes stored when this statement runs.

@@ -68,6 +68,32 @@ test('storage is charged once a day, and every day; what expired is written off,
   await store.discard(claim)
 })
 
+test('what was spent of budgets in past periods is forgotten, and kept under a legal hold', async (t) => {
+  const { database } = await stage(t)
+  const audited = new Gauge({ name: 'audited', help: 'x', registers: [new Registry()] })
+  const pass = () =>
+    upkeep({ database, prices, signal: new AbortController().signal, log: pino({ level: 'silent' }), audited })
+  const uses = async () => {
+    const look = { text: 'SELECT subject FROM billing_budget_uses ORDER BY subject' }
+    return (await database.batch<[{ subject: string }[]]>('acme', [look]))[0].map(({ subject }) => subject)
+  }
+  await database.batch('acme', [
+    {
+      text: `INSERT INTO billing_budgets (tenant_id, id, scope, subject, per, cap) VALUES ('acme', 'bud_1', 'end_user', '*', 'day', 100)`,
+    },
+    {
+      text: `INSERT INTO billing_budget_uses (tenant_id, budget_id, subject, period, spent, held)
+             VALUES ('acme', 'bud_1', 'held', now() - interval '50 days', 5, 1), ('acme', 'bud_1', 'new', now(), 5, 0), ('acme', 'bud_1', 'old', now() - interval '50 days', 5, 0)`,
+    },
+    { text: `UPDATE tenants SET legal_hold = true WHERE id = 'acme'` },
+  ])
+  await pass()
+  assert.deepEqual(await uses(), ['held', 'new', 'old'])
+  await database.batch('acme', [{ text: `UPDATE tenants SET legal_hold = false WHERE id = 'acme'` }])
+  await pass()
+  assert.deepEqual(await uses(), ['held', 'new'])
+})
+
 test('tool calls and seconds of a sandbox are charged with the run, by the prices of the role', async (t) => {
   const { open, grant, account, ledger, database } = await stage(t)
   const store = await open()

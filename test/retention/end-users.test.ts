@@ -99,6 +99,32 @@ test('a legal hold that is set while an erasure goes on stops it before the data
   assert.deepEqual([await count('acme', 'approvals'), await count('acme', 'messages')], [1, 2])
 })
 
+test('a legal hold that is set while an erasure goes on keeps the webhook messages and the uses of budgets', async (t) => {
+  let late = false
+  const held = fake(EndUserData, {
+    late: {
+      async *items() {
+        yield [{}]
+      },
+      async erase() {
+        // The second time is after the runs, and before what is looked for at the end.
+        if (late) await sql('acme', "UPDATE tenants SET legal_hold = true WHERE id = 'acme'")
+        late = true
+        return 0
+      },
+    },
+  })
+  const { sql, count, call } = await stage(t, {}, undefined, {}, [held])
+  await sql(
+    'acme',
+    `INSERT INTO webhook_deliveries (tenant_id, id, url, body) VALUES ('acme', 'm', 'https://x.example', '{"data":{"endUserId":"ann"}}')`,
+    `INSERT INTO billing_budgets (tenant_id, id, scope, subject, per, cap) VALUES ('acme', 'bud_1', 'end_user', '*', 'day', 100)`,
+    `INSERT INTO billing_budget_uses (tenant_id, budget_id, subject, period) VALUES ('acme', 'bud_1', 'ann', now())`,
+  )
+  assert.equal((await call('DELETE', '/api/end-users/ann', 'acme')).statusCode, 409)
+  assert.deepEqual([await count('acme', 'webhook_deliveries'), await count('acme', 'billing_budget_uses')], [1, 1])
+})
+
 test('somebody else’s end user is an unknown one', async (t) => {
   const { sql, count, call } = await stage(t)
   await sql('globex', ...chat('globex', 'g1', 0, 'conv_g', 'gina'))
