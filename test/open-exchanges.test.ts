@@ -6,8 +6,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { finished } from 'node:stream/promises'
 import { test, type TestContext } from 'node:test'
-import { definePlugin } from '#kernel'
-import { type TenantRole, Tokens } from '#contracts/auth'
+import { access, definePlugin } from '#kernel'
+import { ApiGuard, type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { ObjectStore } from '#contracts/object-store'
 import { testRole, until } from '#testing'
@@ -32,10 +32,22 @@ async function start(t: TestContext) {
   const dir = await mkdtemp(join(tmpdir(), 'ao-exchanges-'))
   t.after(() => rm(dir, { recursive: true, force: true }))
   const parts: { database: Database; tokens: Tokens; objects: ObjectStore }[] = []
+  const waiting = { count: 0, over: Promise.withResolvers<void>() }
   const probe = definePlugin({
     name: 'probe',
-    requires: { database: Database, tokens: Tokens, objects: ObjectStore },
-    setup: async ({ deps }) => (parts.push(deps), {}),
+    requires: { database: Database, tokens: Tokens, objects: ObjectStore, guard: ApiGuard },
+    async setup({ deps, routes }) {
+      parts.push(deps)
+      routes('conductor', async (app) => {
+        deps.guard.protect(app)
+        app.get('/api/waiting', access('member'), async () => {
+          waiting.count++
+          await waiting.over.promise
+          return {}
+        })
+      })
+      return {}
+    },
   })
   const { urls, listeners } = await testRole(t, 'dev', [probe], anyPort, {
     listen: true,
@@ -76,7 +88,7 @@ async function start(t: TestContext) {
   }
   // The folder comes with the first upload.
   const incoming = async (): Promise<number> => (await readdir(join(dir, '.incoming')).catch(() => [])).length
-  return { objects, issue, call, begin, outcome, download, incoming }
+  return { objects, issue, call, begin, outcome, download, incoming, waiting }
 }
 
 test('uploads and downloads end with their key, and nothing of an upload is kept', { timeout: 60_000 }, async (t) => {
@@ -128,4 +140,16 @@ test('uploads and downloads end with their key, and nothing of an upload is kept
     kept.map(({ key }) => key),
     ['staying'],
   )
+})
+
+test('a request whose handler waits ends with its key, and no other does', { timeout: 60_000 }, async (t) => {
+  const { issue, call, begin, outcome, waiting } = await start(t)
+  const owner = await issue('default', 'owner')
+  const [admin, other] = [await issue('default', 'admin'), await issue('default', 'admin')]
+  const [ended, stayed] = [admin, other].map((key) => outcome(begin(key, 'GET', '/api/waiting')))
+  await until(async () => waiting.count === 2, 'both handlers wait')
+  await call(owner, 'DELETE', `/api/api-keys/${admin.id}`)
+  assert.equal(await ended, 'ECONNRESET')
+  waiting.over.resolve()
+  assert.equal(await stayed, 200)
 })

@@ -98,17 +98,25 @@ export class KeyWatch {
 
 type CallerOf = (request: FastifyRequest) => Pick<Held, 'tenantId' | 'keyId'> | undefined | null
 
+/** Milliseconds after which the answer to a request is waited for. Most requests are answered before, and their keys are not looked at. */
+const waitingMs = 300
+/** Milliseconds that a request gets to be answered, as a stream gets to end: it may be the one that revoked its key, or replaced it. */
+const answerMs = 500
+
 /**
- * What the callers of some scopes hold open: streams, requests whose bodies are still arriving, and answers that are read while they are sent. Routes
- * do nothing for it, so that none can forget it. A request that came at once and is answered at once is not even noted.
+ * What the callers of some scopes hold open: streams, requests whose bodies are still arriving or whose handlers wait, and answers that are read while
+ * they are sent. Routes do nothing for it, so that none can forget it.
  */
 export class OpenExchanges {
   readonly #callerOf: CallerOf
   readonly #registries = new Set<StreamRegistry>()
   readonly #others = new Set<Pick<FastifyReply, 'request' | 'raw'>>()
+  /** Since when handlers are at work. Undefined: the owner ends those that wait. */
+  readonly #handled: Map<FastifyReply, number> | undefined
 
-  constructor(callerOf: CallerOf) {
+  constructor(callerOf: CallerOf, handlers: 'handlers' | undefined = undefined) {
     this.#callerOf = callerOf
+    this.#handled = handlers && new Map()
   }
 
   /** Includes a scope, whose hooks find the caller of each request before its body is read. */
@@ -119,7 +127,14 @@ export class OpenExchanges {
       if (request.raw.complete === false) this.#add(reply, request.raw)
       done()
     })
+    const handled = this.#handled
+    if (handled)
+      app.addHook('preHandler', (_request, reply, done) => {
+        handled.set(reply, performance.now())
+        done()
+      })
     app.addHook('onSend', (_request, reply, payload, done) => {
+      handled?.delete(reply)
       if (typeof payload === 'object' && payload !== null && !Buffer.isBuffer(payload)) this.#add(reply, reply.raw)
       done()
     })
@@ -134,6 +149,21 @@ export class OpenExchanges {
     }
     // The other end sees that its body was not taken, or that the answer is not complete; whoever reads or writes here fails as if it had left.
     for (const { request, raw } of this.#others) yield* this.#heldBy(request, () => raw.destroy())
+    yield* this.#waiting()
+  }
+
+  *#waiting(): Generator<Held> {
+    const handled = this.#handled ?? new Map<FastifyReply, number>()
+    for (const [reply, since] of handled) {
+      const { request, raw } = reply
+      const end = (): void => {
+        if (handled.has(reply)) raw.destroy()
+      }
+      // What a stream answers, and what nobody reads any more, is not sent by a handler.
+      if (reply.sent || raw.destroyed) handled.delete(reply)
+      else if (performance.now() - since > waitingMs)
+        yield* this.#heldBy(request, () => setTimeout(end, answerMs).unref())
+    }
   }
 
   *#heldBy(request: FastifyRequest, end: () => unknown): Generator<Held> {

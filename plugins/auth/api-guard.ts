@@ -22,6 +22,8 @@ interface GuardOptions {
   readonly trail: () => AuditTrail | undefined
   /** Undefined in a role without limits: requests of tenants are not counted. */
   readonly limits: Pick<TenantLimits, 'guard' | 'isSpent'> | undefined
+  /** False: no key ends while the process lives, so nobody asks what is held. */
+  readonly keysEnd: boolean
 }
 
 export interface ApiGuard extends Guard {
@@ -57,12 +59,12 @@ const writes: RequestLimit = 'writesPerMinute'
 
 /** Authenticates every request of a scope before its body is read, and requires the role that its route declares. */
 export function createApiGuard(options: GuardOptions): ApiGuard {
-  const { authenticate, tenantLately, trail, limits } = options
+  const { authenticate, tenantLately, trail, limits, keysEnd } = options
   const callers = new WeakMap<FastifyRequest, Caller>()
   /** The tenants of requests that their limits will refuse. The keys of these requests are not looked up. */
   const spent = new WeakMap<FastifyRequest, string>()
   const told: Told = new WeakMap()
-  const open = new OpenExchanges((request) => callers.get(request))
+  const open = new OpenExchanges((request) => callers.get(request), 'handlers')
 
   /** The tenant of a request that its limit refuses in any case. A client that goes on at its limit then costs no round trips. */
   const spentTenantOf = (request: FastifyRequest): string | undefined => {
@@ -71,7 +73,7 @@ export function createApiGuard(options: GuardOptions): ApiGuard {
   }
   return {
     protect(app: App) {
-      open.watch(app)
+      if (keysEnd) open.watch(app)
       const keeper = trail()
       const audit = keeper && auditScope(app, keeper, told)
       app.addHook('onRoute', ({ method, url, config }) => {

@@ -91,6 +91,7 @@ export default definePlugin({
       adminTenant,
       trail: () => trail,
       limits,
+      keysEnd: keys !== undefined,
     })
     const service = database && createApiKeyService({ database, tokens, limits, maxLifetimeMs })
     if (database && service) {
