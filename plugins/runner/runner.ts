@@ -102,23 +102,7 @@ export function createRunner(parts: RunnerParts): Runner {
       return table.create(tenantId, id, profile)
     },
     getSession: async (tenantId, id) => table.find(tenantId, id),
-    async deleteSession(tenantId, id) {
-      const session = table.find(tenantId, id)
-      // A session that is not in memory may have files from before a restart, or of which the server was not told.
-      if (!session) return vfs?.close(tenantId, id)
-      const isIdle = session.activeRunId === undefined
-      table.remove(session)
-      const over = runs.shutdown(session).then(async () => {
-        try {
-          if (usesVfs(session.profile)) await vfs?.close(tenantId, id)
-        } finally {
-          conversations.forget(session)
-        }
-      })
-      // Whoever erases a session has to know that its files are gone. The end of a run is not waited for.
-      if (isIdle) await over
-      else over.catch(() => {})
-    },
+    deleteSession: (tenantId, id) => deleteSession(parts, tenantId, id),
     hydrate: conversations.hydrate,
     exportState: conversations.exportState,
     invokeTool: async (tenantId, id, { name, input, callId }, signal) =>
@@ -140,6 +124,29 @@ export function createRunner(parts: RunnerParts): Runner {
     vfsLease: async (tenantId, id, signal) => vfs?.lease(tenantId, id, signal),
   }
   return runner
+}
+
+/** Ends a session, with its files on the VirtualFS server: whoever erases a session has to know that these are gone. */
+async function deleteSession(
+  { executors: { vfs }, table, runs, conversations }: RunnerParts,
+  tenantId: string,
+  id: string,
+): Promise<void> {
+  const session = table.find(tenantId, id)
+  // A session that is not in memory may have files from before a restart, or of which the server was not told.
+  if (!session) return vfs?.close(tenantId, id)
+  const isIdle = session.activeRunId === undefined
+  table.remove(session)
+  const close = async (): Promise<void> => {
+    if (usesVfs(session.profile)) await vfs?.close(tenantId, id)
+  }
+  const over = runs
+    .shutdown(session)
+    .then(close)
+    .finally(() => conversations.forget(session))
+  // The end of a run is not waited for.
+  if (isIdle) await over
+  else over.catch(() => {})
 }
 
 /**
