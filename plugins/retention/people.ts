@@ -7,7 +7,7 @@ import type { EndUserStore, TenantDataStore } from '#contracts/retention'
 import { clearConversations, clearRuns, closeIdle } from './conversations.ts'
 import { sweepData } from './data.ts'
 import { type Asked, askedFor, askFor, beginWaiting, forget, person, sessionsOf, tally } from './requests.ts'
-import { leaveRunners, type Runners } from './runners.ts'
+import { leaveApart, type Runners } from './runners.ts'
 import { traces } from './traces.ts'
 
 /** SQL: the run `r` belongs to a conversation by which its end user is found anyway. */
@@ -289,7 +289,7 @@ export class EndUsers {
     const { database } = this.#parts
     const [[asked]] = await database.batch<[Asked[]]>(tenantId, [askedFor(tenantId, endUserId)])
     const late = asked?.late ?? false
-    const untold = await leaveRunners(this.#parts, tenantId, sessionsOf(endUserId, late), signal)
+    const untold = await leaveApart(this.#parts, tenantId, sessionsOf(endUserId, late), signal)
     if (untold === 0 || late) return 0
     await database.batch(tenantId, [beginWaiting(tenantId, endUserId)])
     return untold
@@ -306,7 +306,11 @@ export class EndUsers {
     const { conversations = 0, messages = 0, runs = 0, sessions = 0, untoldSessions = 0, ...rest } = asked?.rows ?? {}
     const data = Object.entries(rest).map(([kind, rows]) => [kind.slice(dataPrefix.length), rows])
     return {
-      ...{ conversations, messages, runs, sessions, data: Object.fromEntries(data) as Erased['data'] },
+      conversations,
+      messages,
+      runs,
+      sessions,
+      data: Object.fromEntries(data) as Erased['data'],
       ...(untoldSessions + untold > 0 ? { untoldSessions: untoldSessions + untold } : {}),
       // An erasure that ran out of time cannot know that nothing is left, so it counts as pending.
       pending: waiting || (unknown || held.length > 0 ? 1 : 0),

@@ -66,26 +66,58 @@ export interface Leaving {
 }
 
 /**
- * Deletes sessions, each after its runner was told, so that a walk that is cut off goes on where it was. Resolves to how many runners were not told
- * of, because they did not answer.
+ * Deletes a deleted tenant's sessions, each after its runner was told, so that a walk that is cut off goes on where it was. Resolves to how many runners
+ * were not told of, because they did not answer. The tenant's row is locked meanwhile, so no runner is told any more when a legal hold was answered.
  */
 export async function leaveRunners(
   parts: Runners,
   tenantId: string,
-  { late, page, drop }: Leaving,
+  leaving: Leaving,
   signal: AbortSignal,
 ): Promise<number> {
   const away = new Set<string>()
   let untold = 0
   const some: Batch = async (tx, most, place) => {
     const limit = Math.min(most, sessionsAtOnce)
-    const found = await page(tx, place?.[0] ?? '', limit)
+    const found = await leaving.page(tx, place?.[0] ?? '', limit)
     const left = await tellRunners(parts, tenantId, found, away)
     untold += left.size
-    const gone = found.flatMap(({ id }) => (left.has(id) && !late ? [] : [id]))
-    const deleted = gone.length === 0 ? 0 : await drop(tx, gone, late ? left.size : 0)
+    const deleted = await dropTold(tx, leaving, found, left)
     return { deleted: { sessions: deleted }, next: found.length < limit ? undefined : [found.at(-1)!.id] }
   }
   await parts.batches.all(tenantId, some, signal)
   return untold
+}
+
+/**
+ * As `leaveRunners`, for some sessions of a tenant that goes on. Nothing is locked while runners are asked: whoever writes a profile would wait for a
+ * runner that does not answer.
+ */
+export async function leaveApart(
+  parts: Runners,
+  tenantId: string,
+  leaving: Leaving,
+  signal: AbortSignal,
+): Promise<number> {
+  const { batches } = parts
+  const away = new Set<string>()
+  let untold = 0
+  for (let after = '', found: LeftSession[]; ; after = found.at(-1)!.id) {
+    signal.throwIfAborted()
+    found = await batches.once(tenantId, (tx) => leaving.page(tx, after, sessionsAtOnce))
+    if (found.length === 0) return untold
+    const left = await tellRunners(parts, tenantId, found, away)
+    untold += left.size
+    await batches.once(tenantId, (tx) => dropTold(tx, leaving, found, left))
+  }
+}
+
+async function dropTold(
+  tx: TenantTx,
+  { late, drop }: Leaving,
+  found: readonly LeftSession[],
+  left: ReadonlySet<string>,
+): Promise<number> {
+  const gone = found.flatMap(({ id }) => (left.has(id) && !late ? [] : [id]))
+  return gone.length === 0 ? 0 : drop(tx, gone, late ? left.size : 0)
 }

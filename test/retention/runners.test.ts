@@ -21,6 +21,11 @@ async function withRunners(t: TestContext): Promise<Told> {
     hash,
     deleteSession: async (tenantId: string, id: string) => {
       if (away.has(hash)) throw new AppError('runner_unreachable', 503, { retryable: true })
+      // As a write of a profile does: the tenant goes on meanwhile.
+      await staged.sql(
+        tenantId,
+        `UPDATE tenants SET broadcast_revision = broadcast_revision + 1 WHERE id = '${tenantId}'`,
+      )
       told.push(`${hash} ${tenantId} ${id}`)
     },
   })
