@@ -1,3 +1,4 @@
+import { Gathered } from './gathered.ts'
 import { maxLineBytes, OversizedLineError } from './lines.ts'
 
 export type ReplyHeaders = Readonly<Record<string, string | string[] | undefined>>
@@ -297,15 +298,13 @@ export async function awaitFirstChunk(source: AsyncIterable<Buffer>): Promise<As
 }
 
 /** The whole body. Undefined when it is longer than `limit` bytes. */
-export async function readBody(body: AsyncIterable<Buffer>, limit: number): Promise<Buffer | undefined> {
-  const parts: Buffer[] = []
-  let size = 0
+export async function readBody(body: AsyncIterable<Uint8Array>, limit: number): Promise<Buffer | undefined> {
+  const whole = new Gathered()
   for await (const part of body) {
-    size += part.length
-    if (size > limit) return undefined
-    parts.push(part)
+    if (whole.size + part.length > limit) return undefined
+    whole.add(part)
   }
-  return Buffer.concat(parts)
+  return whole.bytes
 }
 
 /** The whole body as a JSON object. Undefined when it is no object, or longer than `limit` bytes. */

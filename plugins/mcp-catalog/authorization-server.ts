@@ -1,6 +1,7 @@
 import type { AppError } from '#kernel'
 import { isAppError } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
+import { readBody } from '#kit'
 import type { ModelConnections } from '#kit/models'
 import type { Entry } from './entry.ts'
 import { catalogErrors } from './errors.ts'
@@ -49,14 +50,9 @@ async function bounded(response: Response): Promise<Response> {
     await response.body.cancel()
     return new Response(null, { status, headers })
   }
-  const chunks: Uint8Array[] = []
-  let bytes = 0
-  for await (const chunk of response.body) {
-    bytes += chunk.length
-    if (bytes > maxAnswerBytes) throw refused('answers with more than is read')
-    chunks.push(chunk)
-  }
-  return new Response(Buffer.concat(chunks), { status, headers })
+  const bytes = await readBody(response.body, maxAnswerBytes)
+  if (!bytes) throw refused('answers with more than is read')
+  return new Response(bytes as Uint8Array<ArrayBuffer>, { status, headers })
 }
 
 /** The error codes of RFC 6749 5.2, RFC 7591 3.2.2 and RFC 8707. Nothing else of a server's error text is shown. */

@@ -7,7 +7,7 @@ import type { Profile } from '#contracts/profiles'
 import type { Fleet } from '#contracts/runner'
 import { secretErrors, type Secrets, secretsIn, withSecrets } from '#contracts/secrets'
 import { callIdMeta } from '#contracts/tools'
-import { inTurns, Mask } from '#kit'
+import { Gathered, inTurns, Mask } from '#kit'
 import {
   guardedLookup,
   isNetworkAddress,
@@ -279,15 +279,13 @@ async function readUpTo(
   most: number,
   enter: () => Promise<void>,
 ): Promise<Buffer | undefined> {
-  const chunks: Buffer[] = []
-  let bytes = 0
+  const whole = new Gathered()
   for await (const chunk of body) {
-    bytes += chunk.length
-    if (bytes > most) return undefined
-    chunks.push(chunk)
-    if (bytes > small) await enter()
+    if (whole.size + chunk.length > most) return undefined
+    whole.add(chunk)
+    if (whole.size > small) await enter()
   }
-  return Buffer.concat(chunks)
+  return whole.bytes
 }
 
 /** The request of a node, with its templates filled in. */

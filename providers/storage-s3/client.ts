@@ -3,6 +3,7 @@ import type { Readable } from 'node:stream'
 import { AwsV4Signer } from 'aws4fetch'
 import { Agent, type Dispatcher } from 'undici'
 import { objectErrors } from '#contracts/object-store'
+import { readBody } from '#kit'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 
 export interface S3Settings {
@@ -172,14 +173,9 @@ function refusal(status: number, text: string): Error {
 /** The largest list: a thousand keys of a kilobyte, each byte of which takes three, with their properties. */
 const mostListBytes = 8 * 1024 * 1024
 async function wholeText(body: AsyncIterable<Uint8Array>): Promise<string> {
-  const chunks: Uint8Array[] = []
-  let bytes = 0
-  for await (const chunk of body) {
-    bytes += chunk.length
-    if (bytes > mostListBytes) throw new Error(`a list of more than ${mostListBytes} bytes`)
-    chunks.push(chunk)
-  }
-  return Buffer.concat(chunks).toString()
+  const bytes = await readBody(body, mostListBytes)
+  if (!bytes) throw new Error(`a list of more than ${mostListBytes} bytes`)
+  return bytes.toString()
 }
 
 /** Reads a server's answer to ListObjectsV2. The server may belong to a tenant, and may answer anything. */

@@ -2,6 +2,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { SdkError, SdkErrorCode } from '@modelcontextprotocol/client'
 import { createParser } from 'eventsource-parser'
 import type { ModelFetch } from '#contracts/model'
+import { Gathered } from '../gathered.ts'
+import { partsOf } from './bounds.ts'
 import { tooLarge } from './failures.ts'
 
 interface McpFetchOptions {
@@ -24,6 +26,12 @@ const unaskedBytes = 256 * 1024
 const unaskedMs = 60_000
 /** The most messages in the stream of one answer. Each costs more than its bytes. */
 const mostMessages = 5_000
+/** The most values and names of all messages in the stream of one answer. */
+const mostParts = 200_000
+/** A chunk costs at least as much as so many bytes, in memory and in work, however short it is. */
+const leastOfChunk = 256
+/** A longer refusal is not read, only its status. */
+const refusalBytes = 64 * 1024
 /** Milliseconds. Servers choose how soon they are contacted again, and may choose zero. */
 const shortestPauseMs = 250
 
@@ -51,7 +59,8 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
     if (id !== undefined && answersThere) unasked.expect(most)
     const response = await fetch(input, init)
     if (!response.body) return response
-    if (id === undefined || !response.ok || answersThere) return withBody(response, read(response.body, most))
+    if (!response.ok) return withBody(response, [await refusalOf(response.body)])
+    if (id === undefined || answersThere) return withBody(response, read(response.body, most))
     if (isOf(response, 'text/event-stream')) {
       const watch = watchFor(id)
       const onEnd = (large: boolean): void => {
@@ -71,19 +80,39 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
 /** Like a broken connection: whether the request was carried out is unknown. */
 const noAnswer = (): Error => new SdkError(SdkErrorCode.ConnectionClosed, 'the request has no answer')
 
-const isOf = ({ headers }: Response, type: string): boolean => headers.get('content-type')?.startsWith(type) === true
+const isOf = ({ headers }: Response, type: string): boolean =>
+  headers.get('content-type')?.toLowerCase().startsWith(type) === true
 
-const withBody = ({ status, statusText, headers }: Response, body: AsyncIterable<Uint8Array>): Response =>
+type Chunks = AsyncIterable<Uint8Array> | Iterable<Uint8Array>
+const withBody = ({ status, statusText, headers }: Response, body: Chunks): Response =>
   new Response(ReadableStream.from(body) as ReadableStream<Uint8Array>, { status, statusText, headers })
 
-/** An answer as JSON, parsed only here. Rejects when it does not answer the request. */
-async function jsonAnswer(response: Response, id: string | number, limit: number): Promise<Response> {
-  const chunks: Uint8Array[] = []
-  for await (const chunk of read(response.body!, limit)) chunks.push(chunk)
-  const message = JSON.parse(Buffer.concat(chunks).toString('utf8')) as unknown
-  if (![message].flat().some((one) => isAnswer(one, id))) throw noAnswer()
-  const { status, headers } = response
-  return Object.assign(new Response(null, { status, headers }), { json: async () => message })
+/** The answer as JSON, parsed only here. Rejects when there is none to the request. Of a batch the library gets nothing else. */
+async function jsonAnswer({ body, status, headers }: Response, id: string | number, limit: number): Promise<Response> {
+  const message = JSON.parse((await wholeOf(body!, limit)).toString('utf8')) as unknown
+  const answer = [message].flat().find((one) => isAnswer(one, id))
+  if (answer === undefined) throw noAnswer()
+  return Object.assign(new Response(null, { status, headers }), { json: async () => answer })
+}
+
+/** The library parses it as well. */
+const refusalOf = (body: ReadableStream<Uint8Array>): Promise<Buffer> =>
+  wholeOf(body, refusalBytes).catch(() => Buffer.alloc(0))
+
+async function wholeOf(body: ReadableStream<Uint8Array>, limit: number): Promise<Buffer> {
+  const whole = new Gathered()
+  for await (const chunk of read(body, limit)) whole.add(chunk)
+  partsOf(whole.bytes)
+  return whole.bytes
+}
+
+function isTooMuch(data: string): boolean {
+  try {
+    partsOf(Buffer.from(data))
+    return false
+  } catch {
+    return true
+  }
 }
 
 function requestIdOf(body: unknown): string | number | undefined {
@@ -102,9 +131,11 @@ function watchFor(id: string | number): Watch {
   const decoder = new TextDecoder()
   const seen = { answered: false, resumable: false }
   let messages = 0
+  let parts = 0
   const parser = createParser({
     onEvent(event) {
-      if (++messages > mostMessages) throw new Error(tooLarge)
+      parts += partsOf(Buffer.from(event.data))
+      if (++messages > mostMessages || parts > mostParts) throw new Error(tooLarge)
       if (event.id) seen.resumable = true
       if (event.data !== '') seen.answered ||= answers(event.data, id)
     },
@@ -134,6 +165,8 @@ function isAnswer(message: unknown, id: string | number): boolean {
   return String(message.id) === String(id) && ('result' in message || 'error' in message)
 }
 
+const costOf = ({ length }: Uint8Array): number => Math.max(length, leastOfChunk)
+
 async function* read(
   body: ReadableStream<Uint8Array>,
   limit: number,
@@ -144,7 +177,7 @@ async function* read(
   let large = false
   try {
     for await (const chunk of body) {
-      bytes += chunk.length
+      bytes += costOf(chunk)
       if (bytes > limit) throw new Error(tooLarge)
       watch?.feed(chunk)
       yield chunk
@@ -186,13 +219,15 @@ function createUnasked({ maxAnswerBytes, onFlood }: Pick<McpFetchOptions, 'maxAn
       const decoder = new TextDecoder()
       const parser = createParser({
         maxBufferSize: maxAnswerBytes,
-        onEvent() {},
+        onEvent({ data }) {
+          over ||= isTooMuch(data)
+        },
         onError({ type }) {
           if (type === 'max-buffer-size-exceeded') over = true
         },
       })
       for await (const chunk of body) {
-        take(chunk.length)
+        take(costOf(chunk))
         if (!over) parser.feed(decoder.decode(chunk, { stream: true }))
         if (over) {
           onFlood()

@@ -11,6 +11,7 @@ import {
 } from '@modelcontextprotocol/client'
 import type { ModelFetch } from '#contracts/model'
 import { createMcpFetch } from './answers.ts'
+import { isCheckedLong } from './bounds.ts'
 import type { McpEras } from './eras.ts'
 import { connectionClosed, tooLarge } from './failures.ts'
 import { answerTo, tool } from './rehearsal.ts'
@@ -124,7 +125,7 @@ async function open(
     signal.removeEventListener('abort', leave)
   }
   if (mode === 'auto') address.eras?.note(address, client)
-  boundDepth(transport)
+  boundChecks(transport)
   const maxAnswerBytes = address.maxAnswerBytes ?? usualBytes
   return {
     client,
@@ -193,23 +194,14 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
 const usualBytes = 16 * 1024 * 1024
 /** Bytes of a server's introduction, including instructions and pictures. It stays in memory as long as the session. */
 const greetingBytes = 256 * 1024
-/** Deeper than any legitimate value, but shallow enough that it can be serialized and kept. */
-const maxDepth = 200
-
-/** Drops messages that are nested too deeply. Such an answer counts as too large. */
-function boundDepth(transport: Pick<Transport, 'onmessage'>): void {
+/** Drops answers that the library would check for too long. Such an answer counts as too large. */
+function boundChecks(transport: Pick<Transport, 'onmessage'>): void {
   const { onmessage } = transport
   transport.onmessage = (message, ...extra) => {
-    if (!isDeep(message, maxDepth)) return onmessage?.(message, ...extra)
-    if (!('id' in message) || 'method' in message || message.id === undefined) return
+    if (!('result' in message) || !isCheckedLong(message.result)) return onmessage?.(message, ...extra)
     onmessage?.({ jsonrpc: '2.0', id: message.id, error: { code: connectionClosed, message: tooLarge } }, ...extra)
   }
 }
-
-const isDeep = (value: unknown, left: number): boolean =>
-  typeof value === 'object' &&
-  value !== null &&
-  (left === 0 || Object.values(value).some((one) => isDeep(one, left - 1)))
 
 const accept = (data: unknown) => ({ valid: true as const, data: data as never, errorMessage: undefined })
 

@@ -3,6 +3,7 @@ import { createServer, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { json as read } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
+import { createModelConnections } from '../models.ts'
 import { failureOf, listTools, type McpAddress, openMcp, reasonOf } from '../mcp/index.ts'
 
 interface Message {
@@ -50,6 +51,9 @@ async function sessionWith(t: TestContext, behaviour: Behaviour, more: Partial<M
   })
   const { port } = http.address() as AddressInfo
   const { signal } = new AbortController()
+  // As in production. Node's own fetch may join the pieces of an answer.
+  const { fetch, close } = createModelConnections()
+  t.after(close)
   const session = await openMcp(fetch, { url: `http://127.0.0.1:${port}/mcp`, ...more }, signal)
   t.after(() => session.close())
   return {
@@ -98,6 +102,61 @@ test('an answer that nests too deep, or has too many messages, is too large', as
     const { call } = await sessionWith(t, behaviour)
     await assert.rejects(call(), (error) => reasonOf(error).kind === 'too_large')
   }
+})
+
+test('an answer has a bounded number of values, of things to check and of pieces, however short they are', async (t) => {
+  const many = (item: string, count: number): string => Array.from({ length: count }, () => item).join(',')
+  const saying =
+    (result: string, tell: (response: ServerResponse, message: string) => void): Behaviour['answer'] =>
+    ({ id }, response) =>
+      tell(response, `{"jsonrpc":"2.0","id":${id},"result":${result}}`)
+  const inStream = (response: ServerResponse, message: string): void =>
+    void asStream(response).end(`data: ${message}\n\n`)
+  const inBatch = (response: ServerResponse, message: string): void =>
+    asJson(response, `[${many('{"jsonrpc":"2.0","method":"notifications/progress"}', 10_000)},${message}]`)
+  const behindOthers = (response: ServerResponse, message: string): void =>
+    void asStream(response).end(`${`data: [${many('0', 45_000)}]\n\n`.repeat(5)}data: ${message}\n\n`)
+  const byByte = (response: ServerResponse, message: string): void => {
+    // Node joins what is written at once.
+    asStream(response).flushHeaders()
+    response.socket!.write([...`data: ${message}\n\n`].map((byte) => `1\r\n${byte}\r\n`).join('') + '0\r\n\r\n')
+  }
+  const whole = '{"content":[]}'
+  const values = `{"content":[],"x":[${many('{}', 30_000)}]}`
+  const toCheck = `{"content":[${many('{}', 1_100)}]}`
+  const inItem = `{"content":[{"type":"text","text":"","annotations":{"audience":[${many('0', 1_100)}]}}]}`
+  const hostile = [
+    saying(values, asJson),
+    saying(values, inStream),
+    saying(toCheck, asJson),
+    saying(toCheck, inStream),
+    saying(inItem, asJson),
+    saying(whole, inBatch),
+    saying(whole, behindOthers),
+    saying(`{"content":[{"type":"text","text":"${'x'.repeat(500)}"}]}`, byByte),
+  ]
+  for (const [i, answer] of hostile.entries()) {
+    const { call } = await sessionWith(t, { answer: answer! }, { maxAnswerBytes: i === 7 ? 100_000 : 1024 * 1024 })
+    await assert.rejects(call(), (error) => reasonOf(error).kind === 'too_large', String(i))
+  }
+  const { list } = await sessionWith(t, { answer: saying(`{"tools":[${many('{}', 21_000)}]}`, asJson)! })
+  await assert.rejects(list(), (error) => reasonOf(error).kind === 'too_large')
+})
+
+test('of a batch only the answer counts, and of a long refusal only the status', async (t) => {
+  const { call } = await sessionWith(t, {
+    answer: ({ id }, response) =>
+      asJson(response, [{ jsonrpc: '2.0', method: 'what' }, {}, { jsonrpc: '2.0', id, result: { content: [] } }]),
+  })
+  assert.deepEqual((await call()).content, [])
+  const refusing = await sessionWith(t, {
+    answer: (_, response) =>
+      void response.writeHead(503, { 'content-type': 'application/json' }).end(`[${'{},'.repeat(50_000)}{}]`),
+  })
+  await assert.rejects(refusing.call(), (error) => {
+    assert.deepEqual(reasonOf(error), { kind: 'status', status: 503 })
+    return (error as Error).message.length < 1_000
+  })
 })
 
 test('what a server says unasked is bounded: one event, and all of a while; then nobody listens any more', async (t) => {

@@ -333,7 +333,7 @@ const textOf = ({ message }: ProtocolError): string => message.replaceAll(/MCP e
 const refusesUs = (name: string): string =>
   `The tool '${name}' could not be called. Its server does not accept the credentials of the entry.`
 const tooMuch = (name: string): string =>
-  `The result of '${name}' is larger than ${maxAnswerBytes / 1024 / 1024} MiB, nests too deep or has too many messages.`
+  `The result of '${name}' is larger than ${maxAnswerBytes / 1024 / 1024} MiB, nests too deep or has too many values or messages.`
 const broke = (name: string): string =>
   `The connection broke while the tool '${name}' was called; whether it was executed is not known.`
 const tookTooLong = (name: string, ms: number): string => `'${name}' took longer than ${ms / 1000} s and was stopped.`

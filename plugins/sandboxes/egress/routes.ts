@@ -6,7 +6,7 @@ import { access, type App, failures } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 import { createAtOnce, whileCalled, type WorkerAuth } from '../hub/auth.ts'
-import { parseJson, takeStreams } from '#kit'
+import { Gathered, parseJson, takeStreams } from '#kit'
 import { refusals, tags } from '../hub/routes.ts'
 import { forward, pick } from './forward.ts'
 import type { ModelCalls } from './calls.ts'
@@ -297,18 +297,13 @@ async function onlyTools(
   tools: NonNullable<McpServer['tools']>,
   hold: (bytes: number) => void,
 ): Promise<Buffer> {
-  // One buffer that grows, because a body may come in a million chunks, each an object.
-  let whole = Buffer.alloc(0)
-  let size = 0
+  const whole = new Gathered()
   for await (const chunk of body) {
-    const from = size
-    size += chunk.length
-    if (size > maxLookedInto) throw sandboxErrors.mcpRequestTooLarge()
+    if (whole.size + chunk.length > maxLookedInto) throw sandboxErrors.mcpRequestTooLarge()
     hold(chunk.length)
-    if (size > whole.length) whole = Buffer.concat([whole], 2 * size)
-    chunk.copy(whole, from)
+    whole.add(chunk)
   }
-  const messages = messagesIn(whole.subarray(0, size))
+  const messages = messagesIn(whole.bytes)
   const allowed = new Set(tools.map(({ name }) => name))
   for (const message of Array.isArray(messages) ? (messages as unknown[]) : [messages]) {
     const { method, params } = (message ?? {}) as { method?: unknown; params?: { name?: unknown } }

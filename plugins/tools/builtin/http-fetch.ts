@@ -1,6 +1,7 @@
 import { Agent, type Dispatcher, request } from 'undici'
 import { isAppError } from '#kernel'
 import type { PlatformTool } from '#contracts/tools'
+import { Gathered } from '#kit'
 import {
   ForbiddenAddressError,
   guardedLookup,
@@ -104,14 +105,12 @@ async function read(url: URL, dispatcher: Dispatcher, signal: AbortSignal): Prom
 }
 
 async function readSome(body: AsyncIterable<Buffer>): Promise<{ bytes: Buffer; cut: boolean }> {
-  const parts: Buffer[] = []
-  let size = 0
+  const whole = new Gathered()
   for await (const part of body) {
-    parts.push(part)
-    size += part.length
-    if (size > maxBytes) return { bytes: Buffer.concat(parts).subarray(0, maxBytes), cut: true }
+    whole.add(part)
+    if (whole.size > maxBytes) return { bytes: whole.bytes.subarray(0, maxBytes), cut: true }
   }
-  return { bytes: Buffer.concat(parts), cut: false }
+  return { bytes: whole.bytes, cut: false }
 }
 
 const isText = (type: string): boolean =>
