@@ -26,7 +26,7 @@ export {
   Spent,
   tooManyKeys,
 } from './rate-limit.ts'
-export { parseJson, takeBytes, takeStreams } from './bodies.ts'
+export { measureJson, parseJson, takeBytes, takeStreams } from './bodies.ts'
 export { type Retries, retry } from './retry.ts'
 export { storable, storableJson } from './texts.ts'
 export { SingleFlight, Sweep, tenantIds } from './sweeps.ts'

@@ -14,6 +14,7 @@ import {
 } from '#contracts/run-event'
 import { type FailingStop } from '#contracts/runner'
 import type { MeasuredCalls } from '#contracts/workers'
+import { measureJson } from '#kit'
 
 /** Why the runner ended a run, as the code of the run's `error` event. */
 export type EndCode =
@@ -202,7 +203,10 @@ export class Relay {
   }
   /** Parses a line and adds its stamped event to `out`. False: the line is no valid event. */
   #restamped(text: string, out: Buffer[]): boolean {
-    const said = parseLine(Buffer.from(text))
+    const line = Buffer.from(text)
+    // What has fewer bytes has fewer values.
+    if (this.#distrusted && line.length > mostParts && measureJson(line).parts > mostParts) return false
+    const said = parseLine(line)
     const event = said && readUnstamped(said, () => this.#answer.join(''))
     if (!event) return false
     if (this.#distrusted && event.type === 'progress' && event.supersedes !== undefined) {
@@ -244,6 +248,8 @@ function upTo(seqs: readonly number[], most: number): number {
 
 /** The longest answer that is assembled here, in UTF-16 units. A line can hold it even if each unit takes six bytes of JSON. */
 const maxAnswer = Math.floor((maxLineBytes - 4_096) / 6)
+/** The most values and names of a line of a worker. It is parsed, checked and written again in one step, in which no other run goes on. */
+const mostParts = 50_000
 /** Only such handles are kept, because a handle travels in a header of the state routes. */
 const sendable = /^[\x21-\x7e]{1,1024}$/
 /** The stamp follows the type, so it begins within this many bytes. */

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { maxLineBytes } from '#kernel'
+import { Relay } from '../relay.ts'
 import { answer, codeOf, consecutive, execute, run, runnerOf, types } from './fixtures.ts'
 
 test('stamped chunks go on as the very bytes they came in', async (t) => {
@@ -46,6 +47,20 @@ test('an oversized line ends the run as bad_event', async (t) => {
   const lines = await execute(f)
   assert.equal(codeOf(lines), 'bad_event')
   consecutive(lines)
+})
+
+test('a line of a worker has a bounded number of values and names; text of any length is one', () => {
+  const passed = (event: object, distrusted: boolean): unknown => {
+    const relay = new Relay('r1', 's1', 1, distrusted)
+    const lines = relay.pass(Buffer.from(`${JSON.stringify(event)}\n`)).toString()
+    return (JSON.parse(lines) as { code?: unknown }).code
+  }
+  const call = { type: 'tool_call', id: '1', name: 'look' }
+  const many = Array.from({ length: 50_000 }, () => 0)
+  assert.equal(passed({ ...call, arguments: many }, true), 'bad_event')
+  assert.equal(passed({ ...call, arguments: many }, false), undefined, 'a sidecar of the operator')
+  assert.equal(passed({ ...call, arguments: many.slice(100) }, true), undefined)
+  assert.equal(passed({ ...call, arguments: '[,'.repeat(100_000) }, true), undefined)
 })
 
 test('what a sidecar sends after its terminal line is dropped', async (t) => {
