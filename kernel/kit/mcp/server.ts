@@ -89,7 +89,7 @@ export class McpEndpoint {
 
   /** Answers one request. `who` is the caller; callers cannot cancel the calls of others. */
   async answer(request: FastifyRequest, reply: FastifyReply, tools: ServedTools, who = ''): Promise<FastifyReply> {
-    const body = withoutCancellations(request.body)
+    const body = messagesIn(request.body)
     if (Array.isArray(body) && body.length === 0) return reply.code(202).send()
     const headers = new Headers(
       Object.entries(request.headers).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
@@ -299,10 +299,19 @@ const notFound = (body: unknown): Response =>
 /** The library passes this to the function that makes the server of a request. */
 const authInfoOf = (tools: ServedTools) => ({ token: '', clientId: '', scopes: [], extra: { tools } })
 
-/** Requests of one batch cannot cancel each other, because the transport would wait for ever for the answer of a cancelled request. */
-function withoutCancellations(body: unknown): unknown {
+/**
+ * The messages of a request. Those of one batch cannot cancel each other, because the transport would wait for ever for the answer of a cancelled
+ * request. And a batch requests each list once: all its answers are written in one step, and a list may have a megabyte.
+ */
+function messagesIn(body: unknown): unknown {
   if (!Array.isArray(body)) return body
   if (body.length === 0) throw invalidRequest({ message: 'The batch is empty.' })
+  const lists = body
+    .map((message: JsonRpc | null) => message?.method)
+    .filter((method) => typeof method === 'string' && method.endsWith('/list'))
+  if (new Set(lists).size < lists.length) {
+    throw invalidRequest({ message: 'The batch requests a list more than once; send one request for each list.' })
+  }
   return body.filter((message: JsonRpc | null) => message?.method !== 'notifications/cancelled')
 }
 
