@@ -120,6 +120,11 @@ export interface ToolkitProvider {
   renew(caller: AppCaller & { readonly secret: string }): Promise<Grant | Lost>
   /** Revokes the account if possible; resolves when there is nothing to revoke. */
   revoke(caller: AppCaller & { readonly secret: string }): Promise<void>
+  /**
+   * Called with the former secret when its owner has connected the account again. A provider implements it if each connecting makes an account of
+   * its own; where grants replace each other, ending the former one may end the new one too.
+   */
+  replaced?(caller: AppCaller & { readonly secret: string }, by: Grant): Promise<void>
 }
 /** Keyed by the name of the provider. If two providers have a toolkit of one name, the first provider by name wins. */
 export const ToolkitProviders = slot<ToolkitProvider>('conductor.toolkit-providers')

@@ -76,14 +76,16 @@ export class Connector {
     const connecting = { tenantId, toolkit: name, endUserId, redirectUrl, state, signal: this.#patience() }
     // The app is asked before anything is stored, so that a refusal leaves no trace here.
     const { url, keep } = await toolkits.providerOf(toolkit).begin(connecting)
-    const connectionId = await database.tenant(tenantId, async (tx) => {
+    const { connectionId, former } = await database.tenant(tenantId, async (tx) => {
       const of = { id: newId('conn'), provider, toolkit: name, endUserId, webhookUrl }
-      const connection = await ensureConnection(tx, of, most)
-      if (!connection) throw overLimit('appConnections', most)
+      const ensured = await ensureConnection(tx, of, most)
+      if (!ensured) throw overLimit('appConnections', most)
+      const { connection } = ensured
       const kept = accounts.seal(tenantId, connection.id, keep)
       await storeAuthorization(tx, state, { connectionId: connection.id, kept, returnUrl: returnUrl ?? null })
-      return connection.id
+      return { connectionId: connection.id, former: ensured.former }
     })
+    if (former) await accounts.revoke(tenantId, former)
     metrics.links.inc({ outcome: 'given' })
     return { url, connectionId, expiresAt: new Date(Date.now() + authorizationSeconds * 1_000).toISOString() }
   }
@@ -121,13 +123,13 @@ export class Connector {
 
   async #exchange(
     tenantId: string,
-    { connectionId, kept }: { readonly connectionId: string; readonly kept: string },
+    { connectionId, kept: sealed }: { readonly connectionId: string; readonly kept: string },
     answer: Readonly<Record<string, string>>,
   ): Promise<Arrival> {
     const { database, accounts, toolkits, log } = this.#options
     try {
       const connection = await connectionById(database, tenantId, connectionId)
-      const keep = accounts.open(tenantId, connectionId, kept)
+      const keep = accounts.open(tenantId, connectionId, sealed)
       if (!connection || keep === undefined) throw appErrors.connectRefused({ message: gone })
       const { toolkit, endUserId, provider } = connection
       const active = await toolkits.find(tenantId, toolkit)
@@ -136,10 +138,16 @@ export class Connector {
       const back = { tenantId, toolkit, endUserId, redirectUrl, signal: this.#patience() }
       const app = toolkits.providerOf(active)
       const grant = await app.finish(back, keep, answer)
-      if (!(await accounts.connected(tenantId, connectionId, provider, grant))) {
+      const kept = await accounts.connected(tenantId, connectionId, provider, grant)
+      if (!kept) {
         // The connection was revoked during the exchange, so the new grant must not stay valid at the app.
         await app.revoke({ ...back, secret: grant.secret })
         throw appErrors.connectRefused({ message: gone })
+      }
+      if (kept.former !== undefined) {
+        await app.replaced?.({ ...back, secret: kept.former }, grant).catch((err: unknown) => {
+          log.warn({ err, tenantId, connection: connectionId }, 'the account that was replaced stays at its app')
+        })
       }
       return { ok: true, message: `Your account is connected to ${toolkit}. You can close this page.` }
     } catch (error) {

@@ -116,23 +116,26 @@ export class ComposioProvider implements ToolkitProvider {
 
   /** Asks Composio for the state of the account, and does not trust the parameters of the redirect. */
   readonly finish: ToolkitProvider['finish'] = async ({ tenantId, signal }, keep) => {
-    const lost = await this.#look(await this.#keyOf(tenantId), keptOf(keep).account, signal)
+    const lost = await this.#lost(await this.#keyOf(tenantId), keptOf(keep).account, signal)
     if (lost) throw appErrors.connectRefused({ message: lost.reason })
     return grantOf(keep)
   }
 
   readonly renew: ToolkitProvider['renew'] = async ({ tenantId, secret, signal }) =>
-    (await this.#look(await this.#keyOf(tenantId), keptOf(secret).account, signal)) ?? grantOf(secret)
+    (await this.#lost(await this.#keyOf(tenantId), keptOf(secret).account, signal)) ?? grantOf(secret)
 
   /** Revokes the account at Composio, and at the app if Composio can do that. */
   readonly revoke: ToolkitProvider['revoke'] = async ({ tenantId, secret, signal }) => {
-    const { client } = this.#options
     const apiKey = await this.#keyOf(tenantId)
-    const account = encodeURIComponent(keptOf(secret).account)
-    const asking = { apiKey, repeatable: true, signal }
-    await client.ask({ ...asking, method: 'POST', path: `/v3.1/connected_accounts/${account}/revoke`, body: {} })
-    const gone = await client.ask({ ...asking, method: 'DELETE', path: `/v3/connected_accounts/${account}` })
-    if (gone.status >= 400 && gone.status !== 404) throw unavailable(`Composio answered ${gone.status}.`)
+    const { account } = keptOf(secret)
+    const path = `/v3.1/connected_accounts/${encodeURIComponent(account)}/revoke`
+    await this.#options.client.ask({ method: 'POST', path, apiKey, body: {}, repeatable: true, signal })
+    await this.#delete(apiKey, account, signal)
+  }
+  /** Each link makes another account. The former one is deleted without being revoked at the app, which may know both as one. */
+  readonly replaced: NonNullable<ToolkitProvider['replaced']> = async ({ tenantId, secret, signal }, by) => {
+    const { account } = keptOf(secret)
+    if (account !== keptOf(by.secret).account) await this.#delete(await this.#keyOf(tenantId), account, signal)
   }
 
   #offered(toolkit: string): OfferedToolkit {
@@ -196,6 +199,17 @@ export class ComposioProvider implements ToolkitProvider {
       this.#lists.delete(oldest)
     }
     return list
+  }
+  /** Like `#look`. A lost account is deleted, since nobody knows of it here from then on. */
+  async #lost(apiKey: string, account: string, signal: AbortSignal): Promise<Lost | undefined> {
+    const why = await this.#look(apiKey, account, signal)
+    if (why) await this.#delete(apiKey, account, signal)
+    return why
+  }
+  async #delete(apiKey: string, account: string, signal: AbortSignal): Promise<void> {
+    const path = `/v3/connected_accounts/${encodeURIComponent(account)}`
+    const { status } = await this.#options.client.ask({ method: 'DELETE', path, apiKey, repeatable: true, signal })
+    if (status >= 400 && status !== 404) throw unavailable(`Composio answered ${status}.`)
   }
   /** Why the account is lost. Undefined: the account works. */
   async #look(apiKey: string, account: string, signal: AbortSignal): Promise<Lost | undefined> {

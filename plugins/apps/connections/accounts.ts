@@ -109,13 +109,18 @@ export class Accounts implements AppAccounts {
   open(tenantId: string, id: string, sealed: string): string | undefined {
     return this.#options.sealer?.open(tenantId, sealedName(id), sealed)
   }
-  /** Stores the new grant. False when the connection no longer exists or was revoked in the meantime. */
-  async connected(tenantId: string, id: string, provider: string, grant: Grant): Promise<boolean> {
+  /** Stores the new grant. Undefined when the connection no longer exists or was revoked in the meantime. `former`: the secret that it replaces. */
+  async connected(
+    tenantId: string,
+    id: string,
+    provider: string,
+    grant: Grant,
+  ): Promise<{ readonly former: string | undefined } | undefined> {
     return this.#options.database.tenant(tenantId, async (tx) => {
       const before = await lockConnection(tx, id)
-      if (!before || before.provider !== provider || before.state === 'revoked') return false
+      if (!before || before.provider !== provider || before.state === 'revoked') return undefined
       await this.#keep(tx, before, grant)
-      return true
+      return { former: before.secret === null ? undefined : this.open(tenantId, id, before.secret) }
     })
   }
   /** The owner did not finish connecting. A connection that worked before keeps its old grant. */
@@ -125,7 +130,7 @@ export class Accounts implements AppAccounts {
       if (before?.state === 'initiated') await this.#end(tx, before, 'failed', reason)
     })
   }
-  /** Revokes a connection at its app. A failure is retried later, up to `mostRevocations` times. */
+  /** Revokes a connection at its app. A failure is retried later, up to `mostRevocations` times, unless the connection has moved on since it was read. */
   async revoke(tenantId: string, connection: Connection): Promise<void> {
     const { database, metrics, log } = this.#options
     const secret = connection.secret === null ? undefined : this.open(tenantId, connection.id, connection.secret)
@@ -137,8 +142,7 @@ export class Accounts implements AppAccounts {
       metrics.revocations.inc({ outcome: 'failed' })
       if (connection.failures + 1 < mostRevocations) {
         const failure = { reason: 'It could not be taken back yet.', inSeconds: pauseAfter(connection.failures) }
-        await this.#under(tenantId, connection, (tx) => storeFailure(tx, connection.id, failure))
-        return
+        if (await this.#under(tenantId, connection, (tx) => storeFailure(tx, connection.id, failure))) return
       }
       log.warn(
         { err, tenantId, connection: connection.id },

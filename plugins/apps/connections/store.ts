@@ -186,6 +186,12 @@ interface NewConnection extends AccountKey {
   readonly webhookUrl: string | undefined
 }
 
+interface Ensured {
+  readonly connection: Connection
+  /** As it was before, if it had a secret that is not kept: at its app the account still has to be revoked. */
+  readonly former?: Connection
+}
+
 /**
  * The connection of this owner in this toolkit, locked until the end of the transaction; a new one has the state `initiated`. Undefined when the
  * tenant has reached its limit.
@@ -194,7 +200,7 @@ export async function ensureConnection(
   tx: TenantTx,
   { id, provider, toolkit, endUserId, webhookUrl }: NewConnection,
   most: number,
-): Promise<Connection | undefined> {
+): Promise<Ensured | undefined> {
   const { tenantId } = tx
   const owner = [tenantId, toolkit, endUserId]
   const find = {
@@ -212,21 +218,22 @@ export async function ensureConnection(
              ON CONFLICT (tenant_id, toolkit, end_user_id) DO NOTHING`,
       values: [...owner, id, provider, webhookUrl ?? null, most],
     })
-    return (await tx.query<Connection>(find))[0]
+    const [connection] = await tx.query<Connection>(find)
+    return connection && { connection }
   }
   if (webhookUrl !== undefined) {
     const values = [tenantId, known.id, webhookUrl]
     await tx.query({ text: 'UPDATE app_connections SET webhook_url = $3 WHERE tenant_id = $1 AND id = $2', values })
   }
   // A grant that still works is kept until its owner has connected the account again.
-  if (known.provider === provider && isUsable(known)) return known
+  if (known.provider === provider && isUsable(known)) return { connection: known }
   const [begun] = await tx.query<Connection>({
     text: `UPDATE app_connections SET provider = $3, state = 'initiated', reason = NULL, secret = NULL, fence = fence + 1,
              failures = 0, expires_at = NULL, due_at = now() + interval '${keep.initiated}', updated_at = now()
            WHERE tenant_id = $1 AND id = $2 RETURNING ${columns}`,
     values: [tenantId, known.id, provider],
   })
-  return begun
+  return { connection: begun!, ...(known.secret === null ? {} : { former: known }) }
 }
 
 /** The connection has a grant. The grant may have expired or have failed, but a renewal may still succeed. */

@@ -151,6 +151,40 @@ test('an account that Composio has lost has to be connected again; one that is r
   assert.ok(seen.includes(`POST /api/v3.1/connected_accounts/${again.id}/revoke`))
 })
 
+test('an account that is replaced or has ended is deleted at Composio, and what is left goes with its person', async (t) => {
+  const s = await stage(t)
+  const has = () => [...s.composio.accounts.keys()]
+  const connected = async () => {
+    const { back, id, link } = await s.connect('ann')
+    s.composio.agree(id)
+    assert.equal((await s.browse(back)).status, 200)
+    return { id, connectionId: link.body['connectionId'] }
+  }
+  const first = await connected()
+  const second = await connected()
+  assert.equal(second.connectionId, first.connectionId)
+  assert.deepEqual(has(), [second.id], 'the former one is gone')
+  assert.equal((await s.send('ann')).status, 200)
+  const revoked = s.composio.asked.filter(({ path }) => path.endsWith('/revoke'))
+  assert.deepEqual(revoked, [], 'the app may know both as one')
+  s.composio.accounts.get(second.id)!.status = 'INACTIVE'
+  assert.equal((await s.send('ann')).body['state'], 'failed')
+  assert.deepEqual(has(), [])
+  // The owner comes back without having agreed.
+  await s.browse((await s.connect('ann')).back)
+  assert.deepEqual(has(), [])
+  // One that could not be revoked while Composio took no key, before its owner wanted it again.
+  const third = await connected()
+  s.composio.keys = []
+  await s.call('DELETE', `/api/apps/gmail/connections/${String(third.connectionId)}`)
+  s.composio.keys = ['ak_test']
+  const fourth = await connected()
+  assert.deepEqual(has(), [fourth.id])
+  const erased = await s.call('DELETE', '/api/end-users/ann')
+  assert.ok(erased.status < 300, JSON.stringify(erased.body))
+  assert.deepEqual(has(), [])
+})
+
 test('when Composio is away, or does not take the key, the answer says so, and nothing is asked twice that acts', async (t) => {
   const s = await stage(t)
   const { back, id } = await s.connect('ann')
