@@ -14,7 +14,7 @@ export function partsOf(message: Buffer): number {
   return parts
 }
 
-/** The most that a list of definitions may weigh: a thousand tools with twenty arguments each weigh less. */
+/** The most that a list of definitions may weigh: eight hundred tools with five arguments each weigh less. */
 const mostOfDefinitions = 60_000
 /** Items of these may be of several kinds, and the library compares one that is of none with each of them. */
 const mostOfKinds = 3_000

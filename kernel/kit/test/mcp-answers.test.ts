@@ -143,6 +143,32 @@ test('an answer has a bounded number of values, of things to check and of pieces
   await assert.rejects(list(), (error) => reasonOf(error).kind === 'too_large')
 })
 
+test('the rest of an answer that is requested again is bounded like the beginning', async (t) => {
+  const cases: [count: number, kind: string | undefined][] = [
+    [10, undefined],
+    [60_000, 'cut'],
+  ]
+  for (const [count, kind] of cases) {
+    let asked: number | undefined
+    const { call } = await sessionWith(t, {
+      answer({ id }, response) {
+        asked = id
+        asStream(response).end('retry: 1\nid: 1\ndata: {"jsonrpc":"2.0","method":"notifications/message"}\n\n')
+      },
+      listen(response) {
+        if (asked === undefined) return
+        const result = { content: [], x: Array.from({ length: count }, () => 0) }
+        response.write(`id: 2\ndata: ${JSON.stringify({ jsonrpc: '2.0', id: asked, result })}\n\n`)
+      },
+    })
+    const end = await call().then(
+      () => undefined,
+      (error: unknown) => failureOf(error, false),
+    )
+    assert.equal(end, kind)
+  }
+})
+
 test('of a batch only the answer counts, and of a long refusal only the status', async (t) => {
   const { call } = await sessionWith(t, {
     answer: ({ id }, response) =>
