@@ -104,11 +104,11 @@ export class WorkerProcesses {
   async #startOnce(sandboxId: string, commands: E2b.Commands, envs: Record<string, string>): Promise<void> {
     let output = ''
     let heard = 0
-    let watched: E2b.CommandHandle | undefined
+    let stop = (): void => {}
     const hear = (piece: string): void => {
       output = (output + piece).slice(-maxOutput)
       heard += piece.length
-      if (heard > mostHeard) void watched?.disconnect()
+      if (heard > mostHeard) stop()
     }
     // No timeouts: E2B's agent would end the process when one expires.
     const limits = { timeoutMs: 0, requestTimeoutMs }
@@ -119,9 +119,9 @@ export class WorkerProcesses {
       onStdout: hear,
       onStderr: hear,
     })
-    watched = worker
+    stop = () => void worker.disconnect()
     // Watch for a while, then disconnect. The process continues without its starter.
-    const enough = setTimeout(() => void worker.disconnect(), watchMs).unref()
+    const enough = setTimeout(stop, watchMs).unref()
     worker
       .wait()
       .then(
