@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { setImmediate as turn } from 'node:timers/promises'
 import type { Statement } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { Wake } from '#contracts/jobs'
@@ -11,7 +12,6 @@ import { leaseMs, pending, ready, running } from './nodes.store.ts'
 import { eventOf } from './notices.ts'
 import type { Claimed } from './outcome.ts'
 import { type Definition, type RunSettings, type RunStatus, runStatuses } from './schema.ts'
-import { edgesOf } from './graph.ts'
 
 export interface NewRun {
   readonly id?: string
@@ -35,6 +35,8 @@ export interface NewRun {
   readonly webhook?: WebhookTarget
 }
 
+/** Definitions with more nodes than this are written out for the database in several steps, between which others have their turns. */
+const manyNodes = 1_000
 /** Bytes that a node takes besides its texts: its row with its index entries, and its edges. */
 export const bytesOfNode = 400
 
@@ -86,10 +88,12 @@ export interface Creation {
 }
 
 /** The nodes of a definition that depend on no others. */
-export const firstOf = (nodes: readonly WorkflowNode[], edges = edgesOf(nodes)): readonly WorkflowNode[] =>
+export const firstOf = (nodes: readonly WorkflowNode[], edges: Edges): readonly WorkflowNode[] =>
   nodes.filter((node) => !edges.get(node.id)?.size)
 
 interface CreationOptions {
+  /** What each node of the definition depends on. */
+  readonly edges: ReadonlyMap<string, ReadonlySet<string>>
   readonly limits: ReturnType<TenantLimits['of']> | undefined
   /** The process that executes the first nodes. Undefined: whichever process is woken. */
   readonly claim?: FirstClaim | undefined
@@ -97,13 +101,13 @@ interface CreationOptions {
   readonly isRecent?: boolean
 }
 
-export function creationOf(
+export async function creationOf(
   tenantId: string,
   wanted: NewRun,
   found: FoundDefinition,
   options: CreationOptions,
-): Creation {
-  const { limits, claim, isRecent = false } = options
+): Promise<Creation> {
+  const { edges, limits, claim, isRecent = false } = options
   const { nodes, name, webhook, ...own } = found.definition
   const { parent } = wanted
   const caps = [own.maxCostCents, parent?.budgetCents].filter((cap) => cap !== undefined)
@@ -113,13 +117,19 @@ export function creationOf(
   const id = wanted.id ?? newId('wfrun')
   const status: RunStatus = wanted.start ? 'running' : 'pending'
   const keyed = nodes.some(isKeyed)
-  const edges = edgesOf(nodes)
+  const pause = nodes.length > manyNodes ? turn : async () => {}
+  await pause()
   const first = new Set(wanted.start ? firstOf(nodes, edges) : [])
   // Concurrency keys and budgets are divided among nodes at a claim, so the creating process begins no node of a run that has either.
   const begins = claim && !keyed && settings.maxCostCents === undefined
   const begun = begins ? [...first].sort((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []
   const starting = new Set(begun)
   const specs = nodes.map((node) => JSON.stringify(node))
+  await pause()
+  const specsArray = textArrayOf(specs)
+  await pause()
+  const [before, after] = [beforeOf(edges), afterOf(edges)]
+  await pause()
   const [asked, given] = [JSON.stringify(settings), wanted.input]
   const isAll = begun.length > 0 && begun.length === first.size
   const guard = isAll ? randomUUID() : undefined
@@ -143,12 +153,12 @@ export function creationOf(
     most,
     arrayOf(nodes.map((node) => node.id)),
     nodes.map(({ type }) => type),
-    specs,
+    specsArray,
     nodes.map((node) => edges.get(node.id)?.size ?? 0),
     nodes.map(({ priority }) => priority ?? 0),
     nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
-    arrayOf([...edges.values()].flatMap((before) => [...before])),
-    arrayOf([...edges].flatMap(([to, { size }]) => Array<string>(size).fill(to))),
+    before,
+    after,
     (wanted.webhook ?? webhook)?.url,
     isRecent,
     nodes.map((node) => (starting.has(node) ? running : first.has(node) ? ready : pending)),
@@ -176,6 +186,14 @@ export function creationOf(
 
 /** An array of ids as PostgreSQL reads it. No id has a character that means something there, and the driver would look at each of 40,000. */
 const arrayOf = (ids: readonly string[]): string => (ids.length > 0 ? `{"${ids.join('","')}"}` : '{}')
+/** An array of any texts, likewise. */
+const textArrayOf = (texts: readonly string[]): string =>
+  arrayOf(texts.map((text) => text.replaceAll(/[\\"]/g, '\\$&')))
+
+type Edges = CreationOptions['edges']
+/** For each edge the node that must be over, and in the same order the node that waits for it. */
+const beforeOf = (edges: Edges): string => arrayOf([...edges.values()].flatMap((before) => [...before]))
+const afterOf = (edges: Edges): string => arrayOf([...edges].flatMap(([to, { size }]) => Array<string>(size).fill(to)))
 
 const insertionText = `
   WITH run AS (

@@ -18,10 +18,13 @@ const columns = 'd.id, d.name, d.version, v.document, d.created_at, d.updated_at
 const whole =
   'workflow_definitions d JOIN workflow_versions v ON v.tenant_id = d.tenant_id AND v.definition_id = d.id AND v.version = d.version'
 
-const toInfo = ({ id, version, document, created_at, updated_at }: Row): DefinitionInfo => ({
+const toInfo = (
+  { id, version, created_at, updated_at }: Omit<Row, 'document'>,
+  definition: Definition,
+): DefinitionInfo => ({
   id,
   version,
-  ...(JSON.parse(document) as Definition & { nodes: unknown[] }),
+  ...(definition as Definition & { nodes: unknown[] }),
   createdAt: created_at,
   updatedAt: updated_at,
 })
@@ -31,6 +34,8 @@ export interface FoundDefinition {
   readonly id: string | undefined
   readonly version: number | undefined
   readonly definition: Definition
+  /** Characters of its document, if it was read from one. */
+  readonly size?: number
 }
 
 /** The most characters of definitions that a process keeps in memory: of all together, and of one. */
@@ -51,7 +56,7 @@ export class RecentDefinitions {
   }
   keep(tenantId: string, found: FoundDefinition): void {
     this.forget(tenantId, found)
-    const size = JSON.stringify(found.definition).length
+    const { size = Infinity } = found
     if (size > longestKept) return
     this.#kept.set(tenantKey(tenantId, found.id ?? ''), { found, size })
     this.#size += size
@@ -95,7 +100,9 @@ export async function findDefinition(
 ): Promise<{ id: string; version: number; definition: Definition; info: DefinitionInfo } | undefined> {
   if (!isId('wfdef', id)) return undefined
   const [[row]] = await database.batch<[Row[]]>(tenantId, [definitionOf(tenantId, id)])
-  return row && { id, version: row.version, definition: JSON.parse(row.document) as Definition, info: toInfo(row) }
+  if (!row) return undefined
+  const definition = JSON.parse(row.document) as Definition
+  return { id, version: row.version, definition, info: toInfo(row, definition) }
 }
 
 /** The ids that do not exist. */
@@ -151,7 +158,7 @@ export async function insertDefinition(
       text: 'INSERT INTO workflow_versions (tenant_id, definition_id, version, document, created_by) VALUES ($1, $2, 1, $3, $4)',
       values: [tenantId, id, document, createdBy],
     })
-    return toInfo({ ...row, id, name: definition.name, version: 1, document })
+    return toInfo({ ...row, id, name: definition.name, version: 1 }, definition)
   })
 }
 
@@ -182,7 +189,7 @@ export async function replaceDefinition(
       text: 'DELETE FROM workflow_versions WHERE tenant_id = $1 AND definition_id = $2 AND version <= $3',
       values: [tenantId, id, row.version - 100],
     })
-    return toInfo({ ...row, id, name: definition.name, document })
+    return toInfo({ ...row, id, name: definition.name }, definition)
   })
 }
 

@@ -16,6 +16,7 @@ import {
   unknownDefinition,
 } from './definitions.store.ts'
 import { workflowErrors } from './errors.ts'
+import { edgesOf } from './graph.ts'
 import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunStatus, runStatuses } from './schema.ts'
 import { unknownRun } from './views.store.ts'
@@ -128,10 +129,12 @@ export class WorkflowRunStore {
       if (problem) throw workflowErrors.invalidInput({ message: `The input does not fit: ${problem}` })
     }
     const beginner = wanted.start ? this.#beginner : undefined
-    const claim = beginner?.take(tenantId, firstOf(found.definition.nodes).length)
+    const edges = edgesOf(found.definition.nodes)
+    const claim = beginner?.take(tenantId, firstOf(found.definition.nodes, edges).length)
     let unused = claim?.most ?? 0
     try {
-      const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId), claim, isRecent })
+      const limits = this.#limits?.of(tenantId)
+      const creation = await creationOf(tenantId, wanted, found, { edges, limits, claim, isRecent })
       const { insertion, wake, begun, most, id, status } = creation
       // What was made is written out anew for the database.
       if (creation.bytes > longBytes) await turn()
@@ -164,13 +167,17 @@ export class WorkflowRunStore {
     if (definition) return { found: { id: undefined, version: undefined, definition }, open }
     const [row] = (rows.shift() ?? []) as DefinitionRow[]
     if (!row) throw unknownDefinition()
-    return { found: { id, version: row.version, definition: JSON.parse(row.document) as Definition }, open }
+    const size = row.document.length
+    const found = { id, version: row.version, definition: JSON.parse(row.document) as Definition, size }
+    if (size > longBytes) await turn()
+    return { found, open }
   }
 
   /** Creates a run inside a transaction. The caller has found the definition and checked the input. */
   async createIn(tx: TenantTx, wanted: NewRun, found: FoundDefinition): Promise<{ id: string; status: RunStatus }> {
     const { tenantId } = tx
-    const creation = creationOf(tenantId, wanted, found, { limits: this.#limits?.of(tenantId) })
+    const edges = edgesOf(found.definition.nodes)
+    const creation = await creationOf(tenantId, wanted, found, { edges, limits: this.#limits?.of(tenantId) })
     const { id, status, insertion, wake, most, bytes } = creation
     const before = most === undefined ? [] : [lockOf(tenantId)]
     const rows = (await tx.queries<object[][]>([...before, insertion])).at(-1)!
