@@ -18,7 +18,7 @@ import {
   type OpenObject,
 } from '#contracts/object-store'
 import { Turns } from '#kit/turns'
-import { type Listed, listIn, type S3Client } from './client.ts'
+import { bytesIn, type Listed, listIn, type S3Client } from './client.ts'
 
 const sha256Header = 'x-amz-meta-sha256'
 /** Concurrent requests of one list or deletion. */
@@ -202,6 +202,7 @@ export class S3Backend implements ObjectBackend {
         ...(start === '' ? {} : { 'start-after': start }),
         ...(folders ? { delimiter: '/' } : {}),
       },
+      signal: this.#client.deadline(),
     })
     const { objects, prefixes, truncated } = await listIn(body)
     // Ignore keys that were not asked for: the server may belong to a tenant and answer anything.
@@ -228,12 +229,15 @@ export class S3Backend implements ObjectBackend {
     })
     await body.dump()
     if (statusCode === 404) return undefined
+    const bytes = bytesIn(headers['content-length'])
+    if (bytes === undefined)
+      throw objectErrors.storageUnavailable({ message: 'The S3 server does not say how long the object is.' })
     const tag = String(headers['etag'])
     const sha256 = headers[sha256Header]
     const known = typeof sha256 === 'string' && /^[0-9a-f]{64}$/.test(sha256) ? { sha256 } : {}
     const info = {
       key,
-      bytes: Number(headers['content-length']),
+      bytes,
       contentType: String(headers['content-type'] ?? 'application/octet-stream'),
       ...known,
       updatedAt: new Date(Date.parse(String(headers['last-modified'])) || 0).toISOString(),

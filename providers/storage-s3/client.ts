@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto'
 import type { Readable } from 'node:stream'
 import { AwsV4Signer } from 'aws4fetch'
 import { Agent, type Dispatcher } from 'undici'
-import { objectErrors } from '#contracts/object-store'
+import { maxKeyBytes, mostObjectsAtOnce, objectErrors } from '#contracts/object-store'
 import { readBody } from '#kit'
 import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 
@@ -107,6 +107,11 @@ export class S3Client {
     })
   }
 
+  /** Ends a request whose answer is kept in memory: connecting, its beginning and all of its body have a timeout each. */
+  deadline(): AbortSignal {
+    return AbortSignal.timeout(3 * this.#settings.timeoutMs)
+  }
+
   close(): Promise<void> {
     return this.#agent.destroy()
   }
@@ -206,25 +211,48 @@ const unescaped = (text: string): string =>
     return entities[name!] ?? all
   })
 
+const patterns = {
+  Key: /<Key>([^<]*)<\/Key>/,
+  Size: /<Size>([^<]*)<\/Size>/,
+  Prefix: /<Prefix>([^<]*)<\/Prefix>/,
+  IsTruncated: /<IsTruncated>([^<]*)<\/IsTruncated>/,
+}
+/** The longest text of an element: the largest key, each byte of which takes six characters, for example `&quot;`. */
+const mostText = 6 * maxKeyBytes
+
+function textOf(within: string, name: keyof typeof patterns): string {
+  const text = patterns[name].exec(within)?.[1] ?? ''
+  if (text.length > mostText) throw new Error(`a ${name} of ${text.length} characters`)
+  return unescaped(text)
+}
+/** The contents of all elements with this name. The split has a limit, because a server may write a tag a million times. */
+function all(xml: string, name: string): string[] {
+  const parts = xml.split(`<${name}>`, mostObjectsAtOnce + 2).slice(1)
+  if (parts.length > mostObjectsAtOnce) throw new Error(`a list with more than ${mostObjectsAtOnce} ${name}`)
+  return parts.map((one) => one.split(`</${name}>`, 1)[0]!)
+}
+
+/** A number of bytes that a server has said. Undefined when it is none with which one can calculate. */
+export function bytesIn(text: unknown): number | undefined {
+  const bytes = Number(text)
+  return Number.isSafeInteger(bytes) && bytes >= 0 ? bytes : undefined
+}
+function sizeOf(object: string): number {
+  const bytes = bytesIn(textOf(object, 'Size'))
+  if (bytes === undefined) throw new Error('a Size that is no number of bytes')
+  return bytes
+}
+
 /**
  * Reads a list in the XML of S3. The XML is flat and generated, and the parts that are read have no comments, attributes or CDATA, so no XML parser
- * is needed. Keys are URL-encoded if the server does as requested.
+ * is needed. Keys are URL-encoded if the server does as requested. Throws on more than was asked for: it is read in one step, which others wait for.
  */
 export function readList(xml: string): Listed {
   const coded = /<EncodingType>\s*url\s*<\/EncodingType>/.test(xml)
-  const textOf = (within: string, name: string): string => {
-    const text = unescaped(new RegExp(`<${name}>([^<]*)</${name}>`).exec(within)?.[1] ?? '')
-    return text
-  }
   const keyOf = (text: string): string => (coded ? decodeURIComponent(text.replaceAll('+', ' ')) : text)
-  const all = (name: string): string[] =>
-    xml
-      .split(`<${name}>`)
-      .slice(1)
-      .map((one) => one.split(`</${name}>`, 1)[0]!)
   return {
-    objects: all('Contents').map((one) => ({ key: keyOf(textOf(one, 'Key')), bytes: Number(textOf(one, 'Size')) })),
-    prefixes: all('CommonPrefixes').map((one) => keyOf(textOf(one, 'Prefix'))),
+    objects: all(xml, 'Contents').map((one) => ({ key: keyOf(textOf(one, 'Key')), bytes: sizeOf(one) })),
+    prefixes: all(xml, 'CommonPrefixes').map((one) => keyOf(textOf(one, 'Prefix'))),
     truncated: textOf(xml, 'IsTruncated') === 'true',
   }
 }

@@ -150,6 +150,41 @@ test('lists are read as AWS writes them, with keys as in URLs', () => {
   assert.deepEqual(readList(xml), { objects: [{ key: 't/a b+c&é', bytes: 5 }], prefixes: ['t/d/'], truncated: true })
 })
 
+test('a server that answers a list with more than was asked for, or with what is no number, gives no list', async (t) => {
+  const listed = (xml: string): string =>
+    `<ListBucketResult><EncodingType>url</EncodingType>${xml}<IsTruncated>false</IsTruncated></ListBucketResult>`
+  const object = (size: string, key = 'k'): string => `<Contents><Key>${key}</Key><Size>${size}</Size></Contents>`
+  for (const xml of [
+    '<Contents>'.repeat(838_000),
+    '<CommonPrefixes>'.repeat(1_001),
+    object('1', '&#38;'.repeat(1_600_000)),
+    ...['many', '-1', '1.5', '1e300'].map((size) => object(size)),
+  ]) {
+    const { store } = await scripted(t, [[200, listed(xml)]])
+    const told = { code: 'storage_unavailable', message: /something that is not a list/ }
+    await assert.rejects(store.list('acme', { prefix: '', after: '', limit: 1, folders: false }), told)
+  }
+  assert.equal(readList(listed(object('1').repeat(1_000))).objects.length, 1_000)
+})
+
+test('a server that gives a list byte by byte is left', async (t) => {
+  const server = createServer((_, response) => {
+    const one = setInterval(() => response.write(' '), 10)
+    response.on('close', () => clearInterval(one))
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const { port } = server.address() as { port: number }
+  const { store } = await backend(t, `http://127.0.0.1:${port}`, { timeoutMs: 200 })
+  const left = { code: 'storage_unavailable', status: 503 }
+  await assert.rejects(store.list('acme', { prefix: '', after: '', limit: 1, folders: false }), left)
+})
+
+test('an object of which a server does not say how long it is is not opened', async (t) => {
+  const { store } = await scripted(t, [200])
+  await assert.rejects(store.open('acme', 'k'), { code: 'storage_unavailable', message: /how long/ })
+})
+
 test('every request is signed as AWS says, whatever the key is', async (t) => {
   const asked: IncomingMessage[] = []
   const server = createServer((request, response) => {
