@@ -8,12 +8,14 @@ export const maxObjectBytes = 8 * 1024 * 1024
 /** The most objects of one page, and of one deletion by prefix. Specification 4.16. */
 export const mostObjectsAtOnce = 1_000
 export const maxKeyBytes = 1_024
+/** Each segment may be a folder of a disk, which no limit of objects or bytes counts. */
+export const mostSegments = 64
 
 export const objectErrors = errorTable('storage', {
   invalidKey: {
     status: 400,
     message:
-      "An object cannot have this key. A key has 1 to 1024 bytes of UTF-8 without control characters, in segments between '/' none of which is empty, '.' or '..'.",
+      "An object cannot have this key. A key has 1 to 1024 bytes of UTF-8 without control characters, in at most 64 segments between '/' none of which is empty, '.' or '..'.",
   },
   checksumMismatch: {
     status: 400,
@@ -60,8 +62,9 @@ const control = /[\p{Cc}\p{Noncharacter_Code_Point}]/u
 export const lastCharacter = '\u{10ffff}'
 
 /** True for a valid object key: it can be part of a path or a URL without a special meaning there. */
-export const isObjectKey = (key: string): boolean =>
-  isKeyPrefix(key) && key !== '' && key.split('/').every((part) => part !== '' && part !== '.' && part !== '..')
+export const isObjectKey = (key: string): boolean => isKeyPrefix(key) && areSegments(key.split('/'))
+const areSegments = (parts: readonly string[]): boolean =>
+  parts.length <= mostSegments && parts.every((part) => part !== '' && part !== '.' && part !== '..')
 
 /** True for a valid beginning of a key. Empty is the beginning of all keys. */
 export const isKeyPrefix = (prefix: string): boolean =>

@@ -7,7 +7,7 @@ export const vfsErrors = errorTable('vfs', {
   invalidPath: {
     status: 400,
     message:
-      "A path is 1 to 1024 bytes of UTF-8 in segments between '/', none of which is empty, '.' or '..', without backslashes and control characters.",
+      "A path is 1 to 1024 bytes of UTF-8 in at most 64 segments between '/', none of which is empty, '.' or '..', without backslashes and control characters.",
   },
   invalidMount: { status: 400, about: 'The mount cannot be created in this form; the sentence says why.' },
   mountNotAllowed: {

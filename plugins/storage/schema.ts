@@ -5,6 +5,7 @@ import {
   maxKeyBytes,
   maxObjectBytes,
   mostObjectsAtOnce,
+  mostSegments,
   type ObjectInfo,
 } from '#contracts/object-store'
 
@@ -67,7 +68,7 @@ export const KeyParams = Type.Object({
   '*': Type.String({
     minLength: 1,
     maxLength: maxKeyBytes + 1,
-    description: 'The key; it may have several segments.',
+    description: `The key; it may have several segments, ${mostSegments} at most.`,
   }),
 })
 

@@ -3,7 +3,7 @@ import { vfsService } from '../auth.ts'
 import { httpErrors, invalidRequest, notFound } from '../http-errors.ts'
 import { clientIdPattern } from '../ids.ts'
 import { limitErrors } from '../limits.ts'
-import { objectErrors } from '../object-store.ts'
+import { mostSegments, objectErrors } from '../object-store.ts'
 import * as vfs from '../vfs.ts'
 import { vfsErrors } from '../vfs.ts'
 import type { Wire } from './route.ts'
@@ -44,7 +44,10 @@ const writing = Type.Object({
 const removing = Type.Object({ ...view.properties, ...known })
 const inMount = Type.Object({
   mount: vfs.mountName,
-  '*': Type.String({ maxLength: vfs.maxPathBytes + 1, description: 'The path below the mount.' }),
+  '*': Type.String({
+    maxLength: vfs.maxPathBytes + 1,
+    description: `The path below the mount, ${mostSegments} segments at most.`,
+  }),
 })
 const oneMount = Type.Object({ mount: vfs.mountName })
 const oneSession = Type.Object({ id: Type.String({ pattern: clientIdPattern }) })

@@ -154,10 +154,20 @@ test('an object has 8 MiB at most, announced or not', async (t) => {
 
 test('what is no key, or no cursor, is refused', async (t) => {
   const { call, put, store } = await startStorage(t)
-  for (const key of ['a//b', '/a', 'a%0Ab', 'x'.repeat(1_025), '%C3%BC'.repeat(513), 'a/', '%EF%BF%BF']) {
+  for (const key of [
+    'a//b',
+    '/a',
+    'a%0Ab',
+    'x'.repeat(1_025),
+    '%C3%BC'.repeat(513),
+    'a/',
+    '%EF%BF%BF',
+    `${'a/'.repeat(64)}a`,
+  ]) {
     const answer = await put(key, 'x')
     assert.deepEqual([answer.statusCode, answer.json().error], [400, 'invalid_key'], key)
   }
+  assert.equal((await put(`${'a/'.repeat(63)}a`, 'x')).statusCode, 201)
   // Clients resolve these paths before they send them, but other programs may send them as they are.
   for (const key of ['..', '.', '../globex/k', 'a/../../globex/k', 'a/./b', '', 'a\u0000b', '\ud800']) {
     for (const asked of [() => store.open('acme', key), () => store.remove('acme', key)])
