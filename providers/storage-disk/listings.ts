@@ -113,6 +113,7 @@ export class Walk {
 
   async *#below(folder: string, base: Buffer): AsyncGenerator<Found> {
     const names = await this.#listings.of(folder)
+    let after = this.#after
     for (let i = this.#firstOf(names, base); i < names.length; i++) {
       const { name, isFile, piece } = names[i]!
       const begun = Buffer.concat([base, piece])
@@ -123,10 +124,17 @@ export class Walk {
       } else if (startsWith(begun, this.#prefix) && begun.compare(this.#after) > 0) {
         yield { key: begun.toString('utf8'), path }
       }
+      // The reader has called `skipTo`. A folder may have a hundred thousand names to skip, so they are not looked at one by one.
+      if (after !== this.#after) {
+        after = this.#after
+        i = Math.max(i, this.#firstOf(names, base) - 1)
+      }
     }
   }
   /** The index of the first name that may be requested: earlier names lead neither past `after` nor to the prefix. */
   #firstOf(names: readonly Named[], base: Buffer): number {
+    const isSkipped = this.#after.compare(base) > 0 && !startsWith(this.#after, base)
+    if (isSkipped) return names.length
     return Math.max(firstFrom(names, pieceOf(this.#after, base)), firstFrom(names, pieceOf(this.#prefix, base)))
   }
   #mayHold(begun: Buffer): boolean {

@@ -4,7 +4,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { DiskBackend, trailerOf } from '../backend.ts'
-import { namesOf } from '../names.ts'
+import { Listings, Walk } from '../listings.ts'
+import { inOrder, type Named, namesOf } from '../names.ts'
 
 test('a large folder is listed page by page as a small one is, and what changes meanwhile is seen', async (t) => {
   const dir = await mkdtemp(join(tmpdir(), 'ao-listings-'))
@@ -45,4 +46,43 @@ test('a large folder is listed page by page as a small one is, and what changes 
   await backend.remove('acme', everything[7]!)
   const changed = inOrder([...everything.filter((_, i) => i !== 7), 'big/A0000'])
   assert.deepEqual(await all('', 500), changed)
+})
+
+/** Folders that are on no disk, which count how often a name is looked at. */
+class CountedListings extends Listings {
+  looks = 0
+  readonly #names: (folder: string) => readonly string[]
+  constructor(names: (folder: string) => readonly string[]) {
+    super()
+    this.#names = names
+  }
+  override async of(folder: string): Promise<readonly Named[]> {
+    return new Proxy(inOrder(this.#names(folder)), {
+      get: (names, name) => {
+        if (name !== 'length') this.looks++
+        return Reflect.get(names, name) as unknown
+      },
+    })
+  }
+}
+
+test('what a reader skips is not looked at name by name, in its folder and in those above', async () => {
+  const many = (kind: string): string[] => Array.from({ length: 5_000 }, (_, n) => `${kind}${n}`)
+  const trees: Record<string, readonly string[]>[] = [
+    { '/t/+x': many('=') },
+    { '/t/+x': many('+') },
+    { '/t/+x': ['+a', '+b'], '/t/+x/+a': many('=') },
+    { '/t/+x': ['+a', '+b'], '/t/+x/+a': many('~') },
+  ]
+  for (const tree of trees) {
+    const listings = new CountedListings((folder) => tree[folder] ?? (folder === '/t' ? ['+x', '+y'] : ['=file']))
+    const walk = new Walk(listings, '/t', '', '')
+    const folders: string[] = []
+    for await (const { key } of walk.files()) {
+      folders.push(key.slice(0, 2))
+      walk.skipTo(`${key.slice(0, 2)}\u{10ffff}`)
+    }
+    assert.deepEqual(folders, ['x/', 'y/'])
+    assert.ok(listings.looks < 200, `${listings.looks} looks`)
+  }
 })
