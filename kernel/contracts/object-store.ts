@@ -191,6 +191,8 @@ export interface BucketSettings {
   readonly secretAccessKey: string
   /** `public`: TLS only, and only addresses of the open internet. `network`: also addresses of the operator's own servers. */
   readonly reach: 'public' | 'network'
+  /** The folder in which uploads wait until they are whole. No other process uses it: whoever opens buckets empties it at its start. */
+  readonly uploads: string
 }
 
 /** Opens S3 buckets that are named at run time. */

@@ -1,4 +1,4 @@
-import { rm } from 'node:fs/promises'
+import { mkdir, rm } from 'node:fs/promises'
 import { join, resolve } from 'node:path'
 import { definePlugin, isAppError, maybe } from '#kernel'
 import { defaultLimits, limitErrors, TenantLimits } from '#contracts/limits'
@@ -18,6 +18,13 @@ import { Sessions } from './server/sessions.ts'
 import { checkMounts, serverSettings } from './server/settings.ts'
 
 const listener = 'vfs'
+
+/** A folder of its own, without what a killed process left in it. */
+async function emptied(folder: string): Promise<string> {
+  await rm(folder, { recursive: true, force: true })
+  await mkdir(folder, { recursive: true, mode: 0o700 })
+  return folder
+}
 
 /**
  * A VirtualFS server: tenants' files behind mounts, with a separate view for each agent's session. All its data is in one folder, so it needs no
@@ -73,6 +80,7 @@ export default definePlugin({
       scratch: config.scratch,
       store: deps.store,
       buckets: deps.buckets,
+      uploads: await emptied(join(dir, 'uploads')),
       own: { tenants: config.ownMounts, most: config.mostOwnMounts, hosts: config.ownHosts },
       secret: (tenantId, reference) => secrets.resolve(tenantId, reference),
     })

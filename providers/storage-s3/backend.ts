@@ -1,5 +1,5 @@
 import { createReadStream, createWriteStream } from 'node:fs'
-import { mkdtemp, rm, stat } from 'node:fs/promises'
+import { lstat, mkdtemp, readdir, rm, stat } from 'node:fs/promises'
 import { join } from 'node:path'
 import { Readable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
@@ -20,6 +20,10 @@ import {
 import { Turns } from '#kit/turns'
 import { bytesIn, type Listed, listIn, type S3Client } from './client.ts'
 
+/** How the names of folders of uploads begin. The rest is random, because others may write into a temporary folder, too. */
+const uploadName = 'agent-orc-upload-'
+/** Uploads older than this many milliseconds were left by a process that died. Others may be of a running process with the same folder. */
+const leftOverMs = 24 * 60 * 60 * 1_000
 const sha256Header = 'x-amz-meta-sha256'
 /** Concurrent requests of one list or deletion. */
 const atOnce = 16
@@ -43,12 +47,23 @@ export class S3Backend implements ObjectBackend {
     this.#temporary = temporary
   }
 
+  /** Deletes uploads of dead processes. Those of other users of a shared folder stay. */
+  async tidy(): Promise<void> {
+    for (const name of await readdir(this.#temporary)) {
+      if (!name.startsWith(uploadName)) continue
+      const path = join(this.#temporary, name)
+      const found = await lstat(path).catch(() => undefined)
+      if (found && Date.now() - found.mtimeMs >= leftOverMs)
+        await rm(path, { recursive: true, force: true }).catch(() => {})
+    }
+  }
+
   async put(tenantId: string, key: string, object: NewObject) {
     if (!this.#fits(tenantId, key)) {
       const max = maxKeyBytes - Buffer.byteLength(this.#keyOf(tenantId, ''))
       throw objectErrors.invalidKey({ message: `A key has at most ${max} bytes of UTF-8 in this bucket.` })
     }
-    const folder = await mkdtemp(join(this.#temporary, 'agent-orc-upload-')).catch(diskFailed)
+    const folder = await mkdtemp(join(this.#temporary, uploadName)).catch(diskFailed)
     try {
       const path = join(folder, 'object')
       await pipeline(Readable.from(object.body), createWriteStream(path, { mode: 0o600 })).catch(diskFailed)

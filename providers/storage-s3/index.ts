@@ -21,7 +21,7 @@ export default defineObjectBackend({
     timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
     dir: text('Folder for incomplete uploads; by default the temporary folder of the system.'),
   }),
-  async create({ config, onStop }) {
+  async create({ config, log, onStart, onStop }) {
     const { bucket, endpoint, region, prefix, accessKeyId, secretAccessKey, sessionToken, timeout, dir } = config
     if (!bucket) return undefined
     if (!accessKeyId || !secretAccessKey) {
@@ -39,6 +39,10 @@ export default defineObjectBackend({
       timeoutMs: timeout,
     })
     onStop(() => client.close())
-    return new S3Backend(client, (tenantId) => `${prefix}${tenantId}/`, dir || tmpdir())
+    const backend = new S3Backend(client, (tenantId) => `${prefix}${tenantId}/`, dir || tmpdir())
+    onStart(async () => {
+      await backend.tidy().catch((err: unknown) => log.warn({ err }, 'old uploads could not be cleared'))
+    })
+    return backend
   },
 })

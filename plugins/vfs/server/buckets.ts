@@ -10,7 +10,7 @@ import { createPeers, signedBy } from '#kit'
 
 type Bucket = ReturnType<Buckets['open']>
 /** The bucket settings of a mount. Bucket and credentials are optional, and credentials may be references to secrets. */
-type Wanted = Omit<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'> &
+type Wanted = Omit<BucketSettings, 'uploads' | 'bucket' | 'accessKeyId' | 'secretAccessKey'> &
   Partial<Pick<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'>>
 
 interface Pooled {
@@ -28,11 +28,18 @@ const freshMs = 30_000
 /** The buckets behind mounts, opened with the current values of their secrets. */
 export class BucketPool {
   readonly #buckets: Buckets | undefined
+  readonly #uploads: string
   readonly #secret: (tenantId: string, reference: string) => Promise<string>
   readonly #open = new Map<string, Promise<Pooled>>()
 
-  constructor(buckets: Buckets | undefined, secret: (tenantId: string, reference: string) => Promise<string>) {
+  /** `uploads` is the folder in which uploads to all buckets wait. */
+  constructor(
+    buckets: Buckets | undefined,
+    uploads: string,
+    secret: (tenantId: string, reference: string) => Promise<string>,
+  ) {
     this.#buckets = buckets
+    this.#uploads = uploads
     this.#secret = secret
   }
 
@@ -102,7 +109,8 @@ export class BucketPool {
     if (!this.#buckets) throw vfsErrors.mountUnavailable({ message: 'This server has no plugin for buckets.' })
     if (!bucket || !accessKeyId || !secretAccessKey)
       throw vfsErrors.mountUnavailable({ message: 'The mount lacks its bucket or its credentials.' })
-    return this.#buckets.open({ endpoint, region, bucket, prefix, reach, accessKeyId, secretAccessKey })
+    const uploads = this.#uploads
+    return this.#buckets.open({ endpoint, region, bucket, prefix, reach, accessKeyId, secretAccessKey, uploads })
   }
 }
 

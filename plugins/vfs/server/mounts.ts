@@ -22,6 +22,8 @@ interface Options {
   readonly scratch: string
   readonly store: ObjectStore | undefined
   readonly buckets: Buckets | undefined
+  /** The folder in which uploads to buckets wait until they are whole. */
+  readonly uploads: string
   readonly own: { readonly tenants: TenantList; readonly most: number; readonly hosts: readonly OwnHost[] }
   /** Resolves to the value of a tenant's `secret://name`. */
   readonly secret: (tenantId: string, reference: string) => Promise<string>
@@ -41,7 +43,7 @@ export class Mounts {
 
   constructor(options: Options) {
     this.#options = options
-    this.#pool = new BucketPool(options.buckets, options.secret)
+    this.#pool = new BucketPool(options.buckets, options.uploads, options.secret)
   }
 
   /** All mounts, ordered by name. `inSession`: as a session sees them, with its scratch space. */

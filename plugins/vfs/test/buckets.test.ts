@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { mkdir, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
 import { startFauxqs } from 'fauxqs'
@@ -258,4 +261,27 @@ test('a bucket whose server lies costs its tenant an answer, and nobody the serv
     (await list()).entries.map(({ path, updatedAt }) => [path, updatedAt]),
     [['a', '1970-01-01T00:00:00.000Z']],
   )
+})
+
+test('uploads wait in the folder of the server, which a start empties', async (t) => {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  const uploads = join(dir, 'vfs', 'uploads')
+  await mkdir(join(uploads, 'killed'), { recursive: true })
+  await writeFile(join(uploads, 'killed', 'object'), 'half')
+  let waiting: string[] = []
+  const server = createServer(async (request, response) => {
+    await text(request)
+    if (request.method === 'PUT') waiting = await readdir(uploads)
+    response.writeHead(request.method === 'HEAD' ? 404 : 200).end()
+  }).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  t.after(() => server.close())
+  const endpoint = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const mount = { kind: 's3', bucket: 'data', endpoint, tenants: ['acme'], accessKeyId: 'x', secretAccessKey: 'x' }
+  const { client } = await testVfs(t, { dir, settings: { mounts: { data: mount } } })
+  assert.deepEqual(await readdir(uploads), [])
+  await client.write({ tenantId: 'acme' }, 'data', 'a', { body: Buffer.from('x') })
+  assert.equal(waiting.length, 1)
+  assert.deepEqual(await readdir(uploads), [])
 })

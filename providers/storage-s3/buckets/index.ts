@@ -1,5 +1,3 @@
-import { tmpdir } from 'node:os'
-import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Buckets, objectErrors } from '#contracts/object-store'
 import { S3Backend } from '../backend.ts'
@@ -10,27 +8,22 @@ export default definePlugin({
   name: 'storage-buckets',
   config: Settings({
     timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
-    dir: Type.Optional(
-      Type.String({
-        description: 'Folder for incomplete uploads; by default the temporary folder of the system.',
-      }),
-    ),
   }),
   errors: objectErrors,
   provides: { buckets: Buckets },
-  async setup({ config: { timeout: timeoutMs, dir }, onStop }) {
+  async setup({ config: { timeout: timeoutMs }, onStop }) {
     const open = new Set<S3Client>()
     onStop(async () => void (await Promise.all([...open].map((client) => client.close()))))
     return {
       buckets: {
-        open({ endpoint, prefix, ...settings }) {
+        open({ endpoint, prefix, uploads, ...settings }) {
           const client = new S3Client({
             ...settings,
             endpoint: endpoint ?? `https://s3.${settings.region}.amazonaws.com`,
             timeoutMs,
           })
           open.add(client)
-          const backend = new S3Backend(client, () => prefix, dir || tmpdir())
+          const backend = new S3Backend(client, () => prefix, uploads)
           return Object.assign(backend, {
             close: () => client.retire().finally(() => open.delete(client)),
           })

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { createHash, createHmac } from 'node:crypto'
-import { readdir } from 'node:fs/promises'
+import { mkdir, readdir, utimes, writeFile } from 'node:fs/promises'
 import { createServer, type IncomingMessage } from 'node:http'
+import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { startFauxqs } from 'fauxqs'
 import { newObject, oddKeys, operatedConductor, testObjectBackend } from '#testing'
@@ -141,6 +142,31 @@ test('a role whose bucket refuses it does not start; one whose key went bad says
   const { status, body } = await operator('GET', '/api/storage/objects')
   assert.deepEqual([status, body['error']], [503, 'storage_misconfigured'])
   assert.match(String(body['message']), /or has expired/)
+})
+
+test('a start removes what a killed process left of an upload, and nothing of others', async (t) => {
+  const list = '<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
+  const { url, dir } = await scripted(t, [[200, list]])
+  const longAgo = new Date(Date.now() - 48 * 60 * 60 * 1_000)
+  for (const [name, at] of [
+    ['agent-orc-upload-killed', longAgo],
+    ['agent-orc-upload-running', new Date()],
+    ['of-another-program', longAgo],
+  ] as const) {
+    await mkdir(join(dir, name))
+    await writeFile(join(dir, name, 'object'), 'half')
+    await utimes(join(dir, name), at, at)
+  }
+  const variables = {
+    AGENT_ORC_STORAGE: 's3',
+    AGENT_ORC_S3_BUCKET: keys.bucket,
+    AGENT_ORC_S3_ENDPOINT: url,
+    AGENT_ORC_S3_ACCESS_KEY_ID: keys.accessKeyId,
+    AGENT_ORC_S3_SECRET_ACCESS_KEY: keys.secretAccessKey,
+    AGENT_ORC_S3_TEMPORARY_DIR: dir,
+  }
+  await operatedConductor(t, { needs: {}, variables })
+  assert.deepEqual((await readdir(dir)).toSorted(), ['agent-orc-upload-running', 'of-another-program'])
 })
 
 test('lists are read as AWS writes them, with keys as in URLs', () => {
