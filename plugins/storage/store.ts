@@ -46,18 +46,19 @@ export class CheckedStore implements ObjectStore {
       }
       const { bytes, limits } = upload
       const room = await this.#usage.room(tenantId, { bytes, limits, replaced: before })
-      try {
-        const { body, sha256 } = measured(upload, (bytes) => room.grow(bytes))
-        const { contentType, when = {} } = upload
-        const { info, replaced } = await this.#objects.put(tenantId, key, { body, sha256, contentType, when })
-        await room.close({ bytes: info.bytes, replaced })
-        this.#metrics.bytes.inc({ direction: 'in' }, info.bytes)
-        return { info, created: replaced === undefined, replaced }
-      } catch (error) {
-        // If the reservation cannot be released now, the nightly count releases it.
-        await room.close().catch(() => {})
-        throw error
-      }
+      const { body, sha256 } = measured(upload, (bytes) => room.grow(bytes))
+      const { contentType, when = {} } = upload
+      const { info, replaced } = await this.#objects
+        .put(tenantId, key, { body, sha256, contentType, when })
+        .catch(async (error: unknown) => {
+          // If the reservation cannot be released now, the nightly count releases it.
+          await room.close().catch(() => {})
+          throw error
+        })
+      // If this fails, the reservation stays and the nightly count corrects it. The object is stored, so the upload has not failed.
+      await room.close({ bytes: info.bytes, replaced }).catch(() => {})
+      this.#metrics.bytes.inc({ direction: 'in' }, info.bytes)
+      return { info, created: replaced === undefined, replaced }
     })
   }
 

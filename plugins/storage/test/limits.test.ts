@@ -1,5 +1,10 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { defaultLimits } from '#contracts/limits'
+import type { ObjectBackend } from '#contracts/object-store'
+import type { Metrics } from '../metrics.ts'
+import { CheckedStore } from '../store.ts'
+import { type Counter, Usage } from '../usage.ts'
 import { startStorage } from './server.ts'
 
 test('bytes and objects of a tenant are limited, and what is given up is free again', async (t) => {
@@ -60,4 +65,42 @@ test('what a process finds in the store counts, and all of it is erased with the
   assert.deepEqual((await call('GET', '/objects')).json(), { objects: [], prefixes: [] })
   assert.equal((await call('GET', '/objects/other', { headers: { tenant: 'globex' } })).statusCode, 200)
   assert.deepEqual([await used('objectBytes'), await used('objects')], [0, 0])
+})
+
+test('the room of an object that is stored is kept when its count cannot be written then', async () => {
+  const used = { bytes: 0, objects: 0 }
+  const add = (more: typeof used): void => {
+    used.bytes += more.bytes
+    used.objects += more.objects
+  }
+  let failures = 0
+  const counter: Counter = {
+    of: async () => used,
+    take: async (_, more) => void add(more),
+    async add(_, change) {
+      if (failures-- > 0) throw new Error('the database does not answer')
+      add(change)
+    },
+    recount: async () => {},
+  }
+  let isFull = false
+  const backend = {
+    async put(_: string, key: string, { body }: { body: AsyncIterable<Uint8Array> }) {
+      let bytes = 0
+      for await (const chunk of body) bytes += chunk.length
+      if (isFull) throw new Error('the disk is full')
+      return { info: { key, bytes }, replaced: undefined }
+    },
+  } as unknown as ObjectBackend
+  const metrics = { timed: (_: string, work: () => unknown) => work(), bytes: { inc() {} } } as unknown as Metrics
+  const store = new CheckedStore('memory', backend, new Usage(counter, { of: () => defaultLimits }), metrics)
+  const put = () => store.put('acme', 'k', { body: parts('12345'), contentType: 'text/plain' })
+  failures = 1
+  assert.equal((await put()).created, true)
+  assert.equal(used.objects, 1)
+  assert.ok(used.bytes >= 5)
+  const before = { ...used }
+  isFull = true
+  await assert.rejects(put(), /disk is full/)
+  assert.deepEqual(used, before)
 })
