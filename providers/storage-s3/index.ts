@@ -18,7 +18,10 @@ export default defineObjectBackend({
     accessKeyId: text('Part of the key that signs requests.'),
     secretAccessKey: text('Part of the key that signs requests.'),
     sessionToken: text('The session token of a temporary key.'),
-    timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
+    timeout: Duration(
+      '30s',
+      'Timeout to connect, for the beginning of a response, and between two parts of it; a whole list may take three.',
+    ),
     dir: text('Folder for incomplete uploads; by default the temporary folder of the system.'),
   }),
   async create({ config, log, onStart, onStop }) {

@@ -7,7 +7,10 @@ import { S3Client } from '../client.ts'
 export default definePlugin({
   name: 'storage-buckets',
   config: Settings({
-    timeout: Duration('30s', 'Timeout to connect, for the beginning of a response, and between two parts of it.'),
+    timeout: Duration(
+      '30s',
+      'Timeout to connect, for the beginning of a response, and between two parts of it; a whole list may take three.',
+    ),
   }),
   errors: objectErrors,
   provides: { buckets: Buckets },
