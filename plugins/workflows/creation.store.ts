@@ -35,7 +35,7 @@ export interface NewRun {
   readonly webhook?: WebhookTarget
 }
 
-/** Definitions with more nodes than this are written out for the database in several steps, between which others have their turns. */
+/** A definition with more nodes is written out for the database in several steps. */
 const manyNodes = 1_000
 /** Bytes that a node takes besides its texts: its row with its index entries, and its edges. */
 export const bytesOfNode = 400
@@ -117,19 +117,12 @@ export async function creationOf(
   const id = wanted.id ?? newId('wfrun')
   const status: RunStatus = wanted.start ? 'running' : 'pending'
   const keyed = nodes.some(isKeyed)
-  const pause = nodes.length > manyNodes ? turn : async () => {}
-  await pause()
   const first = new Set(wanted.start ? firstOf(nodes, edges) : [])
   // Concurrency keys and budgets are divided among nodes at a claim, so the creating process begins no node of a run that has either.
   const begins = claim && !keyed && settings.maxCostCents === undefined
   const begun = begins ? [...first].sort((a, b) => (b.priority ?? 0) - (a.priority ?? 0)).slice(0, claim.most) : []
   const starting = new Set(begun)
-  const specs = nodes.map((node) => JSON.stringify(node))
-  await pause()
-  const specsArray = textArrayOf(specs)
-  await pause()
-  const [before, after] = [beforeOf(edges), afterOf(edges)]
-  await pause()
+  const written = await writtenOut(nodes, edges)
   const [asked, given] = [JSON.stringify(settings), wanted.input]
   const isAll = begun.length > 0 && begun.length === first.size
   const guard = isAll ? randomUUID() : undefined
@@ -153,12 +146,12 @@ export async function creationOf(
     most,
     arrayOf(nodes.map((node) => node.id)),
     nodes.map(({ type }) => type),
-    specsArray,
+    written.specs,
     nodes.map((node) => edges.get(node.id)?.size ?? 0),
     nodes.map(({ priority }) => priority ?? 0),
     nodes.map(({ concurrencyKey }) => concurrencyKey ?? null),
-    before,
-    after,
+    written.before,
+    written.after,
     (wanted.webhook ?? webhook)?.url,
     isRecent,
     nodes.map((node) => (starting.has(node) ? running : first.has(node) ? ready : pending)),
@@ -179,7 +172,7 @@ export async function creationOf(
       begun.length > 0
         ? { runId: id, rootId: parent?.rootId ?? id, depth: parent?.depth ?? 0, nodes: begun, guard }
         : undefined,
-    bytes: specs.reduce((sum, spec) => sum + bytesOfNode + spec.length, asked.length + given.length),
+    bytes: written.chars + bytesOfNode * nodes.length + asked.length + given.length,
     most,
   }
 }
@@ -191,9 +184,29 @@ const textArrayOf = (texts: readonly string[]): string =>
   arrayOf(texts.map((text) => text.replaceAll(/[\\"]/g, '\\$&')))
 
 type Edges = CreationOptions['edges']
-/** For each edge the node that must be over, and in the same order the node that waits for it. */
-const beforeOf = (edges: Edges): string => arrayOf([...edges.values()].flatMap((before) => [...before]))
-const afterOf = (edges: Edges): string => arrayOf([...edges].flatMap(([to, { size }]) => Array<string>(size).fill(to)))
+
+interface WrittenOut {
+  /** The nodes as JSON, and their characters. */
+  readonly specs: string
+  readonly chars: number
+  /** For each edge the node that must be over, and in the same order the node that waits for it. */
+  readonly before: string
+  readonly after: string
+}
+
+/** Writes nodes and edges out as the statement takes them. Ten thousand nodes are megabytes, so others have their turns in between. */
+async function writtenOut(nodes: readonly WorkflowNode[], edges: Edges): Promise<WrittenOut> {
+  const pause = nodes.length > manyNodes ? turn : async () => {}
+  await pause()
+  const each = nodes.map((node) => JSON.stringify(node))
+  await pause()
+  const specs = textArrayOf(each)
+  await pause()
+  const before = arrayOf([...edges.values()].flatMap((ids) => [...ids]))
+  const after = arrayOf([...edges].flatMap(([to, { size }]) => Array<string>(size).fill(to)))
+  await pause()
+  return { specs, chars: each.reduce((sum, { length }) => sum + length, 0), before, after }
+}
 
 const insertionText = `
   WITH run AS (
