@@ -1,3 +1,4 @@
+import { hash } from 'node:crypto'
 import { appendFile, mkdir, open, readdir, readFile, rename, rm, stat } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import type { VfsAccess, VfsAudit } from '#contracts/vfs'
@@ -19,7 +20,7 @@ interface Open {
   next: number
   bytes: number
   waiting: string[]
-  /** Lists since the last other operation: a repeated list is not recorded again. */
+  /** Digests of the lists since the last other operation: a repeated list is not recorded again. */
   readonly lists: Set<string>
   writing: Promise<void>
 }
@@ -44,7 +45,7 @@ export class Audit {
     this.#open.set(file, opening)
     const audit = await opening
     if (audit.waiting.length >= mostWaiting && access.operation !== 'write' && access.operation !== 'delete') return
-    const list = access.operation === 'list' ? JSON.stringify(access) : undefined
+    const list = access.operation === 'list' ? hash('sha256', JSON.stringify(access), 'base64url') : undefined
     if (list !== undefined && audit.lists.has(list)) return
     if (list === undefined || audit.lists.size >= mostLists) audit.lists.clear()
     if (list !== undefined) audit.lists.add(list)

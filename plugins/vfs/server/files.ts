@@ -246,19 +246,24 @@ export class Files {
     if (files.some(Boolean)) throw vfsErrors.isFile()
   }
 
-  /** Counts, times and audits one operation, as one of the tenant's concurrent requests. */
+  /**
+   * Counts, times and audits one operation, as one of the tenant's concurrent requests. Its session is looked for before anything else: an audit of
+   * one that never was takes memory and a file, and nothing closes it.
+   */
   async #noted<T>(
-    { tenantId, sessionId }: VfsView,
+    view: VfsView,
     access: Omit<VfsAccess, 'at' | 'outcome'>,
     work: () => Promise<T>,
     bytesOf?: (result: T) => number,
   ): Promise<T> {
-    const { audit, metrics } = this.#options
-    const release = this.#shares.take(tenantId)
+    const { metrics } = this.#options
+    const release = this.#shares.take(view.tenantId)
     const end = metrics.seconds.startTimer({ operation: access.operation })
     let outcome = 'failed'
     let bytes: number | undefined
+    let session: Session | undefined
     try {
+      session = await this.#session(view)
       const result = await work()
       outcome = 'ok'
       bytes = bytesOf?.(result)
@@ -269,11 +274,22 @@ export class Files {
     } finally {
       release()
       end({ outcome: outcome === 'ok' || outcome === 'failed' ? outcome : 'refused' })
-      if (sessionId !== undefined && outcome !== vfsErrors.noVfsSession.row.code) {
-        const noted = audit.note(tenantId, sessionId, { ...access, ...(bytes === undefined ? {} : { bytes }), outcome })
+      if (session && outcome !== vfsErrors.noVfsSession.row.code) {
+        const noted = this.#note(view.tenantId, session, {
+          ...access,
+          ...(bytes === undefined ? {} : { bytes }),
+          outcome,
+        })
         if (access.operation === 'write' || access.operation === 'delete') await noted
       }
     }
+  }
+
+  async #note(tenantId: string, { kept: { sessionId } }: Session, access: Omit<VfsAccess, 'at'>): Promise<void> {
+    const { audit, sessions } = this.#options
+    await audit.note(tenantId, sessionId, access)
+    // It was closed while the operation was under way, and nobody closes it again.
+    if (!sessions.has(tenantId, sessionId)) await audit.rest(tenantId, sessionId)
   }
 }
 

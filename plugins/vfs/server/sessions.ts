@@ -113,6 +113,11 @@ export class Sessions {
     return session
   }
 
+  /** Whether the session is open, without marking it as used. */
+  has(tenantId: string, sessionId: string): boolean {
+    return this.#loaded.get(tenantId)?.sessions.has(sessionId) ?? false
+  }
+
   /** The counters that limit the session's writes. */
   async accounts(tenantId: string, session: Session): Promise<Accounts> {
     const tenant = await this.#tenant(tenantId)

@@ -142,6 +142,20 @@ test('what a session read and wrote is on record, the newest first, also after i
   assert.equal(second.body.cursor, undefined)
 })
 
+test('nothing is kept of a session that never was, whatever else is wrong with the request', async (t) => {
+  const { client, dir } = await testVfs(t, { settings: { mounts } })
+  const never = { ...acme, sessionId: 'never' }
+  const unknown = { code: 'no vfs session' }
+  await assert.rejects(client.list(never, 'files', 'a\\b'), unknown)
+  await assert.rejects(client.write(never, 'files', 'a\\b', bytes(1)), unknown)
+  await assert.rejects(client.search(never, { q: 'a', path: 'a\\b' }), unknown)
+  await client.open('acme', 's1', {})
+  await assert.rejects(client.list(one, 'files', 'a\\b'), { code: 'invalid_path' })
+  const audits = async () => readdir(join(dir, 'vfs/tenants/+acme/audit')).catch(() => [])
+  await until(async () => (await audits()).length > 0, 'the operation of the open session is on record')
+  assert.deepEqual(await audits(), ['s1.jsonl'])
+})
+
 test('sessions and their files outlive the server; what a killed one left half done is swept', async (t) => {
   const before = await testVfs(t, { settings: { mounts } })
   await before.client.open('acme', 's1', { allowedMounts: ['files'] })
