@@ -55,7 +55,8 @@ export class Sessions {
   readonly #options: Options
   readonly #tenants = new Map<string, Promise<Tenant>>()
   readonly #loaded = new Map<string, Tenant>()
-  readonly #sweeping = new Set<Promise<void>>()
+  /** Removals of files that are under way, with their tenants. */
+  readonly #sweeping = new Map<Promise<void>, string>()
   /** Openings and closings of a session run one after another, so that the record on disk is that of the last one. */
   readonly #turns = new Turns()
 
@@ -173,7 +174,7 @@ export class Sessions {
     for (const id of sessions.keys()) await rm(this.#recordOf(tenantId, id), { force: true })
     const closed = sessions.size
     sessions.clear()
-    await this.settled()
+    await this.settled(tenantId)
     const { objects, bytes, more } = await this.#options.files.removeAll(tenantId, '', mostObjectsAtOnce)
     counts.bytes = Math.max(0, counts.bytes - bytes)
     counts.entries = Math.max(0, counts.entries - objects)
@@ -204,7 +205,7 @@ export class Sessions {
     return this.#turns.take(tenantId, async () => {
       if (!held) return rm(this.#holdOf(tenantId), { force: true })
       await writeWhole(this.#holdOf(tenantId), '')
-      await this.settled()
+      await this.settled(tenantId)
     })
   }
 
@@ -232,9 +233,10 @@ export class Sessions {
     return all
   }
 
-  /** Resolves when the files of closed sessions are removed. */
-  async settled(): Promise<void> {
-    await Promise.all(this.#sweeping)
+  /** Resolves when the files of closed sessions are removed: of one tenant, for which no other one is waited for, or of all. */
+  async settled(ofTenant?: string): Promise<void> {
+    const sweeping = [...this.#sweeping]
+    await Promise.all(sweeping.flatMap(([done, id]) => (ofTenant === undefined || id === ofTenant ? [done] : [])))
   }
 
   #drop(tenantId: string, space: string): void {
@@ -252,7 +254,7 @@ export class Sessions {
         this.#options.onFailed(err, 'files of a closed session could not be removed; they are swept later'),
       )
       .finally(() => this.#sweeping.delete(sweeping))
-    this.#sweeping.add(sweeping)
+    this.#sweeping.set(sweeping, tenantId)
   }
 
   async #shown(tenantId: string, session: Session): Promise<VfsSession> {

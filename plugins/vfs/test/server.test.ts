@@ -1,8 +1,12 @@
 import assert from 'node:assert/strict'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { test } from 'node:test'
 import { text } from 'node:stream/consumers'
 import type { VfsClient, VfsFile, VfsView } from '#contracts/vfs'
 import { testVfs } from '#testing'
+import { Sessions } from '../server/sessions.ts'
 
 const acme: VfsView = { tenantId: 'acme' }
 const inSession = (sessionId: string, tenantId = 'acme'): VfsView => ({ tenantId, sessionId })
@@ -99,4 +103,34 @@ test('a session has its scratch space and its layer; closing drops both, opening
   assert.equal(bytes, 0)
   assert.deepEqual(await pathsIn(client, one, 'files'), ['a', 'dir/b', 'dir/c', 'gone/only'])
   assert.deepEqual(await pathsIn(client, one, 'scratch'), [])
+})
+
+test('a legal hold and an erasure wait for the files of their own tenant only', { timeout: 30_000 }, async (t) => {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  const slow = Promise.withResolvers<void>()
+  t.after(() => slow.resolve())
+  const files = {
+    use: async () => ({ bytes: 0, objects: 0 }),
+    async removeAll(tenantId: string) {
+      if (tenantId === 'acme') await slow.promise
+      return { bytes: 0, objects: 0, more: false }
+    },
+  }
+  const sessions = new Sessions({
+    dir,
+    files: files as never,
+    defaults: () => ({ bytes: 1, entries: 1, sessions: 1 }),
+    perSession: { bytes: 1, entries: 1 },
+    onFailed: assert.fail,
+  })
+  await sessions.open('acme', 's1', {})
+  await sessions.close('acme', 's1')
+  await sessions.hold('globex', true)
+  assert.deepEqual(await sessions.erase('globex'), { deleted: 0, more: false })
+  const own = sessions.hold('acme', true).then(() => 'held')
+  assert.equal(await Promise.race([own, sessions.hold('globex', false).then(() => 'other')]), 'other')
+  slow.resolve()
+  assert.equal(await own, 'held')
+  await sessions.settled()
 })
