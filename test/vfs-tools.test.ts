@@ -88,6 +88,16 @@ test('a lease is opened by the first use, shown with its mounts, and closed with
   assert.equal(await vfs.client.session('acme', id), undefined, 'what comes late opens nothing')
 })
 
+test('the limits of the tenant come with the lease, also those of its objects', async (t) => {
+  const { said } = await setup(t)
+  const session = { ...sessionOf(), limits: { objects: 1, objectBytes: 10, vfsEntries: 1 } }
+  assert.match(await said(session, 'vfs_write', { path: 'files/a', content: '01234567890' }), /^failed: .*objectBytes/)
+  assert.match(await said(session, 'vfs_write', { path: 'files/a', content: 'a' }), /^ok/)
+  assert.match(await said(session, 'vfs_write', { path: 'files/b', content: 'b' }), /^failed: .*objects/)
+  assert.match(await said(session, 'vfs_write', { path: 'scratch/a', content: 'a' }), /^ok/)
+  assert.match(await said(session, 'vfs_write', { path: 'scratch/b', content: 'b' }), /^failed: .*vfsEntries/)
+})
+
 test('a lease that the server has dropped is opened again, whatever is asked first', async (t) => {
   const { vfs, said } = await setup(t)
   const session = sessionOf()

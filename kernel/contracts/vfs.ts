@@ -185,6 +185,8 @@ export const VfsLimits = Type.Object(
     ),
     entries: Type.Optional(Type.Integer({ minimum: 0, description: 'Number of files in scratch space and layers.' })),
     sessions: Type.Optional(Type.Integer({ minimum: 0, description: 'Open at once.' })),
+    objects: Type.Optional(Type.Integer({ minimum: 0, description: 'In its object store, for mounts over it.' })),
+    objectBytes: Type.Optional(Type.Integer({ minimum: 0, description: 'Of these objects together.' })),
   },
   { additionalProperties: false },
 )

@@ -53,7 +53,7 @@ export default definePlugin({
       const used = (tenantId: string) => counting.of(tenantId).catch(() => undefined)
       limits?.uses('objects', async (tenantId) => (await used(tenantId))?.objects)
       limits?.uses('objectBytes', async (tenantId) => (await used(tenantId))?.bytes)
-      all = new CheckedStore(name, backend, new Usage(counting, limits), new Metrics(metrics))
+      all = new CheckedStore(name, backend, new Usage(counting, limits, database !== undefined), new Metrics(metrics))
       counter = counting
     }
     const store = visibleArea(all)

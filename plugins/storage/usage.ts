@@ -45,15 +45,19 @@ interface Order {
 export class Usage {
   readonly #counter: Counter
   readonly #limits: Pick<TenantLimits, 'of'> | undefined
+  readonly #areOfTenants: boolean
 
-  constructor(counter: Counter, limits: Pick<TenantLimits, 'of'> | undefined) {
+  /** `areOfTenants`: the limits are those that operators set for each tenant, so they are newer than any that come with an upload. */
+  constructor(counter: Counter, limits: Pick<TenantLimits, 'of'> | undefined, areOfTenants: boolean) {
     this.#counter = counter
     this.#limits = limits
+    this.#areOfTenants = areOfTenants
   }
 
   async room(tenantId: string, { bytes = 0, limits, replaced }: Order): Promise<Room> {
     const counter = this.#counter
-    const most = limits ?? this.#limits?.of(tenantId) ?? defaultLimits
+    const own = this.#limits?.of(tenantId)
+    const most = (this.#areOfTenants ? (own ?? limits) : (limits ?? own)) ?? defaultLimits
     const taken = { bytes, objects: 1 }
     // Most uploads fit into the limit as new objects. Only if one does not, the object that it replaces is looked up and counted.
     let before: number | undefined

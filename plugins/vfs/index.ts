@@ -65,8 +65,9 @@ export default definePlugin({
       dir,
       files: space,
       defaults(tenantId) {
-        const { vfsBytes: bytes, vfsEntries: entries, vfsSessions } = deps.limits?.of(tenantId) ?? defaultLimits
-        return { bytes, entries, sessions: vfsSessions }
+        const all = deps.limits?.of(tenantId) ?? defaultLimits
+        const { vfsBytes: bytes, vfsEntries: entries, vfsSessions: sessions, objects, objectBytes } = all
+        return { bytes, entries, sessions, objects, objectBytes }
       },
       perSession: { bytes: config.sessionBytes, entries: config.sessionEntries },
       onFailed: (err, what) => log.warn({ err }, what),
@@ -81,6 +82,7 @@ export default definePlugin({
       store: deps.store,
       buckets: deps.buckets,
       uploads: await emptied(join(dir, 'uploads')),
+      limitsOf: (tenantId) => sessions.limitsOf(tenantId),
       own: { tenants: config.ownMounts, most: config.mostOwnMounts, hosts: config.ownHosts },
       secret: (tenantId, reference) => secrets.resolve(tenantId, reference),
     })

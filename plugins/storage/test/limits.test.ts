@@ -93,7 +93,7 @@ test('the room of an object that is stored is kept when its count cannot be writ
     },
   } as unknown as ObjectBackend
   const metrics = { timed: (_: string, work: () => unknown) => work(), bytes: { inc() {} } } as unknown as Metrics
-  const store = new CheckedStore('memory', backend, new Usage(counter, { of: () => defaultLimits }), metrics)
+  const store = new CheckedStore('memory', backend, new Usage(counter, { of: () => defaultLimits }, true), metrics)
   const put = () => store.put('acme', 'k', { body: parts('12345'), contentType: 'text/plain' })
   failures = 1
   assert.equal((await put()).created, true)
@@ -103,4 +103,15 @@ test('the room of an object that is stored is kept when its count cannot be writ
   isFull = true
   await assert.rejects(put(), /disk is full/)
   assert.deepEqual(used, before)
+})
+
+test('where a tenant has limits of its own, those that a run or a lease brought are older', async () => {
+  const counter = {
+    take: async (_: string, more: { bytes: number }, most: { objectBytes: number }) =>
+      more.bytes > most.objectBytes ? 'objectBytes' : undefined,
+  }
+  const of = () => ({ ...defaultLimits, objectBytes: 5 })
+  const order = { bytes: 7, limits: { objects: 9, objectBytes: 9 }, replaced: async () => undefined }
+  await new Usage(counter as never, { of }, false).room('acme', order)
+  await assert.rejects(new Usage(counter as never, { of }, true).room('acme', order), { code: 'limit_exceeded' })
 })

@@ -162,8 +162,10 @@ const shown = ({ sessionId, allowedMounts, openedAt, usedAt }: Held): VfsLease =
 
 /** The tenant's limits on the server, as the conductor of the newest run sent them. */
 function limitsOf({ limits = {} }: RunnerSession): { readonly limits?: VfsLimits } {
-  const { vfsBytes: bytes, vfsEntries: entries, vfsSessions: sessions } = limits
-  const given = Object.entries({ bytes, entries, sessions }).filter(([, most]) => most !== undefined)
+  const { vfsBytes: bytes, vfsEntries: entries, vfsSessions: sessions, objects, objectBytes } = limits
+  const given = Object.entries({ bytes, entries, sessions, objects, objectBytes }).filter(
+    ([, most]) => most !== undefined,
+  )
   return given.length === 0 ? {} : { limits: Object.fromEntries(given) as VfsLimits }
 }
 

@@ -2,7 +2,7 @@ import { mkdir, readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import type { TenantList } from '#kernel'
 import { limitErrors } from '#contracts/limits'
-import { type Buckets, type ObjectStore } from '#contracts/object-store'
+import type { Buckets, ObjectStore, Upload } from '#contracts/object-store'
 import { secretOf } from '#contracts/secrets'
 import { isVfsPrefix, type VfsMount, vfsErrors, type VfsMountInput } from '#contracts/vfs'
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
@@ -25,6 +25,8 @@ interface Options {
   /** The folder in which uploads to buckets wait until they are whole. */
   readonly uploads: string
   readonly own: { readonly tenants: TenantList; readonly most: number; readonly hosts: readonly OwnHost[] }
+  /** The tenant's limits of objects, for a store that does not know them itself. */
+  readonly limitsOf: (tenantId: string) => Promise<NonNullable<Upload['limits']>>
   /** Resolves to the value of a tenant's `secret://name`. */
   readonly secret: (tenantId: string, reference: string) => Promise<string>
 }
@@ -144,7 +146,7 @@ export class Mounts {
       })
       return new ObjectTree(backend, tenantId, '')
     }
-    return new ObjectTree(asBackend(this.#options.store!), tenantId, prefix)
+    return new ObjectTree(asBackend(this.#options.store!, this.#options.limitsOf), tenantId, prefix)
   }
 
   async #folder(path: string, readOnly: boolean): Promise<FolderTree> {
@@ -252,11 +254,12 @@ async function load(file: string): Promise<Map<string, VfsMountInput>> {
 }
 
 /** Adapts the object store to the interface of a backend. The store enforces the limits of tenants. */
-const asBackend = (store: ObjectStore): ConstructorParameters<typeof ObjectTree>[0] => ({
+const asBackend = (store: ObjectStore, limitsOf: Options['limitsOf']): ConstructorParameters<typeof ObjectTree>[0] => ({
   open: (tenantId, key) => store.open(tenantId, key),
   list: (tenantId, query) => store.list(tenantId, query),
   async put(tenantId, key, { body, contentType, when }) {
-    const { info, created } = await store.put(tenantId, key, { body, contentType, when })
+    const limits = await limitsOf(tenantId)
+    const { info, created } = await store.put(tenantId, key, { body, contentType, when, limits })
     return { info, replaced: created ? undefined : 0 }
   },
   async remove(tenantId, key, ifMatch) {

@@ -34,7 +34,7 @@ export interface Session {
 interface Tenant {
   readonly sessions: Map<string, Session>
   counts: Counts
-  /** The limits that came with the tenant's newest lease. */
+  /** The limits that came with the tenant's newest lease. One of an older runner lacks some of them. */
   limits: VfsLimits
 }
 
@@ -161,6 +161,11 @@ export class Sessions {
       this.#drop(tenantId, session.kept.space)
       return true
     })
+  }
+
+  /** The limits of a tenant on this server. */
+  async limitsOf(tenantId: string): Promise<Required<VfsLimits>> {
+    return this.#limitsOf(tenantId, await this.#tenant(tenantId))
   }
 
   async usage(tenantId: string) {

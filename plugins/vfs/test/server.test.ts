@@ -120,7 +120,7 @@ test('a legal hold and an erasure wait for the files of their own tenant only', 
   const sessions = new Sessions({
     dir,
     files: files as never,
-    defaults: () => ({ bytes: 1, entries: 1, sessions: 1 }),
+    defaults: () => ({ bytes: 1, entries: 1, sessions: 1, objects: 1, objectBytes: 1 }),
     perSession: { bytes: 1, entries: 1 },
     onFailed: assert.fail,
   })

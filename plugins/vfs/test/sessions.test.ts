@@ -78,6 +78,19 @@ test('bytes, files and sessions have limits, which uploads at once do not pass t
   await client.open('acme', 's3', {})
 })
 
+test('a mount over objects has the limits of objects that came with the newest lease, or those of the role file', async (t) => {
+  const { client } = await testVfs(t, { settings: { mounts } })
+  await client.write(acme, 'other', 'a', bytes(40))
+  await client.open('acme', 's1', { limits: { objects: 2, objectBytes: 100 } })
+  await assert.rejects(client.write(acme, 'other', 'b', bytes(61)), { code: 'limit_exceeded', message: /objectBytes/ })
+  await client.write(acme, 'other', 'b', bytes(60))
+  await assert.rejects(client.write(one, 'other', 'c', bytes(0)), { code: 'limit_exceeded', message: /objects/ })
+  await client.write({ tenantId: 'globex' }, 'other', 'a', bytes(200))
+  // A runner of an earlier release sends none of objects.
+  await client.open('acme', 's1', { limits: { sessions: 5 } })
+  await client.write(acme, 'other', 'c', bytes(200))
+})
+
 test('uploads that a tenant has under way have so many bytes together, and others have room', async (t) => {
   const { client, dir } = await testVfs(t, { settings: { mounts, fileBytes: 60 } })
   const gate = Promise.withResolvers<void>()
