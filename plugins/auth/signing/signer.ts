@@ -5,8 +5,13 @@ import { runnerHeaders, signedHeaders, type SignedParts, type Signer, type Signi
 
 /** Seconds by which a sender's clock may differ. */
 const maxSkewSeconds = 60
-/** Milliseconds for which a nonce is remembered. They cover both sides of the skew: a request dated 60 s ahead stays valid for 120 s. */
-const nonceTtlMs = 125_000
+/** Milliseconds after its timestamp for which a nonce is remembered. A request is valid for less than 61 s after its timestamp. */
+const nonceMs = 65_000
+/**
+ * The same after its arrival, where processes share the nonces: their clocks differ as well, so a request that is 60 s old by one of them may be valid
+ * for 120 s by another. In the memory of one process there is one clock, and half of the nonces to remember.
+ */
+const sharedNonceMs = 125_000
 const maxBodyBytes = 1024 * 1024
 const minKeyBytes = 32
 
@@ -67,7 +72,8 @@ export function createSigner(options: SignerOptions): HeadSigner {
       throw refuse('the signature matches no key of this family')
     }
     const nonce = `ao:nonce:${family}:${fields.nonce}`
-    const fresh = await kv.claim(nonce, nonceTtlMs, at * 1_000).catch((cause: unknown) => {
+    const ttlMs = kv.backend === 'memory' ? at * 1_000 + nonceMs - now() : sharedNonceMs
+    const fresh = await kv.claim(nonce, ttlMs, at * 1_000).catch((cause: unknown) => {
       throw isAppError(cause) ? cause : unavailable({ cause, retryable: true })
     })
     if (!fresh) throw refuse('the nonce was used before')

@@ -208,11 +208,20 @@ test('when the nonce store is away the answer is 503, never a pass', async () =>
   }
 })
 
-test('a nonce is remembered for 125 s, both sides of the clock skew, and claimed with the time of its signature', async () => {
-  const claims: unknown[] = []
-  const kv: Kv = { ...memoryKv(), claim: async (...claim) => claims.push(claim) > 0 }
-  await signer({ kv }).verify(vector, request)
-  assert.deepEqual(claims, [[`ao:nonce:chat-gateway:${'A'.repeat(22)}`, 125_000, time * 1_000]])
+test('a nonce is remembered for as long as its request is valid, and claimed with the time of its signature', async () => {
+  const key = `ao:nonce:chat-gateway:${'A'.repeat(22)}`
+  for (const [backend, offMs, ttlMs] of [
+    ['memory', 0, 65_000],
+    ['memory', -60_000, 125_000],
+    ['memory', 60_999, 4_001],
+    ['postgres', 0, 125_000],
+    ['postgres', 60_999, 125_000],
+  ] as const) {
+    const claims: unknown[] = []
+    const kv: Kv = { ...memoryKv(), backend, claim: async (...claim) => claims.push(claim) > 0 }
+    await signer({ kv, now: () => time * 1_000 + offMs }).verify(vector, request)
+    assert.deepEqual(claims, [[key, ttlMs, time * 1_000]], `${backend}, ${offMs} ms after it`)
+  }
 })
 
 test('a key of less than 32 bytes is refused', () => {
