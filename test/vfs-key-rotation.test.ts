@@ -1,5 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
+import { once } from 'node:events'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import type { Plugin } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
@@ -93,4 +96,24 @@ test('the keys of a VirtualFS server rotate without one failed stream, in whatev
   const refused = runners.before.write({ tenantId: 'acme' }, 'files', 'streamed', { body: content() })
   await assert.rejects(refused, { code: 'vfs upstream unavailable' })
   assert.equal((await fetch(`${conductors.before}/api/vfs/mounts`)).status, 401)
+})
+
+test('during a rotation what a tenant sends at once asks once which key the server has', async (t) => {
+  let requests = 0
+  const server = createServer((_, response) => {
+    requests++
+    response.setHeader('content-type', 'application/json').end('{"bytes":0,"entries":0,"sessions":0}')
+  }).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  t.after(() => {
+    server.closeAllConnections()
+    server.close()
+  })
+  const baseUrl = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const client = createVfsClient({ baseUrl, signer: signerOf('vfs', both) })
+  t.after(() => client.dispose())
+  await Promise.all(['acme', 'acme', 'acme', 'globex'].map((tenantId) => client.knownKey(tenantId)))
+  assert.equal(requests, 2, 'one for each tenant')
+  assert.equal(await client.knownKey('acme'), 'CURRENT')
+  assert.equal(requests, 3, 'an answer of before is not used again')
 })

@@ -11,7 +11,7 @@ import {
   type VfsView,
 } from '#contracts/vfs'
 import { vfsWire } from '#contracts/wire/vfs'
-import { createPeers, type Identity, type Peer, type PeersOptions, type SignedRequest } from '#kit'
+import { createPeers, type Identity, type Peer, type PeersOptions, type SignedRequest, SingleFlight } from '#kit'
 
 const connectMs = 2_000
 /** Timeout in milliseconds of a whole answer, and of the headers of a file. */
@@ -28,9 +28,10 @@ interface ClientOptions extends Pick<PeersOptions, 'tls'> {
 interface SigningClient extends VfsClient {
   /**
    * The key to sign with for the server. While keys are rotated the server may not know the current one yet, or the previous one any more, and what is
-   * streamed cannot be sent a second time: so a small request finds it out first.
+   * streamed cannot be sent a second time: so a small request finds it out first. What a tenant sends meanwhile waits for the same answer; an older one is
+   * not used, because the server may have been replaced since.
    */
-  knownKey(tenantId: string, signal?: AbortSignal): Promise<SigningKey>
+  knownKey(tenantId: string): Promise<SigningKey>
 }
 
 /** What a request about a tenant's files is sent with. */
@@ -54,12 +55,15 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): Signin
   })
   let peer: Peer | undefined
   const server = (): Peer => (peer ??= peers.at(typeof baseUrl === 'string' ? baseUrl : baseUrl()))
-  const knownKey: SigningClient['knownKey'] = async (tenant, signal) => {
+  const asking = new SingleFlight<unknown>()
+  const knownKey: SigningClient['knownKey'] = async (tenant) => {
     // Whatever else is wrong, the request that follows finds it as well, and says it.
     if (signer.hasPreviousKey)
-      await server()
-        .ask(vfsWire.usage, { tenant, signal })
-        .catch(() => {})
+      await asking.run(tenant, () =>
+        server()
+          .ask(vfsWire.usage, { tenant })
+          .catch(() => {}),
+      )
     return identity.known
   }
 
@@ -85,7 +89,7 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): Signin
       return answer && { entry: entryOf(path, answer), body: answer.body }
     },
     write: async (view, mount, path, { body, contentType, ifMatch, ifNoneMatch }, { signal } = {}) => {
-      if (!(body instanceof Uint8Array)) await knownKey(view.tenantId, signal)
+      if (!(body instanceof Uint8Array)) await knownKey(view.tenantId)
       const { headers, ...asked } = of(view, signal)
       const condition = {
         ...(ifMatch === undefined ? {} : { 'if-match': ifMatch === '*' ? '*' : `"${ifMatch}"` }),
