@@ -20,7 +20,9 @@ export const MountSettings = Settings(
       default: false,
       description: 'Changes of a session are visible to it only and are dropped with it, also in a readOnly mount.',
     }),
-    path: text('For folder: its path. {tenant} stands for the tenant.'),
+    path: text(
+      'For folder: its path. {tenant} stands for the tenant. No limit counts what is in it: unless it is readOnly, give each tenant a volume or quota of its own.',
+    ),
     prefix: text('For objects and s3: the prefix of the keys, e.g. docs/. {tenant} stands for the tenant.'),
     bucket: text('For s3: the bucket.'),
     endpoint: text('For s3: the URL of the service; AWS in the region by default.'),
