@@ -53,39 +53,23 @@ export class FairQueue {
   }
 }
 
-interface Waiting {
-  again(): void
-  readonly needs: number
-}
-
-/** What waits for something of its tenant. The first are taken out and called when there may be enough for them. If there is not, they join anew. */
+/** What waits for something of its tenant. The first is taken out and called when there may be enough for it. If there is not, it joins anew. */
 export class Line {
-  readonly #waiting = new Map<string, Waiting>()
+  readonly #waiting = new Map<string, () => void>()
 
   get size(): number {
     return this.#waiting.size
   }
   /** `again` tries once more. Whoever is in line already keeps its place. */
-  join(id: string, again: () => void, needs = 0): void {
-    if (this.#waiting.size < mostInLine) this.#waiting.set(id, { again, needs })
+  join(id: string, again: () => void): void {
+    if (this.#waiting.size < mostInLine) this.#waiting.set(id, again)
   }
   leave(id: string): void {
     this.#waiting.delete(id)
   }
-  /** Whether this one is in line, and needs more than that. */
-  needsMore(id: string, free: number): boolean {
-    return (this.#waiting.get(id)?.needs ?? 0) > free
-  }
-  /** Calls the first for which `free` is enough together. One that needs too much lets those behind it pass. */
-  callFirst(count = 1, free = Infinity): void {
-    const called: Waiting[] = []
-    for (const [id, waiting] of this.#waiting) {
-      if (called.length === count) break
-      if (waiting.needs > free) continue
-      free -= waiting.needs
-      this.#waiting.delete(id)
-      called.push(waiting)
-    }
-    for (const { again } of called) again()
+  callFirst(count = 1): void {
+    const first = this.#waiting.entries().take(count).toArray()
+    for (const [id] of first) this.#waiting.delete(id)
+    for (const [, again] of first) again()
   }
 }

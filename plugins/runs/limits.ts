@@ -6,7 +6,6 @@ import { attachmentBytesOf } from '#contracts/prompt'
 import type { AdmitAttachments, RunStore, StartRun } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
 import { Line } from './fair-queue.ts'
-import { SessionLimit } from './session-limit.ts'
 
 /** What this process knows about one tenant. */
 interface Share {
@@ -30,13 +29,20 @@ interface Share {
   /** Accepted runs that wait for a slot, and those that wait for room for their attachments. */
   readonly forSlot: Line
   readonly forRoom: Line
+  /** Sessions at the last count, sessions begun here since then, and those of them that may not be stored yet. */
+  sessions: number
+  begun: number
+  storing: number
+  counting: Promise<void> | undefined
+  countedAt: number
 }
 
-/** A process keeps 1/20 of a limit in reserve, rounded down, so of a small limit nothing. */
+/** A process keeps 1/20 of a limit in reserve, rounded down, so of a small limit nothing; and counts sessions again after 1/20 of those left. */
 const sparePart = 20
 const askAgainMs = 200
 const sweepEveryMs = 10_000
 const calledBySweep = 16
+const countEveryMs = 600_000
 const dayMs = 86_400_000
 const today = (): number => Math.floor(Date.now() / dayMs)
 
@@ -50,7 +56,6 @@ type Store = Pick<RunStore, 'holdRuns' | 'countHeld' | 'countLogBytes' | 'countS
  * records the share of each; a conductor then hands out its share from memory.
  */
 export class RunLimits {
-  readonly sessions: SessionLimit
   readonly #store: Store
   readonly #limits: TenantLimits | undefined
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
@@ -66,7 +71,6 @@ export class RunLimits {
 
   /** Undefined limits allow everything. */
   constructor(store: Store, limits: TenantLimits | undefined, log: Pick<FastifyBaseLogger, 'warn'>) {
-    this.sessions = new SessionLimit(store, limits)
     this.#store = store
     this.#limits = limits
     this.#log = log
@@ -96,8 +100,6 @@ export class RunLimits {
     if (!this.#limits) return void (await claim(undefined))
     const share = this.#of(tenantId)
     const { forSlot, forRoom } = share
-    // A sweep may look for thousands that all need room: they are not read again for it until there is some.
-    if (forRoom.needsMore(id, this.#roomOf(tenantId, share))) return
     const slot = this.take(tenantId)
     // It waits in line while it asks, so that it hears of a slot that becomes free meanwhile.
     if (slot !== true) forSlot.join(id, again)
@@ -111,20 +113,16 @@ export class RunLimits {
       begun = await claim((runId, bytes) => {
         if (admitted !== undefined) this.arrived(tenantId, admitted)
         admitted = this.#admits(tenantId, runId, bytes) ? runId : undefined
-        if (admitted === undefined) forRoom.join(id, again, bytes)
+        if (admitted === undefined) forRoom.join(id, again)
         return admitted !== undefined
       })
     } finally {
       if (admitted !== undefined) this.arrived(tenantId, admitted)
       if (!begun) this.give(tenantId)
     }
-    // What became free may be enough for more than one: where the store had a slot for this one, it may have another.
-    if (begun && (share.used < share.held || (slot !== true && !isExempt))) forSlot.callFirst()
-    if (admitted !== undefined) forRoom.callFirst(calledBySweep, this.#roomOf(tenantId, share))
-  }
-  /** What waits first under this id has changed, so what it needs is not known any more. */
-  changed(tenantId: string, id: string): void {
-    this.#shares.get(tenantId)?.forRoom.leave(id)
+    // What became free may be enough for more than one.
+    if (share.used < share.held) forSlot.callFirst()
+    if (admitted !== undefined && share.attachments < this.#limits.of(tenantId).attachmentBytes) forRoom.callFirst()
   }
   /** Takes a slot whatever the limit is, for a run that already executes and continues here. */
   force(tenantId: string): void {
@@ -135,8 +133,7 @@ export class RunLimits {
     if (!share) return
     share.used--
     share.fullUntil = 0
-    // Of a tenant above its limit nobody could begin, and whoever is called in vain loses its place.
-    if (share.used < this.#limits!.of(tenantId).runningRuns) share.forSlot.callFirst()
+    share.forSlot.callFirst()
     if (share.held > share.used + 2 * share.spare) this.#settle(tenantId, share)
   }
   /** The number of executing runs. For other processes it includes the slots that they keep in reserve. */
@@ -149,6 +146,27 @@ export class RunLimits {
     for (const share of this.#shares.values()) share.held = 0
   }
 
+  /** Refuses a new session when the tenant already has as many as its limit allows. The caller then says when the session is stored, or will not be. */
+  async admitSession(tenantId: string): Promise<void> {
+    if (!this.#limits) return
+    const share = this.#of(tenantId)
+    const { sessions: most } = this.#limits.of(tenantId)
+    const isFull = (): boolean => share.sessions + share.begun >= most
+    const age = Date.now() - share.countedAt
+    const unseen = Math.max(1, Math.floor((most - share.sessions) / sparePart))
+    const mustCount = isFull() ? share.begun > share.storing || age > askAgainMs : share.begun >= 2 * unseen
+    if (mustCount) await this.#countSessions(tenantId, share, most)
+    // Count without delaying the start: a tenant may have very many sessions.
+    else if (age > countEveryMs || share.begun >= unseen)
+      void this.#countSessions(tenantId, share, most).catch(() => {})
+    if (isFull()) throw overLimit('sessions', most)
+    share.begun++
+    share.storing++
+  }
+  /** Called when a session that was admitted is stored, or will not be. */
+  sessionStored(tenantId: string): void {
+    if (this.#limits) this.#of(tenantId).storing--
+  }
   /** Refuses attachments when the tenant's runs hold as many bytes as its limit allows. A tenant that holds none may always bring those of one run. */
   admitAttachments(tenantId: string, runId: string, bytes: number): void {
     if (this.#limits && bytes > 0 && !this.#admits(tenantId, runId, bytes))
@@ -166,7 +184,7 @@ export class RunLimits {
     if (!this.#limits || bytes === 0) return
     const share = this.#of(tenantId)
     share.attachments -= bytes
-    share.forRoom.callFirst(calledBySweep, this.#roomOf(tenantId, share))
+    share.forRoom.callFirst()
   }
   /** Ends the admission of a run's attachments: from now on the run holds them, or nobody does. */
   arrived(tenantId: string, runId: string): void {
@@ -240,26 +258,33 @@ export class RunLimits {
     this.#profileBytes.set(profile, bytes)
     return bytes
   }
-  /** Bytes of attachments that the tenant's runs may bring now. Where they hold none, those of any one run. */
-  #roomOf(tenantId: string, { attachments }: Share): number {
-    return attachments > 0 ? this.#limits!.of(tenantId).attachmentBytes - attachments : Infinity
-  }
   /** Counts attachments that arrive, or that are to be read for a run. False: the tenant's runs hold too many bytes already. */
   #admits(tenantId: string, runId: string, bytes: number): boolean {
     const share = this.#of(tenantId)
-    if (bytes > this.#roomOf(tenantId, share)) return false
+    if (share.attachments > 0 && share.attachments + bytes > this.#limits!.of(tenantId).attachmentBytes) return false
     // A repeated call brings the same attachments, which are counted already.
     if (this.#arriving.has(tenantKey(tenantId, runId))) return true
     this.#arriving.set(tenantKey(tenantId, runId), bytes)
     share.attachments += bytes
     return true
   }
+  #countSessions(tenantId: string, share: Share, most: number): Promise<void> {
+    const count = async (): Promise<void> => {
+      // The count includes these for certain. Those on their way to the store may be missing, so they stay counted here.
+      const stored = share.begun - share.storing
+      share.countedAt = Date.now()
+      share.sessions = await this.#store.countSessions(tenantId, most)
+      share.begun -= stored
+    }
+    return (share.counting ??= count().finally(() => (share.counting = undefined)))
+  }
   #of(tenantId: string): Share {
     let share = this.#shares.get(tenantId)
     if (share) return share
     const runs = { held: 0, used: 0, waiting: 0, spare: 0, asking: undefined, fullUntil: 0 }
+    const sessions = { sessions: 0, begun: 0, storing: 0, counting: undefined, countedAt: 0 }
     const lines = { forSlot: new Line(), forRoom: new Line() }
-    share = { ...runs, ...lines, logged: 0, day: 0, unsaved: 0, attachments: 0 }
+    share = { ...runs, ...sessions, ...lines, logged: 0, day: 0, unsaved: 0, attachments: 0 }
     this.#shares.set(tenantId, share)
     this.#timer ??= setInterval(() => this.#sweep(), sweepEveryMs).unref()
     return share
@@ -298,16 +323,14 @@ export class RunLimits {
   }
   #sweep(): void {
     this.#saving ??= this.#save().finally(() => (this.#saving = undefined))
-    this.sessions.sweep()
     for (const [tenantId, share] of this.#shares) {
       // Another process may have given slots back. All that are called ask for theirs together.
       for (const line of [share.forSlot, share.forRoom]) line.callFirst(calledBySweep)
-      const { used, waiting, asking, unsaved, attachments, forSlot, forRoom } = share
-      if (used + waiting + unsaved + attachments + forSlot.size + forRoom.size > 0 || asking) continue
+      const { used, waiting, asking, unsaved, attachments, storing, forSlot, forRoom } = share
+      if (used + waiting + unsaved + attachments + storing + forSlot.size + forRoom.size > 0 || asking) continue
       // Nobody has needed a slot since the last sweep, so return the share for other processes to use.
       if (share.held > 0) this.#settle(tenantId, share, true)
-      // What it has logged today is known until tomorrow.
-      else if (share.day !== today()) this.#shares.delete(tenantId)
+      else if (Date.now() > share.countedAt + countEveryMs && !this.logIsFull(tenantId)) this.#shares.delete(tenantId)
     }
   }
   async #save(): Promise<void> {

@@ -11,7 +11,6 @@ import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Executor, type Terminated } from './cancellation.ts'
 import { DelegationTrees } from './delegations.ts'
 import { endingOf, orphaned, policyOf, type RunOrder, within } from './ending.ts'
-import { Line } from './fair-queue.ts'
 import { RunLimits } from './limits.ts'
 import { follow, type Logs, runChannel, unknownRun } from './log.ts'
 import { FlushClock } from './recorder.ts'
@@ -37,8 +36,8 @@ export class RunService implements Executor {
   /** What each run here needs of this process. */
   readonly #running: RunDeps
   readonly #active = new Map<string, Run>()
-  /** The parents in whose slots delegated runs have gone on, and their siblings that wait for that slot. */
-  readonly #slotsOfParents = new Map<string, Line>()
+  /** The parents in whose slots delegated runs have gone on. */
+  readonly #slotsOfParents = new Set<string>()
   /** Calls to start a run that are under way. */
   readonly #starting = new Set<Promise<unknown>>()
   readonly #givingUp = new AbortController()
@@ -146,43 +145,36 @@ export class RunService implements Executor {
     if (this.#closing) throw unavailable({ message: 'This server is stopping.', retryable: true })
     // A run that is forgotten here, because this process dies or the store is away, is found by the sweep of approvals.
     const again = (): void => void this.resume(tenantId, runId).catch(() => {})
-    let run: Run | undefined
     const claim = async (admits: AdmitAttachments | undefined): Promise<boolean> => {
       const orphan = await this.#deps.store.resume(tenantId, runId, admits)
-      if (orphan) run = this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
+      if (orphan) this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
       return orphan !== undefined
     }
     let slot: string | undefined
     const hasSlotOfParent = async (): Promise<boolean> =>
-      (slot = await this.#slotOfParent(tenantId, runId, again)) !== undefined
+      (slot = await this.#slotOfParent(tenantId, runId)) !== undefined
     try {
       await this.limits.beginLater(tenantId, `run ${runId}`, again, claim, hasSlotOfParent)
     } finally {
-      if (slot !== undefined) void (run?.done ?? Promise.resolve()).then(() => this.#giveSlotOfParent(slot!))
+      const giveBack = (): boolean => slot !== undefined && this.#slotsOfParents.delete(slot)
+      void (this.local(tenantId, runId)?.done ?? Promise.resolve()).then(giveBack)
     }
   }
   /**
    * A parent keeps its slot while it waits for a delegated run: a tenant whose slots all belong to parents would stand still if those runs needed
-   * slots, too. One at a time goes on in the slot of each parent. Undefined: this one does not, and `again` is called when the one that does is over.
+   * slots, too. One at a time goes on in the slot of each parent. Undefined: this one does not.
    */
-  async #slotOfParent(tenantId: string, runId: string, again: () => void): Promise<string | undefined> {
+  async #slotOfParent(tenantId: string, runId: string): Promise<string | undefined> {
     const { parent } = await this.find(tenantId, runId)
     const slot = parent && tenantKey(tenantId, parent.runId)
-    if (slot === undefined) return undefined
-    const siblings = this.#slotsOfParents.get(slot)
-    if (siblings) return void siblings.join(runId, again)
-    this.#slotsOfParents.set(slot, new Line())
+    if (slot === undefined || this.#slotsOfParents.has(slot)) return undefined
+    this.#slotsOfParents.add(slot)
     const isRunning = await this.find(tenantId, parent!.runId).then(
       ({ status }) => status === 'running',
       () => false,
     )
-    if (!isRunning) this.#giveSlotOfParent(slot)
+    if (!isRunning) this.#slotsOfParents.delete(slot)
     return isRunning ? slot : undefined
-  }
-  #giveSlotOfParent(slot: string): void {
-    const siblings = this.#slotsOfParents.get(slot)
-    this.#slotsOfParents.delete(slot)
-    siblings?.callFirst(Infinity)
   }
   async terminate(tenantId: string, runId: string): Promise<Terminated> {
     if (!isClientId(runId)) throw runErrors.invalidRunId()

@@ -130,8 +130,8 @@ export class Submission {
   /** Starts the run in a new session. The session replaces `insteadOf` when the conversation of a chat continues in it. */
   async #startNew(asked: Asked, insteadOf?: string): Promise<RunAccepted> {
     const { limits } = this.#executor
-    await limits.sessions.admit(asked.tenantId)
-    const stored = this.#storeNew(asked, insteadOf).finally(() => limits.sessions.stored(asked.tenantId))
+    await limits.admitSession(asked.tenantId)
+    const stored = this.#storeNew(asked, insteadOf).finally(() => limits.sessionStored(asked.tenantId))
     return (await stored).accepted
   }
   async #storeNew(asked: Asked, insteadOf?: string): Promise<{ readonly accepted: Promise<RunAccepted> }> {
@@ -188,7 +188,6 @@ export class Submission {
     if (outcome.kind === 'unfunded') throw outcome.why
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
     this.#executor.limits.began(tenantId, asked)
-    if (interrupt) this.#executor.limits.changed(tenantId, sessionId)
     // At once, and not when there is a slot for this run: it may be the other's that is missing. If it fails, the sweep's look ends the other.
     if (outcome.holder !== undefined)
       void this.#endFor(tenantId, outcome.holder, runId).catch((err: unknown) =>

@@ -19,7 +19,7 @@ import {
   type StageOptions,
   text,
 } from './stage.ts'
-import { FairQueue, Line } from '../fair-queue.ts'
+import { FairQueue } from '../fair-queue.ts'
 import { RunLimits } from '../limits.ts'
 import { MemoryRunStore } from '../memory/store.ts'
 
@@ -125,30 +125,17 @@ test('where all slots belong to parents, one delegated run of each goes on at a 
   const children = ['busy_one', 'busy_two', 'away_three'] as const
   const { store, parked, approvals, decide } = await parkedRuns(profileNamed('writer'), ...children)
   const s = await limited(t, { runningRuns: 1 }, endless, { store, more: [approvals] })
-  const { runId: idle, sessionId } = (await post(s, {})).json()
-  await s.dispatch.cancel('acme', idle)
   assert.equal((await post(s, { id: 'busy' })).statusCode, 202)
-  assert.equal((await post(s, { id: 'queued', sessionId, whenBusy: 'enqueue' })).json().status, 'queued')
   await Promise.all(children.map(decide))
   await eventually('one goes on', () => parked.size === 2)
   assert.equal([...parked.keys()].filter((id) => id.startsWith('busy')).length, 1)
   assert.equal((await post(s, {})).statusCode, 429, 'it is no slot for others')
   const [first] = children.filter((id) => !parked.has(id))
   await s.dispatch.cancel('acme', first!)
+  await decide('busy_one')
+  await decide('busy_two')
   await eventually('the other one goes on', () => parked.size === 1)
   assert.deepEqual([...parked.keys()], ['away_three'], 'its parent does not execute, so it waits for a slot')
-})
-
-test('whoever needs more than there is keeps its place and lets others pass, as many as there is enough for together', () => {
-  const line = new Line()
-  const called: string[] = []
-  for (const [id, needs] of Object.entries({ large: 8, one: 3, two: 4, three: 1 }))
-    line.join(id, () => called.push(id), needs)
-  line.callFirst(16, 7)
-  assert.deepEqual(called, ['one', 'two'])
-  assert.deepEqual([line.needsMore('large', 7), line.needsMore('one', 0)], [true, false])
-  line.callFirst(1, 8)
-  assert.deepEqual([called.at(-1), line.size], ['large', 1])
 })
 
 test('a slot that is on its way back to the store is not taken meanwhile', async () => {
