@@ -79,8 +79,7 @@ export interface EnqueueRun extends Omit<StartRun, 'create'> {
 }
 
 export type EnqueueOutcome =
-  /** `holder` is the run that an interrupt is to end: the one that holds the session. */
-  | { readonly kind: 'queued'; readonly holder?: string }
+  | { readonly kind: 'queued' }
   | { readonly kind: 'exists'; readonly run: RunSummary }
   /** `maxQueued` runs already wait for the session. */
   | { readonly kind: 'full' }

@@ -188,11 +188,6 @@ export class Submission {
     if (outcome.kind === 'unfunded') throw outcome.why
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
     this.#executor.limits.began(tenantId, asked)
-    // At once, and not when there is a slot for this run: it may be the other's that is missing. If it fails, the sweep's look ends the other.
-    if (outcome.holder !== undefined)
-      void this.#endFor(tenantId, outcome.holder, runId).catch((err: unknown) =>
-        this.#deps.log.warn({ err, sessionId }, 'the run that another interrupts could not be ended yet'),
-      )
     // The session may have become free since it was found busy. A run that was just ending has not seen the queue, and may not have been seen to be
     // over, so look again before the next sweep would.
     this.advance(tenantId, sessionId)
@@ -204,15 +199,12 @@ export class Submission {
       while (this.#executor.takes(sessionId)) {
         const next = await this.#claimNext(tenantId, sessionId)
         if (next.kind !== 'held') return
-        await this.#endFor(tenantId, next.runId, next.interrupt)
+        await this.#cancellation.cancel(tenantId, next.runId, { status: 'cancelled', ...interruptedBy(next.interrupt) })
       }
     } catch (err) {
       // The next sweep of any conductor tries again.
       this.#deps.log.warn({ err, sessionId }, 'the next run of a session could not be started yet')
     }
-  }
-  #endFor(tenantId: string, runId: string, interrupt: string): Promise<unknown> {
-    return this.#cancellation.cancel(tenantId, runId, { status: 'cancelled', ...interruptedBy(interrupt) })
   }
   /** Begins the next queued run of a session if there is one and the tenant has a slot and room for it. */
   async #claimNext(tenantId: string, sessionId: string): Promise<NextOutcome> {

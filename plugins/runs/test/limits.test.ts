@@ -44,18 +44,6 @@ const post = (s: Stage, task: object) =>
 const status = async (s: Stage, id: string): Promise<RunSummary['status'] | undefined> =>
   (await s.store.findRun('acme', id))?.status
 
-test('an interrupt ends the run under way also when that has the only slot of its tenant', async (t) => {
-  const script: Script = async function* (run, signal) {
-    if (run.prompt === 'first') yield* endless(run, signal)
-    yield result(run.prompt)
-  }
-  const s = await limited(t, { runningRuns: 1 }, script)
-  const first = (await post(s, { prompt: 'first' })).json()
-  const second = (await post(s, { sessionId: first.sessionId, whenBusy: 'interrupt' })).json()
-  await eventually('the interrupt has run', async () => (await status(s, second.runId)) === 'ok')
-  assert.equal((await s.store.findRun('acme', first.runId))?.error?.code, 'interrupted_by')
-})
-
 test('a tenant has as many runs at once as it may; the next is refused, and starts once one has ended', async (t) => {
   const s = await limited(t, { runningRuns: 2 })
   const first = (await post(s, {})).json().runId
