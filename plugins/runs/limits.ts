@@ -6,6 +6,7 @@ import { attachmentBytesOf } from '#contracts/prompt'
 import type { AdmitAttachments, RunStore, StartRun } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
 import { Line } from './fair-queue.ts'
+import { SessionCount } from './session-count.ts'
 
 /** What this process knows about one tenant. */
 interface Share {
@@ -29,20 +30,14 @@ interface Share {
   /** Accepted runs that wait for a slot, and those that wait for room for their attachments. */
   readonly forSlot: Line
   readonly forRoom: Line
-  /** Sessions at the last count, sessions begun here since then, and those of them that may not be stored yet. */
-  sessions: number
-  begun: number
-  storing: number
-  counting: Promise<void> | undefined
-  countedAt: number
+  readonly sessions: SessionCount
 }
 
-/** A process keeps 1/20 of a limit in reserve, rounded down, so of a small limit nothing; and counts sessions again after 1/20 of those left. */
+/** A process keeps 1/20 of a limit in reserve, rounded down, so of a small limit nothing. */
 const sparePart = 20
 const askAgainMs = 200
 const sweepEveryMs = 10_000
 const calledBySweep = 16
-const countEveryMs = 600_000
 const dayMs = 86_400_000
 const today = (): number => Math.floor(Date.now() / dayMs)
 
@@ -149,23 +144,11 @@ export class RunLimits {
   /** Refuses a new session when the tenant already has as many as its limit allows. The caller then says when the session is stored, or will not be. */
   async admitSession(tenantId: string): Promise<void> {
     if (!this.#limits) return
-    const share = this.#of(tenantId)
-    const { sessions: most } = this.#limits.of(tenantId)
-    const isFull = (): boolean => share.sessions + share.begun >= most
-    const age = Date.now() - share.countedAt
-    const unseen = Math.max(1, Math.floor((most - share.sessions) / sparePart))
-    const mustCount = isFull() ? share.begun > share.storing || age > askAgainMs : share.begun >= 2 * unseen
-    if (mustCount) await this.#countSessions(tenantId, share, most)
-    // Count without delaying the start: a tenant may have very many sessions.
-    else if (age > countEveryMs || share.begun >= unseen)
-      void this.#countSessions(tenantId, share, most).catch(() => {})
-    if (isFull()) throw overLimit('sessions', most)
-    share.begun++
-    share.storing++
+    await this.#of(tenantId).sessions.admit(this.#limits.of(tenantId).sessions)
   }
   /** Called when a session that was admitted is stored, or will not be. */
   sessionStored(tenantId: string): void {
-    if (this.#limits) this.#of(tenantId).storing--
+    if (this.#limits) this.#of(tenantId).sessions.stored()
   }
   /** Refuses attachments when the tenant's runs hold as many bytes as its limit allows. A tenant that holds none may always bring those of one run. */
   admitAttachments(tenantId: string, runId: string, bytes: number): void {
@@ -268,23 +251,13 @@ export class RunLimits {
     share.attachments += bytes
     return true
   }
-  #countSessions(tenantId: string, share: Share, most: number): Promise<void> {
-    const count = async (): Promise<void> => {
-      // The count includes these for certain. Those on their way to the store may be missing, so they stay counted here.
-      const stored = share.begun - share.storing
-      share.countedAt = Date.now()
-      share.sessions = await this.#store.countSessions(tenantId, most)
-      share.begun -= stored
-    }
-    return (share.counting ??= count().finally(() => (share.counting = undefined)))
-  }
   #of(tenantId: string): Share {
     let share = this.#shares.get(tenantId)
     if (share) return share
     const runs = { held: 0, used: 0, waiting: 0, spare: 0, asking: undefined, fullUntil: 0 }
-    const sessions = { sessions: 0, begun: 0, storing: 0, counting: undefined, countedAt: 0 }
+    const sessions = new SessionCount((most) => this.#store.countSessions(tenantId, most))
     const lines = { forSlot: new Line(), forRoom: new Line() }
-    share = { ...runs, ...sessions, ...lines, logged: 0, day: 0, unsaved: 0, attachments: 0 }
+    share = { ...runs, ...lines, sessions, logged: 0, day: 0, unsaved: 0, attachments: 0 }
     this.#shares.set(tenantId, share)
     this.#timer ??= setInterval(() => this.#sweep(), sweepEveryMs).unref()
     return share
@@ -326,11 +299,11 @@ export class RunLimits {
     for (const [tenantId, share] of this.#shares) {
       // Another process may have given slots back. All that are called ask for theirs together.
       for (const line of [share.forSlot, share.forRoom]) line.callFirst(calledBySweep)
-      const { used, waiting, asking, unsaved, attachments, storing, forSlot, forRoom } = share
-      if (used + waiting + unsaved + attachments + storing + forSlot.size + forRoom.size > 0 || asking) continue
+      const { used, waiting, asking, unsaved, attachments, forSlot, forRoom } = share
+      if (used + waiting + unsaved + attachments + forSlot.size + forRoom.size > 0 || asking) continue
       // Nobody has needed a slot since the last sweep, so return the share for other processes to use.
       if (share.held > 0) this.#settle(tenantId, share, true)
-      else if (Date.now() > share.countedAt + countEveryMs && !this.logIsFull(tenantId)) this.#shares.delete(tenantId)
+      else if (share.sessions.isOutdated && !this.logIsFull(tenantId)) this.#shares.delete(tenantId)
     }
   }
   async #save(): Promise<void> {
