@@ -75,6 +75,9 @@ export class Cancellation {
     }
     const stolen = !drained && (await this.#store.steal(tenantId, runId, 'cancelled', { code, message }))
     if (stolen) run?.abandon()
+    // It was queued, and the one behind it may need less.
+    const left = stolen && !waited ? await this.#store.findRun(tenantId, runId) : undefined
+    if (left) this.#executor.limits.firstChanged(tenantId, left.sessionId)
     return { waited, drained, stolen }
   }
 

@@ -2,8 +2,6 @@ import { tenantKey } from '#contracts/ids'
 
 /** How many sessions are looked at concurrently. */
 const together = 16
-/** How many are remembered in a line: more than may wait by default. Sweeps find the others again. */
-const mostInLine = 4_000
 
 /**
  * The sessions whose queue may advance, served round-robin by tenant, so that a tenant with thousands of sessions delays nobody. A session that is
@@ -50,26 +48,5 @@ export class FairQueue {
     this.#looking.delete(key)
     if (again) this.add(tenantId, sessionId)
     this.#fill()
-  }
-}
-
-/** What waits for something of its tenant. The first is taken out and called when there may be enough for it. If there is not, it joins anew. */
-export class Line {
-  readonly #waiting = new Map<string, () => void>()
-
-  get size(): number {
-    return this.#waiting.size
-  }
-  /** `again` tries once more. Whoever is in line already keeps its place. */
-  join(id: string, again: () => void): void {
-    if (this.#waiting.size < mostInLine) this.#waiting.set(id, again)
-  }
-  leave(id: string): void {
-    this.#waiting.delete(id)
-  }
-  callFirst(count = 1): void {
-    const first = this.#waiting.entries().take(count).toArray()
-    for (const [id] of first) this.#waiting.delete(id)
-    for (const [, again] of first) again()
   }
 }

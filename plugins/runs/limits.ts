@@ -5,7 +5,7 @@ import type { Profile } from '#contracts/profiles'
 import { attachmentBytesOf } from '#contracts/prompt'
 import type { AdmitAttachments, RunStore, StartRun } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
-import { Line } from './fair-queue.ts'
+import { Line } from './line.ts'
 import { SessionCount } from './session-count.ts'
 
 /** What this process knows about one tenant. */
@@ -37,7 +37,7 @@ interface Share {
 const sparePart = 20
 const askAgainMs = 200
 const sweepEveryMs = 10_000
-const calledBySweep = 16
+const calledAtOnce = 16
 const dayMs = 86_400_000
 const today = (): number => Math.floor(Date.now() / dayMs)
 
@@ -95,29 +95,39 @@ export class RunLimits {
     if (!this.#limits) return void (await claim(undefined))
     const share = this.#of(tenantId)
     const { forSlot, forRoom } = share
+    const needs = forRoom.needsOf(id)
+    // Sweeps name it every few seconds, and the store need not be asked as long as there is no room.
+    if (needs !== undefined && !this.#isRoom(tenantId)(needs)) return forRoom.join(id, again, needs)
     const slot = this.take(tenantId)
     // It waits in line while it asks, so that it hears of a slot that becomes free meanwhile.
     if (slot !== true) forSlot.join(id, again)
     const isExempt = !(await slot)
     if (isExempt && !(await exempt?.())) return
     if (isExempt) share.used++
-    for (const line of [forSlot, forRoom]) line.leave(id)
+    forSlot.leave(id)
     let admitted: string | undefined,
+      refused = false,
       begun = false
     try {
       begun = await claim((runId, bytes) => {
         if (admitted !== undefined) this.arrived(tenantId, admitted)
         admitted = this.#admits(tenantId, runId, bytes) ? runId : undefined
-        if (admitted === undefined) forRoom.join(id, again)
-        return admitted !== undefined
+        refused = admitted === undefined
+        if (refused) forRoom.join(id, again, bytes)
+        return !refused
       })
+      if (!refused) forRoom.leave(id)
     } finally {
       if (admitted !== undefined) this.arrived(tenantId, admitted)
       if (!begun) this.give(tenantId)
     }
-    // What became free may be enough for more than one.
-    if (share.used < share.held) forSlot.callFirst()
-    if (admitted !== undefined && share.attachments < this.#limits.of(tenantId).attachmentBytes) forRoom.callFirst()
+    // What became free may be enough for more than one. If the store had a slot for this one, it may have others.
+    if (begun && (share.used < share.held || (slot !== true && !isExempt))) forSlot.callFirst()
+    if (admitted !== undefined) this.#callForRoom(tenantId)
+  }
+  /** Another run may be the first of this session's queue now, and need less room. */
+  firstChanged(tenantId: string, sessionId: string): void {
+    this.#shares.get(tenantId)?.forRoom.leave(sessionId)
   }
   /** Takes a slot whatever the limit is, for a run that already executes and continues here. */
   force(tenantId: string): void {
@@ -128,7 +138,8 @@ export class RunLimits {
     if (!share) return
     share.used--
     share.fullUntil = 0
-    share.forSlot.callFirst()
+    // After a run in the slot of its parent, or with a limit that was lowered, there is none for others yet.
+    if (share.used < this.#limits!.of(tenantId).runningRuns) share.forSlot.callFirst()
     if (share.held > share.used + 2 * share.spare) this.#settle(tenantId, share)
   }
   /** The number of executing runs. For other processes it includes the slots that they keep in reserve. */
@@ -165,9 +176,8 @@ export class RunLimits {
   /** Releases the attachment bytes of a run that is over. */
   giveAttachments(tenantId: string, bytes: number): void {
     if (!this.#limits || bytes === 0) return
-    const share = this.#of(tenantId)
-    share.attachments -= bytes
-    share.forRoom.callFirst()
+    this.#of(tenantId).attachments -= bytes
+    this.#callForRoom(tenantId)
   }
   /** Ends the admission of a run's attachments: from now on the run holds them, or nobody does. */
   arrived(tenantId: string, runId: string): void {
@@ -236,6 +246,20 @@ export class RunLimits {
     await this.#save()
   }
 
+  /** Tells for one run after the other whether there is room for it beside those before. One that needs more than there may be needs all of it. */
+  #isRoom(tenantId: string): (bytes: number) => boolean {
+    const most = this.#limits!.of(tenantId).attachmentBytes
+    let room = most - this.#of(tenantId).attachments
+    return (bytes) => {
+      const needs = Math.min(bytes, most)
+      if (needs > room) return false
+      room -= needs
+      return true
+    }
+  }
+  #callForRoom(tenantId: string): void {
+    this.#of(tenantId).forRoom.callFirst(calledAtOnce, this.#isRoom(tenantId))
+  }
   #bytesOf(profile: Profile): number {
     const bytes = this.#profileBytes.get(profile) ?? Buffer.byteLength(JSON.stringify(profile))
     this.#profileBytes.set(profile, bytes)
@@ -297,8 +321,10 @@ export class RunLimits {
   #sweep(): void {
     this.#saving ??= this.#save().finally(() => (this.#saving = undefined))
     for (const [tenantId, share] of this.#shares) {
+      for (const line of [share.forSlot, share.forRoom]) line.sweep()
       // Another process may have given slots back. All that are called ask for theirs together.
-      for (const line of [share.forSlot, share.forRoom]) line.callFirst(calledBySweep)
+      share.forSlot.callFirst(calledAtOnce)
+      this.#callForRoom(tenantId)
       const { used, waiting, asking, unsaved, attachments, forSlot, forRoom } = share
       if (used + waiting + unsaved + attachments + forSlot.size + forRoom.size > 0 || asking) continue
       // Nobody has needed a slot since the last sweep, so return the share for other processes to use.

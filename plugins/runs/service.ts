@@ -12,6 +12,7 @@ import { Cancellation, drainWaitMs, type Executor, type Terminated } from './can
 import { DelegationTrees } from './delegations.ts'
 import { endingOf, orphaned, policyOf, type RunOrder, within } from './ending.ts'
 import { RunLimits } from './limits.ts'
+import { Line } from './line.ts'
 import { follow, type Logs, runChannel, unknownRun } from './log.ts'
 import { FlushClock } from './recorder.ts'
 import { Run, type RunDeps } from './run.ts'
@@ -36,8 +37,8 @@ export class RunService implements Executor {
   /** What each run here needs of this process. */
   readonly #running: RunDeps
   readonly #active = new Map<string, Run>()
-  /** The parents in whose slots delegated runs have gone on. */
-  readonly #slotsOfParents = new Set<string>()
+  /** The parents in whose slots delegated runs have gone on here, and the other delegated runs of each that may go on next. */
+  readonly #slotsOfParents = new Map<string, Line>()
   /** Calls to start a run that are under way. */
   readonly #starting = new Set<Promise<unknown>>()
   readonly #givingUp = new AbortController()
@@ -147,29 +148,39 @@ export class RunService implements Executor {
     const again = (): void => void this.resume(tenantId, runId).catch(() => {})
     const claim = async (admits: AdmitAttachments | undefined): Promise<boolean> => {
       const orphan = await this.#deps.store.resume(tenantId, runId, admits)
-      if (orphan) this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
+      if (orphan) begun = this.begin({ ...orphan, announced: true, orphan: { ...orphan, parked: true } })
       return orphan !== undefined
     }
-    let slot: string | undefined
+    // Another call may begin the run with a slot of its own while this one has that of the parent.
+    let begun: Run | undefined, slot: string | undefined
     const hasSlotOfParent = async (): Promise<boolean> =>
-      (slot = await this.#slotOfParent(tenantId, runId)) !== undefined
+      (slot = await this.#slotOfParent(tenantId, runId, again)) !== undefined
+    const giveBack = (): void => {
+      if (slot === undefined) return
+      const next = this.#slotsOfParents.get(slot)
+      this.#slotsOfParents.delete(slot)
+      next?.callFirst(Infinity)
+    }
     try {
       await this.limits.beginLater(tenantId, `run ${runId}`, again, claim, hasSlotOfParent)
     } finally {
-      const giveBack = (): boolean => slot !== undefined && this.#slotsOfParents.delete(slot)
-      void (this.local(tenantId, runId)?.done ?? Promise.resolve()).then(giveBack)
+      if (begun) void begun.done.then(giveBack)
+      else giveBack()
     }
   }
   /**
    * A parent keeps its slot while it waits for a delegated run: a tenant whose slots all belong to parents would stand still if those runs needed
-   * slots, too. One at a time goes on in the slot of each parent. Undefined: this one does not.
+   * slots, too. One at a time goes on in the slot of each parent. Undefined: this one does not; if another one does, `again` is called once the slot
+   * is free.
    */
-  async #slotOfParent(tenantId: string, runId: string): Promise<string | undefined> {
+  async #slotOfParent(tenantId: string, runId: string, again: () => void): Promise<string | undefined> {
     const { parent } = await this.find(tenantId, runId)
-    const slot = parent && tenantKey(tenantId, parent.runId)
-    if (slot === undefined || this.#slotsOfParents.has(slot)) return undefined
-    this.#slotsOfParents.add(slot)
-    const isRunning = await this.find(tenantId, parent!.runId).then(
+    if (!parent) return undefined
+    const slot = tenantKey(tenantId, parent.runId)
+    const line = this.#slotsOfParents.get(slot)
+    if (line) return void line.join(runId, again)
+    this.#slotsOfParents.set(slot, new Line())
+    const isRunning = await this.find(tenantId, parent.runId).then(
       ({ status }) => status === 'running',
       () => false,
     )

@@ -188,6 +188,7 @@ export class Submission {
     if (outcome.kind === 'unfunded') throw outcome.why
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
     this.#executor.limits.began(tenantId, asked)
+    if (interrupt) this.#executor.limits.firstChanged(tenantId, sessionId)
     // The session may have become free since it was found busy. A run that was just ending has not seen the queue, and may not have been seen to be
     // over, so look again before the next sweep would.
     this.advance(tenantId, sessionId)

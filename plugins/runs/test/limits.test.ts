@@ -21,6 +21,7 @@ import {
 } from './stage.ts'
 import { FairQueue } from '../fair-queue.ts'
 import { RunLimits } from '../limits.ts'
+import { Line } from '../line.ts'
 import { MemoryRunStore } from '../memory/store.ts'
 
 /** A stage whose tenants have these limits. */
@@ -85,6 +86,31 @@ test('a run that may wait waits for a slot as it does for its session', async (t
   await eventually('it begins', async () => (await status(s, 'waits')) === 'running')
 })
 
+test('a run that waits behind one without room begins once that one is cancelled, or has an interrupt before it', async (t) => {
+  const memory = new MemoryRunStore()
+  let advance: Parameters<RunStore['onWaiting']>[0] = () => {}
+  const onWaiting: RunStore['onWaiting'] = (listener) => memory.onWaiting((advance = listener))
+  const s = await limited(t, { attachmentBytes: 8 }, endless, { store: meddling(memory, { onWaiting }) })
+  const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
+  const first = [await post(s, {}), await post(s, {})].map((answer) => answer.json())
+  for (const [n, { sessionId }] of first.entries()) {
+    await post(s, { id: `large-${n}`, sessionId, whenBusy: 'enqueue', attachments })
+    await post(s, { id: `small-${n}`, sessionId, whenBusy: 'enqueue' })
+  }
+  assert.equal((await post(s, { attachments })).statusCode, 202)
+  for (const { runId } of first) await s.dispatch.cancel('acme', runId)
+  const idle = async ({ sessionId }: { sessionId: string }) =>
+    (await s.store.getSession('acme', sessionId))?.status === 'idle'
+  await eventually('there is no room', async () => (await idle(first[0])) && (await idle(first[1])))
+  await s.dispatch.cancel('acme', 'large-0')
+  // As the next sweep of queues does.
+  advance('acme', first[0].sessionId)
+  await eventually('the one behind it begins', async () => (await status(s, 'small-0')) === 'running')
+  await post(s, { id: 'urgent', sessionId: first[1].sessionId, whenBusy: 'interrupt' })
+  await eventually('the interrupt begins', async () => (await status(s, 'urgent')) === 'running')
+  assert.equal(await status(s, 'large-1'), 'queued')
+})
+
 test('runs that people have decided about go on within the limit, one for each slot, before what a tenant has queued since', async (t) => {
   const { store, parked, approvals, decide } = await parkedRuns(profileNamed('writer'), 'one', 'two', 'three')
   const s = await limited(t, { runningRuns: 1 }, endless, { store, more: [approvals] })
@@ -124,6 +150,148 @@ test('where all slots belong to parents, one delegated run of each goes on at a 
   await decide('busy_two')
   await eventually('the other one goes on', () => parked.size === 1)
   assert.deepEqual([...parked.keys()], ['away_three'], 'its parent does not execute, so it waits for a slot')
+})
+
+test('once a delegated run in the slot of its parent is over, the next one of that parent goes on, whoever else waits', async (t) => {
+  // Without sweeps, which would find it ten seconds later.
+  t.mock.timers.enable({ apis: ['setInterval'] })
+  const { store, parked, approvals, decide } = await parkedRuns(profileNamed('writer'), 'busy_one', 'busy_two')
+  const s = await limited(t, { runningRuns: 1 }, endless, { store, more: [approvals] })
+  const { runId: idle, sessionId } = (await post(s, {})).json()
+  await s.dispatch.cancel('acme', idle)
+  assert.equal((await post(s, { id: 'busy' })).statusCode, 202)
+  assert.equal((await post(s, { id: 'queued', sessionId, whenBusy: 'enqueue' })).json().status, 'queued')
+  await decide('busy_one')
+  await eventually('one goes on', () => s.runner.executed.some(({ runId }) => runId === 'busy_one'))
+  await decide('busy_two')
+  await s.dispatch.cancel('acme', 'busy_one')
+  await eventually('the other one goes on', () => parked.size === 0)
+  assert.equal(await status(s, 'queued'), 'queued')
+})
+
+test('a delegated run that went on with a slot of its own leaves that of its parent to the next one', async (t) => {
+  const { store, parked, approvals, decide } = await parkedRuns(profileNamed('writer'), 'busy_one', 'busy_two')
+  // The first call of a run to go on is answered after the second one.
+  const first = Promise.withResolvers<void>()
+  let calls = 0
+  const resume: RunStore['resume'] = async (...run) => {
+    if (run[1] === 'busy_one' && ++calls === 1) await first.promise
+    return store.resume(...run)
+  }
+  const more = [approvals]
+  const s = await limited(t, { runningRuns: 3 }, endless, { store: meddling(store, { resume }), more })
+  const others = [await post(s, {}), await post(s, {})].map((answer) => answer.json().runId as string)
+  assert.equal((await post(s, { id: 'busy' })).statusCode, 202)
+  const late = decide('busy_one')
+  await eventually('it has the slot of its parent', () => calls === 1)
+  for (const other of others) await s.dispatch.cancel('acme', other)
+  await decide('busy_one')
+  assert.deepEqual([...parked.keys()], ['busy_two'])
+  first.resolve()
+  await late
+  assert.equal((await post(s, {})).statusCode, 202)
+  assert.equal((await post(s, {})).statusCode, 429)
+  await decide('busy_two')
+  assert.equal(parked.size, 0)
+})
+
+/** Limits of one tenant, and runs that were accepted earlier. Each begins with its bytes, or says that it has not. */
+function accepted(own: Partial<Limits>, store: Partial<RunStore> = {}) {
+  const limits = new RunLimits(meddling(new MemoryRunStore(), store), limitsOf(own), { warn() {} })
+  const [begun, claimed]: string[][] = [[], []]
+  const looking = new Set<string>()
+  const begin = async (id: string, bytes = 0): Promise<void> => {
+    // As in the queue of sessions to look at.
+    if (looking.has(id)) return
+    looking.add(id)
+    const again = (): void => void begin(id, bytes)
+    await limits.beginLater('acme', id, again, async (admits) => {
+      claimed!.push(id)
+      if (bytes > 0 && !admits!(id, bytes)) return false
+      limits.holdAttachments('acme', id, bytes)
+      return begun!.push(id) > 0
+    })
+    looking.delete(id)
+  }
+  const end = (bytes = 0): void => {
+    limits.give('acme')
+    limits.giveAttachments('acme', bytes)
+  }
+  return { limits, begun: begun!, claimed: claimed!, begin, end }
+}
+const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
+
+test('when there is room again it goes to the first ones that fit, and nobody else is tried', async () => {
+  const { limits, begun, claimed, begin, end } = accepted({ runningRuns: 40, attachmentBytes: 8 })
+  await begin('first', 6)
+  for (const [id, bytes] of [
+    ['large', 9],
+    ['small', 2],
+    ['second', 2],
+    ['third', 2],
+    ['fourth', 2],
+    ['fifth', 2],
+  ] as const)
+    await begin(id, bytes)
+  assert.deepEqual(begun, ['first', 'small'])
+  claimed.length = 0
+  end(6)
+  await settled()
+  assert.deepEqual(
+    [begun.splice(0), claimed.splice(0)],
+    [
+      ['first', 'small', 'second', 'third', 'fourth'],
+      ['second', 'third', 'fourth'],
+    ],
+  )
+  await begin('large', 9)
+  assert.deepEqual(claimed, [], 'while there is no room for it the store is not asked')
+  for (let n = 0; n < 4; n++) {
+    end(2)
+    await settled()
+  }
+  assert.deepEqual([begun, claimed], [['fifth'], ['fifth']])
+  end(2)
+  await settled()
+  assert.deepEqual(begun, ['fifth', 'large'])
+  await limits.close()
+})
+
+test('a run that found a slot in the store calls the next one, until the store has no more', async () => {
+  let free = 0
+  const holdRuns: RunStore['holdRuns'] = async (_tenantId, wanted) => Math.min(wanted, free)
+  const { limits, begun, begin, end } = accepted({ runningRuns: 10 }, { holdRuns })
+  const ids = Array.from({ length: 6 }, (_, n) => `run ${n}`)
+  await Promise.all(ids.map((id) => begin(id)))
+  assert.deepEqual(begun, [])
+  // Another process has given back five.
+  free = 5
+  limits.force('acme')
+  end()
+  for (let n = 0; n < 20; n++) await settled()
+  assert.deepEqual(begun, ids.slice(0, 5))
+  await limits.close()
+})
+
+test('who is called in vain stays the first in line, and who does not come is forgotten', () => {
+  const line = new Line()
+  const called: string[] = []
+  const join = (id: string, needs = 0): void => line.join(id, () => void called.push(id), needs)
+  for (const id of ['one', 'two', 'three']) join(id)
+  line.callFirst()
+  line.callFirst()
+  assert.deepEqual(called.splice(0), ['one', 'two'])
+  join('one')
+  line.callFirst()
+  assert.deepEqual(called.splice(0), ['one'])
+  line.sweep()
+  assert.equal(line.size, 3)
+  line.callFirst()
+  line.sweep()
+  assert.deepEqual([called.splice(0), line.size], [['three'], 1], 'called since the sweep before')
+  join('three', 5)
+  line.callFirst(2, (needs) => needs < 5)
+  assert.deepEqual([called, line.needsOf('three'), line.needsOf('one')], [[], 5, undefined])
 })
 
 test('a slot that is on its way back to the store is not taken meanwhile', async () => {
