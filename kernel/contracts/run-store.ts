@@ -79,7 +79,8 @@ export interface EnqueueRun extends Omit<StartRun, 'create'> {
 }
 
 export type EnqueueOutcome =
-  | { readonly kind: 'queued' }
+  /** `holder`: the run that held the session when an interrupt was queued. */
+  | { readonly kind: 'queued'; readonly holder?: string }
   | { readonly kind: 'exists'; readonly run: RunSummary }
   /** `maxQueued` runs already wait for the session. */
   | { readonly kind: 'full' }

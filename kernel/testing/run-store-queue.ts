@@ -181,11 +181,13 @@ export function testQueueLimits(open: OpenStore): void {
 
   test('a line is bounded, an interrupt always fits', async (t) => {
     const store = await open(t)
-    const { sessionId } = await begin(store)
+    const { claim, sessionId } = await begin(store)
     const outcomes = await Promise.all(Array.from({ length: maxQueued + 5 }, () => enqueue(store, sessionId)))
     assert.equal(outcomes.filter((outcome) => outcome.kind === 'queued').length, maxQueued)
     assert.equal(outcomes.filter((outcome) => outcome.kind === 'full').length, 5)
     assert.equal((await store.listRuns('acme', { sessionId, status: 'queued' })).total, maxQueued)
+    assert.deepEqual(await enqueue(store, sessionId, unique('run'), true), { kind: 'queued', holder: claim.runId })
+    await store.steal('acme', claim.runId, 'cancelled', stolen)
     assert.deepEqual(await enqueue(store, sessionId, unique('run'), true), { kind: 'queued' })
   })
 

@@ -191,9 +191,19 @@ export class Submission {
     if (interrupt) this.#executor.limits.firstChanged(tenantId, sessionId)
     // The session may have become free since it was found busy. A run that was just ending has not seen the queue, and may not have been seen to be
     // over, so look again before the next sweep would.
-    this.advance(tenantId, sessionId)
+    if (outcome.holder === undefined) this.advance(tenantId, sessionId)
+    else void this.#interrupt(asked, outcome.holder).finally(() => this.advance(tenantId, sessionId))
     setTimeout(this.advance, lookAgainMs, tenantId, sessionId).unref()
     return { runId, sessionId, status: 'queued' }
+  }
+  /** Ends the run that holds the session of a queued one, which may have to wait for just the slot that this run has. */
+  async #interrupt({ tenantId, runId }: Asked, holder: string): Promise<void> {
+    try {
+      await this.#cancellation.cancel(tenantId, holder, { status: 'cancelled', ...interruptedBy(runId) })
+    } catch (err) {
+      // Whoever finds a slot for the queued run tries again.
+      this.#deps.log.warn({ err, runId }, 'a run could not be interrupted yet')
+    }
   }
   async #lookAt(tenantId: string, sessionId: string): Promise<void> {
     try {

@@ -119,7 +119,8 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     if (this.#rows.waitingOf(tenantId) >= most) return { kind: 'tenant_full' }
     place.waiting[front ? 'unshift' : 'push']({ runId, front })
     this.#rows.putRun(newRun(run, now()))
-    return { kind: 'queued' }
+    const { claimRun } = place
+    return { kind: 'queued', ...(front && claimRun !== undefined ? { holder: claimRun } : {}) }
   }
   async claimNext(tenantId: string, sessionId: string, admits?: AdmitAttachments): Promise<NextOutcome> {
     const session = this.#rows.session(tenantId, sessionId)

@@ -35,7 +35,7 @@ import { runValues } from './starts.ts'
 // a run that is just committing, and then sees it.
 const lockSession = prepared(
   'queue-lock-session',
-  'SELECT profile, status FROM sessions WHERE tenant_id = :tenant AND id = :session FOR UPDATE',
+  'SELECT profile, status, claim_run AS holder FROM sessions WHERE tenant_id = :tenant AND id = :session FOR UPDATE',
 )
 const takeWaiting = prepared(
   'queue-take-waiting',
@@ -125,6 +125,8 @@ interface NextRow extends Omit<TaskRow, 'run_id'> {
 interface LockedRow {
   readonly profile: string
   readonly status: SessionStatus
+  /** The run that holds the session. Null: none does. */
+  readonly holder: string | null
 }
 
 const listTenants = prepared('queue-tenants', 'SELECT tenant_id, stamp::text AS stamp FROM run_queue_tenants')({})
@@ -199,7 +201,8 @@ export function createQueue({ db, instance, lostClaims, charges, onWanted }: Que
       if (interrupt) await cancelWaiting(tx, run.sessionId, interruptedBy(runId), true)
       const row = { ...values, front: interrupt }
       const queued = await tx.query(billing ? insert.billed({ ...row, ...holdValues(billing, run) }) : insert.free(row))
-      if (queued.length > 0) return { kind: 'queued' }
+      const { holder } = session
+      if (queued.length > 0) return { kind: 'queued', ...(interrupt && holder !== null ? { holder } : {}) }
       return { kind: 'exists', run: toRun((await existing())!) }
     })
   return {

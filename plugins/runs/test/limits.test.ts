@@ -86,6 +86,17 @@ test('a run that may wait waits for a slot as it does for its session', async (t
   await eventually('it begins', async () => (await status(s, 'waits')) === 'running')
 })
 
+test('an interrupt gets the slot of the run that it interrupts', async (t) => {
+  // Without sweeps and deadlines.
+  t.mock.timers.enable({ apis: ['setInterval'] })
+  const s = await limited(t, { runningRuns: 1 })
+  const { sessionId, runId } = (await post(s, {})).json()
+  const waiting = await post(s, { id: 'urgent', sessionId, whenBusy: 'interrupt' })
+  assert.deepEqual([waiting.statusCode, waiting.json().status], [202, 'queued'])
+  await eventually('it begins', async () => (await status(s, 'urgent')) === 'running')
+  assert.equal((await s.store.findRun('acme', runId))!.error!.code, 'interrupted_by')
+})
+
 test('a run that waits behind one without room begins once that one is cancelled, or has an interrupt before it', async (t) => {
   const memory = new MemoryRunStore()
   let advance: Parameters<RunStore['onWaiting']>[0] = () => {}
