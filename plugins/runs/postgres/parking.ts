@@ -23,6 +23,10 @@ const park = prepared(
    SELECT 1 FROM run`,
 )
 const isParked = `id = :run AND claim_owner = '${parked}'`
+const sizeOf = prepared(
+  'run-size-of-parked',
+  `SELECT ${attachmentBytes} AS bytes FROM runs WHERE tenant_id = :tenant AND ${isParked}`,
+)
 // Requires a process that is not dead, because no sweep would find the run again. The waiting time counts anew from here. Until the next attempt is
 // on record nothing of it was begun, so whoever finds the run without its owner parks it again.
 const count = prepared(
@@ -30,7 +34,7 @@ const count = prepared(
   `UPDATE runs SET waited_ms = coalesce(waited_ms, 0) + round(extract(epoch FROM clock_timestamp() - parked_at) * 1000)::bigint,
      parked_at = clock_timestamp()
    WHERE tenant_id = :tenant AND ${isParked} AND status = 'running' AND EXISTS (SELECT 1 FROM instances WHERE id = :self AND NOT dead)
-   RETURNING ${attachmentBytes} AS bytes`,
+   RETURNING 1`,
 )
 const parkAgain = prepared(
   'run-park-again',
@@ -75,8 +79,10 @@ export const createParking = ({ db, instance, lostClaims, charges, onWanted }: P
       db
         .tenant(tenantId, async (tx) => {
           const values = { tenant: tenantId, run: runId, self: instance.id }
-          const [waits] = await tx.query<{ bytes: number }>(count(values))
+          // A run that is not admitted is asked for again and again, so nothing is written for it.
+          const [waits] = await tx.query<{ bytes: number }>(sizeOf(values))
           if (!waits || (waits.bytes > 0 && !admits(runId, waits.bytes))) return undefined
+          if ((await tx.query(count(values))).length === 0) return undefined
           const [row] = await tx.query<OrphanRow>(resume(values))
           return row && toOrphan(tenantId, row, parked)
         })

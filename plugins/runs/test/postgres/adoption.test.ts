@@ -189,9 +189,15 @@ test('a run that was taken to go on, and never was, is left once more by whoever
   const claim = await begin(a, 'acme', '1')
   await a.append(claim, chunkOf(claim, 1, 1))
   assert.equal(await a.park(claim, async () => {}), true)
+  const version = async (): Promise<unknown> => {
+    const row = { text: `SELECT xmin::text FROM runs WHERE tenant_id = 'acme' AND id = $1`, values: [claim.runId] }
+    return (await stores.db.batch<[object[]]>('acme', [row]))[0][0]
+  }
+  const before = await version()
   const asked: [string, number][] = []
   const refused = await a.resume('acme', claim.runId, (...one) => asked.push(one) > 1)
   assert.deepEqual([refused, asked], [undefined, [[claim.runId, 8]]], 'nobody has room for its attachments yet')
+  assert.deepEqual(await version(), before, 'nothing was written')
   const taken = await a.resume('acme', claim.runId, (...one) => asked.push(one) > 1)
   assert.deepEqual([taken?.claim.epoch, taken?.attempt], [3, 1])
   assert.equal(await b.resume('acme', claim.runId), undefined, 'it has an owner')
