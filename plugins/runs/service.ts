@@ -170,7 +170,7 @@ export class RunService implements Executor {
   }
   /**
    * A parent keeps its slot while it waits for a delegated run: a tenant whose slots all belong to parents would stand still if those runs needed
-   * slots, too. One at a time goes on in the slot of each parent. Undefined: this one does not; if another one does, `again` is called once the slot
+   * slots, too. One at a time goes on here in the slot of each parent. Undefined: this one does not; if another one does, `again` is called once the slot
    * is free.
    */
   async #slotOfParent(tenantId: string, runId: string, again: () => void): Promise<string | undefined> {
