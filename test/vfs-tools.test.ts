@@ -250,7 +250,7 @@ test('what programs in the sandbox wrote is there before a tool looks, and what 
   assert.deepEqual([written.content, settled], ["'files/by-tool' is written: 1 bytes.\n[vfs: not kept]", 3])
 })
 
-test('while the server is away tools say so, leases are of unknown state, and sessions end nevertheless', async (t) => {
+test('while the server is away tools say so, leases are of unknown state, and sessions end here, but whoever ends one is told', async (t) => {
   const { vfs, manager, said } = await setup(t)
   const session = sessionOf()
   await said(session, 'vfs_write', { path: 'files/a', content: 'a' })
@@ -264,7 +264,7 @@ test('while the server is away tools say so, leases are of unknown state, and se
     [session.id],
     'a lease that could not be opened is none',
   )
-  await manager.close('acme', session.id)
+  await assert.rejects(manager.close('acme', session.id), { status: 502 })
   assert.deepEqual(manager.leases('acme'), [])
 })
 

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { availableParallelism } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Delegations } from '#contracts/delegation'
-import { newSessionId, runnerHash } from '#contracts/ids'
+import { isClientId, newSessionId, runnerHash } from '#contracts/ids'
 import type { WrittenObjects } from '#contracts/object-writes'
 import type { RunnerInfo, RunnerLink, RunnerSession, RunnerSessions, RunnerTopology } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
@@ -134,7 +134,7 @@ async function deleteSession(
 ): Promise<void> {
   const session = table.find(tenantId, id)
   // A session that is not in memory may have files from before a restart, or of which the server was not told.
-  if (!session) return vfs?.close(tenantId, id)
+  if (!session) return isClientId(id) ? vfs?.close(tenantId, id) : undefined
   const isIdle = session.activeRunId === undefined
   table.remove(session)
   const close = async (): Promise<void> => {

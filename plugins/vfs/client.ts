@@ -41,6 +41,15 @@ const of = ({ tenantId: tenant, sessionId }: VfsView, signal: AbortSignal | unde
   headers: sessionId === undefined ? {} : { [vfsSessionHeader]: sessionId },
 })
 
+/** The URL of the VirtualFS listener of this process. AppError 502 when it is not open, or not yet. */
+export function ownUrl(urlOf: (listener: string) => string): string {
+  try {
+    return urlOf('vfs')
+  } catch (cause) {
+    throw vfsErrors.vfsUpstreamUnavailable({ cause })
+  }
+}
+
 /** The client of the VirtualFS server at a URL. Specification 4.18. */
 export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): SigningClient {
   const identity = identityOf(signer)

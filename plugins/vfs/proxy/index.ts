@@ -8,7 +8,7 @@ import { TenantData } from '#contracts/retention'
 import { Signers } from '#contracts/signing'
 import { type VfsClient, vfsErrors, type VfsUsage } from '#contracts/vfs'
 import { followTls, hasKey, PeerTls, SingleFlight } from '#kit'
-import { createVfsClient } from '../client.ts'
+import { createVfsClient, ownUrl } from '../client.ts'
 import { Shares } from '../shares.ts'
 import { forward, proxyRoutes, turnsOf, Upstream } from './routes.ts'
 
@@ -77,7 +77,14 @@ export default definePlugin({
         onceClosed(reply.raw, shares.take(tenantId))
         reply.raw.once('finish', () => counter.inc({ method: request.method, status: reply.statusCode }))
         const key = await client?.knownKey(tenantId)
-        return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer, key, paced })
+        return forward(request, reply, {
+          base: new URL(baseUrl ?? ownUrl(urlOf)),
+          target,
+          tenantId,
+          signer,
+          key,
+          paced,
+        })
       })
     })
     // A VirtualFS server in this process reports usage and erases data by itself.
@@ -98,13 +105,4 @@ function tellUsage(limits: TenantLimits, client: Pick<VfsClient, 'usage'>): void
   limits.uses('vfsBytes', async (tenantId) => (await ask(tenantId))?.bytes)
   limits.uses('vfsEntries', async (tenantId) => (await ask(tenantId))?.entries)
   limits.uses('vfsSessions', async (tenantId) => (await ask(tenantId))?.sessions)
-}
-
-function baseOf(baseUrl: string | undefined, urlOf: (listener: string) => string): URL {
-  try {
-    return new URL(baseUrl ?? urlOf('vfs'))
-  } catch (cause) {
-    // The listener of this process is not open, or not open yet.
-    throw vfsErrors.vfsUpstreamUnavailable({ cause })
-  }
 }

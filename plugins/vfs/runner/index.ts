@@ -8,7 +8,7 @@ import { PlatformTools } from '#contracts/tools'
 import { vfsErrors } from '#contracts/vfs'
 import { VfsManager } from '#contracts/vfs-manager'
 import { followTls, PeerTls } from '#kit'
-import { createVfsClient } from '../client.ts'
+import { createVfsClient, ownUrl } from '../client.ts'
 import { Leases } from './leases.ts'
 import { fileTools } from './tools.ts'
 
@@ -32,7 +32,7 @@ export default definePlugin({
     // The conductors' key gives access to every secret of every tenant. It is used only if this process is a conductor as well.
     const signer = deps.signers.get('runner') ?? deps.signers.get('vfs')
     // A VirtualFS server in this process can be used only if requests can be signed with a key.
-    const own = listeners.includes('vfs') && signer ? () => urlOf('vfs') : undefined
+    const own = listeners.includes('vfs') && signer ? () => ownUrl(urlOf) : undefined
     const baseUrl = config.baseUrl ?? own
     if (baseUrl === undefined) return { manager: nothing, tools: {} }
     if (!signer) {
