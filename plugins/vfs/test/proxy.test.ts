@@ -66,7 +66,8 @@ async function startProxy(t: TestContext, baseUrl: string, signer?: Signer, conf
     const [answer] = (await once(asked, 'response')) as [IncomingMessage]
     return { status: answer.statusCode, headers: answer.headers, body: await text(answer) }
   }
-  return { url, ask, data: found[0]!.data, uses, turns }
+  const { server } = kernel.listeners['conductor']!
+  return { url, ask, data: found[0]!.data, uses, turns, server, limits }
 }
 
 test('the prefix is stripped, and nothing that the client proves itself with goes on: the request is signed for the tenant of its key', async (t) => {
@@ -383,4 +384,19 @@ test('searches and long lists take as many turns of their tenant as they cost', 
     assert.equal((await ask('GET', path)).status, 200)
   const of = (weight: number) => ['acme', 'readsPerMinute', weight]
   assert.deepEqual(turns, [of(60), of(60), of(10), of(10)])
+})
+
+test('who leaves while a search waits for its turn holds no share of its tenant afterwards', async (t) => {
+  const base = await upstreamOf(t, (_, answer) => answer.end('{}'))
+  const { url, ask, server, limits } = await startProxy(t, base, (await testVfs(t)).signer, { requestsAtOnce: 1 })
+  const [waits, gate] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+  t.mock.method(limits, 'turn', () => (waits.resolve(), gate.promise))
+  const left = once(server, 'request').then(([, response]) => once(response, 'close'))
+  const asked = request(url, { path: '/api/vfs/search?q=x' })
+  asked.on('error', () => {}).end()
+  await waits.promise
+  asked.destroy()
+  await left
+  gate.resolve()
+  await until(async () => (await ask('GET', '/api/vfs/mounts')).status === 200, 'free')
 })
