@@ -16,7 +16,7 @@ import {
 } from '@modelcontextprotocol/server'
 import type { Kv } from '#contracts/kv'
 import { invalidRequest } from '../../contracts/http-errors.ts'
-import { onceClosed, ping, stream } from '../../http/streams.ts'
+import { ping, stream } from '../../http/streams.ts'
 import * as rehearsal from './rehearsal.ts'
 
 /** Requests that a server behind the endpoint answers in its own words. */
@@ -90,13 +90,15 @@ export class McpEndpoint {
   /** Answers one request. `who` is the caller; callers cannot cancel the calls of others. */
   async answer(request: FastifyRequest, reply: FastifyReply, tools: ServedTools, who = ''): Promise<FastifyReply> {
     const body = messagesIn(request.body)
-    if (Array.isArray(body) && body.length === 0) return reply.code(202).send()
+    const isEmpty = Array.isArray(body) && body.length === 0
+    // Who has left already cannot cancel what is begun now: its close was told before.
+    if (isEmpty || reply.raw.destroyed) return reply.code(202).send()
     const headers = new Headers(
       Object.entries(request.headers).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
     )
     const { raw } = reply
     const abort = new AbortController()
-    onceClosed(raw, () => {
+    raw.once('close', () => {
       // A closed connection cancels the call.
       if (!raw.writableFinished) abort.abort(new Error('the client has left'))
     })
