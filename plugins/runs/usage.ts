@@ -133,9 +133,12 @@ export class RunUsage {
    * Called when the run ended in the middle of a model call whose usage nobody reports. The call counts as at least its input and its answer so
    * far. In a sandbox the runner has measured it instead. `stopped`: the call may not have answered anything yet.
    */
-  cutOff({ model, instructions }: Pick<Profile, 'model' | 'instructions'>, prompt: string, stopped: boolean): void {
+  cutOff(profile: Pick<Profile, 'model' | 'instructions' | 'workerMode'>, prompt: string, stopped: boolean): void {
+    const { model, instructions, workerMode } = profile
     const { deltas, bytes } = this.#answer
-    if (this.#sandbox || !this.#calling || (deltas === 0 && !stopped)) return
+    // A sandbox that is only for its tools measures no call.
+    const isMeasured = workerMode === 'sandbox' && this.#sandbox !== undefined
+    if (isMeasured || !this.#calling || (deltas === 0 && !stopped)) return
     const before = this.#last
     const inputTokens = before
       ? before.inputTokens + before.outputTokens

@@ -146,6 +146,9 @@ interface Schema {
 
 /** Nesting is bounded, because a schema may refer to itself. */
 const maxDepth = 8
+/** Values of an answer, and characters of them. The schema is a tenant's, and all runs of the process wait while the answer is made. */
+const mostValues = 1_000
+const mostChars = 256 * 1024
 
 const formats: Readonly<Record<string, string>> = {
   'date-time': '2026-01-01T00:00:00Z',
@@ -159,11 +162,16 @@ const formats: Readonly<Record<string, string>> = {
 /** A value that fits a schema. Texts are `said`, numbers are the first number in the question. */
 function sampleOf(root: unknown, said: string, question: string): unknown {
   const number = Number(/-?\d+(?:\.\d+)?/.exec(question)?.[0] ?? 0)
+  let [values, chars] = [0, 0]
+  const given = (value: unknown): unknown => {
+    chars += JSON.stringify(value)?.length ?? 0
+    return chars > mostChars ? null : value
+  }
   const sample = (schema: Schema, depth: number): unknown => {
-    if (depth > maxDepth) return null
-    if ('const' in schema) return schema.const
-    if (schema.enum) return schema.enum[0]
-    if ('default' in schema) return schema.default
+    if (depth > maxDepth || ++values > mostValues || chars > mostChars) return null
+    if ('const' in schema) return given(schema.const)
+    if (schema.enum) return given(schema.enum[0])
+    if ('default' in schema) return given(schema.default)
     const other = schema.$ref === undefined ? (schema.anyOf ?? schema.oneOf)?.[0] : named(root as Schema, schema.$ref)
     if (other) return sample(other, depth + 1)
     if (schema.allOf) return sample(Object.assign({}, schema, { allOf: undefined }, ...schema.allOf), depth + 1)
@@ -173,12 +181,14 @@ function sampleOf(root: unknown, said: string, question: string): unknown {
       return Object.fromEntries(members.map(([name, member]) => [name, sample(member, depth + 1)]))
     }
     if (type === 'array')
-      return Array.from({ length: schema.minItems ?? 1 }, () => sample(schema.items ?? {}, depth + 1))
+      return Array.from({ length: Math.min(schema.minItems ?? 1, mostValues - values) }, () =>
+        sample(schema.items ?? {}, depth + 1),
+      )
     if (type === 'integer' || type === 'number') return within(schema, type === 'integer' ? Math.round(number) : number)
     if (type === 'boolean') return true
     if (type === 'null') return null
     const text = formats[schema.format ?? ''] ?? said
-    return text.slice(0, schema.maxLength).padEnd(schema.minLength ?? 0, '.')
+    return given(text.slice(0, schema.maxLength).padEnd(Math.min(schema.minLength ?? 0, mostChars), '.'))
   }
   return sample(root as Schema, 0)
 }

@@ -112,3 +112,14 @@ test('a figure that cannot be is none, and one that is too large is cut', () => 
   assert.deepEqual(useOf([accepted, sandbox(1.6)]), { idleSeconds: 2 })
   assert.deepEqual(useOf([accepted, sandbox(1e12)]), { idleSeconds: 604_800 })
 })
+
+test('a call that was cut off is estimated, also where a sandbox is only for tools; one in a sandbox was measured', () => {
+  const used = (workerMode: 'static' | 'sandbox') => {
+    const encoder = createEventEncoder('r1', 's1', 1)
+    const usage = new RunUsage(undefined)
+    for (const [i, event] of [accepted, sandbox(30), said].entries()) read(usage, encoder.line(event), i + 1)
+    usage.cutOff({ model: 'a/cheap', instructions: 'x'.repeat(40), workerMode }, 'y'.repeat(40), true)
+    return usage.calls?.inputTokens
+  }
+  assert.deepEqual([used('static'), used('sandbox')], [20, undefined])
+})

@@ -166,3 +166,19 @@ test('it answers in the form that is asked for, and says what it is where a text
   const loop = { type: 'object' as const, properties: { next: { $ref: '#' } } }
   await partsOf({ prompt: [user('x')], responseFormat: { type: 'json', schema: loop } })
 })
+
+test('an answer in a form is bounded, whatever the form asks for', async () => {
+  const wide = Object.fromEntries(Array.from({ length: 150 }, (_, i) => [`a${i}`, { $ref: '#' }]))
+  for (const schema of [
+    { type: 'array', minItems: 1_000_000_000, items: { type: 'integer' } },
+    { type: 'array', minItems: 1_000_000_000, items: { type: 'array', minItems: 1_000_000_000 } },
+    { type: 'object', properties: wide },
+    { type: 'string', minLength: 400_000_000 },
+    { type: 'array', minItems: 1_000, items: { const: 'x'.repeat(60_000) } },
+  ] as const) {
+    const text = textOf(
+      await partsOf({ prompt: [user('x')], responseFormat: { type: 'json', schema: schema as never } }),
+    )
+    assert.ok(text.length < 1_000_000, `${text.length} characters`)
+  }
+})

@@ -9,6 +9,8 @@ import {
   startExternalServer,
   type ExternalTool,
 } from '#testing'
+import type { Connection } from '../tools/connection.ts'
+import { createToolSet } from '../tools/toolset.ts'
 import { conversation, generalOnStandIn, model } from './support.ts'
 
 const many: Record<string, ExternalTool> = {
@@ -120,4 +122,21 @@ test('what does not exist or makes no sense is answered with what to do instead'
   assert.equal(told[4], 'true send_mail done', 'a tool that is not shown may be called all the same')
   assert.match(told[5]!, /^false The arguments of the call are not a JSON object/)
   assert.match(told[6]!, /^false 'name' has to name a tool/)
+})
+
+test('others have their turns while thousands of tools with long descriptions are made ready to be searched', async () => {
+  const tools = Array.from({ length: 2_000 }, (_, i) => ({
+    name: `tool_${i}`,
+    description: `Does thing ${i}. ${`word${i} `.repeat(800)}`,
+    inputSchema: { type: 'object' as const },
+  }))
+  const connection = { tools, changed: false, close: async () => {} } as unknown as Connection
+  const set = createToolSet(undefined, [{ name: 'hub', connection }], 10)
+  let found: string | undefined
+  const searching = set.call('search_tools', { query: `thing 1234 ${'x'.repeat(1_000_000)}` }, 'a')
+  void searching.then(({ content }) => (found = content))
+  let turns = 0
+  for (; found === undefined; turns++) await new Promise(setImmediate)
+  assert.ok(turns >= 2_000 / 50, `${turns} turns`)
+  assert.match(found, /mcp__hub__tool_1234/)
 })

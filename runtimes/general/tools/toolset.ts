@@ -70,7 +70,7 @@ export function createToolSet(
         if (!allowed.ok) return allowed
       }
       if (entry) return entry.connection.call(entry.tool, input, callId, name)
-      return catalogue?.unknown(name) ?? unknownTool(name)
+      return catalogue ? catalogue.unknown(name) : unknownTool(name)
     },
     refresh() {
       const changed = servers.filter(({ connection }) => connection.changed)
@@ -177,32 +177,38 @@ const usualHits = 5
 const maxHits = 20
 /** The most similar names that are suggested for a tool that does not exist. */
 const maxSuggestions = 3
+/** What is searched of the tools, and asked at once: servers list as much as they like, and all runs of the process wait while it is read. */
+const maxIndexed = 5_000
+const maxIndexedChars = 300
+const maxQueryChars = 200
+/** Tools that are entered before others have their turn. */
+const indexedAtOnce = 50
 
 /** Tools that are not listed for the model. It finds them with `search_tools` and calls them with `call_tool`. */
 interface Catalogue {
   readonly specs: readonly LanguageModelV4FunctionTool[]
-  search(input: Readonly<Record<string, unknown>>): ToolOutcome
+  search(input: Readonly<Record<string, unknown>>): Promise<ToolOutcome>
   /** The answer to a call of a tool that does not exist. */
-  unknown(name: string): ToolOutcome
+  unknown(name: string): Promise<ToolOutcome>
 }
 
 /** `about` tells the model where the tools come from. */
 function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: string): Catalogue {
   const byName = new Map(tools.map((tool) => [tool.name, tool]))
   // Created on the first search, because many runs need no tool.
-  let index: MiniSearch | undefined
-  const find = (query: string, limit: number): LanguageModelV4FunctionTool[] => {
+  let index: Promise<MiniSearch> | undefined
+  const find = async (query: string, limit: number): Promise<LanguageModelV4FunctionTool[]> => {
     index ??= indexOf(tools)
-    return index
-      .search(query)
+    return (await index)
+      .search(query.slice(0, maxQueryChars))
       .slice(0, limit)
       .flatMap(({ id }) => byName.get(String(id)) ?? [])
   }
   return {
     specs: [searchSpec(tools.length, about), callSpec],
-    search({ query, limit }) {
+    async search({ query, limit }) {
       if (typeof query !== 'string' || query.trim() === '') return failed(`'query' has to be text.`)
-      const found = find(
+      const found = await find(
         query,
         typeof limit === 'number' && limit >= 1 ? Math.min(Math.floor(limit), maxHits) : usualHits,
       )
@@ -211,8 +217,8 @@ function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: s
       const shown = found.map(({ name, description, inputSchema }) => ({ name, description, inputSchema }))
       return { ok: true, content: bounded(JSON.stringify(shown)) }
     },
-    unknown(name) {
-      const near = find(name, maxSuggestions).map((tool) => `'${tool.name}'`)
+    async unknown(name) {
+      const near = (await find(name, maxSuggestions)).map((tool) => `'${tool.name}'`)
       const hint = near.length > 0 ? `Did you mean ${near.join(' or ')}?` : `Look for one with ${searchTools}.`
       return failed(`There is no tool '${name}'. ${hint}`)
     },
@@ -220,14 +226,17 @@ function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: s
 }
 
 /** BM25 over names and descriptions. Words of a name count more; prefixes and typing errors match with less weight. */
-function indexOf(tools: readonly LanguageModelV4FunctionTool[]): MiniSearch {
+async function indexOf(tools: readonly LanguageModelV4FunctionTool[]): Promise<MiniSearch> {
   const index = new MiniSearch({
     fields: ['name', 'description'],
     idField: 'name',
     tokenize: wordsOf,
     searchOptions: { boost: { name: 2 }, prefix: true, fuzzy: 0.2 },
   })
-  index.addAll(tools.map(({ name, description = '' }) => ({ name, description })))
+  const documents = tools
+    .slice(0, maxIndexed)
+    .map(({ name, description = '' }) => ({ name, description: description.slice(0, maxIndexedChars) }))
+  await index.addAllAsync(documents, { chunkSize: indexedAtOnce })
   return index
 }
 
