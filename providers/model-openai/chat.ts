@@ -151,9 +151,13 @@ async function send(
 const present = (headers: Readonly<Record<string, string | undefined>>): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).filter((line): line is [string, string] => line[1] !== undefined))
 
+/** The most bytes of a streamed answer, twice what the longest answers have: reasoning, arguments of tools and unfinished frames are kept as a whole. */
+const mostAnswerBytes = 64 * 1024 * 1024
+
 /** The parts of a streamed answer. */
 function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelParts {
   let over = false
+  let bytes = 0
   return {
     async next() {
       while (!over) {
@@ -164,6 +168,8 @@ function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelP
         } catch (cause) {
           throw broken(cause, url, 'The connection to the model server broke.', answer.status)
         }
+        for (const { length } of arrived ?? []) bytes += length
+        if (bytes > mostAnswerBytes) throw broken(undefined, url, 'The answer of the model server does not end.')
         over = arrived === undefined
         const parts = arrived ? reader.read(arrived) : reader.end()
         if (parts.length > 0) return parts

@@ -79,7 +79,7 @@ export class Homes {
     entry.busy = false
     if (entry.rollout === undefined) await this.forget(sessionId)
     else this.#touch(sessionId, entry)
-    await this.#evict()
+    await this.#evict(sessionId)
   }
 
   async exportState(sessionId: string): Promise<StateBundle | undefined> {
@@ -104,7 +104,7 @@ export class Homes {
     }
     await this.forget(sessionId)
     this.#entries.set(sessionId, entry)
-    await this.#evict()
+    await this.#evict(sessionId)
   }
 
   async forget(sessionId: string): Promise<void> {
@@ -144,12 +144,12 @@ export class Homes {
     this.#entries.set(sessionId, entry)
   }
 
-  async #evict(): Promise<void> {
+  async #evict(newest: string): Promise<void> {
     const { sessions, totalBytes } = this.#limits
     for (const [sessionId, entry] of this.#entries) {
-      // The newest always stays, because no conductor has had the time to fetch it.
-      if (this.#entries.size <= 1 || (this.#entries.size <= sessions && this.#totalBytes <= totalBytes)) break
-      if (!entry.busy) await this.forget(sessionId)
+      if (this.#entries.size <= sessions && this.#totalBytes <= totalBytes) break
+      // The newest always stays, because no conductor has had the time to fetch it: what is busy may take all the room for a while.
+      if (!entry.busy && sessionId !== newest) await this.forget(sessionId)
     }
   }
 }

@@ -199,3 +199,20 @@ test('frames that differ in their text alone are handed out together, whatever s
     assert.deepEqual(together, [texts.slice(1), [...texts, ...texts]])
   }
 })
+
+test('an answer that does not end is broken off, whatever it consists of', async () => {
+  let pulled = 0
+  const piece = Buffer.alloc(1024 * 1024, 'x')
+  const endless = new ReadableStream<Uint8Array>({
+    pull: (controller) => {
+      if (++pulled > 200) controller.close()
+      else controller.enqueue(pulled === 1 ? Buffer.from('data: "') : piece)
+    },
+  })
+  await assert.rejects(
+    partsOf(ours(async () => new Response(endless))),
+    ({ message, isRetryable }: { message: string; isRetryable: boolean }) =>
+      /does not end/.test(message) && !isRetryable,
+  )
+  assert.ok(pulled < 100, `${pulled} MiB`)
+})

@@ -174,6 +174,23 @@ test('the least recently used conversations go first, and none that a run is in'
   assert.deepEqual(there('a', 'e'), ['a'], 'the newest stays when it is too large by itself')
 })
 
+test('what is busy may take all the room, and the newest conversation stays nevertheless', async (t) => {
+  const homes = homesFor(t, { sessions: 9, totalBytes: 1_000 })
+  const used = async (sessionId: string): Promise<void> => {
+    const home = await homes.enter(sessionId, 'r', false)
+    await write(home, meta())
+    await homes.leave(sessionId, home, true)
+  }
+  const large = await homes.enter('large', 'r1', false)
+  await write(large, `${meta()}${'x'.repeat(2_000)}\n`)
+  await homes.leave('large', large, true)
+  await homes.enter('large', 'r2', false)
+  await used('old')
+  assert.equal(homes.has('old'), true)
+  await used('new')
+  assert.deepEqual([homes.has('large'), homes.has('old'), homes.has('new')], [true, false, true])
+})
+
 test('a session that is forgotten while its run ends stays forgotten', async (t) => {
   const homes = homesFor(t)
   const home = await homes.enter('s', 'r', false)
