@@ -14,6 +14,7 @@ const mostTokensOfRun = 1e15
 const mostMicrocentsOfRun = mostCents * microcentsPerCent
 /** How a runner's event marks tool calls that the worker did not report. */
 const unsaid = Buffer.from(`"stage":"${unsaidCallsStage}"`)
+const reasoning = Buffer.from('"stage":"reasoning"')
 const mostUnsaid = 1_000_000
 /** The most idle seconds that are counted. An idle sandbox is paused long before. */
 const mostIdleSeconds = 7 * 24 * 3_600
@@ -115,7 +116,7 @@ export class RunUsage {
     if (!this.#sandboxIsKnown) this.#readSandbox(type, line, seq)
     if (type === 'tool_call') this.toolCalls++
     if (type === 'assistant') this.said(1, line.length)
-    if (type === 'progress' && line.includes(unsaid)) this.toolCalls += whole(parseLine(line)?.['count'], mostUnsaid)
+    if (type === 'progress') this.#readProgress(line)
     if (this.#calling === undefined || type === 'tool_result') this.#calling = true
     if (type !== 'usage' && type !== 'session_init') return true
     const event = parseLine(line)
@@ -124,6 +125,11 @@ export class RunUsage {
     return event !== undefined
   }
 
+  #readProgress(line: Buffer): void {
+    if (line.includes(unsaid)) this.toolCalls += whole(parseLine(line)?.['count'], mostUnsaid)
+    // What a model thinks is part of its answer. It comes in larger pieces than its words, so their number says nothing.
+    if (line.includes(reasoning)) this.said(0, Math.max(0, line.length - bytesAround))
+  }
   /** Counts deltas that were not read one by one. */
   said(deltas: number, bytes: number): void {
     this.#calling = true

@@ -14,6 +14,7 @@ import { type Model, type OpenCall, openCall, usageOf } from './models.ts'
 import type { OutputForm } from './output.ts'
 import { createReasoning, type Reasoning } from './reasoning.ts'
 import type { Connected } from './tools/connect.ts'
+import { failed } from './tools/outcome.ts'
 import type { ToolSet } from './tools/toolset.ts'
 
 export interface RunDeps {
@@ -35,6 +36,9 @@ type Events = AsyncGenerator<EventBatch>
 
 /** The most model calls of one run, unless the profile sets a limit. */
 const defaultMaxSteps = 16
+/** The most calls of one answer: all of them are carried out at once. */
+const mostCalls = 64
+const tooManyCalls = `Not carried out: an answer may call ${mostCalls} tools. Call it again.`
 
 /** Makes the runs of this process. Each run is read as its events. */
 export const createTurns =
@@ -283,7 +287,10 @@ class Run {
    * of all others are known by then. Images follow if the model accepts images.
    */
   async *#execute(calls: readonly PendingCall[]): Events {
-    const outcomes = calls.map((call) => ({ call, outcome: execute(this.#tools, call) }))
+    const outcomes = calls.map((call, i) => ({
+      call,
+      outcome: i < mostCalls ? execute(this.#tools, call) : Promise.resolve(failed(tooManyCalls)),
+    }))
     const { profile } = this.#envelope
     const mayWait = ({ call }: { readonly call: PendingCall }): number => Number(needsApproval(profile, call.name))
     const images: FilePart[] = []

@@ -18,20 +18,31 @@ export interface Conversation {
   readonly resumes: boolean
 }
 
-/** The conversations of this process: one folder per session, in which the vendor writes a single file. */
+/**
+ * The conversations of this process: one folder per session, in which the vendor writes a single file. Bounded: the least recently used ones go first,
+ * and conductors have copies.
+ */
 export interface Conversations {
   has(sessionId: string): boolean
   /** Begins a run. Removes what an earlier attempt of the run left, because the turn is repeated. */
   begin(envelope: Pick<RunEnvelope, 'sessionId' | 'runId' | 'attempt'>): Promise<Conversation>
-  /** Called when the vendor's process is gone. `keeps`: the model wrote something that the next run must know. */
+  /** Must be called after `begin`, when the vendor's process is gone. `keeps`: the model wrote something that the next run must know. */
   settle(sessionId: string, keeps: boolean): Promise<void>
   exportState(sessionId: string): Promise<StateBundle | undefined>
   hydrate(sessionId: string, bundle: StateBundle): Promise<void>
   forget(sessionId: string): Promise<void>
 }
 
+interface ConversationLimits {
+  readonly sessions: number
+  readonly totalBytes: number
+}
+const usualLimits: ConversationLimits = { sessions: 10_000, totalBytes: 2 * 1024 * 1024 * 1024 }
+
 interface Session {
   readonly id: string
+  /** True while a run is in it. */
+  readonly busy: boolean
   /** How many bytes of the conversation's file belong to finished turns. */
   readonly bytes: number
   /** The last run, and the size of the file before it. The vendor only appends. */
@@ -45,15 +56,42 @@ const fileOf = (id: string): string => `projects/${projectName}/${id}.jsonl`
 const idOf = (name: string): string | undefined =>
   new RegExp(`^projects/${projectName}/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\\.jsonl$`).exec(name)?.[1]
 
-export function createConversations(root: Root): Conversations {
+const folderIn = (root: Root, sessionId: string): string => join(root.path, 'sessions', sessionId)
+
+/** Removes the first conversations until the limits are kept. The newest always stays, because no conductor has had the time to fetch it. */
+async function evict(
+  root: Root,
+  sessions: Map<string, Session>,
+  limits: ConversationLimits,
+  newest: string,
+): Promise<void> {
+  let total = sessions.values().reduce((sum, { bytes }) => sum + bytes, 0)
+  for (const [sessionId, { bytes, busy }] of sessions) {
+    if (sessions.size <= limits.sessions && total <= limits.totalBytes) return
+    if (busy || sessionId === newest) continue
+    total -= bytes
+    sessions.delete(sessionId)
+    // Renamed first, so that nothing is removed of a conversation that is restored there meanwhile.
+    const gone = join(root.path, `gone-${randomUUID()}`)
+    await rename(folderIn(root, sessionId), gone).catch(() => {})
+    await rm(gone, { recursive: true, force: true, maxRetries: 3 })
+  }
+}
+
+export function createConversations(root: Root, limits: ConversationLimits = usualLimits): Conversations {
+  /** The least recently used one first. */
   const sessions = new Map<string, Session>()
-  const folderOf = (sessionId: string): string => join(root.path, 'sessions', sessionId)
+  const keep = (sessionId: string, session: Session): void => {
+    sessions.delete(sessionId)
+    sessions.set(sessionId, session)
+  }
+  const folderOf = (sessionId: string): string => folderIn(root, sessionId)
   const remove = (sessionId: string): Promise<void> =>
     rm(folderOf(sessionId), { recursive: true, force: true, maxRetries: 3 })
   const fresh = async (sessionId: string): Promise<Session> => {
     // Use a new id, because the vendor refuses to begin a conversation whose file exists.
     await remove(sessionId)
-    return { id: randomUUID(), bytes: 0 }
+    return { id: randomUUID(), bytes: 0, busy: false }
   }
   return {
     has(sessionId) {
@@ -68,18 +106,21 @@ export function createConversations(root: Root): Conversations {
       const bytes = (again ? known.last?.bytes : known?.bytes) ?? 0
       const session = known && bytes > 0 ? { ...known, bytes } : await fresh(sessionId)
       if (bytes > 0) await truncate(join(folder, fileOf(session.id)), bytes)
-      sessions.set(sessionId, { ...session, last: { runId, bytes } })
+      keep(sessionId, { ...session, busy: true, last: { runId, bytes } })
       return { folder, id: session.id, resumes: bytes > 0 }
     },
     async settle(sessionId, keeps) {
       const session = sessions.get(sessionId)
       // The session was forgotten in the meantime.
       if (!session?.last) return remove(sessionId)
+      const over = { ...session, busy: false }
+      keep(sessionId, over)
       const file = join(folderOf(sessionId), fileOf(session.id))
       const before = session.last.bytes
       const bytes = keeps ? await lastTurn(file, before) : before
       if (bytes > 0) await truncate(file, bytes)
-      sessions.set(sessionId, { ...session, bytes })
+      keep(sessionId, { ...over, bytes })
+      await evict(root, sessions, limits, sessionId)
     },
     async exportState(sessionId) {
       const session = sessions.get(sessionId)
@@ -102,7 +143,8 @@ export function createConversations(root: Root): Conversations {
         if (size === 0 || (await lastTurn(file, 0)) !== size) throw archiveErrors.invalidState()
         await remove(sessionId)
         await rename(arrived, folderOf(sessionId))
-        sessions.set(sessionId, { id, bytes: size })
+        keep(sessionId, { id, bytes: size, busy: false })
+        await evict(root, sessions, limits, sessionId)
       } finally {
         await rm(incoming, { recursive: true, force: true })
       }

@@ -119,7 +119,10 @@ async function* answer(
   const place = { model: modelId(envelope.profile.model), server: server() }
   const { query } = await vendor.load()
   const conversation = await conversations.begin(envelope)
-  const scratch = await openScratch(root)
+  const scratch = await openScratch(root).catch(async (error: unknown) => {
+    await conversations.settle(envelope.sessionId, false)
+    throw error
+  })
   const process = vendorProcess()
   const turn = new Turn(envelope, tools, schemas)
   const options = optionsOf(envelope, { ...place, conversation, scratch, tools, spawn: process.spawn })

@@ -123,3 +123,12 @@ test('a call that was cut off is estimated, also where a sandbox is only for too
   }
   assert.deepEqual([used('static'), used('sandbox')], [20, undefined])
 })
+
+test('what a model has thought counts as a part of the answer that was cut off', () => {
+  const encoder = createEventEncoder('r1', 's1', 1)
+  const usage = new RunUsage(undefined)
+  const thought = { type: 'progress', stage: 'reasoning', message: 'x'.repeat(4_000) } as const
+  for (const [i, event] of [accepted, thought, thought].entries()) read(usage, encoder.line(event), i + 1)
+  usage.cutOff({ model: 'a/cheap', instructions: '', workerMode: 'static' }, 'hi', true)
+  assert.ok(Math.abs(usage.calls!.outputTokens - 2_000) < 50, `${usage.calls!.outputTokens} tokens`)
+})

@@ -97,14 +97,14 @@ test('a server that is dead, refuses or is no MCP server costs only its tools, a
 
 test('a server that never answers is waited for a while, and not for the whole run', async (t) => {
   const silent = createServer(() => {}).listen(0, '127.0.0.1')
-  t.after(() => new Promise((resolve) => silent.close(resolve)))
+  t.after(() => silent.close())
   await new Promise((resolve) => silent.once('listening', resolve))
   const url = `http://127.0.0.1:${(silent.address() as AddressInfo).port}/mcp`
   const sockets = new Set<{ destroy(): void }>()
   silent.on('connection', (socket) => sockets.add(socket))
   const { runtime } = await generalOnStandIn(t, { reply: { text: 'done' } })
-  const run = async () => {
-    const envelope = testEnvelope({ ...model, mcpServers: [{ name: 'silent', url }] })
+  const run = async (tenantId = 'acme') => {
+    const envelope = testEnvelope({ ...model, tenantId, mcpServers: [{ name: 'silent', url }] })
     const events = await collectRun(bareSidecar(runtime), envelope)
     assert.equal(terminalOf(events).type, 'result')
     return stages(events, 'mcp_server_unavailable').map(({ message }) => message)
@@ -114,6 +114,8 @@ test('a server that never answers is waited for a while, and not for the whole r
   assert.deepEqual(await run(), ['The server did not answer a moment ago.'], 'the next run does not wait for it')
   assert.equal(sockets.size, asked)
   for (const socket of sockets) socket.destroy()
+  await new Promise((resolve) => silent.close(resolve))
+  assert.deepEqual(await run('globex'), ['The server cannot be reached.'], 'that of another tenant asks for itself')
 })
 
 test('a server that was silent is asked again after a while', () => {

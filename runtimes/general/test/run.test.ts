@@ -90,6 +90,23 @@ test('tools of the session are listed once, called with the token, and their res
   assert.equal(events.filter((event) => event.type === 'usage').length, 2, 'each model call is counted when it is over')
 })
 
+test('of very many calls in one answer the first are carried out, and the model is told of the others', async (t) => {
+  let called = 0
+  const tools = await startToolServer(t, {
+    count: async () => {
+      called++
+      return { text: 'counted' }
+    },
+  })
+  const { runtime, server } = await generalOnStandIn(t, { reply: { text: 'ok' } })
+  server.next({ toolCalls: Array.from({ length: 70 }, (_, i) => ({ id: `c${i}`, name: 'count', arguments: {} })) })
+  const events = await collectRun(bareSidecar(runtime), testEnvelope({ profile, sessionMcpUrl: tools.url }))
+  const results = events.flatMap((event) => (event.type === 'tool_result' ? [event] : []))
+  assert.deepEqual([called, results.length, results.filter(({ ok }) => ok).length], [64, 70, 64])
+  assert.match(results[69]!.content, /may call 64 tools/)
+  assert.equal(terminalOf(events).type, 'result')
+})
+
 test('a tool that fails, does not exist or gets broken arguments is told to the model, and the run goes on', async (t) => {
   const tools = await startToolServer(t, {
     fail: async () => ({ text: 'It broke.', isError: true }),

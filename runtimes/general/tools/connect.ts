@@ -1,5 +1,6 @@
 import { hasApprovals, needsApproval } from '#contracts/approvals'
 import type { McpServer, UnavailableMcpServer } from '#contracts/mcp-servers'
+import { tenantKey } from '#contracts/ids'
 import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { isTimeout, McpEras, whyUnavailable } from '#kit/mcp'
@@ -20,17 +21,20 @@ export interface Connected {
  */
 export async function connectTools(
   connections: ToolConnections,
-  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'mcpUnavailable'>,
+  envelope: Pick<
+    RunEnvelope,
+    'tenantId' | 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'mcpUnavailable'
+  >,
   maxSchemas: number,
   silence: Silence,
   signal: AbortSignal,
 ): Promise<Connected | undefined> {
-  const { profile, mcpServers = [], mcpUnavailable = [] } = envelope
+  const { tenantId, profile, mcpServers = [], mcpUnavailable = [] } = envelope
   // Every envelope has the address, but a session without tools has nothing to list there.
   const sessionMcpUrl = profile.tools.length === 0 && !hasApprovals(profile) ? undefined : envelope.sessionMcpUrl
   if (sessionMcpUrl === undefined && mcpServers.length + mcpUnavailable.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
-  const external = Promise.all(named.map((server) => connectExternal(connections, server, silence, signal)))
+  const external = Promise.all(named.map((server) => connectExternal(connections, tenantId, server, silence, signal)))
   const servers: ExternalServer[] = []
   const unavailable = [...mcpUnavailable]
   try {
@@ -66,16 +70,19 @@ async function connectSession(
 
 async function connectExternal(
   connections: ToolConnections,
+  tenantId: string,
   { name, url, transport, headers, addresses, tools }: McpServer,
   silence: Silence,
   signal: AbortSignal,
 ): Promise<ExternalServer | UnavailableMcpServer> {
-  if (silence.isKnown(url)) return { server: name, message: 'The server did not answer a moment ago.' }
+  // Of one tenant, because a server may answer each differently, and whose run waited in vain is that tenant's alone.
+  const place = tenantKey(tenantId, url)
+  if (silence.isKnown(place)) return { server: name, message: 'The server did not answer a moment ago.' }
   try {
     const address = { url, transport, headers, tools, eras: connections.eras }
     return { name, connection: await connect(connections.to(addresses), address, signal) }
   } catch (error) {
-    if (!signal.aborted && isTimeout(error)) silence.note(url)
+    if (!signal.aborted && isTimeout(error)) silence.note(place)
     return { server: name, message: whyUnavailable(error) }
   }
 }
@@ -108,19 +115,19 @@ const skipMs = 30_000
 /** How many silent servers are remembered. The number is bounded, because tenants name the servers. */
 const maxKnown = 1_000
 
-/** External servers that recently did not answer in time. */
+/** External servers that recently did not answer in time, each for one tenant. */
 export interface Silence {
-  isKnown(url: string): boolean
-  note(url: string): void
+  isKnown(place: string): boolean
+  note(place: string): void
 }
 
 export function createSilence(now: () => number = Date.now): Silence {
   const until = new Map<string, number>()
   return {
-    isKnown: (url) => (until.get(url) ?? 0) > now(),
-    note(url) {
-      until.delete(url)
-      until.set(url, now() + skipMs)
+    isKnown: (place) => (until.get(place) ?? 0) > now(),
+    note(place) {
+      until.delete(place)
+      until.set(place, now() + skipMs)
       for (const oldest of until.keys()) {
         if (until.size <= maxKnown) return
         until.delete(oldest)
