@@ -195,7 +195,7 @@ async function deleteRuns(tx: TenantTx, runs: readonly Owned[], endUser: string)
              deliveries AS (DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND run_id = ANY($2)),
              marks AS (DELETE FROM run_marks m USING runs r WHERE r.tenant_id = $1 AND r.id = ANY($2)
                AND m.tenant_id = $1 AND m.status = r.status AND m.started_at = r.started_at AND m.run_id = r.id),
-             repeats AS (DELETE FROM idempotency_keys WHERE tenant_id = $1 AND plan ->> 'runId' = ANY($2)),
+             repeats AS (DELETE FROM idempotency_keys WHERE tenant_id = $1 AND run_id = ANY($2)),
              noted AS (INSERT INTO erased_runs (tenant_id, run_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING)
            DELETE FROM runs WHERE tenant_id = $1 AND id = ANY($2)`,
     values: [tx.tenantId, runs.map(({ id }) => id)],
