@@ -67,6 +67,20 @@ export const attachmentBytesOf = ({ attachments = [] }: PromptFields): number =>
 export const hasLinks = ({ attachments }: PromptFields): boolean =>
   attachments?.some(({ link }) => link !== undefined) ?? false
 
+/** The tokens that vendors count for a large image. */
+const imageTokens = 1_600
+/** A page of a PDF is about 50 KB, 66,000 characters of base64, and 2,000 tokens. */
+const fileCharsPerToken = 24
+/** About as many tokens as models count for an image or a file of so many characters of base64. */
+export const fileTokens = (mediaType: string, chars: number): number =>
+  mediaType.startsWith('image/') ? imageTokens : chars / fileCharsPerToken
+/** About as many tokens as models count for the attachments of a prompt. Those that are text are read as text, of which four bytes are a token. */
+export const attachmentTokensOf = ({ attachments = [] }: PromptFields): number =>
+  attachments.reduce((sum, { mediaType, data = '', link }) => {
+    const bytes = link?.bytes ?? bytesOfBase64(data)
+    return sum + (readable.test(mediaType) ? bytes / 4 : fileTokens(mediaType, (bytes / 3) * 4))
+  }, 0)
+
 /** Decodes base64. Undefined for other text. Decoding megabytes costs a tenth of checking each character. */
 export function decodeBase64(data: string): Buffer | undefined {
   const bytes = Buffer.from(data, 'base64')

@@ -5,7 +5,7 @@ import type {
   LanguageModelV4ToolResultPart,
 } from '@ai-sdk/provider'
 import type { ObjectLink } from '#contracts/linked-objects'
-import { attachedText, type Attachment, type PromptFields } from '#contracts/prompt'
+import { attachedText, type Attachment, fileTokens, type PromptFields } from '#contracts/prompt'
 
 type TextPart = LanguageModelV4TextPart
 export type ReasoningPart = LanguageModelV4ReasoningPart
@@ -184,6 +184,11 @@ export class OpenTurn {
     this.#messages.push(userMessage('The tools above returned these images.', images))
   }
 
+  /** Replaces the messages so far by these, in which results are cut. */
+  shorten(messages: readonly Message[]): void {
+    this.#messages.splice(0, this.#messages.length, ...messages)
+  }
+
   /** Refuses the step's answer, and tells the model why. */
   askForAnother(sentence: string): void {
     const from = this.#messages.length
@@ -287,16 +292,11 @@ const signatureSize = ({ providerOptions }: ReasoningPart): number =>
 const fileCharsOf = ({ data }: FilePart | LinkedPart): number =>
   data.type === 'data' ? data.data.length : Math.ceil(data.link.bytes / 3) * 4
 
-/** The tokens that vendors count for a large image. */
-const imageTokens = 1_600
-/** A page of a PDF is about 50 KB and 2,000 tokens. */
-const fileCharsPerToken = 24
 /** The approximate tokens of a message's images and files. */
 export function fileTokensOf({ role, content }: Message): number {
   let tokens = 0
   for (const part of role === 'user' ? content : [])
-    if (part.type === 'file')
-      tokens += part.mediaType.startsWith('image/') ? imageTokens : fileCharsOf(part) / fileCharsPerToken
+    if (part.type === 'file') tokens += fileTokens(part.mediaType, fileCharsOf(part))
   return tokens
 }
 

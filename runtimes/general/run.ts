@@ -7,7 +7,8 @@ import type { RunEnvelope } from '#contracts/run-envelope'
 import type { EventBatch, RuntimeEvent, Texts } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
 import { createCallIds, execute, type PendingCall, pendingCall, replayInto } from './calls.ts'
-import { type ContextWindow, createContext, type Fitted, type History, type RestoredTurn } from './conversation.ts'
+import { type ContextWindow, createContext, type Fitted } from './context.ts'
+import type { History, RestoredTurn } from './conversation.ts'
 import { errorEvent, ModelFailure, modelFailure, reported, generalErrors } from './errors.ts'
 import { type FilePart, haveLinks, OpenTurn, withContents } from './messages.ts'
 import { type Model, type OpenCall, openCall, usageOf } from './models.ts'
@@ -166,15 +167,16 @@ class Run {
     this.#finish = undefined
     this.#calls = []
     const specs = this.#tools?.specs
-    const { messages } = this.#turn
-    const fitted = this.#context.fit(messages, specs)
+    const fitted = this.#context.fit(this.#turn.messages, specs)
+    if (fitted.turn) this.#turn.shorten(fitted.turn)
     if (fitted.event) yield [fitted.event]
     try {
       return await openCall(this.#model.open, this.#request(fitted), this.#signal)
     } catch (error) {
       const tooLong = error instanceof ModelFailure && error.tooLong
-      const less = tooLong ? this.#context.fitHarder(messages, specs) : undefined
+      const less = tooLong ? this.#context.fitHarder(this.#turn.messages, specs) : undefined
       if (!less) throw error
+      if (less.turn) this.#turn.shorten(less.turn)
       if (less.event) yield [less.event]
       return await openCall(this.#model.open, this.#request(less), this.#signal)
     }

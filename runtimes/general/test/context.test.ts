@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { bareSidecar, collectRun, startToolServer, terminalOf, testEnvelope, testProfile } from '#testing'
-import { createContext, createHistory } from '../conversation.ts'
+import { createContext } from '../context.ts'
+import { createHistory } from '../conversation.ts'
 import { type Message, toolResult, userMessage } from '../messages.ts'
 import { generalOnStandIn, model, pixel, signed, stages } from './support.ts'
 
@@ -74,6 +75,22 @@ test('instructions, tools and the room for the answer count; an image counts as 
   assert.equal(windowOf(2_500, before).fit([userMessage('now', [image])], undefined).event, undefined)
 })
 
+test('images that tools gave are bounded in bytes, however few tokens they are; the newest and those of the user stay', () => {
+  const image = (data: string) => ({
+    type: 'file' as const,
+    mediaType: 'image/png',
+    data: { type: 'data' as const, data },
+  })
+  const large = 'A'.repeat(4_000_000)
+  const shown = (n: number) => [...step(`call-${n}`, 10), userMessage(`shown ${n}`, [image(large)])]
+  const now = [userMessage('look', [image(pixel)]), ...shown(1), ...shown(2), ...shown(3)]
+  const { turn, event } = windowOf(1_000_000, []).fit(now, undefined)
+  assert.equal(event, undefined, 'no result was cut')
+  const files = turn!.map(({ content }) => content.filter(({ type }) => type === 'file').length)
+  assert.deepEqual(files, [1, 0, 0, 0, 0, 0, 1, 0, 0, 1])
+  assert.equal(windowOf(1_000_000, []).fit(turn!, undefined).turn, undefined)
+})
+
 test('reasoning of another model than the one that is asked is left out', () => {
   const history = createHistory()
   const thought: Message = {
@@ -136,17 +153,22 @@ test('a prompt that cannot be made shorter ends the run, and is not sent twice',
   assert.equal(server.requests.length, 1)
 })
 
-test('a run that reads too much cuts its own older results', async (t) => {
+test('a run that reads too much cuts its own older results, and keeps only what is left of them', async (t) => {
   const tools = await startToolServer(t, { read: async () => ({ text: 'data '.repeat(400) }) })
   const { runtime, server } = await generalOnStandIn(t, { reply: { text: 'done' } }, { contextTokens: 2_000 })
   const read = { toolCalls: [{ name: 'read', arguments: {} }] }
   server.next(read, read, read, read, read)
   const profile = { ...model.profile, limits: { maxOutputTokens: 100 } }
-  const events = await collectRun(bareSidecar(runtime), testEnvelope({ profile, sessionMcpUrl: tools.url }))
+  const link = bareSidecar(runtime)
+  const envelope = testEnvelope({ profile, sessionMcpUrl: tools.url })
+  const events = await collectRun(link, envelope)
   assert.equal(terminalOf(events).type, 'result')
   assert.ok(stages(events, 'context_trimmed').some(({ cutResults }) => cutResults! > 0))
   const results = server.requests.at(-1)!.body.messages.filter(({ role }) => role === 'tool')
   assert.equal(results.length, 5)
   assert.match(String(results[0]!.content), /characters were cut/)
   assert.doesNotMatch(String(results[4]!.content), /characters were cut/)
+  await collectRun(link, testEnvelope({ profile, sessionId: envelope.sessionId, prompt: 'and now' }))
+  const later = server.requests.at(-1)!.body.messages.filter(({ role }) => role === 'tool')
+  assert.deepEqual(later, results, 'with whole results the turn would have had no room')
 })
