@@ -157,6 +157,8 @@ export interface DurableSession {
   readonly stateRev: number
   /** Hash of the runner that took the session's last run and so has the newest copy of the conversation. Absent until the first run ended. */
   readonly runner?: string
+  /** The tokens that the conversation's last model call read and wrote. Absent until one was reported. */
+  readonly contextTokens?: number
 }
 
 /** Identifies the state of an idle session that a bundle is a copy of. */
@@ -189,6 +191,8 @@ export interface FinishRun {
   readonly runtimeSessionId?: string
   /** Hash of the runner that took the run. Absent when none did, so that the conversation stayed where it was. */
   readonly runner?: string
+  /** The tokens that the run's last model call read and wrote, which the next call of the session reads again. Absent when none was reported. */
+  readonly contextTokens?: number
   /** Whether the prompt's attachments are kept, because the conversation is restored from them. */
   readonly keepInput?: boolean
   /** Events that are not stored yet, the terminal one included. They are stored in the same transaction, before anyone sees the ending. */

@@ -88,7 +88,7 @@ function testStarts(open: OpenStore): void {
   test('a session is reused by the same profile only, remembers its snapshot and its runtime handle', async (t) => {
     const store = await open(t)
     const { claim, sessionId } = await begin(store)
-    await store.finish({ ...resultEnd(claim, 1), runtimeSessionId: 'vendor-1' })
+    await store.finish({ ...resultEnd(claim, 1), runtimeSessionId: 'vendor-1', contextTokens: 5_000_000_000 })
     assert.deepEqual(await again(store, sessionId, unique('run'), 'other'), {
       kind: 'other_profile',
       profile: 'writer',
@@ -98,10 +98,13 @@ function testStarts(open: OpenStore): void {
     if (outcome.kind !== 'started') return
     assert.ok(outcome.claim.epoch > claim.epoch)
     assert.equal(outcome.session.runtimeSessionId, 'vendor-1')
+    assert.equal(outcome.session.contextTokens, 5_000_000_000)
     assert.deepEqual(outcome.session.profile, profile())
     await store.finish(errorEnd(outcome.claim, 1))
     assert.equal((await store.getSession('acme', sessionId))?.status, 'errored')
-    assert.equal((await again(store, sessionId)).kind, 'started')
+    const third = await again(store, sessionId)
+    assert.ok(third.kind === 'started')
+    assert.equal(third.session.contextTokens, 5_000_000_000, 'a run without a call has read nothing')
   })
 
   test('a missing or shut-down session starts nothing', async (t) => {

@@ -188,7 +188,7 @@ export const within = (promise: Promise<unknown>, ms: number): Promise<boolean> 
 /** What the store keeps about the end of a run. */
 export function finishOf(
   ending: Ending,
-  { calls, toolCalls, sandbox, runtimeSessionId }: RunUsage,
+  { calls, contextTokens, toolCalls, sandbox, runtimeSessionId }: RunUsage,
   { runtime }: Profile,
   runner: RunnerLink | undefined,
 ): Omit<FinishRun, 'claim' | 'tail'> {
@@ -197,6 +197,7 @@ export function finishOf(
     sessionStatus: ending.status === 'error' ? 'errored' : 'idle',
     ...(ending.status === 'ok' ? { result: ending.result } : { error: { code: ending.code, message: ending.message } }),
     ...(calls ? { usage: calls } : {}),
+    ...(contextTokens === undefined ? {} : { contextTokens }),
     toolCalls,
     keepInput: restoredFromLog(runtime),
     ...(sandbox ? { sandbox } : {}),

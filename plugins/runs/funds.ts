@@ -74,7 +74,7 @@ export class Funds {
   /** Called when the run is over, before it is charged: a call that was cut off is paid for as well, however the run was stopped. */
   over(ending: Ending, { session, task }: Pick<RunOrder, 'session' | 'task'>, usage: RunUsage): void {
     if (ending.status === 'ok') return
-    usage.cutOff(session.profile, task.prompt, ending.status === 'cancelled' || stops.includes(ending.code))
+    usage.cutOff(session, task, ending.status === 'cancelled' || stops.includes(ending.code))
   }
 
   /** Microcents that the run would be charged for if it ended now. */

@@ -1,7 +1,9 @@
 import { microcentsPerCent, type Prices } from '#contracts/prices'
 import { type EventType, parseLine, unsaidCallsStage, type Usage } from '#contracts/run-event'
 import type { Profile } from '#contracts/profiles'
-import type { SandboxUse } from '#contracts/run-store'
+import { attachmentTokensOf } from '#contracts/prompt'
+import type { DurableSession, SandboxUse } from '#contracts/run-store'
+import type { Task } from '#contracts/runs'
 import type { RunBudget } from '#contracts/runner'
 
 /** The most tokens that one call may report. No real call comes near it. */
@@ -24,15 +26,22 @@ const whole = (value: unknown, most: number): number =>
   typeof value === 'number' && value > 0 ? Math.min(Math.round(value), most) : 0
 const cents = (value: unknown): number | undefined =>
   typeof value === 'number' && value >= 0 ? Math.min(value, mostCents) : undefined
-/** Approximate bytes of a delta around its text, and approximate characters that a model counts as one token. */
+/** Approximate bytes of an event around its text, and approximate characters that a model counts as one token. */
 const bytesAround = 150
 const charsPerToken = 4
+/** What results count at most in an estimate: runtimes cut those that the context of a model has no room for. */
+const mostResultTokens = 100_000
 /** When an event was written. A log that is read again later is priced as of that time. */
 const timeOf = (at: unknown): Date | undefined => {
   const time = typeof at === 'string' ? Date.parse(at) : Number.NaN
   return Number.isNaN(time) ? undefined : new Date(time)
 }
 const sum = (before = 0, call = 0): number => Math.min(before + call, mostTokensOfRun)
+
+/** A session as an estimate needs it. */
+interface CutOffSession extends Pick<DurableSession, 'contextTokens'> {
+  readonly profile: Pick<Profile, 'model' | 'instructions' | 'workerMode'>
+}
 
 /**
  * What a run has used in all its attempts, and what it may cost. It is read from the run's lines, as they stream or as they were stored. Money is
@@ -56,6 +65,8 @@ export class RunUsage {
   /** Whether a model call may be under way. Undefined: no runner has the run yet. `#answer` counts what arrived of its answer. */
   #calling: boolean | undefined
   #answer = { deltas: 0, bytes: 0 }
+  /** Bytes of results since the last call, which the next one reads. */
+  #results = 0
   #acceptedAt = Infinity
   #sandboxIsKnown = false
   #sandbox: SandboxUse | undefined
@@ -75,6 +86,10 @@ export class RunUsage {
   /** All model calls together, under the last call's model. `costCents` is set only when every call has a cost. Undefined: no call was reported. */
   get calls(): Usage | undefined {
     return this.#calls
+  }
+  /** What the last call read and wrote, which a call after it reads again. Undefined: no call was reported. */
+  get contextTokens(): number | undefined {
+    return this.#last && this.#last.inputTokens + this.#last.outputTokens
   }
   /** Undefined: no attempt has had a sandbox so far. */
   get sandbox(): SandboxUse | undefined {
@@ -116,6 +131,7 @@ export class RunUsage {
     if (!this.#sandboxIsKnown) this.#readSandbox(type, line, seq)
     if (type === 'tool_call') this.toolCalls++
     if (type === 'assistant') this.said(1, line.length)
+    if (type === 'tool_result') this.#results += Math.max(0, line.length - bytesAround)
     if (type === 'progress') this.#readProgress(line)
     if (this.#calling === undefined || type === 'tool_result') this.#calling = true
     if (type !== 'usage' && type !== 'session_init') return true
@@ -136,19 +152,23 @@ export class RunUsage {
     this.#answer = { deltas: this.#answer.deltas + deltas, bytes: this.#answer.bytes + bytes }
   }
   /**
-   * Called when the run ended in the middle of a model call whose usage nobody reports. The call counts as at least its input and its answer so
-   * far. In a sandbox the runner has measured it instead. `stopped`: the call may not have answered anything yet.
+   * Called when the run ended in the middle of a model call whose usage nobody reports. The call counts as its input, with the conversation before
+   * it, and its answer so far. In a sandbox the runner has measured it instead. `stopped`: the call may not have answered anything yet.
    */
-  cutOff(profile: Pick<Profile, 'model' | 'instructions' | 'workerMode'>, prompt: string, stopped: boolean): void {
+  cutOff(
+    { profile, contextTokens }: CutOffSession,
+    task: Pick<Task, 'prompt' | 'attachments'>,
+    stopped: boolean,
+  ): void {
     const { model, instructions, workerMode } = profile
     const { deltas, bytes } = this.#answer
     // A sandbox that is only for its tools measures no call.
     const isMeasured = workerMode === 'sandbox' && this.#sandbox !== undefined
     if (isMeasured || !this.#calling || (deltas === 0 && !stopped)) return
-    const before = this.#last
-    const inputTokens = before
-      ? before.inputTokens + before.outputTokens
-      : Math.ceil((instructions.length + prompt.length) / charsPerToken)
+    const prompt = task.prompt.length / charsPerToken + attachmentTokensOf(task)
+    const first = prompt + (contextTokens ?? instructions.length / charsPerToken)
+    const results = Math.min(this.#results / charsPerToken, mostResultTokens)
+    const inputTokens = Math.ceil((this.contextTokens ?? first) + results)
     const outputTokens = Math.max(deltas, Math.ceil((bytes - deltas * bytesAround) / charsPerToken))
     this.#add({ inputTokens, outputTokens, model, estimated: true })
   }
@@ -158,6 +178,7 @@ export class RunUsage {
     this.modelCalls++
     this.#calling = false
     this.#answer = { deltas: 0, bytes: 0 }
+    this.#results = 0
     const before = this.#calls
     const call: Usage = {
       inputTokens: whole(event['inputTokens'], mostTokens),

@@ -33,8 +33,8 @@ export interface SessionRow {
   claimRun: string | undefined
   epoch: number
   stateRev: number
-  /** The location of the conversation, as optional fields of `DurableSession`. */
-  where: Pick<DurableSession, 'runtimeSessionId' | 'runner'>
+  /** Where the conversation is and how long it was, as optional fields of `DurableSession`. */
+  where: Pick<DurableSession, 'runtimeSessionId' | 'runner' | 'contextTokens'>
   state: StateBundle | undefined
   /** Runs that wait for the session, first in line first. */
   waiting: { readonly runId: string; readonly front: boolean }[]
@@ -60,6 +60,17 @@ export const durableOf = ({ dto, profile, where, epoch, stateRev }: SessionRow):
   epoch,
   stateRev,
   ...where,
+})
+
+/** Where the conversation is after a run, and how long it was, as far as the run's end tells. */
+export const whereAfter = (
+  where: SessionRow['where'],
+  { runtimeSessionId, runner, contextTokens }: SessionRow['where'],
+): SessionRow['where'] => ({
+  ...where,
+  ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
+  ...(runner === undefined ? {} : { runner }),
+  ...(contextTokens === undefined ? {} : { contextTokens }),
 })
 
 export function newSession(tenantId: string, id: string, profile: Profile, at: string): SessionRow {

@@ -32,6 +32,7 @@ import {
   shownOf,
   taskOf,
   TenantUse,
+  whereAfter,
 } from './rows.ts'
 
 type OnWaiting = Parameters<RunStore['onWaiting']>[0]
@@ -321,11 +322,7 @@ export class MemoryRunStore extends TenantUse implements RunStore {
     const session = this.#rows.session(run.tenantId, sessionId)
     if (session?.claimRun !== runId) return
     session.claimRun = undefined
-    session.where = {
-      ...session.where,
-      ...(how.runtimeSessionId === undefined ? {} : { runtimeSessionId: how.runtimeSessionId }),
-      ...(how.runner === undefined ? {} : { runner: how.runner }),
-    }
+    session.where = whereAfter(session.where, how)
     session.dto = { ...session.dto, status: how.sessionStatus, lastRunStatus: status, lastUsedAt: finishedAt }
     this.#rows.putSession(session)
     this.#tellWaiting(session)

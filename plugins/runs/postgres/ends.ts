@@ -154,7 +154,8 @@ const ended = (settled: string): string => `
   ), released AS (
     UPDATE sessions s
     SET status = :sessionStatus, claim_owner = NULL, claim_run = NULL, last_run_status = :status, last_used_at = now(),
-        runtime_session_id = coalesce(:handle, s.runtime_session_id), runner_hash = coalesce(:runner, s.runner_hash)
+        runtime_session_id = coalesce(:handle, s.runtime_session_id), runner_hash = coalesce(:runner, s.runner_hash),
+        context_tokens = coalesce(:contextTokens::bigint, s.context_tokens)
     WHERE s.tenant_id = :tenant AND s.id = (SELECT session_id FROM ended) AND s.claim_run = :run
   ), tail AS (
     INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
@@ -276,6 +277,7 @@ export function finishStatement(end: FinishRun, charges: Charges): Statement {
     sessionStatus: end.sessionStatus,
     handle: storableOrNull(end.runtimeSessionId),
     runner: end.runner,
+    contextTokens: end.contextTokens,
     idleSeconds: end.sandbox?.idleSeconds,
     runSeconds: end.sandbox?.runSeconds,
     publicStatus: end.status === 'ok' ? 'ok' : 'error',

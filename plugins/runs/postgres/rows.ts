@@ -121,7 +121,7 @@ export const toSession = (row: SessionRow): Session => withoutNulls<Session>(row
 export type DurableRow = Row<DurableSession>
 /** Columns of a session. The profile snapshot has a name that differs from the profile's name column. */
 export const durableColumns = `id, profile_snapshot AS profile, status, runtime_session_id AS "runtimeSessionId", claim_epoch::int AS epoch,
-  state_rev::int AS "stateRev", runner_hash AS runner`
+  state_rev::int AS "stateRev", runner_hash AS runner, context_tokens::float8 AS "contextTokens"`
 export const toDurable = ({
   id,
   profile,
@@ -130,8 +130,9 @@ export const toDurable = ({
   epoch,
   stateRev,
   runner,
+  contextTokens,
 }: DurableRow): DurableSession =>
-  withoutNulls<DurableSession>({ id, profile, status, runtimeSessionId, epoch, stateRev, runner })
+  withoutNulls<DurableSession>({ id, profile, status, runtimeSessionId, epoch, stateRev, runner, contextTokens })
 
 export interface ChunkRow {
   readonly first_seq: number

@@ -65,13 +65,14 @@ const newRun = (held: string, where: string, from = ''): string => `
   )`
 // Every run rewrites the session row, so it keeps only the beginning of the prompt. The run keeps the whole prompt.
 const preview = 'left(:prompt, 4000)'
-// The session is as old as its first run.
+// The session is as old as its first run. One that goes on with the conversation of another has as much to read.
 const newSession = (held: string): string => `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
-                        claim_owner, claim_run, claim_epoch, created_at, last_used_at)
-  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', ${preview}, 1, :owner, :run, 1, started_at, started_at
+                        claim_owner, claim_run, claim_epoch, created_at, last_used_at, context_tokens)
+  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', ${preview}, 1, :owner, :run, 1, started_at, started_at,
+    (SELECT context_tokens FROM sessions WHERE tenant_id = :tenant AND id = :insteadOf)
   FROM run
-  RETURNING id${held}`
+  RETURNING id, context_tokens::float8 AS "contextTokens"${held}`
 
 const startNew = ({ held, told }: Holding): string => `WITH ${newRun(held(), '')} ${newSession(told)}`
 
@@ -102,7 +103,8 @@ const claiming = (held: string, session: string, more = ''): string => `
     WHERE tenant_id = :tenant AND id = ${session} AND profile = :profile AND status IN ('idle', 'errored')
       AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = :tenant AND id = :run) AND ${ownerLives} ${more}
       AND NOT EXISTS (SELECT 1 FROM run_queue WHERE tenant_id = :tenant AND session_id = ${session})
-    RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, runner_hash, claim_epoch, run_count
+    RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, runner_hash, context_tokens, claim_epoch,
+      run_count
   ), run AS (
     INSERT INTO runs (${columns})
     SELECT :tenant, :run, id, :profile, 'running', :prompt, :metadata::json, :owner, claim_epoch, run_count, :webhook,
@@ -257,9 +259,8 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
     const row = started[0]
     if (row) {
-      // A session that this start created need not be read back.
       const session: DurableSession = create
-        ? { id: run.sessionId, profile: create.profile, status: 'running', epoch: 1, stateRev: 0 }
+        ? newSessionOf(run.sessionId, create.profile, row)
         : { ...toDurable(row), status: 'running' }
       const { id: sessionId, epoch } = session
       const chat = task.chat && { publicRunId: task.chat.publicRunId }
@@ -272,6 +273,20 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   if (!create) return { kind: 'busy' }
   throw unavailable({ message: 'This server cannot claim runs now; try again.', retryable: true })
 }
+
+/** A session that a start has created: what is known of it need not be read back. */
+const newSessionOf = (
+  id: string,
+  profile: Profile,
+  { contextTokens }: Pick<DurableRow, 'contextTokens'>,
+): DurableSession => ({
+  id,
+  profile,
+  status: 'running',
+  epoch: 1,
+  stateRev: 0,
+  ...(contextTokens ? { contextTokens } : {}),
+})
 
 async function existing(db: Database, { tenantId, runId }: StartRun): Promise<StartOutcome | undefined> {
   const [row] = await db.unit<RunRow>(tenantId, runById({ tenant: tenantId, run: runId }))

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Prices } from '#contracts/prices'
+import type { Attachment } from '#contracts/prompt'
 import { createEventEncoder, peekType, type RuntimeEvent } from '#contracts/run-event'
 import { RunUsage } from '../usage.ts'
 
@@ -118,7 +119,8 @@ test('a call that was cut off is estimated, also where a sandbox is only for too
     const encoder = createEventEncoder('r1', 's1', 1)
     const usage = new RunUsage(undefined)
     for (const [i, event] of [accepted, sandbox(30), said].entries()) read(usage, encoder.line(event), i + 1)
-    usage.cutOff({ model: 'a/cheap', instructions: 'x'.repeat(40), workerMode }, 'y'.repeat(40), true)
+    const profile = { model: 'a/cheap', instructions: 'x'.repeat(40), workerMode }
+    usage.cutOff({ profile }, { prompt: 'y'.repeat(40) }, true)
     return usage.calls?.inputTokens
   }
   assert.deepEqual([used('static'), used('sandbox')], [20, undefined])
@@ -129,6 +131,29 @@ test('what a model has thought counts as a part of the answer that was cut off',
   const usage = new RunUsage(undefined)
   const thought = { type: 'progress', stage: 'reasoning', message: 'x'.repeat(4_000) } as const
   for (const [i, event] of [accepted, thought, thought].entries()) read(usage, encoder.line(event), i + 1)
-  usage.cutOff({ model: 'a/cheap', instructions: '', workerMode: 'static' }, 'hi', true)
+  usage.cutOff({ profile: { model: 'a/cheap', instructions: '', workerMode: 'static' } }, { prompt: 'hi' }, true)
   assert.ok(Math.abs(usage.calls!.outputTokens - 2_000) < 50, `${usage.calls!.outputTokens} tokens`)
+})
+
+test('a call that was cut off has read the conversation before it, what the prompt brings and what tools gave', () => {
+  const profile = { model: 'a/cheap', instructions: 'x'.repeat(40), workerMode: 'static' } as const
+  const result = { type: 'tool_result', id: 'c', name: 'read', ok: true, content: 'r'.repeat(4_000) } as const
+  const asUsage = { type: 'usage', inputTokens: 500, outputTokens: 100, model: 'a/cheap' } as const
+  const readBy = (events: readonly RuntimeEvent[], contextTokens?: number, attachments?: Attachment[]) => {
+    const encoder = createEventEncoder('r1', 's1', 1)
+    const usage = new RunUsage(undefined)
+    for (const [i, event] of [accepted, ...events].entries()) read(usage, encoder.line(event), i + 1)
+    const before = usage.calls?.inputTokens ?? 0
+    const session = { profile, ...(contextTokens === undefined ? {} : { contextTokens }) }
+    usage.cutOff(session, { prompt: 'y'.repeat(40), ...(attachments ? { attachments } : {}) }, true)
+    return usage.calls!.inputTokens - before
+  }
+  assert.equal(readBy([said], 30_000), 30_010, 'the instructions are among what earlier calls have read')
+  const text = { mediaType: 'text/plain', data: Buffer.alloc(3_000, 'a').toString('base64') }
+  const link = { key: 'k', sha256: 'f'.repeat(64), bytes: 2_000_000, contentType: 'image/png' }
+  assert.equal(readBy([said], 0, [text, { mediaType: 'image/png', link }]), 10 + 750 + 1_600)
+  const afterTool = readBy([said, asUsage, result])
+  assert.ok(afterTool >= 1_590 && afterTool < 1_660, `${afterTool} tokens`)
+  const afterMany = readBy([said, asUsage, ...Array.from({ length: 200 }, () => result)])
+  assert.equal(afterMany, 600 + 100_000, 'runtimes cut what a model has no room for')
 })
