@@ -18,6 +18,7 @@ import type { Order, Word } from './attacker.ts'
 import { longestStep, slowness } from '../steps.ts'
 import { type Hostile, thinness } from './attack.ts'
 import { attacks } from './attacks.ts'
+import { DiskProbe } from './disk.ts'
 import { LoopFigures } from './loop-figures.ts'
 import { type Measured, report, type Seen } from './report.ts'
 
@@ -106,6 +107,8 @@ async function start(processes: Processes): Promise<Fleet> {
       AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
     },
   })
+  const disk = await DiskProbe.at(join(files.directory, 'flushed'))
+  processes.onStop(() => disk.stop())
   const roots = [...cluster.pids(), files.pid]
   const cpu = (): number => {
     const { nodeCpuMs = 0, postgresCpuMs = 0 } = usageOf(roots, [cluster.postgres.child.pid!]) ?? {}
@@ -147,10 +150,11 @@ async function start(processes: Processes): Promise<Fleet> {
     },
     async measure(seconds) {
       const before = cpu()
+      disk.slowest()
       const queuedBefore = roots.map(queuedMs)
       const result = await run({ ...chat, clients: 64, perSecond, durationMs: seconds * 1_000, expect: {} })
       const queued = roots.map((pid, i) => (queuedMs(pid) - queuedBefore[i]!) / seconds)
-      return { ...result, cpuMs: (cpu() - before) / seconds, queuedMs: Math.max(...queued) }
+      return { ...result, cpuMs: (cpu() - before) / seconds, queuedMs: Math.max(...queued), flushMs: disk.slowest() }
     },
   }
 }
@@ -175,7 +179,7 @@ async function startFiles(processes: Processes) {
     AGENT_ORC_VFS_DIR: join(directory, 'vfs'),
   })
   const { vfs } = line['urls'] as { readonly vfs: string }
-  return { env: { ...env, VFS_BASE_URL: vfs }, pid: child.pid! }
+  return { env: { ...env, VFS_BASE_URL: vfs }, pid: child.pid!, directory }
 }
 
 async function ask(origin: string, key: string, method: string, path: string, body?: object): Promise<unknown> {

@@ -14,6 +14,8 @@ export type Measured = JobResult & {
   readonly cpuMs: number
   /** How long that process was ready and had none which had to wait most. */
   readonly queuedMs: number
+  /** The slowest flush of its disk. */
+  readonly flushMs: number
 }
 
 /** What the victim saw, and what kept the processes busy meanwhile. */
@@ -51,6 +53,7 @@ export function report(seen: readonly Seen[], plan: object): boolean {
     [...alone, result].map(({ cpuMs }) => shown(cpuMs, 0)).join(', '),
     shown(attackerMs, 0),
     [...alone, result].map((one) => shown(one.queuedMs, 0)).join(', '),
+    [...alone, result].map((one) => shown(one.flushMs, 0)).join(', '),
     shown(deafMs, 0),
     `${shown(stepMs, 0)} ${stepBy}`,
     String(result.errors),
@@ -68,6 +71,7 @@ export function report(seen: readonly Seen[], plan: object): boolean {
     'CPU ms a second of the fleet: before, after, then',
     'of the attacker',
     'ms a second without a processor: before, after, then',
+    'slowest flush of the disk, ms: before, after, then',
     'deaf ms, at most',
     'step ms, at least',
     'failed chats',
