@@ -301,21 +301,25 @@ const notFound = (body: unknown): Response =>
 /** The library passes this to the function that makes the server of a request. */
 const authInfoOf = (tools: ServedTools) => ({ token: '', clientId: '', scopes: [], extra: { tools } })
 
+/** Requests whose answers may have megabytes. */
+const answeredAtLength: ReadonlySet<unknown> = new Set(['tools/list', 'tools/call', ...passedMethods])
+
 /**
  * The messages of a request. Those of one batch cannot cancel each other, because the transport would wait for ever for the answer of a cancelled
- * request. And a batch requests each list once: all its answers are written in one step, and a list may have a megabyte.
+ * request. And a batch has one large answer: the library keeps all of them until the last one is there, when no limit of calls counts them any
+ * more, and writes them in one step.
  */
 function messagesIn(body: unknown): unknown {
   if (!Array.isArray(body)) return body
   if (body.length === 0) throw invalidRequest({ message: 'The batch is empty.' })
-  const lists = body
-    .map((message: JsonRpc | null) => message?.method)
-    .filter((method) => typeof method === 'string' && method.endsWith('/list'))
-  if (new Set(lists).size < lists.length) {
-    throw invalidRequest({ message: 'The batch requests a list more than once; send one request for each list.' })
-  }
+  if (body.filter((message: JsonRpc | null) => answeredAtLength.has(message?.method)).length > 1) throw tooMuchAtOnce()
   return body.filter((message: JsonRpc | null) => message?.method !== 'notifications/cancelled')
 }
+const tooMuchAtOnce = (): Error =>
+  invalidRequest({
+    message:
+      'The batch requests more than one list, content or call; send each in a request of its own. Only the MCP revision 2025-03-26 has batches.',
+  })
 
 const refuse = (): never => {
   throw new Error('not used')

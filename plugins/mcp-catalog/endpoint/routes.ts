@@ -93,7 +93,8 @@ export class CatalogEndpoint {
 
 // The MCP library validates messages, because the protocol prescribes how invalid ones are answered.
 const Message = Type.Union([Type.Object({}, { additionalProperties: true }), Type.Array(Type.Unknown())], {
-  description: 'A JSON-RPC message; a batch of them in the revision of 2025-03-26.',
+  description:
+    'A JSON-RPC message; in the revision of 2025-03-26, which alone has batches, several of them, at most one of which requests a list, a content or a call.',
 })
 const answers = {
   200: Type.Unknown({ description: 'A JSON-RPC answer; a stream of events when the call requests progress.' }),

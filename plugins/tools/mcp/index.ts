@@ -39,7 +39,9 @@ export default definePlugin({
 const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
 
 // The MCP SDK validates messages, because the protocol prescribes how invalid ones are answered.
-const Message = Type.Unknown({ description: 'A JSON-RPC message, or a batch of them.' })
+const Message = Type.Unknown({
+  description: 'A JSON-RPC message, or a batch of them, at most one of which requests a list or a call.',
+})
 const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of them.' })
 
 /** Resolves to the session of a request if the caller may use it. Specification 5.4. */

@@ -177,7 +177,7 @@ test('a caller that goes away aborts its tool call', async (t) => {
   while (!calls[0]!.signal.aborted) await turn()
 })
 
-test('a batch whose requests are cancelled in itself is answered; an empty one is refused, and one that requests a list twice', async (t) => {
+test('a batch whose requests are cancelled in itself is answered; an empty one is refused, and one that requests two large answers', async (t) => {
   const { kernel } = await endpoint(t)
   const send = (payload: object) =>
     kernel.listeners['runner']!.inject({
@@ -191,10 +191,15 @@ test('a batch whose requests are cancelled in itself is answered; an empty one i
   assert.equal(answered.statusCode, 200)
   assert.equal(answered.json<{ id: number }>().id, 4)
   assert.equal((await send([cancel])).statusCode, 202)
-  const lists = [1, 2].map((id) => ({ jsonrpc: '2.0', id, method: 'tools/list' }))
-  assert.equal((await send(lists.slice(1))).statusCode, 200)
-  const twice = await send(lists)
-  assert.deepEqual([twice.statusCode, twice.json<{ error: string }>().error], [400, 'invalid_request'])
+  const asks = (...methods: string[]) =>
+    send(methods.map((method, id) => ({ jsonrpc: '2.0', id, method, params: { name: 'calculate' } })))
+  const pinged = await asks('ping', 'tools/list', 'ping')
+  assert.deepEqual([pinged.statusCode, pinged.json<unknown[]>().length], [200, 3])
+  for (const second of ['tools/call', 'tools/list', 'resources/read', 'prompts/get', 'prompts/list']) {
+    const { statusCode, body } = await asks('tools/call', 'ping', second)
+    assert.equal(statusCode, 400, second)
+    assert.match(body, /invalid_request.*more than one list, content or call/)
+  }
   assert.equal((await send([])).statusCode, 400)
 })
 
