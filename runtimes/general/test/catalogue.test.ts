@@ -10,6 +10,7 @@ import {
   type ExternalTool,
 } from '#testing'
 import type { Connection } from '../tools/connection.ts'
+import type { ToolOutcome } from '../tools/outcome.ts'
 import { createToolSet } from '../tools/toolset.ts'
 import { conversation, generalOnStandIn, model } from './support.ts'
 
@@ -124,19 +125,30 @@ test('what does not exist or makes no sense is answered with what to do instead'
   assert.match(told[6]!, /^false 'name' has to name a tool/)
 })
 
-test('others have their turns while thousands of tools with long descriptions are made ready to be searched', async () => {
+test('others have their turns while thousands of tools are searched, however often an answer asks', async () => {
   const tools = Array.from({ length: 2_000 }, (_, i) => ({
     name: `tool_${i}`,
-    description: `Does thing ${i}. ${`word${i} `.repeat(800)}`,
+    // Words that all begin alike, as in a text of signs that stand for words.
+    description: Array.from({ length: 75 }, (_, j) => `\u4e2d\u4e2d${String.fromCodePoint(0x4e00 + i + j)}`).join(' '),
     inputSchema: { type: 'object' as const },
   }))
   const connection = { tools, changed: false, close: async () => {} } as unknown as Connection
   const set = createToolSet(undefined, [{ name: 'hub', connection }], 10)
-  let found: string | undefined
-  const searching = set.call('search_tools', { query: `thing 1234 ${'x'.repeat(1_000_000)}` }, 'a')
-  void searching.then(({ content }) => (found = content))
-  let turns = 0
-  for (; found === undefined; turns++) await new Promise(setImmediate)
-  assert.ok(turns >= 2_000 / 50, `${turns} turns`)
-  assert.match(found, /mcp__hub__tool_1234/)
+  const query = `1234 ${'\u4e2d\u4e2d '.repeat(500_000)}`
+  const turnsDuring = async (...calls: Promise<ToolOutcome>[]) => {
+    let found: readonly ToolOutcome[] | undefined
+    void Promise.all(calls).then((all) => (found = all))
+    let turns = 0
+    for (; found === undefined; turns++) await new Promise(setImmediate)
+    return { turns, found }
+  }
+  await turnsDuring(set.call('search_tools', { query }, 'a'))
+  const { turns, found } = await turnsDuring(
+    set.call('search_tools', { query }, 'b'),
+    set.call('search_tools', { query: 'tool' }, 'c'),
+    set.call(query, {}, 'd'),
+  )
+  assert.ok(turns >= (3 * 2_000) / 50, `${turns} turns`)
+  assert.match(found[0]!.content, /^\[\{"name":"mcp__hub__tool_1234"/)
+  assert.match(found[2]!.content, /Did you mean 'mcp__hub__tool_1234'/)
 })

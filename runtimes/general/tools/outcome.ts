@@ -9,7 +9,7 @@ export interface ToolOutcome {
 }
 
 /** Longer results are cut, because they would fill the model's context and the memory of this process. */
-const maxResultChars = 200_000
+export const maxResultChars = 200_000
 /** The most images of one result. Vendors accept up to 5 MB for each. */
 const maxImages = 8
 const maxImageChars = 7_000_000

@@ -1,9 +1,9 @@
 import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
-import MiniSearch from 'minisearch'
 import { approvalTool } from '#contracts/approvals'
 import { toolNames } from '#kit/mcp'
 import type { Connection, Tool } from './connection.ts'
-import { bounded, failed, type ToolOutcome, unknownTool } from './outcome.ts'
+import { bounded, failed, maxResultChars, type ToolOutcome, unknownTool } from './outcome.ts'
+import { createSearch } from './search.ts'
 
 interface Call {
   readonly name: string
@@ -177,12 +177,6 @@ const usualHits = 5
 const maxHits = 20
 /** The most similar names that are suggested for a tool that does not exist. */
 const maxSuggestions = 3
-/** What is searched of the tools, and asked at once: servers list as much as they like, and all runs of the process wait while it is read. */
-const maxIndexed = 5_000
-const maxIndexedChars = 300
-const maxQueryChars = 200
-/** Tools that are entered before others have their turn. */
-const indexedAtOnce = 50
 
 /** Tools that are not listed for the model. It finds them with `search_tools` and calls them with `call_tool`. */
 interface Catalogue {
@@ -194,16 +188,7 @@ interface Catalogue {
 
 /** `about` tells the model where the tools come from. */
 function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: string): Catalogue {
-  const byName = new Map(tools.map((tool) => [tool.name, tool]))
-  // Created on the first search, because many runs need no tool.
-  let index: Promise<MiniSearch> | undefined
-  const find = async (query: string, limit: number): Promise<LanguageModelV4FunctionTool[]> => {
-    index ??= indexOf(tools)
-    return (await index)
-      .search(query.slice(0, maxQueryChars))
-      .slice(0, limit)
-      .flatMap(({ id }) => byName.get(String(id)) ?? [])
-  }
+  const find = createSearch(tools)
   return {
     specs: [searchSpec(tools.length, about), callSpec],
     async search({ query, limit }) {
@@ -214,8 +199,7 @@ function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: s
       )
       if (found.length === 0)
         return { ok: true, content: `No tool matches. There are ${tools.length}: ${about}. Try other words.` }
-      const shown = found.map(({ name, description, inputSchema }) => ({ name, description, inputSchema }))
-      return { ok: true, content: bounded(JSON.stringify(shown)) }
+      return { ok: true, content: shownOf(found) }
     },
     async unknown(name) {
       const near = (await find(name, maxSuggestions)).map((tool) => `'${tool.name}'`)
@@ -225,27 +209,15 @@ function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: s
   }
 }
 
-/** BM25 over names and descriptions. Words of a name count more; prefixes and typing errors match with less weight. */
-async function indexOf(tools: readonly LanguageModelV4FunctionTool[]): Promise<MiniSearch> {
-  const index = new MiniSearch({
-    fields: ['name', 'description'],
-    idField: 'name',
-    tokenize: wordsOf,
-    searchOptions: { boost: { name: 2 }, prefix: true, fuzzy: 0.2 },
-  })
-  const documents = tools
-    .slice(0, maxIndexed)
-    .map(({ name, description = '' }) => ({ name, description: description.slice(0, maxIndexedChars) }))
-  await index.addAllAsync(documents, { chunkSize: indexedAtOnce })
-  return index
+/** As text, made of no more tools than it has room for: a schema may be long. */
+function shownOf(found: readonly LanguageModelV4FunctionTool[]): string {
+  const shown: string[] = []
+  for (let chars = 0; shown.length < found.length && chars <= maxResultChars; chars += shown.at(-1)!.length) {
+    const { name, description, inputSchema } = found[shown.length]!
+    shown.push(JSON.stringify({ name, description, inputSchema }))
+  }
+  return bounded(`[${shown.join(',')}]`)
 }
-
-/** Splits names: `listPullRequests` and `list_pull_requests` are three words. */
-const wordsOf = (text: string): string[] =>
-  text
-    .replaceAll(/(?<=[\p{Ll}\p{N}])(?=\p{Lu})/gu, ' ')
-    .split(/[^\p{L}\p{N}]+/u)
-    .filter((word) => word !== '')
 
 const searchSpec = (count: number, about: string): LanguageModelV4FunctionTool => ({
   type: 'function',
