@@ -15,8 +15,8 @@ interface McpFetchOptions {
   onFlood(): void
   /** A larger answer is not read to its end. */
   readonly maxAnswerBytes: number
-  /** The same limit for the current request. It is lower while the server introduces itself, because that is kept. */
-  mostNow(): number
+  /** The same limit for a request of this method. It is lower for what is kept: a list, and how the server introduces itself. */
+  mostOf(method: string | undefined): number
   /** The older transport: answers arrive through the stream for unsolicited messages. */
   readonly answersThere?: boolean
 }
@@ -40,7 +40,7 @@ const shortestPauseMs = 250
  * that ends before the answer, and an answer to another request. Everything that a server sends is limited.
  */
 export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): ModelFetch {
-  const { listens, onCut, mostNow, answersThere = false } = options
+  const { listens, onCut, mostOf, answersThere = false } = options
   const unasked = createUnasked(options)
   let listenedAt = -Infinity
   return async (input, init) => {
@@ -54,8 +54,8 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
       const response = await fetch(input, init)
       return response.body ? withBody(response, unasked.read(response.body)) : response
     }
-    const id = method === 'POST' ? requestIdOf(body) : undefined
-    const most = mostNow()
+    const { id, method: asked } = method === 'POST' ? requestOf(body) : {}
+    const most = mostOf(asked)
     if (id !== undefined && answersThere) unasked.expect(most)
     const response = await fetch(input, init)
     if (!response.body) return response
@@ -115,9 +115,10 @@ function isTooMuch(data: string): boolean {
   }
 }
 
-function requestIdOf(body: unknown): string | number | undefined {
-  const { id, method } = JSON.parse(String(body)) as { id?: string | number; method?: string }
-  return method === undefined ? undefined : id
+/** An answer to the server's own request has an id too, but no method. */
+function requestOf(body: unknown): { id?: string | number; method?: string } {
+  const message = JSON.parse(String(body)) as { id?: string | number; method?: string }
+  return message.method === undefined ? {} : message
 }
 
 interface Watch {

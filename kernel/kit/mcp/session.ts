@@ -24,8 +24,10 @@ export interface McpAddress {
   readonly headers?: Readonly<Record<string, string>> | undefined
   /** True for our own endpoint, which is stateless, announces nothing, and limits its answers. */
   readonly own?: boolean
-  /** The most bytes of an answer, and of all pages of a list together; 16 MiB by default. */
+  /** The most bytes of an answer; 16 MiB by default. */
   readonly maxAnswerBytes?: number
+  /** The most bytes of all pages of the list of tools together; as many as an answer has, by default. */
+  readonly maxListBytes?: number
   /** Remembers which revision the server speaks. Without it each session begins with a question. */
   readonly eras?: McpEras
 }
@@ -48,7 +50,7 @@ export interface McpSession {
   call(call: ServerCall): Promise<CallToolResult>
   /** True when the server issued a session id, which it may forget. */
   readonly remembered: boolean
-  readonly maxAnswerBytes: number
+  readonly maxListBytes: number
   close(): Promise<void>
 }
 
@@ -126,12 +128,12 @@ async function open(
   }
   if (mode === 'auto') address.eras?.note(address, client)
   boundChecks(transport)
-  const maxAnswerBytes = address.maxAnswerBytes ?? usualBytes
+  const maxListBytes = listBytesOf(address)
   return {
     client,
-    maxAnswerBytes,
+    maxListBytes,
     remembered: 'sessionId' in transport && transport.sessionId !== undefined,
-    call: callerOf({ client, maxAnswerBytes }),
+    call: callerOf({ client, maxListBytes }),
     async close() {
       if ('terminateSession' in transport && transport.sessionId !== undefined) {
         const late = setTimeout(() => void client.close(), farewellMs)
@@ -147,7 +149,7 @@ async function open(
  * Calls tools. A tool's definition says which arguments its server needs in headers too. If the caller lacks the definition, the tools are listed,
  * within limits, once the server misses a header, and the latest list is kept. The library by itself would list and keep all pages.
  */
-function callerOf(of: { readonly client: Client; readonly maxAnswerBytes: number }): McpSession['call'] {
+function callerOf(of: Pick<McpSession, 'client' | 'maxListBytes'>): McpSession['call'] {
   let listed: ServerCall['definition']
   return async ({ name, input, meta, signal, definition, progress }) => {
     const params = { name, arguments: { ...input }, ...(meta ? { _meta: { ...meta } } : {}) }
@@ -181,7 +183,10 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
   const watch = {
     ...watching(client),
     maxAnswerBytes,
-    mostNow: () => (client.getServerCapabilities() ? maxAnswerBytes : Math.min(maxAnswerBytes, greetingBytes)),
+    mostOf(method: string | undefined) {
+      if (!client.getServerCapabilities()) return Math.min(maxAnswerBytes, greetingBytes)
+      return method === 'tools/list' ? listBytesOf(address) : maxAnswerBytes
+    },
   }
   if (address.transport === undefined) {
     return new StreamableHTTPClientTransport(url, { fetch: createMcpFetch(fetch, watch), ...init })
@@ -192,6 +197,7 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
 }
 
 const usualBytes = 16 * 1024 * 1024
+const listBytesOf = ({ maxAnswerBytes = usualBytes, maxListBytes = maxAnswerBytes }: McpAddress): number => maxListBytes
 /** Bytes of a server's introduction, including instructions and pictures. It stays in memory as long as the session. */
 const greetingBytes = 256 * 1024
 /** Drops answers that the library would check for too long. Such an answer counts as too large. */

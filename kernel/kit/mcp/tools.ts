@@ -1,4 +1,4 @@
-import { createHash } from 'node:crypto'
+import { createHash, hash } from 'node:crypto'
 import type { Client, Tool } from '@modelcontextprotocol/client'
 import type { McpServer } from '#contracts/mcp-servers'
 import { tooLarge } from './failures.ts'
@@ -23,7 +23,7 @@ const isName = (name: string): boolean =>
  * the protocol. Rejects with the original error, and with `tooLarge` when all pages together are too large.
  */
 export async function listTools(
-  { client, maxAnswerBytes }: { readonly client: Client; readonly maxAnswerBytes: number },
+  { client, maxListBytes }: { readonly client: Client; readonly maxListBytes: number },
   signal: AbortSignal,
 ): Promise<readonly McpTool[]> {
   const tools = new Map<string, McpTool>()
@@ -35,7 +35,7 @@ export async function listTools(
     const request = { method: 'tools/list' as const, params }
     const listed = await client.request(request, { signal, timeout: noTimeout })
     bytes += Buffer.byteLength(JSON.stringify(listed.tools))
-    if (bytes > maxAnswerBytes) throw new Error(tooLarge)
+    if (bytes > maxListBytes) throw new Error(tooLarge)
     for (const tool of listed.tools) {
       if (!isName(tool.name) || tools.has(tool.name)) continue
       if (isModern && !hasPlainHeaders(tool.inputSchema)) continue
@@ -128,13 +128,12 @@ export function toolNames(prefix: string): ToolNames {
     return name.length <= maxChars && !hashed.test(name) ? name : undefined
   }
   const readable = (server: string, tool: string): string =>
-    `${prefix}${server}__${tool}`.replaceAll(/[^A-Za-z0-9_-]/g, '_').slice(0, maxChars - hashChars - 1)
+    `${prefix}${server}__${tool}`.slice(0, maxChars - hashChars - 1).replaceAll(/[^A-Za-z0-9_-]/g, '_')
   return {
     nameOf: (server, tool, salt = 0) => {
       const simple = salt === 0 ? plain(server, tool) : undefined
       if (simple !== undefined) return simple
-      const hash = createHash('sha256').update(`${server}\0${tool}\0${salt}`).digest('hex').slice(0, hashChars)
-      return `${readable(server, tool)}_${hash}`
+      return `${readable(server, tool)}_${hash('sha256', `${server}\0${tool}\0${salt}`).slice(0, hashChars)}`
     },
     partsOf(name) {
       if (!name.startsWith(prefix) || hashed.test(name)) return undefined

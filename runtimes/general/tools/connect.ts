@@ -7,13 +7,17 @@ import { isTimeout, McpEras, whyUnavailable } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
 import { permittedAddresses } from '#kit/outbound'
 import { connect, type Connection } from './connection.ts'
-import { createToolSet, type ExternalServer, type ToolSet } from './toolset.ts'
+import { createToolSet, type ExternalServer, mostTools, type ToolSet, withRoom } from './toolset.ts'
 import { generalErrors } from '../errors.ts'
 
 export interface Connected {
   readonly tools: ToolSet
   readonly unavailable: readonly UnavailableMcpServer[]
 }
+
+/** Bytes that the lists of a run's external servers may have together, because all are kept as long as the run. Each server has an equal share. */
+const mostListBytes = 16 * 1024 * 1024
+const tooManyTools = `The servers of the run have more than ${mostTools} tools with those of this one.`
 
 /**
  * Connects concurrently to the session's MCP endpoint and to the external servers of a run. Undefined when the run has none. Throws AppError
@@ -34,7 +38,10 @@ export async function connectTools(
   const sessionMcpUrl = profile.tools.length === 0 && !hasApprovals(profile) ? undefined : envelope.sessionMcpUrl
   if (sessionMcpUrl === undefined && mcpServers.length + mcpUnavailable.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
-  const external = Promise.all(named.map((server) => connectExternal(connections, tenantId, server, silence, signal)))
+  const maxListBytes = Math.floor(mostListBytes / named.length)
+  const external = Promise.all(
+    named.map((server) => connectExternal(connections, tenantId, server, maxListBytes, silence, signal)),
+  )
   const servers: ExternalServer[] = []
   const unavailable = [...mcpUnavailable]
   try {
@@ -44,7 +51,12 @@ export async function connectTools(
       if ('connection' in found) servers.push(found)
       else unavailable.push(found)
     }
-    const tools = createToolSet(session, servers, maxSchemas, (name) => needsApproval(profile, name))
+    const kept = withRoom(servers)
+    for (const one of servers.filter((server) => !kept.includes(server))) {
+      unavailable.push({ server: one.name, message: tooManyTools })
+      void one.connection.close().catch(() => {})
+    }
+    const tools = createToolSet(session, kept, maxSchemas, (name) => needsApproval(profile, name))
     return { tools, unavailable }
   } catch (error) {
     // The run continues without external servers that fail.
@@ -72,6 +84,7 @@ async function connectExternal(
   connections: ToolConnections,
   tenantId: string,
   { name, url, transport, headers, addresses, tools }: McpServer,
+  maxListBytes: number,
   silence: Silence,
   signal: AbortSignal,
 ): Promise<ExternalServer | UnavailableMcpServer> {
@@ -79,7 +92,7 @@ async function connectExternal(
   const place = tenantKey(tenantId, url)
   if (silence.isKnown(place)) return { server: name, message: 'The server did not answer a moment ago.' }
   try {
-    const address = { url, transport, headers, tools, eras: connections.eras }
+    const address = { url, transport, headers, tools, eras: connections.eras, maxListBytes }
     return { name, connection: await connect(connections.to(addresses), address, signal) }
   } catch (error) {
     if (!signal.aborted && isTimeout(error)) silence.note(place)

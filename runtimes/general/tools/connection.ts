@@ -60,14 +60,15 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       .finally(() => (renewing = undefined))
     return renewing
   }
-  let definitions: ReadonlyMap<string, McpTool> = new Map()
+  let tools: readonly Tool[] = []
+  const definitionOf = (name: string) => tools.find((tool) => tool.name === name) as ServerCall['definition']
   /** Sessions whose connection broke. The next call does not use them. */
   const broken = new WeakSet<McpSession>()
   const call = async (params: Params, shown: string, again: boolean): Promise<ToolOutcome> => {
     const used = session
     try {
       const live = broken.has(used) ? await renew(used) : used
-      return outcomeOf(await live.call({ ...params, definition: definitions.get(params.name), signal }))
+      return outcomeOf(await live.call({ ...params, definition: definitionOf(params.name), signal }))
     } catch (error) {
       const failure = signal.aborted ? 'refused' : failureOf(error, used.remembered)
       if (failure === 'cut') broken.add(used)
@@ -82,14 +83,12 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       return failed(sentences[failure](shown, error))
     }
   }
-  const list = async (): Promise<Tool[]> => {
+  const list = async (): Promise<void> => {
     changed = false
-    const listed = permittedTools(await listTools(session, patience()), address.tools)
-    definitions = new Map(listed.map((tool) => [tool.name, tool]))
-    return listed.map(toolOf)
+    tools = permittedTools(await listTools(session, patience()), address.tools).map(toolOf)
   }
   try {
-    let tools = await list()
+    await list()
     return {
       get tools() {
         return tools
@@ -97,11 +96,9 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       get changed() {
         return changed
       },
-      async refresh() {
-        tools = await list().catch(() => tools)
-      },
+      refresh: () => list().catch(() => {}),
       async call(name, input, callId, shown = name) {
-        if (name !== approvalTool && !tools.some((tool) => tool.name === name)) return unknownTool(shown)
+        if (name !== approvalTool && !definitionOf(name)) return unknownTool(shown)
         return call({ name, input, meta: { [callIdMeta]: callId } }, shown, true)
       },
       async close() {

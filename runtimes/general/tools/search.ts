@@ -1,7 +1,6 @@
 import { setImmediate as turn } from 'node:timers/promises'
 
-/** The most tools that are searched, and what is read of a question and of a description. */
-const maxTools = 5_000
+/** What is read of a question and of a description. */
 const maxQueryChars = 200
 const maxDescriptionChars = 300
 /** The most words of a question. Each is compared with every word of every tool. */
@@ -24,10 +23,9 @@ export type Search<T> = (query: string, limit: number) => Promise<T[]>
  * word of a question is looked up in it while all runs of the process wait. The searches of a run take turns, because an answer may ask for many.
  */
 export function createSearch<T extends Searched>(tools: readonly T[]): Search<T> {
-  const some = tools.slice(0, maxTools)
   let last: Promise<unknown> = Promise.resolve()
   return (query, limit) => {
-    const found = last.then(() => search(some, query.slice(0, maxQueryChars), limit))
+    const found = last.then(() => search(tools, query.slice(0, maxQueryChars), limit))
     last = found.catch(() => {})
     return found
   }

@@ -47,8 +47,12 @@ export function createToolSet(
   maxSchemas: number,
   asks: (name: string) => boolean = () => false,
 ): ToolSet {
-  let entries = entriesOf(session, servers)
-  let view = viewOf(entries, session, servers, maxSchemas)
+  const listed = () => {
+    const kept = withRoom(servers)
+    const entries = entriesOf(session, kept)
+    return { entries, view: viewOf(entries, session, kept, maxSchemas) }
+  }
+  let { entries, view } = listed()
   const all = session ? [session, ...servers.map(({ connection }) => connection)] : servers.map((s) => s.connection)
   return {
     get specs() {
@@ -76,8 +80,7 @@ export function createToolSet(
       const changed = servers.filter(({ connection }) => connection.changed)
       if (changed.length === 0) return undefined
       return Promise.all(changed.map(({ connection }) => connection.refresh())).then(() => {
-        entries = entriesOf(session, servers)
-        view = viewOf(entries, session, servers, maxSchemas)
+        ;({ entries, view } = listed())
       })
     },
     async close() {
@@ -87,6 +90,19 @@ export function createToolSet(
 }
 
 const notAsked = (name: string): string => `'${name}' needs an approval, and nobody can be asked here.`
+
+/** The most tools of external servers. All of them are named in one step, and searched. */
+export const mostTools = 5_000
+
+/** Those servers, in their order, whose tools a run has room for. */
+export function withRoom(servers: readonly ExternalServer[]): ExternalServer[] {
+  let left = mostTools
+  return servers.filter(({ connection: { tools } }) => {
+    if (tools.length > left) return false
+    left -= tools.length
+    return true
+  })
+}
 
 function entriesOf(session: Connection | undefined, servers: readonly ExternalServer[]): Map<string, Entry> {
   const entries = new Map<string, Entry>()
@@ -98,7 +114,7 @@ function entriesOf(session: Connection | undefined, servers: readonly ExternalSe
   }
   const nameOf = createNames([...entries.keys(), searchTools, callTool])
   for (const { name: server, connection } of servers) {
-    for (const tool of new Map(connection.tools.map((one) => [one.name, one])).values()) {
+    for (const tool of connection.tools) {
       const name = nameOf(server, tool.name)
       entries.set(name, { connection, tool: tool.name, spec: specOf(name, tool) })
     }
