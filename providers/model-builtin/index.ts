@@ -146,7 +146,7 @@ interface Schema {
 
 /** Nesting is bounded, because a schema may refer to itself. */
 const maxDepth = 8
-/** Values of an answer, and characters of them. The schema is a tenant's, and all runs of the process wait while the answer is made. */
+/** Values of an answer, and characters of them and of their names. The schema is a tenant's, and all runs of the process wait while the answer is made. */
 const mostValues = 1_000
 const mostChars = 256 * 1024
 
@@ -163,27 +163,41 @@ const formats: Readonly<Record<string, string>> = {
 function sampleOf(root: unknown, said: string, question: string): unknown {
   const number = Number(/-?\d+(?:\.\d+)?/.exec(question)?.[0] ?? 0)
   let [values, chars] = [0, 0]
+  const isSpent = (): boolean => values > mostValues || chars > mostChars
   const given = (value: unknown): unknown => {
     chars += JSON.stringify(value)?.length ?? 0
     return chars > mostChars ? null : value
   }
   const sample = (schema: Schema, depth: number): unknown => {
-    if (depth > maxDepth || ++values > mostValues || chars > mostChars) return null
+    values++
+    chars += schema.$ref?.length ?? 0
+    if (depth > maxDepth || isSpent()) return null
     if ('const' in schema) return given(schema.const)
     if (schema.enum) return given(schema.enum[0])
     if ('default' in schema) return given(schema.default)
     const other = schema.$ref === undefined ? (schema.anyOf ?? schema.oneOf)?.[0] : named(root as Schema, schema.$ref)
     if (other) return sample(other, depth + 1)
-    if (schema.allOf) return sample(Object.assign({}, schema, { allOf: undefined }, ...schema.allOf), depth + 1)
+    if (schema.allOf) {
+      // What is looked at counts like a value, because it is looked at again for each.
+      values += [schema, ...schema.allOf].reduce((sum, part) => sum + 1 + Object.keys(part).length, 0)
+      if (isSpent()) return null
+      return sample(Object.assign({}, schema, { allOf: undefined }, ...schema.allOf), depth + 1)
+    }
     const type = typeof schema.type === 'string' ? schema.type : schema.type?.find((one) => one !== 'null')
     if (type === 'object' || schema.properties) {
-      const members = Object.entries(schema.properties ?? {})
-      return Object.fromEntries(members.map(([name, member]) => [name, sample(member, depth + 1)]))
+      const members: [string, unknown][] = []
+      for (const [name, member] of Object.entries(schema.properties ?? {})) {
+        chars += name.length
+        if (isSpent()) break
+        members.push([name, sample(member, depth + 1)])
+      }
+      return Object.fromEntries(members)
     }
-    if (type === 'array')
-      return Array.from({ length: Math.min(schema.minItems ?? 1, mostValues - values) }, () =>
-        sample(schema.items ?? {}, depth + 1),
-      )
+    if (type === 'array') {
+      const items: unknown[] = []
+      while (items.length < (schema.minItems ?? 1) && !isSpent()) items.push(sample(schema.items ?? {}, depth + 1))
+      return items
+    }
     if (type === 'integer' || type === 'number') return within(schema, type === 'integer' ? Math.round(number) : number)
     if (type === 'boolean') return true
     if (type === 'null') return null

@@ -169,7 +169,12 @@ test('it answers in the form that is asked for, and says what it is where a text
 
 test('an answer in a form is bounded, whatever the form asks for', async () => {
   const wide = Object.fromEntries(Array.from({ length: 150 }, (_, i) => [`a${i}`, { $ref: '#' }]))
+  const nested = (items: object, depth: number): object =>
+    depth === 0 ? items : { type: 'array', minItems: 490, items: nested(items, depth - 1) }
   for (const schema of [
+    nested({ type: 'object', properties: wide }, 6),
+    nested({ $ref: '#/$defs/none' }, 12),
+    { type: 'array', minItems: 490, items: { type: 'object', properties: { ['x'.repeat(30_000)]: {} } } },
     { type: 'array', minItems: 1_000_000_000, items: { type: 'integer' } },
     { type: 'array', minItems: 1_000_000_000, items: { type: 'array', minItems: 1_000_000_000 } },
     { type: 'object', properties: wide },
@@ -179,6 +184,22 @@ test('an answer in a form is bounded, whatever the form asks for', async () => {
     const text = textOf(
       await partsOf({ prompt: [user('x')], responseFormat: { type: 'json', schema: schema as never } }),
     )
-    assert.ok(text.length < 1_000_000, `${text.length} characters`)
+    assert.ok(text.length < 500_000, `${text.length} characters`)
   }
+})
+
+test('of a form that names many others, no more are looked at than an answer has values', async () => {
+  let looked = 0
+  const allOf = Array.from({ length: 2_000 }, () => ({
+    get type() {
+      looked++
+      return 'string' as const
+    },
+  }))
+  const schemaOf = (count: number) => ({ type: 'array', minItems: 200, items: { allOf: allOf.slice(0, count) } })
+  const said = async (count: number) =>
+    textOf(await partsOf({ prompt: [user('x')], responseFormat: { type: 'json', schema: schemaOf(count) as never } }))
+  assert.match(await said(1), /not a language model/)
+  await said(2_000)
+  assert.ok(looked < 1_000, `${looked} were looked at`)
 })
