@@ -17,9 +17,13 @@ interface McpFetchOptions {
   readonly maxAnswerBytes: number
   /** The same limit for a request of this method. It is lower for what is kept: a list, and how the server introduces itself. */
   mostOf(method: string | undefined): number
+  /** False when there is no room for so many bytes more. */
+  take(bytes: number): boolean
   /** The older transport: answers arrive through the stream for unsolicited messages. */
   readonly answersThere?: boolean
 }
+
+type Take = McpFetchOptions['take']
 
 /** Bytes that a server may send unsolicited within a period. A notice of a changed list has a hundred bytes. */
 const unaskedBytes = 256 * 1024
@@ -40,7 +44,7 @@ const shortestPauseMs = 250
  * that ends before the answer, and an answer to another request. Everything that a server sends is limited.
  */
 export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): ModelFetch {
-  const { listens, onCut, mostOf, answersThere = false } = options
+  const { listens, onCut, mostOf, take, answersThere = false } = options
   const unasked = createUnasked(options)
   let listenedAt = -Infinity
   return async (input, init) => {
@@ -59,8 +63,8 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
     if (id !== undefined && answersThere) unasked.expect(most)
     const response = await fetch(input, init)
     if (!response.body) return response
-    if (!response.ok) return withBody(response, [await refusalOf(response.body)])
-    if (id === undefined || answersThere) return withBody(response, read(response.body, most))
+    if (!response.ok) return withBody(response, [await refusalOf(response.body, take)])
+    if (id === undefined || answersThere) return withBody(response, read(response.body, most, take))
     if (isOf(response, 'text/event-stream')) {
       const watch = watchFor(id)
       const onEnd = (large: boolean): void => {
@@ -68,12 +72,12 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
         if (watch.resumable) unasked.expect(most)
         onCut(id, watch.resumable, large)
       }
-      return withBody(response, read(response.body, most, watch, onEnd))
+      return withBody(response, read(response.body, most, take, watch, onEnd))
     }
-    if (isOf(response, 'application/json')) return jsonAnswer(response, id, most)
+    if (isOf(response, 'application/json')) return jsonAnswer(response, id, most, take)
     // The library would treat 202 as an accepted notification.
     if (response.status === 202) throw noAnswer()
-    return withBody(response, read(response.body, most))
+    return withBody(response, read(response.body, most, take))
   }
 }
 
@@ -88,20 +92,25 @@ const withBody = ({ status, statusText, headers }: Response, body: Chunks): Resp
   new Response(ReadableStream.from(body) as ReadableStream<Uint8Array>, { status, statusText, headers })
 
 /** The answer as JSON, parsed only here. Rejects when there is none to the request. Of a batch the library gets nothing else. */
-async function jsonAnswer({ body, status, headers }: Response, id: string | number, limit: number): Promise<Response> {
-  const message = JSON.parse((await wholeOf(body!, limit)).toString('utf8')) as unknown
+async function jsonAnswer(
+  { body, status, headers }: Response,
+  id: string | number,
+  limit: number,
+  take: Take,
+): Promise<Response> {
+  const message = JSON.parse((await wholeOf(body!, limit, take)).toString('utf8')) as unknown
   const answer = [message].flat().find((one) => isAnswer(one, id))
   if (answer === undefined) throw noAnswer()
   return Object.assign(new Response(null, { status, headers }), { json: async () => answer })
 }
 
 /** The library parses it as well. */
-const refusalOf = (body: ReadableStream<Uint8Array>): Promise<Buffer> =>
-  wholeOf(body, refusalBytes).catch(() => Buffer.alloc(0))
+const refusalOf = (body: ReadableStream<Uint8Array>, take: Take): Promise<Buffer> =>
+  wholeOf(body, refusalBytes, take).catch(() => Buffer.alloc(0))
 
-async function wholeOf(body: ReadableStream<Uint8Array>, limit: number): Promise<Buffer> {
+async function wholeOf(body: ReadableStream<Uint8Array>, limit: number, take: Take): Promise<Buffer> {
   const whole = new Gathered()
-  for await (const chunk of read(body, limit)) whole.add(chunk)
+  for await (const chunk of read(body, limit, take)) whole.add(chunk)
   partsOf(whole.bytes)
   return whole.bytes
 }
@@ -171,6 +180,7 @@ const costOf = ({ length }: Uint8Array): number => Math.max(length, leastOfChunk
 async function* read(
   body: ReadableStream<Uint8Array>,
   limit: number,
+  take: Take,
   watch?: Watch,
   onEnd: (large: boolean) => void = () => {},
 ): AsyncGenerator<Uint8Array> {
@@ -178,8 +188,9 @@ async function* read(
   let large = false
   try {
     for await (const chunk of body) {
-      bytes += costOf(chunk)
-      if (bytes > limit) throw new Error(tooLarge)
+      const cost = costOf(chunk)
+      bytes += cost
+      if (bytes > limit || !take(cost)) throw new Error(tooLarge)
       watch?.feed(chunk)
       yield chunk
     }
@@ -195,7 +206,11 @@ async function* read(
  * The stream for unsolicited messages lives as long as the session, so it is not one answer. Each of its events is limited, because the library
  * keeps an event until it is complete. The total per period is limited, because every event costs work.
  */
-function createUnasked({ maxAnswerBytes, onFlood }: Pick<McpFetchOptions, 'maxAnswerBytes' | 'onFlood'>) {
+function createUnasked({
+  maxAnswerBytes,
+  onFlood,
+  take: hasRoom,
+}: Pick<McpFetchOptions, 'maxAnswerBytes' | 'onFlood' | 'take'>) {
   let left = unaskedBytes
   let since = performance.now()
   let over = false
@@ -229,6 +244,7 @@ function createUnasked({ maxAnswerBytes, onFlood }: Pick<McpFetchOptions, 'maxAn
       })
       for await (const chunk of body) {
         take(costOf(chunk))
+        over ||= !hasRoom(costOf(chunk))
         if (!over) parser.feed(decoder.decode(chunk, { stream: true }))
         if (over) {
           onFlood()

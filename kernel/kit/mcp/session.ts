@@ -28,6 +28,8 @@ export interface McpAddress {
   readonly maxAnswerBytes?: number
   /** The most bytes of all pages of the list of tools together; as many as an answer has, by default. */
   readonly maxListBytes?: number
+  /** Called with what arrives of answers, in bytes. False: there is no room for it, so the answer counts as too large. */
+  readonly take?: ((bytes: number) => boolean) | undefined
   /** Remembers which revision the server speaks. Without it each session begins with a question. */
   readonly eras?: McpEras
 }
@@ -183,6 +185,7 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
   const watch = {
     ...watching(client),
     maxAnswerBytes,
+    take: address.take ?? (() => true),
     mostOf(method: string | undefined) {
       if (!client.getServerCapabilities()) return Math.min(maxAnswerBytes, greetingBytes)
       return method === 'tools/list' ? listBytesOf(address) : maxAnswerBytes

@@ -7,6 +7,7 @@ import { isTimeout, McpEras, whyUnavailable } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
 import { permittedAddresses } from '#kit/outbound'
 import { connect, type Connection } from './connection.ts'
+import { AnswerRoom } from './room.ts'
 import { createToolSet, type ExternalServer, mostTools, type ToolSet, withRoom } from './toolset.ts'
 import { generalErrors } from '../errors.ts'
 
@@ -93,7 +94,10 @@ async function connectExternal(
   if (silence.isKnown(place)) return { server: name, message: 'The server did not answer a moment ago.' }
   try {
     const address = { url, transport, headers, tools, eras: connections.eras, maxListBytes }
-    return { name, connection: await connect(connections.to(addresses), address, signal) }
+    return {
+      name,
+      connection: await connect(connections.to(addresses), address, signal, connections.room.of(tenantId)),
+    }
   } catch (error) {
     if (!signal.aborted && isTimeout(error)) silence.note(place)
     return { server: name, message: whyUnavailable(error) }
@@ -105,6 +109,8 @@ export interface ToolConnections {
   to(addresses: McpServer['addresses']): ModelFetch
   /** The known protocol era of those servers, kept for the next run. */
   readonly eras: McpEras
+  /** For what those servers answer. */
+  readonly room: AnswerRoom
   close(): Promise<void>
 }
 
@@ -116,6 +122,7 @@ export function createToolConnections(): ToolConnections {
   }
   return {
     eras: new McpEras(),
+    room: new AnswerRoom(),
     to: (addresses) => (addresses ? guarded[addresses] : unguarded).fetch,
     async close() {
       await Promise.all([unguarded, guarded.public, guarded.network].map((one) => one.close()))

@@ -13,6 +13,7 @@ import {
   permittedTools,
   type ServerCall,
 } from '#kit/mcp'
+import type { Held } from './room.ts'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
 /** Milliseconds that an external server may take to connect and to list its tools. After that the run begins without the server. */
@@ -37,14 +38,25 @@ export interface Connection {
 /** The address of a server, and which of its tools the run may see and call. */
 type ToolAddress = McpAddress & { readonly tools?: McpServer['tools'] | undefined }
 
-/** Connects to a server and lists its tools. Rejects with the original error. */
-export async function connect(fetch: ModelFetch, address: ToolAddress, signal: AbortSignal): Promise<Connection> {
+/** Connects to a server and lists its tools. Rejects with the original error. `held`: the room for what the server answers. */
+export async function connect(
+  fetch: ModelFetch,
+  server: Omit<ToolAddress, 'take'>,
+  signal: AbortSignal,
+  held?: Held,
+): Promise<Connection> {
+  const address = { ...server, take: held?.take }
+  /** Bytes of the list, which is held as long as the connection. */
+  let listed = 0
+  let calling = 0
   let changed = false
   let closed = false
   let renewing: Promise<McpSession> | undefined
   const patience = (): AbortSignal => (address.own ? signal : AbortSignal.any([signal, AbortSignal.timeout(connectMs)]))
   const open = (): Promise<McpSession> => openMcp(fetch, address, patience(), () => (changed = true))
   let session = await open()
+  /** Bytes of the server's introduction. */
+  const greeted = held?.bytes ?? 0
   /** Replaces a lost session by a new one, once for all calls that find it lost. */
   const renew = (lost: McpSession): Promise<McpSession> => {
     if (session !== lost) return Promise.resolve(session)
@@ -85,7 +97,9 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
   }
   const list = async (): Promise<void> => {
     changed = false
+    held?.keep(greeted)
     tools = permittedTools(await listTools(session, patience()), address.tools).map(toolOf)
+    listed = held?.bytes ?? 0
   }
   try {
     await list()
@@ -99,15 +113,23 @@ export async function connect(fetch: ModelFetch, address: ToolAddress, signal: A
       refresh: () => list().catch(() => {}),
       async call(name, input, callId, shown = name) {
         if (name !== approvalTool && !definitionOf(name)) return unknownTool(shown)
-        return call({ name, input, meta: { [callIdMeta]: callId } }, shown, true)
+        calling++
+        try {
+          return await call({ name, input, meta: { [callIdMeta]: callId } }, shown, true)
+        } finally {
+          // The results of a step are kept until all of them are there.
+          if (--calling === 0) held?.keep(listed)
+        }
       },
       async close() {
         closed = true
+        held?.keep(0)
         await session.close()
       },
     }
   } catch (error) {
     address.eras?.forget(address)
+    held?.keep(0)
     void session.close().catch(() => {})
     throw error
   }
