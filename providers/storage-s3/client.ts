@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import type { Readable } from 'node:stream'
+import { addAbortSignal, type Readable } from 'node:stream'
 import { AwsV4Signer } from 'aws4fetch'
 import { Agent, type Dispatcher } from 'undici'
 import { maxKeyBytes, mostObjectsAtOnce, objectErrors } from '#contracts/object-store'
@@ -36,6 +36,9 @@ const emptySha256 = createHash('sha256').digest('hex')
 /** How often a request is retried when the server is busy or the connection broke. */
 const mostRetries = 2
 const passing = new Set([500, 502, 503, 504])
+/** Bytes in a millisecond: 64 kB in a second. A server that takes an upload more slowly would keep it waiting on the disk that all tenants share. */
+const slowestPace = 64
+const longestTimer = 2 ** 31 - 1
 
 /** The encoding of keys and queries that AWS signs: everything but the unreserved characters of RFC 3986. */
 const encoded = (text: string): string =>
@@ -69,15 +72,17 @@ export class S3Client {
     const { headers = {}, method } = request
     // Send a conditional write once: a condition that held for the first attempt no longer holds for the second.
     const once = method === 'PUT' && (headers['if-match'] ?? headers['if-none-match']) !== undefined
+    // A read of an object goes on for as long as its reader wants. Everything else has an end, whatever the server does, which may be a tenant's.
+    const signal = request.signal ?? (method === 'GET' ? undefined : this.deadline(request.body?.bytes))
     for (let left = once ? 0 : mostRetries; ; left--) {
-      const answer = await this.#once(request).catch((cause: unknown) => {
+      const answer = await this.#once({ ...request, ...(signal ? { signal } : {}) }).catch((cause: unknown) => {
         if (left === 0) throw objectErrors.storageUnavailable({ cause })
         return undefined
       })
       if (!answer) continue
       const { statusCode, body } = answer
       if (statusCode < 300 || request.expected?.includes(statusCode)) return answer
-      const text = await someText(body)
+      const text = await someText(body, this.#settings.timeoutMs)
       if (left === 0 || !passing.has(statusCode)) throw refusal(statusCode, text)
     }
   }
@@ -107,9 +112,10 @@ export class S3Client {
     })
   }
 
-  /** Ends a request whose answer is kept in memory: connecting, its beginning and all of its body have a timeout each. */
-  deadline(): AbortSignal {
-    return AbortSignal.timeout(3 * this.#settings.timeoutMs)
+  /** Ends a request and its answer: connecting, the beginning of the answer and all of its body have a timeout each, and what is sent a slowest pace. */
+  deadline(sentBytes = 0): AbortSignal {
+    const ms = 3 * this.#settings.timeoutMs + Math.ceil(sentBytes / slowestPace)
+    return AbortSignal.timeout(Math.min(ms, longestTimer))
   }
 
   close(): Promise<void> {
@@ -122,10 +128,11 @@ export class S3Client {
 }
 
 const mostErrorBytes = 16 * 1024
-async function someText(body: Readable): Promise<string> {
+async function someText(body: Readable, withinMs: number): Promise<string> {
   let text = ''
   try {
-    for await (const chunk of body) if ((text += String(chunk)).length > mostErrorBytes) break
+    for await (const chunk of addAbortSignal(AbortSignal.timeout(withinMs), body))
+      if ((text += String(chunk)).length > mostErrorBytes) break
   } catch {
     // The part that was read is enough to recognize the error.
   }

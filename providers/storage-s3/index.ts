@@ -20,7 +20,7 @@ export default defineObjectBackend({
     sessionToken: text('The session token of a temporary key.'),
     timeout: Duration(
       '30s',
-      'Timeout to connect, for the beginning of a response, and between two parts of it; a whole list may take three.',
+      'Timeout to connect, for the beginning of a response, and between two parts of an object; anything else may take three as a whole, and an upload a second more for each 64 kB.',
     ),
     dir: text('Folder for incomplete uploads; by default the temporary folder of the system.'),
   }),

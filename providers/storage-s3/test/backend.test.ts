@@ -206,6 +206,48 @@ test('a server that gives a list byte by byte is left', async (t) => {
   await assert.rejects(store.list('acme', { prefix: '', after: '', limit: 1, folders: false }), left)
 })
 
+test(
+  'a server that gives its other answers byte by byte is left as well, and what it had said counts',
+  { timeout: 60_000 },
+  async (t) => {
+    let status = 200
+    const server = createServer((request, response) => {
+      if (request.method === 'HEAD')
+        return response
+          .writeHead(200, { 'content-length': 3, etag: '"a"', 'last-modified': new Date().toUTCString() })
+          .end()
+      request.resume()
+      response.writeHead(status)
+      const one = setInterval(() => response.write(' '), 10)
+      return response.on('close', () => clearInterval(one))
+    })
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+    t.after(() => server.close())
+    const { port } = server.address() as { port: number }
+    const { store, dir } = await backend(t, `http://127.0.0.1:${port}`, { timeoutMs: 200 })
+    assert.equal((await store.put('acme', 'k', newObject('new'))).info.bytes, 3)
+    assert.equal(await store.remove('acme', 'k'), 3)
+    status = 400
+    await assert.rejects(store.put('acme', 'k', newObject('new')), { code: 'storage_unavailable' })
+    await assert.rejects((await store.open('acme', 'k'))!.read(), { code: 'storage_unavailable' })
+    assert.deepEqual(await readdir(dir), [])
+  },
+)
+
+test('a server that says for ever that it is at work is left', { timeout: 60_000 }, async (t) => {
+  const server = createServer((request, response) => {
+    if (request.method === 'HEAD') return response.writeHead(404).end()
+    const one = setInterval(() => response.writeProcessing(), 10)
+    return response.on('close', () => clearInterval(one))
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const { port } = server.address() as { port: number }
+  const { store, dir } = await backend(t, `http://127.0.0.1:${port}`, { timeoutMs: 200 })
+  await assert.rejects(store.put('acme', 'k', newObject('new')), { code: 'storage_unavailable' })
+  assert.deepEqual(await readdir(dir), [])
+})
+
 test('an object of which a server does not say how long it is is not opened', async (t) => {
   const { store } = await scripted(t, [200])
   await assert.rejects(store.open('acme', 'k'), { code: 'storage_unavailable', message: /how long/ })
