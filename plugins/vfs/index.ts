@@ -7,6 +7,7 @@ import { TenantData } from '#contracts/retention'
 import { Secrets } from '#contracts/secrets'
 import { runnerHeaders, signedHeaders, Signers } from '#contracts/signing'
 import { vfsErrors } from '#contracts/vfs'
+import { Arriving } from './server/arriving.ts'
 import { Audit, Sweeper } from './server/audit.ts'
 import { Files } from './server/files.ts'
 import { Metrics } from './server/metrics.ts'
@@ -15,7 +16,7 @@ import { Callers } from './server/proof.ts'
 import { fileRoutes, sessionRoutes } from './server/routes.ts'
 import { createSecrets } from './server/buckets.ts'
 import { Sessions } from './server/sessions.ts'
-import { checkMounts, serverSettings } from './server/settings.ts'
+import { checkMounts, serverSettings, uploadsOf } from './server/settings.ts'
 
 const listener = 'vfs'
 
@@ -59,6 +60,7 @@ export default definePlugin({
     if (!config.dir)
       throw new Error('the VirtualFS server needs a folder for sessions and their files; set AGENT_ORC_VFS_DIR')
     const dir = resolve(config.dir)
+    const uploads = uploadsOf(config)
     const ofTenant = (tenantId: string, ...names: string[]): string => join(dir, 'tenants', `+${tenantId}`, ...names)
     const space = await deps.folders.open(join(dir, 'files'))
     const sessions = new Sessions({
@@ -89,7 +91,8 @@ export default definePlugin({
     onStop(() => mounts.close())
     const { scratch, fileBytes, requestsAtOnce } = config
     const metrics = new Metrics(registry, () => sessions.size)
-    const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, requestsAtOnce })
+    const arriving = new Arriving(uploads.ofTenant, uploads.most)
+    const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, arriving, requestsAtOnce })
     // Runners sign with their own family of keys. With this family's key a runner could read every secret.
     const runners = deps.signers.get('runner')
     const callers = new Callers([

@@ -1,7 +1,6 @@
 import { createHash } from 'node:crypto'
 import { Readable } from 'node:stream'
 import { httpErrors, invalidField, isAppError, notFound } from '#kernel'
-import { limitErrors } from '#contracts/limits'
 import { mostObjectsAtOnce, type ObjectBackend, objectErrors, type WriteCondition } from '#contracts/object-store'
 import {
   isVfsFolder,
@@ -18,6 +17,7 @@ import {
   type VfsView,
 } from '#contracts/vfs'
 import { Shares } from '../shares.ts'
+import type { Arriving } from './arriving.ts'
 import type { Audit } from './audit.ts'
 import type { Metrics } from './metrics.ts'
 import type { Mounts } from './mounts.ts'
@@ -43,6 +43,7 @@ interface Options {
   readonly space: ObjectBackend
   readonly scratch: string
   readonly fileBytes: number
+  readonly arriving: Arriving
   readonly requestsAtOnce: number
 }
 
@@ -55,8 +56,6 @@ interface Mounted {
 export class Files {
   readonly #options: Options
   readonly #shares: Shares
-  /** Bytes of the uploads that each tenant has under way. They are limited, because all tenants share the disk on which uploads wait. */
-  readonly #arriving = new Map<string, number>()
 
   constructor(options: Options) {
     this.#options = options
@@ -122,7 +121,7 @@ export class Files {
   }
 
   write(view: VfsView, mount: string, path: string, { body, bytes: announced, contentType, when }: NewFile) {
-    const { fileBytes, metrics } = this.#options
+    const { fileBytes, arriving, metrics } = this.#options
     const work = async () => {
       check(path)
       if (!/^[\x20-\x7e]{1,255}$/.test(contentType))
@@ -130,17 +129,17 @@ export class Files {
       const { tree, readOnly } = await this.#mounted(view, mount)
       if (readOnly) throw vfsErrors.readOnlyMount()
       if ((announced ?? 0) > fileBytes) throw tooLarge(fileBytes)
+      arriving.check(view.tenantId, announced ?? 0)
       await this.#checkPlace(tree, path)
       const digest = createHash('sha256')
       let [found, bytes] = ['', 0]
-      const arrives = (more: number): number => this.#arrives(view.tenantId, more)
       const measured = async function* (): AsyncGenerator<Uint8Array> {
         try {
           for await (const chunk of body) {
             bytes += chunk.length
-            const all = arrives(chunk.length)
+            arriving.count(view.tenantId, chunk.length)
             if (bytes > fileBytes) throw tooLarge(fileBytes)
-            if (all > filesAtOnce * fileBytes) throw tooMuchAtOnce(filesAtOnce * fileBytes)
+            arriving.check(view.tenantId, 0)
             digest.update(chunk)
             yield chunk
           }
@@ -155,7 +154,7 @@ export class Files {
         const { info, replaced } = await tree.put(path, { body: measured(), sha256: () => found, contentType, when })
         return { entry: info, created: replaced === undefined }
       } finally {
-        arrives(-bytes)
+        arriving.count(view.tenantId, -bytes)
       }
     }
     return this.#noted(view, { operation: 'write', mount, path }, work, ({ entry }) => entry.bytes)
@@ -186,13 +185,6 @@ export class Files {
       for (const name of names) trees.set(name, (await this.#mounted(view, name)).tree)
       return search(trees, query)
     })
-  }
-
-  #arrives(tenantId: string, more: number): number {
-    const all = (this.#arriving.get(tenantId) ?? 0) + more
-    if (all > 0) this.#arriving.set(tenantId, all)
-    else this.#arriving.delete(tenantId)
-    return all
   }
 
   async #session({ tenantId, sessionId }: VfsView): Promise<Session | undefined> {
@@ -297,14 +289,6 @@ function check(path: string): void {
   if (!isVfsPath(path)) throw vfsErrors.invalidPath()
 }
 
-/** The bytes that a tenant may upload at once equal this many files of the largest size. Smaller files are limited only by the concurrent requests. */
-const filesAtOnce = 2
-const tooMuchAtOnce = (max: number) =>
-  limitErrors.limitReached({
-    message: `The concurrent uploads of this tenant have more than ${max} bytes; try again when one has ended.`,
-    detail: { limit: 'vfs bytes at once', max },
-    headers: { 'retry-after': '1' },
-  })
 const noMount = () => notFound({ message: 'No mount has this name.' })
 const noFile = () => notFound({ message: 'No file has this path.' })
 const tooLarge = (max: number) =>

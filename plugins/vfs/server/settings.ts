@@ -59,6 +59,13 @@ export const serverSettings = Settings({
     'Your own S3 services that mounts of tenants may name although they are private or speak plain http.',
   ),
   fileBytes: count(5 * 1024 * mebi, 'The largest file that is written.'),
+  uploadBytes: Type.Optional(
+    Type.Integer({
+      minimum: 0,
+      description:
+        'Size of all uploads under way, of which one tenant has at most half. By default four of the largest files.',
+    }),
+  ),
   sessionBytes: count(1024 * mebi, 'Size of the scratch space and copy-on-write layers of a session.'),
   sessionEntries: count(20_000, 'Files in them, including files that the session deleted from copy-on-write mounts.'),
   requestsAtOnce: count(64, 'Concurrent requests of one tenant; further ones are refused for now.'),
@@ -66,6 +73,21 @@ export const serverSettings = Settings({
   auditFor: Duration('30d', 'How long the audit of a session is kept after its newest entry.'),
   sweepEvery: Duration('1h', 'How often both are checked.'),
 })
+
+/** The bytes that a tenant may upload at once equal this many of the largest files. Smaller ones are limited by its concurrent requests only. */
+const filesAtOnce = 2
+
+/** The bytes of uploads under way: of one tenant, and of all. Fails the boot with one sentence if the largest file has no room. */
+export function uploadsOf({
+  fileBytes,
+  uploadBytes: most = 4 * fileBytes,
+}: Pick<StaticDecode<typeof serverSettings>, 'fileBytes' | 'uploadBytes'>): { ofTenant: number; most: number } {
+  if (most < 2 * fileBytes)
+    throw new Error(
+      '`uploadBytes` leaves no room for the largest file: it needs twice `fileBytes` at least, because a tenant may have half of it',
+    )
+  return { ofTenant: filesAtOnce * fileBytes, most }
+}
 
 /** Fails the boot with one sentence for a mount with a problem that a schema cannot detect. */
 export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {

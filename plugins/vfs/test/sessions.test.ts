@@ -112,6 +112,39 @@ test('uploads that a tenant has under way have so many bytes together, and other
   await client.write(acme, 'files', 'more', bytes(60))
 })
 
+test('uploads under way have so many bytes over all tenants, and who has none finds room', async (t) => {
+  const gate = Promise.withResolvers<void>()
+  t.after(() => gate.resolve())
+  const { client, dir } = await testVfs(t, { settings: { mounts, fileBytes: 100, uploadBytes: 240 } })
+  const stream = async function* (count: number, parts = 1) {
+    for (let i = 0; i < parts; i++) yield Buffer.alloc(count)
+    await gate.promise
+  }
+  const incoming = join(dir, 'objects/.incoming')
+  const arrived = async (): Promise<number> => {
+    const names = await readdir(incoming).catch(() => [])
+    return (await Promise.all(names.map(async (name) => (await stat(join(incoming, name))).size))).reduce(
+      (a, b) => a + b,
+      0,
+    )
+  }
+  const writes: Promise<unknown>[] = []
+  for (const [i, tenantId] of ['acme', 'globex', 'initech'].entries()) {
+    writes.push(client.write({ tenantId }, 'files', 'slow', { body: stream(60) }))
+    await until(async () => (await arrived()) === 60 * (i + 1), 'it is under way')
+  }
+  const full = { code: 'storage_unavailable', status: 503, message: /no room for this one/ }
+  // Of the 60 bytes that are left, one who has some gets no more, and one who has none gets half, announced or not.
+  await assert.rejects(client.write(acme, 'files', 'more', bytes(1)), full)
+  await assert.rejects(client.write({ tenantId: 'hooli' }, 'files', 'more', bytes(31)), full)
+  await assert.rejects(client.write({ tenantId: 'hooli' }, 'files', 'more', { body: stream(10, 4) }), full)
+  await client.write({ tenantId: 'hooli' }, 'files', 'more', bytes(30))
+  gate.resolve()
+  await Promise.all(writes)
+  await client.write(acme, 'files', 'more', bytes(100))
+  await assert.rejects(testVfs(t, { settings: { mounts, fileBytes: 100, uploadBytes: 199 } }), /twice `fileBytes`/)
+})
+
 test('what a session read and wrote is on record, the newest first, also after its end', async (t) => {
   const { client, url, signer } = await testVfs(t, { settings: { mounts } })
   await client.open('acme', 's1', {})
