@@ -74,7 +74,11 @@ export default definePlugin({
       perSession: { bytes: config.sessionBytes, entries: config.sessionEntries },
       onFailed: (err, what) => log.warn({ err }, what),
     })
-    const audit = new Audit((tenantId) => ofTenant(tenantId, 'audit'))
+    const audit = new Audit({
+      dirOf: (tenantId) => ofTenant(tenantId, 'audit'),
+      mostBytes: config.auditBytes,
+      holds: sessions,
+    })
     const secrets = createSecrets(deps.secrets, config.conductorUrl, signer)
     onStop(() => secrets.close())
     const mounts = new Mounts({

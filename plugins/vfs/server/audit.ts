@@ -1,7 +1,9 @@
 import { hash } from 'node:crypto'
-import { appendFile, mkdir, open, readdir, readFile, rename, rm, stat } from 'node:fs/promises'
+import { appendFile, mkdir, open, opendir, readFile, rename, rm, stat } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
+import { limitErrors } from '#contracts/limits'
 import type { VfsAccess, VfsAudit } from '#contracts/vfs'
+import { SingleFlight } from '#kit'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Sessions } from './sessions.ts'
 
@@ -10,6 +12,11 @@ const fileBytes = 1024 * 1024
 /** Lines that may wait for the disk. While more wait, only writes and deletions are recorded. */
 const mostWaiting = 10_000
 const mostLists = 1_000
+/** A file counts by blocks of this many bytes, so that the bound of bytes is one of files, too. */
+const blockBytes = 4_096
+/** The part of the bound beyond which the oldest files go, and the part that stays. All files of the tenant are looked at each time, and nobody waits for it. */
+const full = 7 / 8
+const stays = 3 / 4
 
 interface Line extends VfsAccess {
   /** Counts the lines of a session upwards. A cursor is one of these numbers. */
@@ -25,17 +32,34 @@ interface Open {
   writing: Promise<void>
 }
 
+interface AuditOptions {
+  readonly dirOf: (tenantId: string) => string
+  /** Bytes of all audits of a tenant, those of closed sessions included. */
+  readonly mostBytes: number
+  readonly holds: Pick<Sessions, 'isHeld' | 'unlessHeld'>
+}
+
+/** Audit files of a tenant, and their bytes by the second in which they were last written. */
+interface Found {
+  readonly files: { readonly path: string; readonly second: number }[]
+  readonly bySecond: Map<number, number>
+  bytes: number
+}
+
 /**
  * Records what sessions read and wrote, as JSON lines in a file for each session. A write is recorded before it is answered. A loss of power may
- * lose the last lines.
+ * lose the last lines. Beyond a number of bytes, the files of a tenant that were written longest ago are removed.
  */
 export class Audit {
-  readonly #dirOf: (tenantId: string) => string
+  readonly #options: AuditOptions
   /** By file, the audits of sessions that have something in memory. */
   readonly #open = new Map<string, Promise<Open>>()
+  /** Bytes of audits by tenant, as of the last count and with what was written since. */
+  readonly #bytes = new Map<string, number>()
+  readonly #trims = new SingleFlight<void>()
 
-  constructor(dirOf: (tenantId: string) => string) {
-    this.#dirOf = dirOf
+  constructor(options: AuditOptions) {
+    this.#options = options
   }
 
   /** Resolves when the operation is recorded. Never rejects, because the operation has already happened. */
@@ -87,37 +111,108 @@ export class Audit {
 
   /** Frees the memory of an erased tenant. Its audit files are deleted with the tenant's folder. */
   forget(tenantId: string): void {
-    const dir = this.#dirOf(tenantId)
+    const dir = this.#options.dirOf(tenantId)
     for (const file of this.#open.keys()) if (dirname(file) === dir) this.#open.delete(file)
+    this.#bytes.delete(tenantId)
   }
 
-  /** Removes audit files that were last written before this time (milliseconds since the epoch). */
-  async expire(tenantId: string, before: number): Promise<void> {
-    const dir = this.#dirOf(tenantId)
-    for (const name of await readdir(dir).catch(() => [])) {
-      const found = await stat(join(dir, name)).catch(() => undefined)
-      if (!found || found.mtimeMs > before) continue
-      this.#open.delete(join(dir, name))
-      await rm(join(dir, name), { force: true })
+  /** Resolves when the tenant has room for the audit of another session. Rejects with 409 `limit_exceeded` when a legal hold keeps the old ones. */
+  async room(tenantId: string): Promise<void> {
+    const { mostBytes } = this.#options
+    if (this.#bytesOf(tenantId) <= mostBytes) return
+    await this.#trim(tenantId)
+    if (this.#bytesOf(tenantId) > mostBytes) throw overHeld(mostBytes)
+  }
+
+  async #count(tenantId: string): Promise<Found> {
+    const before = this.#bytesOf(tenantId)
+    const found: Found = { files: [], bySecond: new Map(), bytes: 0 }
+    for await (const path of filesIn(this.#options.dirOf(tenantId))) {
+      const known = await stat(path).catch(() => undefined)
+      if (!known) continue
+      const [second, bytes] = [secondOf(known.mtimeMs), inBlocks(known.size)]
+      found.files.push({ path, second })
+      found.bySecond.set(second, (found.bySecond.get(second) ?? 0) + bytes)
+      found.bytes += bytes
     }
+    this.#bytes.set(tenantId, found.bytes + this.#bytesOf(tenantId) - before)
+    return found
+  }
+
+  /**
+   * Removes audit files that were last written before this time (milliseconds since the epoch), and the oldest while there are too many bytes. A hold
+   * that is set meanwhile waits for the removals, and not for the count before them.
+   */
+  async expire(tenantId: string, before: number): Promise<void> {
+    const found = await this.#count(tenantId)
+    const from = Math.max(secondOf(before), this.#boundOf(found))
+    const old = found.files.filter(({ second }) => second < from)
+    if (old.length === 0) return
+    await this.#options.holds.unlessHeld(tenantId, async () => {
+      for (const { path } of old) await this.#remove(tenantId, path, from)
+    })
+  }
+
+  /** Removes a file, unless it was written in this second or later. */
+  async #remove(tenantId: string, path: string, from: number): Promise<void> {
+    const known = await stat(path).catch(() => undefined)
+    if (!known || secondOf(known.mtimeMs) >= from) return
+    await rm(path, { force: true })
+    this.#grew(tenantId, -inBlocks(known.size))
+    // A session that is open begins a new file, and goes on counting its lines.
+    const audit = await this.#open.get(path)
+    if (audit) audit.bytes = 0
+  }
+
+  /** The second from which files stay, because they have room together. */
+  #boundOf({ bytes, bySecond }: Found): number {
+    const { mostBytes } = this.#options
+    let [left, from] = [bytes, 0]
+    if (left <= mostBytes * full) return from
+    for (const second of Float64Array.from(bySecond.keys()).sort()) {
+      if (left <= mostBytes * stays) break
+      left -= bySecond.get(second)!
+      from = second + 1
+    }
+    return from
+  }
+
+  #bytesOf(tenantId: string): number {
+    return this.#bytes.get(tenantId) ?? 0
+  }
+  #grew(tenantId: string, bytes: number): void {
+    this.#bytes.set(tenantId, Math.max(0, this.#bytesOf(tenantId) + bytes))
+  }
+
+  async #trim(tenantId: string): Promise<void> {
+    const { holds } = this.#options
+    // Under a hold nothing is counted in vain. What fails here is tried again by the next sweep, which logs it.
+    await this.#trims
+      .run(tenantId, async () => void ((await holds.isHeld(tenantId)) || (await this.expire(tenantId, 0))))
+      .catch(() => {})
   }
 
   async #write(tenantId: string, file: string, audit: Open): Promise<void> {
     const text = audit.waiting.splice(0).join('')
     try {
       if (audit.bytes > fileBytes) {
+        const replaced = await stat(`${file}.1`).catch(() => undefined)
         await rename(file, `${file}.1`)
+        this.#grew(tenantId, -inBlocks(replaced?.size ?? 0))
         audit.bytes = 0
       }
       await appendFile(file, text, { mode: 0o600 }).catch(async (error: NodeJS.ErrnoException) => {
         if (error.code !== 'ENOENT') throw error
-        await mkdir(this.#dirOf(tenantId), { recursive: true, mode: 0o700 })
+        await mkdir(this.#options.dirOf(tenantId), { recursive: true, mode: 0o700 })
         await appendFile(file, text, { mode: 0o600 })
       })
-      audit.bytes += Buffer.byteLength(text)
+      const bytes = audit.bytes + Buffer.byteLength(text)
+      this.#grew(tenantId, inBlocks(bytes) - inBlocks(audit.bytes))
+      audit.bytes = bytes
     } catch {
       // A full disk must not prevent reads; writes fail by themselves.
     }
+    if (this.#bytesOf(tenantId) > this.#options.mostBytes * full) void this.#trim(tenantId)
   }
 
   async #openFile(file: string): Promise<Open> {
@@ -132,8 +227,26 @@ export class Audit {
     }
   }
   #fileOf(tenantId: string, sessionId: string): string {
-    return join(this.#dirOf(tenantId), `${sessionId}.jsonl`)
+    return join(this.#options.dirOf(tenantId), `${sessionId}.jsonl`)
   }
+}
+
+const secondOf = (ms: number): number => Math.floor(ms / 1_000)
+const inBlocks = (bytes: number): number => Math.ceil(bytes / blockBytes) * blockBytes
+
+const overHeld = (max: number) =>
+  limitErrors.limitExceeded({
+    message: `The audits of this tenant's sessions have more than ${max} bytes, and a legal hold keeps them; no session opens until it is lifted.`,
+    detail: { limit: 'vfs audit bytes', max },
+  })
+
+/** The files of a folder, which may be very many: it is read in parts. */
+async function* filesIn(dir: string): AsyncGenerator<string> {
+  const folder = await opendir(dir, { bufferSize: 512 }).catch((error: NodeJS.ErrnoException) => {
+    if (error.code === 'ENOENT') return undefined
+    throw error
+  })
+  if (folder) for await (const { name } of folder) yield join(dir, name)
 }
 
 const accessOf = ({ at, operation, mount, path, bytes, outcome }: Line): VfsAccess => ({
@@ -208,8 +321,8 @@ export class Sweeper {
           const closed = await sessions.sweep(tenantId, Date.now() - idleMs)
           for (const id of closed) await audit.rest(tenantId, id)
           if (closed.length > 0) log.info({ tenantId, closed: closed.length }, 'idle VirtualFS sessions were closed')
-          await audit.expire(tenantId, Date.now() - auditMs)
         })
+        await audit.expire(tenantId, Date.now() - auditMs)
       } catch (err) {
         log.warn({ err, tenantId }, 'leftovers of VirtualFS sessions could not be removed')
       }

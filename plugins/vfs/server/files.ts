@@ -281,7 +281,7 @@ export class Files {
     const { audit, sessions } = this.#options
     await audit.note(tenantId, sessionId, access)
     // It was closed while the operation was under way, and nobody closes it again.
-    if (!sessions.has(tenantId, sessionId)) await audit.rest(tenantId, sessionId)
+    if (!(await sessions.isOpen(tenantId, sessionId))) await audit.rest(tenantId, sessionId)
   }
 }
 

@@ -187,7 +187,10 @@ export function sessionRoutes(app: App, callers: Callers, { sessions, audit, era
   serve(
     app,
     vfsWire.openSession,
-    async ({ caller, params, body }) => ({ json: await sessions.open(caller.tenantId, params.id, body) }),
+    async ({ caller: { tenantId }, params: { id }, body }) => {
+      if (!(await sessions.isOpen(tenantId, id))) await audit.room(tenantId)
+      return { json: await sessions.open(tenantId, id, body) }
+    },
     callers,
   )
   serve(

@@ -115,8 +115,8 @@ export class Sessions {
   }
 
   /** Whether the session is open, without marking it as used. */
-  has(tenantId: string, sessionId: string): boolean {
-    return this.#loaded.get(tenantId)?.sessions.has(sessionId) ?? false
+  async isOpen(tenantId: string, sessionId: string): Promise<boolean> {
+    return (await this.#tenant(tenantId)).sessions.has(sessionId)
   }
 
   /** The counters that limit the session's writes. */
@@ -217,12 +217,16 @@ export class Sessions {
   /** Does work that deletes by age, unless the tenant is under a legal hold. One that is set meanwhile waits for the end of the work. */
   unlessHeld(tenantId: string, work: () => Promise<void>): Promise<void> {
     return this.#turns.take(tenantId, async () => {
-      const free = await stat(this.#holdOf(tenantId)).then(
-        () => false,
-        (error: NodeJS.ErrnoException) => error.code === 'ENOENT' || Promise.reject(error),
-      )
-      if (free) await work()
+      if (!(await this.isHeld(tenantId))) await work()
     })
+  }
+
+  /** Whether the tenant is under a legal hold, as far as this server was told. */
+  isHeld(tenantId: string): Promise<boolean> {
+    return stat(this.#holdOf(tenantId)).then(
+      () => true,
+      (error: NodeJS.ErrnoException) => (error.code === 'ENOENT' ? false : Promise.reject(error)),
+    )
   }
 
   /** The tenants that have data on this server. */

@@ -71,7 +71,11 @@ export const serverSettings = Settings({
   requestsAtOnce: count(64, 'Concurrent requests of one tenant; further ones are refused for now.'),
   idle: Duration('7d', 'A session that was unused for this long is closed.'),
   auditFor: Duration('30d', 'How long the audit of a session is kept after its newest entry.'),
-  sweepEvery: Duration('1h', 'How often both are checked.'),
+  auditBytes: count(
+    1024 * mebi,
+    'Size of all audits of a tenant, in blocks of 4 KiB; those that were written longest ago are deleted while it fills up.',
+  ),
+  sweepEvery: Duration('1h', 'How often sessions and audits are looked through.'),
 })
 
 /** The bytes that a tenant may upload at once equal this many of the largest files. Smaller ones are limited by its concurrent requests only. */

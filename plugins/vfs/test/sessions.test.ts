@@ -291,6 +291,64 @@ test('under a legal hold nothing is deleted by age, also after a start at which 
   await until(async () => (await stat(audit).catch(() => undefined)) === undefined, 'the audit expires')
 })
 
+test('the audits of a tenant have so many bytes, closed sessions included; the oldest go first, and none under a hold', async (t) => {
+  const block = 4_096
+  const before = await testVfs(t, { settings: { mounts } })
+  const used = async ({ client }: typeof before, tenantId: string, id: string) => {
+    await client.open(tenantId, id, {})
+    await client.write({ tenantId, sessionId: id }, 'scratch', 'a', bytes(1))
+    await client.close(tenantId, id)
+  }
+  const folder = (tenantId: string) => join(before.dir, `vfs/tenants/+${tenantId}/audit`)
+  const kept = async (tenantId: string) => (await readdir(folder(tenantId))).toSorted()
+  const names = (from: number, to: number) =>
+    Array.from({ length: to - from + 1 }, (_, i) => `s${from + i}.jsonl`).toSorted()
+  await used(before, 'globex', 's1')
+  for (let i = 1; i <= 10; i++) {
+    await used(before, 'acme', `s${i}`)
+    const at = new Date(Date.now() - (100 - i) * 60_000)
+    await utimes(join(folder('acme'), `s${i}.jsonl`), at, at)
+  }
+  assert.deepEqual(await kept('acme'), names(1, 10))
+  await before.kernel.stop()
+  const settings = { mounts, auditBytes: 8 * block }
+  const server = await testVfs(t, { settings, dir: before.dir })
+  // Six of eight stay, so that not each further one makes all be looked at.
+  await until(async () => (await kept('acme')).join() === names(5, 10).join(), 'the start has removed the oldest')
+  await used(server, 'acme', 's11')
+  assert.deepEqual(await kept('acme'), names(5, 11))
+  await used(server, 'acme', 's12')
+  await until(
+    async () => (await kept('acme')).join() === names(7, 12).join(),
+    'a further one takes the place of the oldest',
+  )
+  await server.client.hold('acme', true)
+  await used(server, 'acme', 's13')
+  await used(server, 'acme', 's14')
+  await server.client.open('acme', 's15', {})
+  await server.client.write({ ...acme, sessionId: 's15' }, 'scratch', 'a', bytes(1))
+  const held = { code: 'limit_exceeded', message: /a legal hold keeps them/ }
+  await assert.rejects(server.client.open('acme', 'more', {}), held)
+  await server.client.open('acme', 's15', {})
+  await server.client.write({ ...acme, sessionId: 's15' }, 'scratch', 'b', bytes(1))
+  assert.deepEqual(await kept('acme'), names(7, 15))
+  await server.kernel.stop()
+  let opened = 0
+  const again = await testVfs(t, { settings, dir: before.dir })
+  await until(
+    () =>
+      again.client.open('acme', `more${opened++}`, {}).then(
+        () => false,
+        ({ code }) => code === held.code,
+      ),
+    'the start counts under a hold as well',
+  )
+  await again.client.hold('acme', false)
+  await again.client.open('acme', 'more', {})
+  assert.ok((await kept('acme')).length <= 6)
+  assert.deepEqual(await kept('globex'), ['s1.jsonl'])
+})
+
 test('search finds names and lines within its bounds, and no text in what is none', async (t) => {
   const { client } = await testVfs(t, { settings: { mounts } })
   const put = (path: string, text: string | Buffer) => client.write(acme, 'files', path, { body: Buffer.from(text) })
