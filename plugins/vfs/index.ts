@@ -5,9 +5,8 @@ import { defaultLimits, limitErrors, TenantLimits } from '#contracts/limits'
 import { Buckets, objectErrors, ObjectFolders, ObjectStore } from '#contracts/object-store'
 import { TenantData } from '#contracts/retention'
 import { Secrets } from '#contracts/secrets'
-import { runnerHeaders, signedHeaders, Signers } from '#contracts/signing'
+import { runnerHeaders, signedHeaders, type Signer, Signers } from '#contracts/signing'
 import { vfsErrors } from '#contracts/vfs'
-import { Arriving } from './server/arriving.ts'
 import { Audit, Sweeper } from './server/audit.ts'
 import { Files } from './server/files.ts'
 import { Metrics } from './server/metrics.ts'
@@ -16,7 +15,7 @@ import { Callers } from './server/proof.ts'
 import { fileRoutes, sessionRoutes } from './server/routes.ts'
 import { createSecrets } from './server/buckets.ts'
 import { Sessions } from './server/sessions.ts'
-import { checkMounts, serverSettings, uploadsOf } from './server/settings.ts'
+import { arrivingIn, checkMounts, mountRisks, serverSettings } from './server/settings.ts'
 
 const listener = 'vfs'
 
@@ -27,6 +26,13 @@ async function emptied(folder: string): Promise<string> {
   return folder
 }
 
+/** Runners sign with their own family of keys. With this family's key a runner could read every secret. */
+const callersOf = (conductors: Signer, runners: Signer | undefined): Callers =>
+  new Callers([
+    { signer: conductors, header: signedHeaders.signature, areConductors: true },
+    ...(runners ? [{ signer: runners, header: runnerHeaders.signature, areConductors: false }] : []),
+  ])
+
 /**
  * A VirtualFS server: tenants' files behind mounts, with a separate view for each agent's session. All its data is in one folder, so it needs no
  * database, and only one process may use that folder. Specification 4.18.
@@ -35,6 +41,7 @@ export default definePlugin({
   name: 'vfs',
   config: serverSettings,
   guards: () => [listener],
+  risks: ({ mounts }) => mountRisks(mounts),
   errors: [vfsErrors, objectErrors, limitErrors],
   requires: {
     signers: Signers,
@@ -60,7 +67,6 @@ export default definePlugin({
     if (!config.dir)
       throw new Error('the VirtualFS server needs a folder for sessions and their files; set AGENT_ORC_VFS_DIR')
     const dir = resolve(config.dir)
-    const uploads = uploadsOf(config)
     const ofTenant = (tenantId: string, ...names: string[]): string => join(dir, 'tenants', `+${tenantId}`, ...names)
     const space = await deps.folders.open(join(dir, 'files'))
     const sessions = new Sessions({
@@ -95,14 +101,9 @@ export default definePlugin({
     onStop(() => mounts.close())
     const { scratch, fileBytes, requestsAtOnce } = config
     const metrics = new Metrics(registry, () => sessions.size)
-    const arriving = new Arriving(uploads.ofTenant, uploads.most)
+    const arriving = arrivingIn(config)
     const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, arriving, requestsAtOnce })
-    // Runners sign with their own family of keys. With this family's key a runner could read every secret.
-    const runners = deps.signers.get('runner')
-    const callers = new Callers([
-      { signer, header: signedHeaders.signature, areConductors: true },
-      ...(runners ? [{ signer: runners, header: runnerHeaders.signature, areConductors: false }] : []),
-    ])
+    const callers = callersOf(signer, deps.signers.get('runner'))
     const erase = async (tenantId: string) => {
       const part = await sessions.erase(tenantId)
       if (part.more) return part

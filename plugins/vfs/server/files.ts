@@ -22,7 +22,7 @@ import type { Audit } from './audit.ts'
 import type { Metrics } from './metrics.ts'
 import type { Mounts } from './mounts.ts'
 import { Overlay } from './overlay.ts'
-import { anyBelow, type OpenFile, placeOf, search, type Tree } from './tree.ts'
+import { anyBelow, ObjectTree, type OpenFile, placeOf, search, type Tree } from './tree.ts'
 import type { Session, Sessions } from './sessions.ts'
 import { countedTree } from './usage.ts'
 
@@ -212,20 +212,18 @@ export class Files {
         message: `The session may use these mounts: ${[...session.kept.allowedMounts, scratch].join(', ')}.`,
       })
     }
-    if (name === scratch) return { tree: await this.#inSpace(view.tenantId, session, name, 'files'), readOnly: false }
+    if (name === scratch) return { tree: this.#inSpace(view.tenantId, session, name, 'files'), readOnly: false }
     const found = await mounts.open(view.tenantId, name)
     if (!found) throw noMount()
     if (!found.copyOnWrite) return found
-    const [written, deleted] = await Promise.all(
-      ['files', 'deleted'].map((part) => this.#inSpace(view.tenantId, session, name, part)),
-    )
+    const [written, deleted] = ['files', 'deleted'].map((part) => this.#inSpace(view.tenantId, session, name, part))
     return { tree: new Overlay({ mount: found.tree, written: written!, deleted: deleted! }), readOnly: false }
   }
 
-  async #inSpace(tenantId: string, session: Session, mount: string, part: string): Promise<Tree> {
+  #inSpace(tenantId: string, session: Session, mount: string, part: string): Tree {
     const { sessions, space } = this.#options
-    const accounts = await sessions.accounts(tenantId, session)
-    return countedTree(space, tenantId, `${session.kept.space}/${mount}/${part}/`, accounts)
+    const files = new ObjectTree(space, tenantId, `${session.kept.space}/${mount}/${part}/`)
+    return countedTree(files, () => sessions.accounts(tenantId, session))
   }
 
   /** Refuses a path that would be both a file and a folder, because the files of a session are also copied to a disk. */

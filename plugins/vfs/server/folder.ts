@@ -1,12 +1,19 @@
 import { randomUUID } from 'node:crypto'
 import { type BigIntStats, constants } from 'node:fs'
-import { type FileHandle, mkdir, open, opendir, rename, rm, rmdir, unlink } from 'node:fs/promises'
+import { type FileHandle, lstat, mkdir, open, opendir, rename, rm, rmdir, unlink } from 'node:fs/promises'
 import { Readable } from 'node:stream'
 import { isAppError } from '#kernel'
-import { type ByteRange, type NewObject, objectErrors, type WriteCondition } from '#contracts/object-store'
+import {
+  type ByteRange,
+  mostSegments,
+  type NewObject,
+  objectErrors,
+  type WriteCondition,
+} from '#contracts/object-store'
 import { asExecutable, isExecutable, isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
 import { contentTypeOf } from '#kit/files'
 import { belowOf, type FileInfo, First, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
+import type { Counts } from './usage.ts'
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants
 
@@ -37,6 +44,16 @@ export class FolderTree implements Tree {
     } finally {
       await root.close()
     }
+  }
+
+  /** Counts the files below the folder and their bytes, also those that are being written. */
+  use(): Promise<Counts> {
+    return told(async () => {
+      const counts = { bytes: 0, entries: 0 }
+      const root = await this.#enter([])
+      if (root) await addUp(root, counts, mostSegments)
+      return counts
+    })
   }
 
   async *walk(folder: string, walk: Walk): AsyncGenerator<VfsEntry> {
@@ -225,6 +242,21 @@ async function folderIn(folder: FileHandle, name: string): Promise<FileHandle | 
   } catch (error) {
     if (isAbsent(error)) return undefined
     throw error
+  }
+}
+
+/** Adds up what is in a folder, in no order, and closes it. Deeper than `depth` no path leads. What the server may not read is left out. */
+async function addUp(folder: FileHandle, counts: Counts, depth: number): Promise<void> {
+  try {
+    for await (const one of await opendir(pathOf(folder), { bufferSize: 512 })) {
+      const below = one.isDirectory() && depth > 0 && (await folderIn(folder, one.name).catch(unless('EACCES')))
+      if (below) await addUp(below, counts, depth - 1)
+      if (!one.isFile()) continue
+      counts.entries++
+      counts.bytes += (await lstat(`${pathOf(folder)}/${one.name}`).catch(unless('ENOENT')))?.size ?? 0
+    }
+  } finally {
+    await folder.close()
   }
 }
 

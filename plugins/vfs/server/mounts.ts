@@ -9,12 +9,19 @@ import { isOwnHost, type OwnHost } from '#kit/own-hosts'
 import { Turns } from '#kit/turns'
 import { BucketPool } from './buckets.ts'
 import { FolderTree } from './folder.ts'
+import { FolderUse } from './folder-use.ts'
 import type { MountSettings } from './settings.ts'
 import { ObjectTree, type Tree } from './tree.ts'
 import { writeWhole } from './sessions.ts'
+import { countedTree } from './usage.ts'
 
 /** The settings of a mount. `own`: the tenant added the mount itself. */
 type Behind = Omit<MountSettings, 'tenants'> & { readonly own: boolean }
+
+interface Folder {
+  readonly tree: FolderTree
+  readonly use: FolderUse
+}
 
 interface Options {
   readonly dir: string
@@ -39,7 +46,7 @@ export class Mounts {
   readonly #options: Options
   readonly #pool: BucketPool
   readonly #own = new Map<string, Promise<Map<string, VfsMountInput>>>()
-  readonly #folders = new Map<string, Promise<FolderTree>>()
+  readonly #folders = new Map<string, Promise<Folder>>()
   /** Changes of a tenant's mounts run one after another, so that each change begins with the result of the previous one. */
   readonly #turns = new Turns()
 
@@ -137,7 +144,12 @@ export class Mounts {
 
   async #tree(tenantId: string, name: string, behind: Behind): Promise<Tree> {
     const prefix = withTenant(behind.prefix ?? '', tenantId)
-    if (behind.kind === 'folder') return this.#folder(withTenant(behind.path ?? '', tenantId), behind.readOnly)
+    if (behind.kind === 'folder') {
+      const { mostBytes: bytes, mostFiles: entries } = behind
+      const { tree, use } = await this.#folder(withTenant(behind.path ?? '', tenantId), behind.readOnly)
+      if (bytes === undefined && entries === undefined) return tree
+      return countedTree(tree, async () => [await use.account({ bytes, entries })])
+    }
     if (behind.kind === 's3') {
       const backend = await this.#pool.open(tenantId, name, {
         ...behind,
@@ -149,7 +161,7 @@ export class Mounts {
     return new ObjectTree(asBackend(this.#options.store!, this.#options.limitsOf), tenantId, prefix)
   }
 
-  async #folder(path: string, readOnly: boolean): Promise<FolderTree> {
+  async #folder(path: string, readOnly: boolean): Promise<Folder> {
     const opening = this.#folders.get(path) ?? openFolder(path, readOnly)
     this.#folders.set(path, opening)
     opening.catch(() => this.#folders.delete(path))
@@ -233,16 +245,17 @@ const shown = (name: string, { kind, readOnly, copyOnWrite, own }: Behind, inSes
   own,
 })
 
-async function openFolder(path: string, readOnly: boolean): Promise<FolderTree> {
+async function openFolder(path: string, readOnly: boolean): Promise<Folder> {
   const tree = new FolderTree(path)
-  if (readOnly) return tree
+  const folder = { tree, use: new FolderUse(tree) }
+  if (readOnly) return folder
   try {
     await mkdir(path, { recursive: true, mode: 0o700 })
     await tree.tidy()
   } catch (cause) {
     throw vfsErrors.mountUnavailable({ message: 'The folder of the mount cannot be used.', retryable: true, cause })
   }
-  return tree
+  return folder
 }
 
 async function load(file: string): Promise<Map<string, VfsMountInput>> {

@@ -7,7 +7,7 @@ import { mostObjectsAtOnce, type ObjectBackend } from '#contracts/object-store'
 import type { OpenVfsSession, VfsLimits, VfsSession } from '#contracts/vfs'
 import { vfsErrors } from '#contracts/vfs'
 import { Turns } from '#kit/turns'
-import { type Accounts, type Bounds, count, type Counts } from './usage.ts'
+import { type Account, count, type Counts, sessionAccount, tenantAccount } from './usage.ts'
 
 /** Milliseconds. The time of last use on disk is updated at most this often. */
 const touchMs = 60_000
@@ -119,19 +119,18 @@ export class Sessions {
     return (await this.#tenant(tenantId)).sessions.has(sessionId)
   }
 
-  /** The counters that limit the session's writes. */
-  async accounts(tenantId: string, session: Session): Promise<Accounts> {
+  /** What the session's writes count for. */
+  async accounts(tenantId: string, session: Session): Promise<readonly Account[]> {
     const tenant = await this.#tenant(tenantId)
+    return [
+      tenantAccount(tenant.counts, () => this.#limitsOf(tenantId, tenant)),
+      sessionAccount(await this.#countsOf(tenantId, session), this.#options.perSession),
+    ]
+  }
+  #countsOf(tenantId: string, session: Session): Promise<Counts> {
     session.counts ??= count(this.#options.files, tenantId, `${session.kept.space}/`)
     session.counts.catch(() => (session.counts = undefined))
-    return {
-      tenant: tenant.counts,
-      session: await session.counts,
-      bounds: (): Bounds => {
-        const { bytes, entries } = this.#limitsOf(tenantId, tenant)
-        return { tenant: { bytes, entries }, session: this.#options.perSession }
-      },
-    }
+    return session.counts
   }
 
   async show(tenantId: string, sessionId: string): Promise<VfsSession> {
@@ -267,7 +266,7 @@ export class Sessions {
   }
 
   async #shown(tenantId: string, session: Session): Promise<VfsSession> {
-    const { session: counts } = await this.accounts(tenantId, session)
+    const counts = await this.#countsOf(tenantId, session)
     const { space: _, allowedMounts, ...kept } = session.kept
     return {
       ...kept,

@@ -3,10 +3,12 @@ import { type StaticDecode, Type } from '@sinclair/typebox'
 import { Duration, Settings, Tenants } from '#kernel'
 import { isMountName } from '#contracts/vfs'
 import { OwnHosts } from '#kit/own-hosts'
+import { Arriving } from './arriving.ts'
 import { foldersWork } from './folder.ts'
 
 const text = (description: string) => Type.Optional(Type.String({ description }))
 const count = (fallback: number, description: string) => Type.Integer({ minimum: 0, default: fallback, description })
+const bound = (description: string) => Type.Optional(Type.Integer({ minimum: 0, description }))
 const mebi = 1024 * 1024
 
 export const MountSettings = Settings(
@@ -20,9 +22,11 @@ export const MountSettings = Settings(
       default: false,
       description: 'Changes of a session are visible to it only and are dropped with it, also in a readOnly mount.',
     }),
-    path: text(
-      'For folder: its path. {tenant} stands for the tenant. No limit counts what is in it: unless it is readOnly, give each tenant a volume or quota of its own.',
+    path: text('For folder: its path. {tenant} stands for the tenant.'),
+    mostBytes: bound(
+      'For folder: the bytes that it may have, with those of other programs, before tenants write no more.',
     ),
+    mostFiles: bound('For folder: the files, as mostBytes.'),
     prefix: text('For objects and s3: the prefix of the keys, e.g. docs/. {tenant} stands for the tenant.'),
     bucket: text('For s3: the bucket.'),
     endpoint: text('For s3: the URL of the service; AWS in the region by default.'),
@@ -78,20 +82,29 @@ export const serverSettings = Settings({
   sweepEvery: Duration('1h', 'How often sessions and audits are looked through.'),
 })
 
+type ServerSettings = StaticDecode<typeof serverSettings>
+
 /** The bytes that a tenant may upload at once equal this many of the largest files. Smaller ones are limited by its concurrent requests only. */
 const filesAtOnce = 2
 
-/** The bytes of uploads under way: of one tenant, and of all. Fails the boot with one sentence if the largest file has no room. */
-export function uploadsOf({
-  fileBytes,
-  uploadBytes: most = 4 * fileBytes,
-}: Pick<StaticDecode<typeof serverSettings>, 'fileBytes' | 'uploadBytes'>): { ofTenant: number; most: number } {
+/** The uploads under way, with the bounds of this server. Fails the boot with one sentence if the largest file has no room. */
+export function arrivingIn({ fileBytes, uploadBytes: most = 4 * fileBytes }: ServerSettings): Arriving {
   if (most < 2 * fileBytes)
     throw new Error(
       '`uploadBytes` leaves no room for the largest file: it needs twice `fileBytes` at least, because a tenant may have half of it',
     )
-  return { ofTenant: filesAtOnce * fileBytes, most }
+  return new Arriving(filesAtOnce * fileBytes, most)
 }
+
+/** Mounts with which tenants can fill a file system that others use. */
+export const mountRisks = (mounts: Readonly<Record<string, MountSettings>>): string[] =>
+  Object.entries(mounts).flatMap(([name, { kind, readOnly, mostBytes, mostFiles }]) =>
+    kind !== 'folder' || readOnly || (mostBytes !== undefined && mostFiles !== undefined)
+      ? []
+      : [
+          `the mount '${name}' lets tenants fill the file system of its folder; set its mostBytes and mostFiles, or readOnly`,
+        ],
+  )
 
 /** Fails the boot with one sentence for a mount with a problem that a schema cannot detect. */
 export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {
@@ -103,6 +116,7 @@ export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scr
 
 function problemOf(name: string, mount: MountSettings, scratch: string): string | undefined {
   const { kind, path, prefix = '', bucket, accessKeyId, secretAccessKey, readOnly, tenants } = mount
+  const { mostBytes, mostFiles } = mount
   if (!isMountName(name)) return 'has no name that mounts can have: lower case, digits, _ and -, 63 characters at most'
   if (name === scratch) return 'has the name of the scratch space; call it, or `scratch`, something else'
   if (kind === 'folder') {
@@ -110,6 +124,8 @@ function problemOf(name: string, mount: MountSettings, scratch: string): string 
     if (!foldersWork)
       return 'is a folder, which is only for Linux: elsewhere nothing keeps links from leading out of it'
   }
+  if (kind !== 'folder' && (mostBytes ?? mostFiles) !== undefined)
+    return 'has `mostBytes` or `mostFiles`, which bound folders only'
   if (kind === 's3' && (!bucket || !accessKeyId || !secretAccessKey)) {
     return 'needs `bucket`, `accessKeyId` and `secretAccessKey`'
   }

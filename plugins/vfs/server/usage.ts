@@ -1,60 +1,63 @@
-import { overLimit } from '#contracts/limits'
-import { limitErrors } from '#contracts/limits'
+import { limitErrors, overLimit } from '#contracts/limits'
 import { mostObjectsAtOnce, type NewObject, type ObjectBackend } from '#contracts/object-store'
-import { ObjectTree, type Tree } from './tree.ts'
+import type { Tree } from './tree.ts'
 
 export interface Counts {
   bytes: number
   entries: number
 }
 
-/** The limits on scratch spaces and copy-on-write layers: for one session, and for all sessions of its tenant. */
-export interface Bounds {
-  readonly session: Readonly<Counts>
-  readonly tenant: Readonly<Counts>
+/** Counts, which include files that are being written, with the bounds on them. */
+export interface Account {
+  readonly counts: Counts
+  most(): Readonly<Counts>
+  /** The error for a write that would pass a bound. */
+  over(what: keyof Counts, most: number): Error
 }
 
-/** The counters of a tenant and of one session. Both include files that are being written. */
-export interface Accounts {
-  readonly tenant: Counts
-  readonly session: Counts
-  bounds(): Bounds
-}
-
-/** Reserves bytes and entries. Throws 409 `limit_exceeded` if a limit would be exceeded. */
-function take({ tenant, session, bounds }: Accounts, bytes: number, entries: number): void {
-  const most = bounds()
-  if (bytes > 0) {
-    if (tenant.bytes + bytes > most.tenant.bytes) throw overLimit('vfsBytes', most.tenant.bytes)
-    if (session.bytes + bytes > most.session.bytes) throw overSession('bytes', most.session.bytes)
+/** Reserves bytes and entries. Throws 409 `limit_exceeded` if a bound would be passed. */
+function take(accounts: readonly Account[], bytes: number, entries: number): void {
+  for (const { counts, most, over } of accounts) {
+    const { bytes: mostBytes, entries: mostEntries } = most()
+    if (bytes > 0 && counts.bytes + bytes > mostBytes) throw over('bytes', mostBytes)
+    if (entries > 0 && counts.entries + entries > mostEntries) throw over('entries', mostEntries)
   }
-  if (entries > 0) {
-    if (tenant.entries + entries > most.tenant.entries) throw overLimit('vfsEntries', most.tenant.entries)
-    if (session.entries + entries > most.session.entries) throw overSession('files', most.session.entries)
-  }
-  give({ tenant, session }, -bytes, -entries)
+  give(accounts, -bytes, -entries)
 }
 
-function give({ tenant, session }: Pick<Accounts, 'tenant' | 'session'>, bytes: number, entries: number): void {
-  for (const counts of [tenant, session]) {
+function give(accounts: readonly Account[], bytes: number, entries: number): void {
+  for (const { counts } of accounts) {
     counts.bytes = Math.max(0, counts.bytes - bytes)
     counts.entries = Math.max(0, counts.entries - entries)
   }
 }
 
-const overSession = (what: string, max: number) =>
-  limitErrors.limitExceeded({
-    message: `A session may have ${max} ${what} in its scratch space and its copy-on-write layers.`,
-    detail: { limit: `vfs session ${what}`, max },
-  })
+/** A tenant in all its sessions. */
+export const tenantAccount = (counts: Counts, most: () => Readonly<Counts>): Account => ({
+  counts,
+  most,
+  over: (what, max) => overLimit(what === 'bytes' ? 'vfsBytes' : 'vfsEntries', max),
+})
 
-/** Files of a session below the session's own prefix. Usage is counted as files are written and deleted. */
-export function countedTree(objects: ObjectBackend, tenantId: string, prefix: string, accounts: Accounts): Tree {
-  const files = new ObjectTree(objects, tenantId, prefix)
+export const sessionAccount = (counts: Counts, most: Readonly<Counts>): Account => ({
+  counts,
+  most: () => most,
+  over(what, max) {
+    const things = what === 'bytes' ? 'bytes' : 'files'
+    return limitErrors.limitExceeded({
+      message: `A session may have ${max} ${things} in its scratch space and its copy-on-write layers.`,
+      detail: { limit: `vfs session ${things}`, max },
+    })
+  },
+})
+
+/** Files that count for accounts as they are written and deleted. `accountsOf` is called for each write and deletion. */
+export function countedTree(files: Tree, accountsOf: () => Promise<readonly Account[]>): Tree {
   return {
     walk: (folder, walk) => files.walk(folder, walk),
     open: (path) => files.open(path),
     async put(path, file) {
+      const accounts = await accountsOf()
       let bytes = 0
       take(accounts, 0, 1)
       try {
@@ -75,6 +78,7 @@ export function countedTree(objects: ObjectBackend, tenantId: string, prefix: st
       }
     },
     async remove(path, ifMatch) {
+      const accounts = await accountsOf()
       const bytes = await files.remove(path, ifMatch)
       if (bytes !== undefined) give(accounts, bytes, 1)
       return bytes

@@ -6,8 +6,9 @@ import { dirname, join } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
 import { promisify } from 'node:util'
-import { testVfs } from '#testing'
+import { testVfs, until } from '#testing'
 import { FolderTree } from '../server/folder.ts'
+import { FolderUse } from '../server/folder-use.ts'
 import { placeOf } from '../server/tree.ts'
 
 const acme = { tenantId: 'acme' }
@@ -198,6 +199,62 @@ test(
   },
 )
 
+test('a folder has as many bytes and files as its mount says, with those of other programs', { skip }, async (t) => {
+  const { folder, client } = await withFolder(t, { mostBytes: 40, mostFiles: 4 })
+  await symlink(join(folder, 'dir'), join(folder, 'link'))
+  const put = (path: string, size: number) => client.write(acme, 'docs', path, { body: Buffer.alloc(size) })
+  const full = (message: RegExp) => ({ code: 'limit_exceeded', status: 409, message })
+  // The 5 bytes that another program wrote count.
+  await assert.rejects(put('b', 36), full(/may have 40 bytes/))
+  await put('b', 35)
+  await assert.rejects(put('c', 1), full(/may have 40 bytes/))
+  assert.deepEqual(await readdir(join(folder, '.agent-orc-incoming')), [])
+  await client.remove(acme, 'docs', 'b')
+  const tried = await Promise.allSettled(['b', 'c', 'd', 'e', 'f'].map((path) => put(path, 10)))
+  assert.equal(tried.filter(({ status }) => status === 'fulfilled').length, 3, 'not more together either')
+  await assert.rejects(put('g', 0), full(/may have 4 files/))
+  const [kept] = (await client.list(acme, 'docs', '')).entries.filter(({ kind }) => kind === 'file')
+  await client.remove(acme, 'docs', kept!.path)
+  await assert.rejects(put('g', 16), full(/may have 40 bytes/))
+  await put('g', 15)
+})
+
+test('what other programs have done in a folder is counted after ten minutes', async (t) => {
+  t.mock.timers.enable({ apis: ['Date'] })
+  let [found, times] = [{ bytes: 5, entries: 1 }, 0]
+  const use = new FolderUse({ use: async () => (times++, { ...found }) })
+  const most = { bytes: 10, entries: 10 }
+  const { counts } = await use.account(most)
+  counts.bytes += 2
+  found = { bytes: 3, entries: 2 }
+  await use.account(most)
+  t.mock.timers.tick(10 * 60_000 + 1)
+  await use.account(most)
+  await use.account(most)
+  await until(async () => counts.entries === 2, 'it is counted again')
+  assert.deepEqual([counts, times], [{ bytes: 3, entries: 2 }, 2])
+})
+
+test('a folder that tenants write without bounds is a risk of the role', { skip }, async (t) => {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-each-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  const each = { kind: 'folder', path: join(dir, '{tenant}'), tenants: ['*'] }
+  const bounds = { mostBytes: 0, mostFiles: 0 }
+  const mounts = {
+    open: each,
+    half: { ...each, mostBytes: 1_000 },
+    bounded: { ...each, ...bounds },
+    read: { ...each, readOnly: true },
+    objects: { kind: 'objects', tenants: ['*'] },
+  }
+  const { kernel } = await testVfs(t, { settings: { mounts } })
+  const risks = kernel.logs.flatMap(({ risk }) => (typeof risk === 'string' ? [risk] : []))
+  assert.deepEqual(
+    risks.map((risk) => /^vfs: the mount '(\w+)' .*; set its mostBytes and mostFiles, or readOnly$/.exec(risk)?.[1]),
+    ['open', 'half'],
+  )
+})
+
 test('mounts that would mix the files of tenants do not start', { skip }, async (t) => {
   const start = (mounts: object) => testVfs(t, { settings: { mounts } })
   const shared = { kind: 'folder', path: '/tmp/x', tenants: ['*'] }
@@ -206,6 +263,7 @@ test('mounts that would mix the files of tenants do not start', { skip }, async 
   await assert.rejects(start({ scratch: { ...shared, readOnly: true } }), /has the name of the scratch space/)
   await assert.rejects(start({ 'a b': { ...shared, readOnly: true } }), /has no name that mounts can have/)
   await assert.rejects(start({ s: { kind: 's3', tenants: ['acme'] } }), /needs `bucket`/)
+  await assert.rejects(start({ s: { kind: 'objects', mostBytes: 1, tenants: ['acme'] } }), /bound folders only/)
   const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-each-'))
   t.after(() => rm(dir, { recursive: true, force: true }))
   const { client } = await start({ each: { ...shared, path: join(dir, '{tenant}') } })
