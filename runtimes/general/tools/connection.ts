@@ -46,92 +46,137 @@ export async function connect(
   held?: Held,
 ): Promise<Connection> {
   const address = { ...server, take: held?.take }
-  /** Bytes of the list, which is held as long as the connection. */
-  let listed = 0
-  let calling = 0
-  let changed = false
-  let closed = false
-  let renewing: Promise<McpSession> | undefined
-  const patience = (): AbortSignal => (address.own ? signal : AbortSignal.any([signal, AbortSignal.timeout(connectMs)]))
-  const open = (): Promise<McpSession> => openMcp(fetch, address, patience(), () => (changed = true))
-  let session = await open()
-  /** Bytes of the server's introduction. */
-  const greeted = held?.bytes ?? 0
-  /** Replaces a lost session by a new one, once for all calls that find it lost. */
-  const renew = (lost: McpSession): Promise<McpSession> => {
-    if (session !== lost) return Promise.resolve(session)
-    renewing ??= open()
-      .then((fresh) => {
-        session = fresh
-        // The new session may be with another server, so its tools may differ.
-        changed = true
-        void lost.client.close().catch(() => {})
-        if (closed) void fresh.close().catch(() => {})
-        return fresh
-      })
-      .finally(() => (renewing = undefined))
-    return renewing
+  const link = new Link(fetch, address, signal)
+  const connection = new ServerConnection(link, address.tools, held)
+  try {
+    await link.open()
+    await connection.begin()
+    return connection
+  } catch (error) {
+    address.eras?.forget(address)
+    void connection.close().catch(() => {})
+    throw error
   }
-  let tools: readonly Tool[] = []
-  const definitionOf = (name: string) => tools.find((tool) => tool.name === name) as ServerCall['definition']
+}
+
+/** The session with a server, which is opened anew when the server has forgotten it or its connection broke. */
+class Link {
+  /** True when the server's tools have changed since they were listed. */
+  changed = false
+  #session: McpSession | undefined
+  #renewing: Promise<McpSession> | undefined
+  #closed = false
   /** Sessions whose connection broke. The next call does not use them. */
-  const broken = new WeakSet<McpSession>()
-  const call = async (params: Params, shown: string, again: boolean): Promise<ToolOutcome> => {
-    const used = session
+  readonly #broken = new WeakSet<McpSession>()
+  readonly #fetch: ModelFetch
+  readonly #address: McpAddress
+  readonly #signal: AbortSignal
+
+  constructor(fetch: ModelFetch, address: McpAddress, signal: AbortSignal) {
+    this.#fetch = fetch
+    this.#address = address
+    this.#signal = signal
+  }
+  async open(): Promise<void> {
+    this.#session = await this.#opened()
+  }
+  list(): Promise<readonly McpTool[]> {
+    this.changed = false
+    return listTools(this.#session!, this.#patience())
+  }
+  /** `again`: a call that the server has certainly not executed is sent once more. */
+  async call(call: Omit<ServerCall, 'signal'>, shown: string, again = true): Promise<ToolOutcome> {
+    const used = this.#session!
     try {
-      const live = broken.has(used) ? await renew(used) : used
-      return outcomeOf(await live.call({ ...params, definition: definitionOf(params.name), signal }))
+      const live = this.#broken.has(used) ? await this.#renew(used) : used
+      return outcomeOf(await live.call({ ...call, signal: this.#signal }))
     } catch (error) {
-      const failure = signal.aborted ? 'refused' : failureOf(error, used.remembered)
-      if (failure === 'cut') broken.add(used)
+      const failure = this.#signal.aborted ? 'refused' : failureOf(error, used.remembered)
+      if (failure === 'cut') this.#broken.add(used)
       if (again && (failure === 'expired' || failure === 'unreached')) {
-        // The call was certainly not executed, so it may be sent again.
-        const renewed = await renew(used).then(
+        const renewed = await this.#renew(used).then(
           () => true,
           () => false,
         )
-        if (renewed) return call(params, shown, false)
+        if (renewed) return this.call(call, shown, false)
       }
       return failed(sentences[failure](shown, error))
     }
   }
-  const list = async (): Promise<void> => {
-    changed = false
-    held?.keep(greeted)
-    tools = permittedTools(await listTools(session, patience()), address.tools).map(toolOf)
-    listed = held?.bytes ?? 0
+  async close(): Promise<void> {
+    this.#closed = true
+    await this.#session?.close()
   }
-  try {
-    await list()
-    return {
-      get tools() {
-        return tools
-      },
-      get changed() {
-        return changed
-      },
-      refresh: () => list().catch(() => {}),
-      async call(name, input, callId, shown = name) {
-        if (name !== approvalTool && !definitionOf(name)) return unknownTool(shown)
-        calling++
-        try {
-          return await call({ name, input, meta: { [callIdMeta]: callId } }, shown, true)
-        } finally {
-          // The results of a step are kept until all of them are there.
-          if (--calling === 0) held?.keep(listed)
-        }
-      },
-      async close() {
-        closed = true
-        held?.keep(0)
-        await session.close()
-      },
+
+  #patience(): AbortSignal {
+    const { own } = this.#address
+    return own ? this.#signal : AbortSignal.any([this.#signal, AbortSignal.timeout(connectMs)])
+  }
+  #opened(): Promise<McpSession> {
+    return openMcp(this.#fetch, this.#address, this.#patience(), () => (this.changed = true))
+  }
+  /** Replaces a lost session by a new one, once for all calls that find it lost. */
+  #renew(lost: McpSession): Promise<McpSession> {
+    if (this.#session !== lost) return Promise.resolve(this.#session!)
+    this.#renewing ??= this.#opened()
+      .then((fresh) => {
+        this.#session = fresh
+        // The new session may be with another server, so its tools may differ.
+        this.changed = true
+        void lost.client.close().catch(() => {})
+        if (this.#closed) void fresh.close().catch(() => {})
+        return fresh
+      })
+      .finally(() => (this.#renewing = undefined))
+    return this.#renewing
+  }
+}
+
+class ServerConnection implements Connection {
+  tools: readonly Tool[] = []
+  readonly #link: Link
+  readonly #permitted: McpServer['tools'] | undefined
+  readonly #held: Held | undefined
+  /** Bytes of the server's introduction, and with its list, which are held as long as the connection. */
+  #greeted = 0
+  #listed = 0
+  #calling = 0
+
+  constructor(link: Link, permitted: McpServer['tools'] | undefined, held: Held | undefined) {
+    this.#link = link
+    this.#permitted = permitted
+    this.#held = held
+  }
+  get changed(): boolean {
+    return this.#link.changed
+  }
+  async begin(): Promise<void> {
+    this.#greeted = this.#held?.bytes ?? 0
+    await this.#list()
+  }
+  refresh(): Promise<void> {
+    return this.#list().catch(() => {})
+  }
+  async call(...[name, input, callId, shown = name]: Parameters<Connection['call']>): Promise<ToolOutcome> {
+    const definition = this.tools.find((tool) => tool.name === name) as ServerCall['definition']
+    if (name !== approvalTool && !definition) return unknownTool(shown)
+    this.#calling++
+    try {
+      return await this.#link.call({ name, input, meta: { [callIdMeta]: callId }, definition }, shown)
+    } finally {
+      // The results of a step are kept until all of them are there.
+      if (--this.#calling === 0) this.#held?.keep(this.#listed)
     }
-  } catch (error) {
-    address.eras?.forget(address)
-    held?.keep(0)
-    void session.close().catch(() => {})
-    throw error
+  }
+  async close(): Promise<void> {
+    this.#held?.keep(0)
+    await this.#link.close()
+  }
+
+  async #list(): Promise<void> {
+    this.#held?.keep(this.#greeted)
+    this.tools = permittedTools(await this.#link.list(), this.#permitted).map(toolOf)
+    this.#listed = this.#held?.bytes ?? 0
   }
 }
 
@@ -141,8 +186,6 @@ const toolOf = ({ name, description, inputSchema }: McpTool): Tool => ({
   inputSchema: inputSchema as Tool['inputSchema'],
   ...(description === undefined ? {} : { description: description.slice(0, maxDescriptionChars) }),
 })
-
-type Params = Pick<ServerCall, 'name' | 'input' | 'meta'>
 
 const notCalled = (name: string): string => `The tool '${name}' could not be called.`
 const sentences: Readonly<Record<ReturnType<typeof failureOf>, (name: string, error: unknown) => string>> = {
