@@ -9,13 +9,13 @@ export const maxObjectBytes = 8 * 1024 * 1024
 export const mostObjectsAtOnce = 1_000
 export const maxKeyBytes = 1_024
 /** Each segment may be a folder of a disk, which no limit of objects or bytes counts. */
-export const mostSegments = 64
+export const mostSegments = 32
 
 export const objectErrors = errorTable('storage', {
   invalidKey: {
     status: 400,
     message:
-      "An object cannot have this key. A key has 1 to 1024 bytes of UTF-8 without control characters, in at most 64 segments between '/' none of which is empty, '.' or '..'.",
+      "An object cannot have this key. A key has 1 to 1024 bytes of UTF-8 without control characters, in at most 32 segments between '/' none of which is empty, '.' or '..'.",
   },
   checksumMismatch: {
     status: 400,
@@ -62,9 +62,10 @@ const control = /[\p{Cc}\p{Noncharacter_Code_Point}]/u
 export const lastCharacter = '\u{10ffff}'
 
 /** True for a valid object key: it can be part of a path or a URL without a special meaning there. */
-export const isObjectKey = (key: string): boolean => isKeyPrefix(key) && areSegments(key.split('/'))
-const areSegments = (parts: readonly string[]): boolean =>
-  parts.length <= mostSegments && parts.every((part) => part !== '' && part !== '.' && part !== '..')
+export const isObjectKey = (key: string): boolean =>
+  isKeyPrefix(key) && key.split('/').every((part) => part !== '' && part !== '.' && part !== '..')
+/** True for a key under which an object may be stored. What has more segments is from before they were bounded, and is still read and deleted. */
+export const isNewObjectKey = (key: string): boolean => isObjectKey(key) && key.split('/').length <= mostSegments
 
 /** True for a valid beginning of a key. Empty is the beginning of all keys. */
 export const isKeyPrefix = (prefix: string): boolean =>

@@ -4,6 +4,7 @@ import { httpErrors, invalidField, isAppError } from '#kernel'
 import type { TenantLimits } from '#contracts/limits'
 import {
   isKeyPrefix,
+  isNewObjectKey,
   isObjectKey,
   lastCharacter,
   maxObjectBytes,
@@ -35,7 +36,7 @@ export class CheckedStore implements ObjectStore {
 
   put(tenantId: string, key: string, upload: Upload) {
     return this.#metrics.timed('put', async () => {
-      check(key)
+      if (!isNewObjectKey(key)) throw objectErrors.invalidKey()
       if ((upload.bytes ?? 0) > maxObjectBytes) throw tooLarge()
       if (!/^[\x20-\x7e]{1,255}$/.test(upload.contentType))
         throw invalidField('headers/content-type', 'is at most 255 characters of ASCII')

@@ -131,10 +131,12 @@ export class S3Backend implements ObjectBackend {
   }
 
   async list(tenantId: string, { prefix, after, limit, folders }: ObjectQuery): Promise<ObjectPage> {
-    const { objects, prefixes, truncated } = await this.#list(tenantId, prefix, after, limit, folders)
+    // One for all of it: a list may have a thousand objects, and the server may be a tenant's.
+    const signal = this.#client.deadline()
+    const { objects, prefixes, truncated } = await this.#list(tenantId, prefix, after, limit, folders, signal)
     const slots = pLimit(atOnce)
     // An object that was deleted since the list is left out.
-    const infos = await Promise.all(objects.map(({ key }) => slots(() => this.#head(tenantId, key))))
+    const infos = await Promise.all(objects.map(({ key }) => slots(() => this.#head(tenantId, key, signal))))
     const last = [...objects.map(({ key }) => key), ...prefixes.map((one) => one + lastCharacter)]
       .map((text) => Buffer.from(text))
       .reduce<Buffer | undefined>((most, one) => (most && most.compare(one) > 0 ? most : one), undefined)
@@ -201,7 +203,14 @@ export class S3Backend implements ObjectBackend {
     return Buffer.byteLength(this.#keyOf(tenantId, key)) <= maxKeyBytes
   }
 
-  async #list(tenantId: string, prefix: string, after: string, limit: number, folders: boolean): Promise<Listed> {
+  async #list(
+    tenantId: string,
+    prefix: string,
+    after: string,
+    limit: number,
+    folders: boolean,
+    signal = this.#client.deadline(),
+  ): Promise<Listed> {
     if (!this.#fits(tenantId, prefix)) return { objects: [], prefixes: [], truncated: false }
     const root = this.#keyOf(tenantId, '')
     // Consoles create an object with a folder's name to mark the folder. The marker of the root itself belongs to nobody.
@@ -217,7 +226,7 @@ export class S3Backend implements ObjectBackend {
         ...(start === '' ? {} : { 'start-after': start }),
         ...(folders ? { delimiter: '/' } : {}),
       },
-      signal: this.#client.deadline(),
+      signal,
     })
     const { objects, prefixes, truncated } = await listIn(body)
     // Ignore keys that were not asked for: the server may belong to a tenant and answer anything.
@@ -235,12 +244,17 @@ export class S3Backend implements ObjectBackend {
     }
   }
 
-  async #head(tenantId: string, key: string): Promise<{ info: ObjectInfo; tag: string } | undefined> {
+  async #head(
+    tenantId: string,
+    key: string,
+    signal?: AbortSignal,
+  ): Promise<{ info: ObjectInfo; tag: string } | undefined> {
     if (!this.#fits(tenantId, key)) return undefined
     const { statusCode, headers, body } = await this.#client.send({
       method: 'HEAD',
       key: this.#keyOf(tenantId, key),
       expected: [404],
+      ...(signal ? { signal } : {}),
     })
     await body.dump()
     if (statusCode === 404) return undefined

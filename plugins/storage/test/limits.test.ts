@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { Readable } from 'node:stream'
 import { test } from 'node:test'
 import { defaultLimits } from '#contracts/limits'
 import type { ObjectBackend } from '#contracts/object-store'
@@ -103,6 +104,22 @@ test('the room of an object that is stored is kept when its count cannot be writ
   isFull = true
   await assert.rejects(put(), /disk is full/)
   assert.deepEqual(used, before)
+})
+
+test('an object from before folders were bounded is read and deleted, and none is stored like it', async () => {
+  const gone: string[] = []
+  const backend = {
+    open: async (_: string, key: string) => ({ info: { key, bytes: 1 } }),
+    remove: async (_: string, key: string) => gone.push(key),
+  } as unknown as ObjectBackend
+  const metrics = { timed: (_: string, work: () => unknown) => work() } as unknown as Metrics
+  const store = new CheckedStore('memory', backend, { removed: async () => {} } as unknown as Usage, metrics)
+  const deep = `${'a/'.repeat(63)}a`
+  assert.equal((await store.open('acme', deep))?.info.key, deep)
+  assert.equal(await store.remove('acme', deep), true)
+  assert.deepEqual(gone, [deep])
+  const again = async () => store.put('acme', deep, { body: Readable.from(['x']), contentType: 'text/plain' })
+  await assert.rejects(again(), { code: 'invalid_key' })
 })
 
 test('where a tenant has limits of its own, those that a run or a lease brought are older', async () => {

@@ -176,10 +176,11 @@ test('lists are read as AWS writes them, with keys as in URLs', () => {
   assert.deepEqual(readList(xml), { objects: [{ key: 't/a b+c&é', bytes: 5 }], prefixes: ['t/d/'], truncated: true })
 })
 
+const listed = (xml: string): string =>
+  `<ListBucketResult><EncodingType>url</EncodingType>${xml}<IsTruncated>false</IsTruncated></ListBucketResult>`
+const object = (size: string, key = 'k'): string => `<Contents><Key>${key}</Key><Size>${size}</Size></Contents>`
+
 test('a server that answers a list with more than was asked for, or with what is no number, gives no list', async (t) => {
-  const listed = (xml: string): string =>
-    `<ListBucketResult><EncodingType>url</EncodingType>${xml}<IsTruncated>false</IsTruncated></ListBucketResult>`
-  const object = (size: string, key = 'k'): string => `<Contents><Key>${key}</Key><Size>${size}</Size></Contents>`
   for (const xml of [
     '<Contents>'.repeat(838_000),
     '<CommonPrefixes>'.repeat(1_001),
@@ -204,6 +205,24 @@ test('a server that gives a list byte by byte is left', async (t) => {
   const { store } = await backend(t, `http://127.0.0.1:${port}`, { timeoutMs: 200 })
   const left = { code: 'storage_unavailable', status: 503 }
   await assert.rejects(store.list('acme', { prefix: '', after: '', limit: 1, folders: false }), left)
+})
+
+test('a server that takes its time for each object of a list is left', async (t) => {
+  const server = createServer((request, response) => {
+    const root = new URL(request.url!, 'http://s3').searchParams.get('prefix')
+    if (request.method === 'GET')
+      return response.end(listed(Array.from({ length: 160 }, (_, i) => object('3', `${root}${i}`)).join('')))
+    const etag = '"a"'
+    const whole = { 'content-length': 3, etag, 'last-modified': new Date().toUTCString() }
+    return setTimeout(() => response.writeHead(200, whole).end(), 100)
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const { port } = server.address() as { port: number }
+  const { store } = await backend(t, `http://127.0.0.1:${port}`, { timeoutMs: 200 })
+  await assert.rejects(store.list('acme', { prefix: '', after: '', limit: 1_000, folders: false }), {
+    code: 'storage_unavailable',
+  })
 })
 
 test(
