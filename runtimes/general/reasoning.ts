@@ -7,6 +7,13 @@ import type { OpenTurn, ReasoningPart } from './messages.ts'
 const eventChars = 400
 /** The most characters of reasoning that one run shows. */
 const maxShownChars = 40_000
+/**
+ * The most characters of reasoning that are kept of one run, with their signatures: about a million tokens, more than a model takes back with its
+ * next call. Within a run nothing less may be left out: signed reasoning goes back as a whole, and some servers demand unsigned reasoning as well.
+ */
+const maxKeptChars = 4_000_000
+/** What a part counts for beside its text. */
+const partChars = 256
 
 type ReasoningStreamPart = Extract<
   LanguageModelV4StreamPart,
@@ -26,6 +33,18 @@ export function createReasoning(turn: Pick<OpenTurn, 'addReasoning'>, shows: boo
   const open = new Map<string, ReasoningPart>()
   let waiting = ''
   let left = shows ? maxShownChars : 0
+  let room = maxKeptChars
+  /** Parts that are not whole. A signature would not fit them. */
+  const cut = new WeakSet<ReasoningPart>()
+  const keep = (part: ReasoningPart, chars: number): number => {
+    const kept = Math.min(chars, room)
+    room -= kept
+    if (kept < chars) {
+      cut.add(part)
+      delete part.providerOptions
+    }
+    return kept
+  }
   const flush = (): RuntimeEvent | undefined => {
     if (waiting === '' || left === 0) return undefined
     const message = waiting.slice(0, left)
@@ -37,6 +56,8 @@ export function createReasoning(turn: Pick<OpenTurn, 'addReasoning'>, shows: boo
     const known = open.get(id)
     if (known) return known
     const part: ReasoningPart = { type: 'reasoning', text: '' }
+    keep(part, partChars + id.length)
+    if (cut.has(part)) return part
     open.set(id, part)
     turn.addReasoning(part)
     return part
@@ -45,19 +66,26 @@ export function createReasoning(turn: Pick<OpenTurn, 'addReasoning'>, shows: boo
     flush,
     take(part) {
       const thought = partOf(part.id)
-      if (part.providerMetadata) thought.providerOptions = merged(thought.providerOptions, part.providerMetadata)
+      if (part.providerMetadata && !cut.has(thought)) {
+        const signature = merged(thought.providerOptions, part.providerMetadata)
+        // Some vendors repeat the same with each delta.
+        keep(thought, Math.max(0, charsOf(signature) - charsOf(thought.providerOptions)))
+        if (!cut.has(thought)) thought.providerOptions = signature
+      }
       if (part.type === 'reasoning-end') {
         // The next step counts its parts from the start again.
         open.delete(part.id)
         return flush()
       }
       if (part.type === 'reasoning-start') return undefined
-      thought.text += part.delta
+      thought.text += part.delta.slice(0, keep(thought, part.delta.length))
       if (left > 0) waiting += part.delta
       return waiting.length >= eventChars ? flush() : undefined
     },
   }
 }
+
+const charsOf = (signature: ReasoningPart['providerOptions']): number => JSON.stringify(signature)?.length ?? 0
 
 /** A signature arrives as a separate part, after the text that it signs. */
 function merged(

@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import type { SharedV4ProviderMetadata } from '@ai-sdk/provider'
 import { bareSidecar, collectRun, startToolServer, terminalOf, testEnvelope, textOf } from '#testing'
+import type { ReasoningPart } from '../messages.ts'
+import { createReasoning } from '../reasoning.ts'
 import { generalOnStandIn, model, signed, stages } from './support.ts'
 
 const sessionId = 'sess-00000000-0000000f'
@@ -84,4 +87,30 @@ test('how much a model thinks is what the role says for it', async (t) => {
   const { runtime, server } = await generalOnStandIn(t, {}, { models: { 'stand-in/*': { reasoning: 'high' } } })
   await collectRun(bareSidecar(runtime), testEnvelope(model))
   assert.equal(server.requests[0]!.body['reasoning_effort'], 'high')
+})
+
+test('of one run so much reasoning is kept, and what is not whole has no signature', () => {
+  const parts: ReasoningPart[] = []
+  const reasoning = createReasoning({ addReasoning: (part) => void parts.push(part) }, false)
+  const think = (delta: string, providerMetadata: SharedV4ProviderMetadata = { v: { signature: 's' } }): void => {
+    reasoning.take({ type: 'reasoning-start', id: '0' })
+    reasoning.take({ type: 'reasoning-delta', id: '0', delta })
+    reasoning.take({ type: 'reasoning-end', id: '0', providerMetadata })
+  }
+  const long = 'x'.repeat(900_000)
+  for (let step = 0; step < 6; step++) think(long)
+  assert.deepEqual(
+    parts.map(({ text, providerOptions }) => [text.length === long.length, providerOptions !== undefined]),
+    [...Array.from({ length: 4 }, () => [true, true]), [false, false]],
+  )
+  assert.ok(parts.reduce((sum, { text }) => sum + text.length, 0) <= 4_000_000)
+
+  // However little there is in each part, and if it is all signature.
+  for (const signature of ['', 'y'.repeat(100_000)]) {
+    parts.length = 0
+    const other = createReasoning({ addReasoning: (part) => void parts.push(part) }, false)
+    for (let i = 0; i < 50_000; i++)
+      other.take({ type: 'reasoning-start', id: `${i}`, providerMetadata: { v: { signature } } })
+    assert.ok(parts.length < 20_000 && JSON.stringify(parts).length < 8_000_000)
+  }
 })
