@@ -18,7 +18,7 @@ export interface Kv {
   /**
    * True for the first caller of `key` within `ttlMs`, in any process, even while Redis fails. `madeAt` is when the key was made, in milliseconds
    * since the epoch. A key from before this state's memory began cannot be told from a second use, so it is refused as `unavailable`, and its maker
-   * makes a new key.
+   * makes a new key. A memory that is full begins later: it forgets what was made first.
    */
   claim(key: string, ttlMs: number, madeAt?: number): Promise<boolean>
   /**

@@ -66,3 +66,41 @@ test('memory: what was made before the process began may have been claimed in an
   await assert.rejects(store.claim('k', 60_000, Date.now() - 2_000), unavailable)
   assert.equal(await store.claim('k', 60_000, Date.now()), true)
 })
+
+test('memory: a full store forgets what was made first, and refuses whatever was made as early', async (t) => {
+  t.mock.timers.enable({ apis: ['Date'], now: 1_000_000 })
+  const now = () => Date.now()
+  const store = open(t, { now, limit: 4 })
+  const claim = (key: string, madeAt: number) => store.claim(key, madeAt + 65_000 - now(), madeAt)
+  assert.equal(await claim('a', 1_000_000), true)
+  t.mock.timers.tick(2_000)
+  for (const key of ['c', 'd']) assert.equal(await claim(key, 1_002_000), true)
+  assert.equal(await claim('b', 1_001_000), true)
+
+  assert.equal(await claim('e', 1_002_000), true)
+  for (const key of ['a', 'z']) await assert.rejects(claim(key, 1_000_000), unavailable)
+  assert.equal(await claim('b', 1_001_000), false)
+  for (const key of ['c', 'd', 'e']) assert.equal(await claim(key, 1_002_000), false, key)
+  assert.equal(await claim('f', 1_002_000), true)
+  await assert.rejects(claim('b', 1_001_000), unavailable)
+
+  // What was made in this second stays: whatever is made now has to be accepted.
+  await assert.rejects(claim('g', 1_002_000), unavailable)
+  for (const key of ['c', 'd', 'e', 'f']) assert.equal(await claim(key, 1_002_000), false, key)
+  t.mock.timers.tick(1_000)
+  assert.equal(await claim('g', 1_003_000), true)
+  for (const key of ['c', 'd', 'e', 'f']) await assert.rejects(claim(key, 1_002_000), unavailable)
+})
+
+test('memory: a store that is full of what was made later than now refuses until then, and what is made now afterwards', async (t) => {
+  t.mock.timers.enable({ apis: ['Date'], now: 1_000_000 })
+  const store = open(t, { now: () => Date.now(), limit: 2 })
+  for (const key of ['a', 'b']) assert.equal(await store.claim(key, 125_000, 1_060_000), true)
+  for (let at = 1_000_000; at <= 1_060_000; at += 20_000) {
+    await assert.rejects(store.claim('c', 65_000, at), unavailable)
+    for (const key of ['a', 'b']) assert.equal(await store.claim(key, 125_000, 1_060_000), false)
+    t.mock.timers.tick(20_000)
+  }
+  assert.equal(await store.claim('c', 65_000, 1_080_000), true)
+  await assert.rejects(store.claim('a', 125_000, 1_060_000), unavailable)
+})
