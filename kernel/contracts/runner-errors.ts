@@ -34,6 +34,12 @@ export const runnerErrors = errorTable('runner', {
     message: 'A later attempt of this run was started, or its session was taken over.',
   },
   runGap: { status: 410, message: 'The events after this one are no longer kept.' },
+  tooManySessionRequests: {
+    status: 429,
+    retry: true,
+    message:
+      'A session may have at most 128 requests to its tools, and as many results, under way at a runner, with bodies of 4 MiB, and a tenant 2,000 with 32 MiB; repeat this one when another has ended.',
+  },
   stateExportFailed: {
     status: 500,
     message: 'The sidecar did not give the state out.',

@@ -28,6 +28,7 @@ export {
 } from './rate-limit.ts'
 export { measureJson, parseJson, takeBytes, takeStreams } from './bodies.ts'
 export { type Retries, retry } from './retry.ts'
+export { SessionRequests } from './session-requests.ts'
 export { storable, storableJson } from './texts.ts'
 export { SingleFlight, Sweep, tenantIds } from './sweeps.ts'
 export { followTls, PeerTls } from './tls.ts'

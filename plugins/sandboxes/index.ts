@@ -11,7 +11,7 @@ import { vfsErrors } from '#contracts/vfs'
 import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { accessErrors } from '#contracts/access-errors'
-import { createClientAddress, followTls, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
+import { createClientAddress, followTls, SessionRequests, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
 import { maxEventUploadBytes, maxEventUploadMs } from '#contracts/wire/worker'
 import { type ModelServer, ModelServers, modelServers } from './egress/model-servers.ts'
 import { createHub } from './hub/hub.ts'
@@ -173,6 +173,7 @@ export function mountCallbacks(
   const egress = createEgress(auth, models)
   onStop(egress.close)
   const newest = createNewestOfAll()
+  const results = new SessionRequests()
   const limits = { maxBytes: maxEventUploadBytes, maxMs: maxEventUploadMs }
   // Workers reach only the second listener: it has these routes and the MCP endpoints of their sessions, nothing else of the runner.
   for (const listener of ['runner', 'workers']) {
@@ -181,7 +182,7 @@ export function mountCallbacks(
       app.addHook('preClose', async () => closing.abort())
       auth.protect(app)
       pollRoutes(app, auth, newest, closing.signal)
-      toolRoutes(app, auth)
+      toolRoutes(app, auth, results)
       await app.register(eventRoutes(auth, limits, closing.signal))
       await app.register(stateRoutes(auth, newest))
     })

@@ -19,7 +19,7 @@ import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/si
 import { maxStateBytes, PollAnswer, pollMs, stateRevHeader, workerProtocol } from '#contracts/wire/worker'
 import { workerTokenErrors } from '#contracts/workers'
 import type { StateBundle } from '#contracts/runtime'
-import { takeBytes, takeStreams } from '#kit'
+import { type SessionRequests, takeBytes, takeStreams } from '#kit'
 import { sandboxErrors } from '../errors.ts'
 import { type NewestOfAll, whileCalled, type WorkerAuth } from './auth.ts'
 import { receive, type UploadLimits } from './upload.ts'
@@ -103,17 +103,21 @@ function bytesOf({ commands, token }: Answer): Buffer {
 const ToolParams = Type.Object({ id: Type.String({ maxLength: 128 }), callId: Type.String({ maxLength: 128 }) })
 const ToolResult = Type.Object({ ok: Type.Boolean(), content: Type.String() })
 
-export function toolRoutes(app: App, auth: WorkerAuth): void {
+export function toolRoutes(app: App, auth: WorkerAuth, results: SessionRequests): void {
   app.put(
     '/runner/worker/:id/tools/:callId',
     {
       ...access('worker'),
+      onRequest: async (request, reply) => void results.begin(request, reply, auth.of(request).worker),
       schema: {
         tags,
         summary: 'Answer a tool call',
         params: ToolParams,
         body: ToolResult,
-        response: { 204: NoContent, ...failures(...refusals, sandboxErrors.unknownCall) },
+        response: {
+          204: NoContent,
+          ...failures(...refusals, sandboxErrors.unknownCall, runnerErrors.tooManySessionRequests),
+        },
       },
     },
     async (request, reply) => {

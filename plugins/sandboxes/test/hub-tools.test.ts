@@ -1,5 +1,8 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { type ClientRequest, request as httpRequest } from 'node:http'
 import { test } from 'node:test'
+import { setImmediate as turn } from 'node:timers/promises'
 import { type PollAnswer, workerPaths } from '#contracts/wire/worker'
 import type { WorkerChannel } from '../hub/worker.ts'
 import { pollOf, startHub, until } from './hub.ts'
@@ -131,4 +134,33 @@ test('a worker that takes no tools, leaves or is silent fails the call; an answe
   closed.channel.close()
   assert.deepEqual(await abandoned, { ok: false, content: 'The sandbox has left.' })
   assert.deepEqual(await closed.channel.callTool('shell', {}, limits), { ok: false, content: 'The sandbox has left.' })
+})
+
+test('results of one worker have 4 MiB at once, on both listeners together', async (t) => {
+  const bodies: ClientRequest[] = []
+  t.after(() => bodies.forEach((request) => request.destroy()))
+  const { open, urls } = await startHub(t)
+  const [one, other] = [(await open()).channel, (await open()).channel]
+  const headersOf = ({ token }: WorkerChannel) => ({
+    authorization: `Bearer ${token}`,
+    'content-type': 'application/json',
+  })
+  const answer = async (channel: WorkerChannel): Promise<unknown> => {
+    const body = '{"ok":true,"content":""}'
+    const url = urls['workers']! + workerPaths(channel.sessionId).tool('x')
+    const reply = await fetch(url, { method: 'PUT', body, headers: headersOf(channel) })
+    return ((await reply.json()) as { error: string }).error
+  }
+  for (const listener of ['runner', 'workers', 'runner', 'workers']) {
+    const headers = { ...headersOf(one), 'content-length': 1024 * 1024, expect: '100-continue' }
+    const url = urls[listener]! + workerPaths(one.sessionId).tool('x')
+    const request = httpRequest(url, { method: 'PUT', headers })
+    request.on('error', () => {}).flushHeaders()
+    bodies.push(request)
+  }
+  await Promise.all(bodies.map((request) => once(request, 'continue')))
+  assert.equal(await answer(one), 'too_many_session_requests')
+  assert.equal(await answer(other), 'unknown_call')
+  for (const request of bodies) request.destroy()
+  while ((await answer(one)) !== 'unknown_call') await turn()
 })

@@ -1,9 +1,10 @@
 import { type Static, Type } from '@sinclair/typebox'
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, definePlugin, errorTable, failures, maybe, type PluginContext, unauthorized } from '#kernel'
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import { WorkerHub, workerTokenErrors } from '#contracts/workers'
-import { proofsOf } from '#kit'
+import { proofsOf, SessionRequests } from '#kit'
 import type { SessionEndpoint } from './server.ts'
 
 /** Errors before JSON-RPC starts. Failed tool calls use JSON-RPC errors instead: -32602 and -32603. */
@@ -18,19 +19,19 @@ const sessionMcpErrors = errorTable('session-mcp', {
  */
 export default definePlugin({
   name: 'session-mcp',
-  errors: [sessionMcpErrors, workerTokenErrors],
+  errors: [sessionMcpErrors, workerTokenErrors, runnerErrors],
   requires: { sessions: RunnerSessions, hub: maybe(WorkerHub) },
   async setup(ctx) {
     const { sessions, hub } = ctx.deps
+    // Both listeners count together.
+    const services = { sessions, requests: new SessionRequests(), loads: ctx.loads }
     ctx.routes('runner', async (app) => {
       const { demanded } = proofsOf(app)
-      mcpRoutes(app, sessions, 'session', admission(sessions, hub, demanded ? 'tokens' : 'trust'), ctx.loads)
+      mcpRoutes(app, 'session', admission(sessions, hub, demanded ? 'tokens' : 'trust'), services)
     })
     // Only a role with sandbox workers needs this listener.
     if (ctx.listeners.includes('workers')) {
-      ctx.routes('workers', async (app) =>
-        mcpRoutes(app, sessions, 'worker', admission(sessions, hub, 'sandboxes'), ctx.loads),
-      )
+      ctx.routes('workers', async (app) => mcpRoutes(app, 'worker', admission(sessions, hub, 'sandboxes'), services))
     }
     return {}
   },
@@ -70,11 +71,16 @@ const admission =
 const noToken = (): Error =>
   unauthorized({ message: 'Send the token of the run under way as a bearer: its envelope has it as sessionMcpToken.' })
 
+interface McpServices extends Pick<PluginContext, 'loads'> {
+  readonly sessions: RunnerSessions
+  readonly requests: SessionRequests
+}
+
 /**
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
  * path.
  */
-function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit, loads: PluginContext['loads']): void {
+function mcpRoutes(app: App, who: string, admit: Admit, { sessions, requests, loads }: McpServices): void {
   const schema = {
     tags: ['tools'],
     summary: "Speak MCP with a session's tools",
@@ -85,7 +91,11 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
     response: {
       200: Answer,
       202: Type.Unsafe<undefined>({ type: 'null', description: 'Only notifications: there is nothing to answer.' }),
-      ...failures(...Object.values(workerTokenErrors), sessionMcpErrors.unknownSession),
+      ...failures(
+        ...Object.values(workerTokenErrors),
+        sessionMcpErrors.unknownSession,
+        runnerErrors.tooManySessionRequests,
+      ),
     },
   }
   let endpoint: Promise<SessionEndpoint> | undefined
@@ -93,16 +103,25 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
     (endpoint ??= import('./server.ts').then(({ SessionEndpoint }) => new SessionEndpoint()))
   loads(async () => (await loaded()).rehearse())
   // Before anything of the request is read or checked: a stranger must cause no work, and learn nothing from its mistakes.
-  const onRequest = async ({ headers, params }: FastifyRequest): Promise<void> => {
-    await admit(headers.authorization, (params as Static<typeof Params>).id)
+  const admitted = ({ headers, params }: FastifyRequest): Promise<RunnerSession> =>
+    admit(headers.authorization, (params as Static<typeof Params>).id)
+  const counted = new WeakMap<FastifyRequest, ReturnType<SessionRequests['begin']>>()
+  const onRequest = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+    const { tenantId, id: sessionId } = await admitted(request)
+    counted.set(request, requests.begin(request, reply, { tenantId, sessionId }))
   }
   app.post('/runner/sessions/:id/mcp', { ...access(who), schema, onRequest }, async (request, reply) => {
     // Again, because the run may have ended while the body arrived.
-    const session = await admit(request.headers.authorization, request.params.id)
-    return (await loaded()).answer(request, reply, sessions, session)
+    const session = await admitted(request)
+    const { batch, until } = counted.get(request)!
+    if (Array.isArray(request.body) && request.body.length > 1) batch(request.body.length)
+    const held: RunnerSessions = { ...sessions, invokeTool: (...call) => until(sessions.invokeTool(...call)) }
+    return (await loaded()).answer(request, reply, held, session)
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
-  const known = proofsOf(app).demanded ? { onRequest } : {}
+  const known = proofsOf(app).demanded
+    ? { onRequest: async (request: FastifyRequest) => void (await admitted(request)) }
+    : {}
   const hidden = { ...access(who), ...known, schema: { params: Params, hide: true } }
   const refuse = async (): Promise<never> => {
     throw sessionMcpErrors.methodNotAllowed({ headers: { allow: 'POST' } })

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
 import { request as httpRequest } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
@@ -19,6 +20,9 @@ interface Call {
 
 async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
   const calls: Call[] = []
+  const ending: (() => void)[] = []
+  // Before the kernel stops, which waits for what is under way.
+  t.after(() => ending.forEach((end) => end()))
   const session = (
     id: string,
     status: RunnerSession['status'],
@@ -30,7 +34,7 @@ async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
   }
   const known = new Map([
     session('idle', 'idle', ['calculate']),
-    session('running', 'running', ['calculate', 'slow']),
+    session('running', 'running', ['calculate', 'slow', 'lasting']),
     session('errored', 'errored', ['calculate']),
     session('bare', 'idle', []),
     session('sandboxed', 'running', ['calculate'], 'sandbox'),
@@ -54,6 +58,8 @@ async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
           if (!tools.includes(name)) throw new AppError('tool_not_allowed', 403, { message: `Not allowed: ${name}.` })
           calls.push({ session: id, name, input, signal })
           if (name === 'slow') await new Promise((resolve) => signal.addEventListener('abort', resolve))
+          // A run that may be tried again does not give up a call because its caller has left.
+          if (name === 'lasting') await new Promise<void>((resolve) => ending.push(resolve))
           return { ok: name !== 'calculate' || input !== null, content: `did ${JSON.stringify(input)}` }
         },
       }),
@@ -71,7 +77,7 @@ async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
       },
       payload: { jsonrpc: '2.0', id: 1, method: 'tools/list' },
     })
-  return { kernel, calls, url, list }
+  return { kernel, calls, ending, url, list }
 }
 
 async function connect(t: TestContext, url: string): Promise<Client> {
@@ -257,4 +263,60 @@ test('a session without a sandbox needs no token on the runner network, and does
   const refused = await list('workers', 'idle', 'Bearer right')
   assert.equal(refused.statusCode, 404)
   assert.equal(refused.json<{ error: string }>().error, 'unknown_session')
+})
+
+const jsonRpc = { 'content-type': 'application/json', accept: 'application/json, text/event-stream' }
+const callOf = (name: string) => ({ jsonrpc: '2.0', id: 1, method: 'tools/call', params: { name } })
+
+/** A status, and the error if it is one. */
+async function post(url: string, body: object, signal?: AbortSignal): Promise<unknown> {
+  const init = { method: 'POST', headers: jsonRpc, body: JSON.stringify(body), ...(signal ? { signal } : {}) }
+  const reply = await fetch(url, init)
+  return ((await reply.json()) as { error?: string }).error ?? reply.status
+}
+
+test('a session has 128 requests at once, also those whose caller has left while they go on', async (t) => {
+  const { url, calls, ending } = await endpoint(t)
+  const leaving = new AbortController()
+  const left = Array.from({ length: 64 }, () => post(url('running'), callOf('lasting'), leaving.signal))
+  const others = Array.from({ length: 64 }, () => post(url('running'), callOf('lasting')))
+  while (calls.length < 128) await turn()
+  leaving.abort()
+  assert.equal((await Promise.allSettled(left)).filter(({ status }) => status === 'rejected').length, 64)
+  while (!calls.every(({ signal }, at) => signal.aborted || at >= 64)) await turn()
+  assert.equal(await post(url('running'), callOf('calculate')), 'too_many_session_requests')
+  assert.equal(await post(url('idle'), callOf('calculate')), 200)
+  for (const end of ending.splice(0)) end()
+  assert.deepEqual(new Set(await Promise.all(others)), new Set([200]))
+  assert.equal(await post(url('running'), callOf('calculate')), 200)
+})
+
+test('each message of a batch counts like a request', async (t) => {
+  const { url, calls, ending } = await endpoint(t)
+  const batch = (length: number, name: string) => Array.from({ length }, (_, id) => ({ ...callOf(name), id }))
+  const held = post(url('running'), batch(100, 'lasting'))
+  while (calls.length < 100) await turn()
+  assert.equal(await post(url('running'), batch(29, 'calculate')), 'too_many_session_requests')
+  assert.equal(await post(url('running'), batch(28, 'calculate')), 200)
+  for (const end of ending) end()
+  assert.equal(await held, 200)
+  assert.equal(await post(url('running'), batch(29, 'calculate')), 200)
+})
+
+test('bodies of a session have 4 MiB at once, whether they say their length or not', async (t) => {
+  const { url, ending } = await endpoint(t)
+  const list = { jsonrpc: '2.0', id: 1, method: 'tools/list' }
+  const mebibyte = { 'content-length': 1024 * 1024 }
+  const bodies = [{ 'transfer-encoding': 'chunked' }, mebibyte, mebibyte, mebibyte].map((length) => {
+    const headers = { ...jsonRpc, ...length, expect: '100-continue' }
+    const request = httpRequest(url('idle'), { method: 'POST', headers })
+    request.on('error', () => {}).flushHeaders()
+    ending.push(() => request.destroy())
+    return request
+  })
+  await Promise.all(bodies.map((request) => once(request, 'continue')))
+  assert.equal(await post(url('idle'), list), 'too_many_session_requests')
+  assert.equal(await post(url('bare'), list), 200)
+  for (const request of bodies) request.destroy()
+  while ((await post(url('idle'), list)) !== 200) await turn()
 })
