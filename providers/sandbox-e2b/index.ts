@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
+import { SandboxAgents } from './agent.ts'
 import { E2bApi } from './api.ts'
 import { E2bProvider } from './provider.ts'
 import { WorkerProcesses } from './worker-process.ts'
@@ -45,10 +46,13 @@ export default defineSandboxProvider({
     const stopping = new AbortController()
     onStop(async () => stopping.abort())
     const timeoutSeconds = Math.max(1, Math.ceil(timeout / 1_000))
-    const api = new E2bApi(new e2b.ApiClient(new e2b.ConnectionConfig(connection)), stopping.signal)
+    const where = new e2b.ConnectionConfig(connection)
+    const api = new E2bApi(new e2b.ApiClient(where), stopping.signal)
+    const agents = new SandboxAgents(where)
+    onStop(() => agents.close())
     const provider = new E2bProvider({
       api,
-      workers: new WorkerProcesses({ e2b, connection, command, log }),
+      workers: new WorkerProcesses({ agents, command, log }),
       rules: { template: template || undefined, timeoutSeconds, internet },
       home,
       log,

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import type { ServerResponse } from 'node:http'
 import { test } from 'node:test'
 import { isAppError } from '#kernel'
 import { until } from '#testing'
@@ -125,4 +126,44 @@ test('a worker that says very much is watched no longer, whatever it says', asyn
   const { sandboxId } = await launch()
   await until(async () => (await provider.status(sandboxId)) === 'gone', 'gone')
   assert.ok(!logs.some(({ msg }) => String(msg).startsWith('the worker in a sandbox ended')))
+})
+
+/** What somebody answers who took the place of the agent in a sandbox: as much as is taken, up to 64 MiB. */
+function flood(head = '') {
+  const part = Buffer.alloc(64 * 1024, '[')
+  let sent = 0
+  const stream = (response: ServerResponse): void => {
+    response.write(head)
+    const more = (): void => {
+      while (sent < 64 * 1024 * 1024) {
+        sent += part.length
+        if (!response.write(part)) return
+      }
+      response.end()
+    }
+    response.on('drain', more)
+    more()
+  }
+  return { fault: { status: 200, stream }, sent: () => sent }
+}
+
+test('of what answers in place of the agent of a sandbox, little is read', async (t) => {
+  const { fake, provider, launch } = await setUp(t, {}, { routeLag: 0 })
+  const little = 16 * 1024 * 1024
+  const { order, sandboxId } = await launch()
+  const list = flood()
+  fake.plan('POST /process.Process/List', list.fault)
+  assert.equal(await provider.status(sandboxId), 'running')
+  assert.ok(list.sent() < little, `${list.sent()} of a list`)
+  const kill = flood()
+  await provider.pause(sandboxId)
+  fake.plan('POST /process.Process/SendSignal', kill.fault)
+  await provider.resume(sandboxId, order)
+  assert.ok(kill.sent() < little, `${kill.sent()} of a kill`)
+  // A message with a length of 1 GiB.
+  const start = flood('\0@\0\0\0')
+  const headers = { 'content-type': 'application/connect+json' }
+  fake.plan('POST /process.Process/Start', { ...start.fault, headers })
+  await launch()
+  assert.ok(start.sent() < little, `${start.sent()} of a start`)
 })
