@@ -1,4 +1,3 @@
-import pLimit, { type LimitFunction } from 'p-limit'
 import type { ModelFetch } from '#contracts/model'
 
 /** Runs work with the same name one after the other, and work with different names concurrently. */
@@ -29,28 +28,82 @@ interface SharesOptions {
   busy(): Error
 }
 
-/** Work of tenants with a share for each. What a tenant has waiting waits for that tenant alone, so nobody is behind all work of another one. */
+/** What a tenant has under way, and what waits for its turn. */
+interface Line {
+  underWay: number
+  readonly waiting: Set<() => void>
+}
+
+/**
+ * Work of tenants with a share for each. Tenants take turns, and what a tenant has beyond its share waits for that tenant alone, so nobody is behind
+ * all work of another one.
+ */
 export class Shares {
   readonly #options: SharesOptions
-  readonly #all: LimitFunction
-  readonly #tenants = new Map<string, LimitFunction>()
+  /** The tenants that have work here. The one that began something last is at the end. */
+  readonly #lines = new Map<string, Line>()
+  #underWay = 0
   constructor(options: SharesOptions) {
     this.#options = options
-    this.#all = pLimit(options.together ?? Infinity)
   }
 
   async take<T>(tenantId: string, work: () => Promise<T>): Promise<T> {
-    const { each, mostWaiting, busy } = this.#options
-    const own = this.#tenants.get(tenantId) ?? pLimit(each)
-    if (own.pendingCount >= mostWaiting) throw busy()
-    this.#tenants.set(tenantId, own)
+    const leave = await this.enter(tenantId)
     try {
-      return await own(() => this.#all(work))
+      return await work()
     } finally {
-      if (own.activeCount + own.pendingCount === 0) this.#tenants.delete(tenantId)
+      leave()
+    }
+  }
+
+  /** Waits for the tenant's turn. Resolves to what is called once, when the work is over. Rejects with the reason of `signal` when that aborts. */
+  async enter(tenantId: string, signal?: AbortSignal): Promise<() => void> {
+    signal?.throwIfAborted()
+    const { each, mostWaiting, busy } = this.#options
+    const line = this.#lines.get(tenantId) ?? { underWay: 0, waiting: new Set() }
+    if (line.underWay + line.waiting.size >= each + mostWaiting) throw busy()
+    this.#lines.set(tenantId, line)
+    const { promise: turn, resolve: begin, reject } = Promise.withResolvers<void>()
+    const giveUp = (): void => {
+      line.waiting.delete(begin)
+      this.#next()
+      reject(signal!.reason)
+    }
+    line.waiting.add(begin)
+    signal?.addEventListener('abort', giveUp, { once: true })
+    this.#next()
+    await turn
+    signal?.removeEventListener('abort', giveUp)
+    return () => {
+      line.underWay--
+      this.#underWay--
+      this.#next()
+    }
+  }
+
+  /** Begins what may begin. A tenant is put to the end with what it begins, so this loop comes to it once more, after all others. */
+  #next(): void {
+    const { together = Infinity, each } = this.#options
+    for (const [tenantId, line] of this.#lines) {
+      const [begin] = line.waiting
+      if (begin === undefined && line.underWay === 0) this.#lines.delete(tenantId)
+      if (begin === undefined || line.underWay >= each || this.#underWay >= together) continue
+      line.waiting.delete(begin)
+      line.underWay++
+      this.#underWay++
+      this.#lines.delete(tenantId)
+      this.#lines.set(tenantId, line)
+      begin()
     }
   }
 }
+
+/**
+ * Slots for runs, each of which holds one for as long as its tenant likes. A tenant has at most half of them, which leaves some to others; what
+ * waits is as much as a tenant may have under way by default.
+ */
+export const runSlots = (slots: number, busy: () => Error): Shares =>
+  new Shares({ together: slots, each: Math.ceil(slots / 2), mostWaiting: 500, busy })
 
 /** A fetch whose large answers take turns: each part of a large answer waits behind small work. */
 export const inTurns =

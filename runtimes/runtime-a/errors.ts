@@ -16,7 +16,7 @@ export const runtimeAErrors = errorTable('runtime_a', {
   runtimeBusy: {
     status: 503,
     retry: true,
-    message: 'This sidecar executes its maximum number of runs of runtime_a.',
+    message: 'Too many runs of this tenant wait for this sidecar to execute them with runtime_a.',
   },
   toolServerUnavailable: { status: 503, retry: true, message: "The session's tool server cannot be reached." },
   maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },

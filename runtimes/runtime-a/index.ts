@@ -4,12 +4,13 @@ import { Settings } from '#kernel'
 import { createOutputSchemas, type OutputSchemas } from '#kit/schemas'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
 import { archiveErrors } from '#kit/archive'
+import { runSlots, type Shares } from '#kit/turns'
 import { attachedText, type InlineAttachment, inlineOf, isCommonImage } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import { type Conversations, createConversations } from './conversations.ts'
 import { modelId, modelServer, type ModelServer, optionsOf } from './options.ts'
-import { createRoot, openScratch, type Root } from './root.ts'
+import { createRoot, openScratch, type Root, type Scratch } from './root.ts'
 import { type Message, type PromptBlock, type Query, type UserMessage, type Vendor, vendorPackage } from './sdk.ts'
 import { errorEvent, processSilent, runtimeAErrors } from './errors.ts'
 import { vendorProcess, type VendorProcess } from './process.ts'
@@ -28,7 +29,8 @@ const RuntimeAConfig = Settings({
   maxProcesses: Type.Integer({
     default: 32,
     minimum: 1,
-    description: 'Runs at once: each is a process of about 100 MB, beside 50 MB that all of them share.',
+    description:
+      'Runs at once, of one tenant at most half of them: each is a process of about 100 MB, beside 50 MB that all of them share.',
   }),
 })
 type RuntimeAConfig = Static<typeof RuntimeAConfig>
@@ -38,13 +40,16 @@ export default defineRuntime({
   name: 'runtime_a',
   config: RuntimeAConfig,
   errors: [runtimeAErrors, archiveErrors],
-  create: runtimeA,
+  create: (ctx) => runtimeA(ctx),
 })
 
 type Context = Pick<RuntimeContext<RuntimeAConfig>, 'config' | 'egress' | 'log' | 'onStop'>
 
-async function runtimeA({ config, egress, log, onStop }: Context): Promise<Runtime> {
-  const vendor = vendorPackage()
+/** `vendor` is used instead of the installed package. */
+export async function runtimeA(
+  { config, egress, log, onStop }: Context,
+  vendor: Vendor = vendorPackage(),
+): Promise<Runtime> {
   if (vendor.missing !== undefined) log.info(vendor.missing)
   const root = createRoot()
   onStop(root.remove)
@@ -53,25 +58,17 @@ async function runtimeA({ config, egress, log, onStop }: Context): Promise<Runti
     vendor,
     conversations,
     root,
+    slots: runSlots(config.maxProcesses, runtimeAErrors.runtimeBusy),
     schemas: createOutputSchemas(),
     log,
     server: () => modelServer(config, egress),
   }
-  let running = 0
   return {
     contract: 'runtime/1',
     get missing() {
       return vendor.missing
     },
-    async *run(envelope, signal) {
-      if (running >= config.maxProcesses) throw runtimeAErrors.runtimeBusy()
-      running++
-      try {
-        yield* runTurn(envelope, signal, deps)
-      } finally {
-        running--
-      }
-    },
+    run: (envelope, signal) => runTurn(envelope, signal, deps),
     exportState: conversations.exportState,
     hydrate: conversations.hydrate,
     has: conversations.has,
@@ -83,6 +80,7 @@ interface RunDeps {
   readonly vendor: Vendor
   readonly conversations: Conversations
   readonly root: Root
+  readonly slots: Shares
   readonly schemas: OutputSchemas
   readonly log: Pick<FastifyBaseLogger, 'warn'>
   /** Throws AppError `unknown_model` when there is no such model. */
@@ -100,9 +98,9 @@ export async function* runTurn(
   try {
     terminal = yield* answer(envelope, signal, deps)
   } catch (error) {
+    if (signal.aborted) return
     terminal = errorEvent(error)
-    if (!signal.aborted)
-      deps.log.warn({ runId, sessionId, code: terminal.code, reason: terminal.message }, 'run failed')
+    deps.log.warn({ runId, sessionId, code: terminal.code, reason: terminal.message }, 'run failed')
   }
   // The host writes the last event of an aborted run, because it knows the reason.
   if (terminal && !signal.aborted) yield terminal
@@ -111,7 +109,7 @@ export async function* runTurn(
 async function* answer(
   envelope: RunEnvelope,
   signal: AbortSignal,
-  { vendor, conversations, root, schemas, server }: RunDeps,
+  { vendor, conversations, root, slots, schemas, server }: RunDeps,
 ): AsyncGenerator<RuntimeEvent, RuntimeEvent | undefined> {
   if (vendor.missing !== undefined) throw runtimeAErrors.runtimeNotInstalled({ message: vendor.missing })
   const prompt = promptBlocks(envelope)
@@ -119,19 +117,31 @@ async function* answer(
   const place = { model: modelId(envelope.profile.model), server: server() }
   const { query } = await vendor.load()
   const conversation = await conversations.begin(envelope)
-  const scratch = await openScratch(root).catch(async (error: unknown) => {
-    await conversations.settle(envelope.sessionId, false)
-    throw error
-  })
-  const process = vendorProcess()
   const turn = new Turn(envelope, tools, schemas)
-  const options = optionsOf(envelope, { ...place, conversation, scratch, tools, spawn: process.spawn })
   try {
-    yield* converse((input) => query({ prompt: input, options }), prompt, turn, process, signal)
+    // Wait inside the conversation, because one that nobody is in may be removed meanwhile.
+    const leave = await slots.enter(envelope.tenantId, signal)
+    try {
+      yield* inScratch(root, (scratch) => {
+        const process = vendorProcess()
+        const options = optionsOf(envelope, { ...place, conversation, scratch, tools, spawn: process.spawn })
+        return converse((input) => query({ prompt: input, options }), prompt, turn, process, signal)
+      })
+    } finally {
+      leave()
+    }
     return turn.result
   } finally {
     // Settle before the last event, and also when the host stops reading, because the next run must find this run's messages.
     await conversations.settle(envelope.sessionId, turn.spoke)
+  }
+}
+
+async function* inScratch<T>(root: Root, work: (scratch: Scratch) => AsyncGenerator<T>): AsyncGenerator<T> {
+  const scratch = await openScratch(root)
+  try {
+    yield* work(scratch)
+  } finally {
     await scratch.remove()
   }
 }

@@ -18,7 +18,8 @@ export const RuntimeBConfig = Settings({
   maxProcesses: Type.Integer({
     default: 64,
     minimum: 1,
-    description: 'Runs at once: each is a process of about 20 MB, beside 120 MB that all of them share.',
+    description:
+      'Runs at once, of one tenant at most half of them: each is a process of about 20 MB, beside 120 MB that all of them share.',
   }),
 })
 export type RuntimeBConfig = Static<typeof RuntimeBConfig>

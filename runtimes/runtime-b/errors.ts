@@ -17,7 +17,7 @@ export const runtimeBErrors = errorTable('runtime_b', {
   runtimeBusy: {
     status: 503,
     retry: true,
-    message: 'This sidecar executes its maximum number of runs of runtime_b.',
+    message: 'Too many runs of this tenant wait for this sidecar to execute them with runtime_b.',
   },
   toolServerUnavailable: {
     status: 503,

@@ -2,6 +2,7 @@ import { writeFile } from 'node:fs/promises'
 import { createOutputSchemas, type OutputSchema, type OutputSchemas } from '#kit/schemas'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
 import { archiveErrors } from '#kit/archive'
+import { runSlots, type Shares } from '#kit/turns'
 import { isAppError } from '#kernel'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
@@ -54,21 +55,15 @@ export async function runtimeB(
   const program = codexProgram()
   if (!command && program.missing !== undefined) log.info(program.missing)
   const schemas = createOutputSchemas()
-  let running = 0
+  const slots = runSlots(config.maxProcesses, runtimeBErrors.runtimeBusy)
   return {
     contract: 'runtime/1',
     get missing() {
       return command ? undefined : program.missing
     },
     async *run(envelope, signal) {
-      if (running >= config.maxProcesses) throw runtimeBErrors.runtimeBusy()
-      running++
-      try {
-        const deps = { config, egress, log, homes, schemas, command: command ?? [program.path()], patience }
-        yield* runTurn(envelope, signal, deps)
-      } finally {
-        running--
-      }
+      const deps = { config, egress, log, homes, slots, schemas, command: command ?? [program.path()], patience }
+      yield* runTurn(envelope, signal, deps)
     },
     exportState: (sessionId) => homes.exportState(sessionId),
     hydrate: (sessionId, { bytes }) => homes.hydrate(sessionId, bytes),
@@ -79,6 +74,7 @@ export async function runtimeB(
 
 interface RunDeps extends Pick<RuntimeContext<RuntimeBConfig>, 'config' | 'egress' | 'log'> {
   readonly homes: Homes
+  readonly slots: Shares
   readonly schemas: OutputSchemas
   readonly command: readonly [string, ...string[]]
   readonly patience: Patience
@@ -97,7 +93,7 @@ export async function* runTurn(
   deps: RunDeps,
 ): AsyncGenerator<RuntimeEvent> {
   const { runId, sessionId, profile, responseFormat } = envelope
-  const { homes, patience } = deps
+  const { homes, slots, patience } = deps
   if (profile.limits.maxOutputTokens !== undefined) {
     throw runtimeBErrors.unsupportedLimit({
       message: 'runtime_b cannot bound the output of a model call: remove limits.maxOutputTokens.',
@@ -107,6 +103,7 @@ export async function* runTurn(
     responseFormat && createForm(responseFormat, await deps.schemas(envelope.tenantId, responseFormat.schema))
   const input = inputOf(envelope.prompt, envelope.attachments, form?.instruction)
   const home = await homes.enter(sessionId, runId, (envelope.attempt ?? 1) > 1)
+  let leave: (() => void) | undefined
   let server: AppServer | undefined
   let turn: Turn | undefined
   let interrupt: (() => Promise<unknown>) | undefined
@@ -117,6 +114,8 @@ export async function* runTurn(
   }
   signal.addEventListener('abort', onAbort, { once: true })
   try {
+    // Wait inside the home, because one that nobody is in may be removed meanwhile.
+    leave = await slots.enter(envelope.tenantId, signal)
     const launch = launchOf(envelope, home.folder, deps.config, deps.egress)
     await writeFile(launch.modelFile, modelFile(launch.model, deps.config.contextTokens))
     signal.throwIfAborted()
@@ -142,6 +141,7 @@ export async function* runTurn(
     signal.removeEventListener('abort', onAbort)
     // Stop before the terminal event, and also when the host stops reading, because the next run must find this run's messages.
     await server?.stop()
+    leave?.()
     await homes.leave(sessionId, home, turn?.said === true)
   }
   if (terminal) yield terminal

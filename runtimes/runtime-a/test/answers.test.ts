@@ -13,7 +13,6 @@ import {
   testEnvelope,
   textOf,
 } from '#testing'
-import { isAppError } from '#kernel'
 import type { RunEvent, RuntimeEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 import { ModelEgress } from '#contracts/model'
@@ -179,22 +178,6 @@ withVendor(() => {
     // One that needed no summary has told all by its calls.
     const { length } = (await run(runtime, 'short', { sessionId })).filter(({ type }) => type === 'usage')
     assert.equal(length, 1)
-  })
-
-  test('more runs at once than the sidecar may execute are refused, and may be tried again', { timeout }, async (t) => {
-    const server = await startModelServer(t, { reply: { text: 'one two', delayMs: 20, hangAfter: 1 } })
-    const config = { baseUrl: server.url, maxProcesses: 1 }
-    const runtime = await runtimeOf(t, 'runtime_a', [{ name: 'runtime-a', plugin: runtimeA, config }])
-    const stop = new AbortController()
-    let second: Promise<RunEvent[]> | undefined
-    const busy = (error: unknown): boolean => isAppError(error) && error.code === 'runtime_busy' && error.retryable
-    await collectRun(bareSidecar(runtime), testEnvelope({ ...model, prompt: 'hi' }), stop.signal, ({ type }) => {
-      if (type === 'assistant') second ??= run(runtime, 'hi').finally(() => stop.abort())
-      void second?.catch(() => {})
-    })
-    await assert.rejects(second!, busy)
-    server.next({ text: 'fine' })
-    assert.equal(textOf(await run(runtime, 'hi')), 'fine')
   })
 
   test('an answer that reached its length goes on in the middle of its sentence', { timeout }, async (t) => {

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { pathToFileURL } from 'node:url'
 import { createOutputSchemas } from '#kit/schemas'
+import { runSlots } from '#kit/turns'
 import { bareSidecar, collectRun, runtimeOf, terminalOf, testEnvelope } from '#testing'
 import runtimeA from '../index.ts'
 import { createConversations } from '../conversations.ts'
@@ -37,6 +38,7 @@ test('without the vendor’s package a run ends with one sentence that says what
     vendor,
     conversations,
     root,
+    slots: runSlots(1, () => assert.fail('not busy')),
     schemas: createOutputSchemas(),
     log: { warn() {} },
     server: () => assert.fail('not asked for'),

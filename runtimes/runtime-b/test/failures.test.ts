@@ -146,14 +146,3 @@ test('a model that says nothing for too long ends the run', { skip }, async (t) 
   assert.deepEqual([code, retryable], ['model_error', true])
   assert.match(String(sentence), /^The model server said nothing for \d+ s\.$/)
 })
-
-test('more runs at once than may be are refused, to be tried again', { skip }, async (t) => {
-  const { run } = await stage(t, { text: 'one two', hangAfter: 1 }, { config: { maxProcesses: 1 } })
-  const abort = new AbortController()
-  const { promise: begun, resolve } = Promise.withResolvers<void>()
-  const first = run('hi', {}, abort.signal, () => resolve())
-  await begun
-  await assert.rejects(run('hi'), { code: 'runtime_busy', retryable: true })
-  abort.abort()
-  await first
-})

@@ -57,6 +57,34 @@ for (const [how, what, message] of [
   })
 }
 
+test('runs of a tenant that take all of its slots leave some to others', async (t) => {
+  const { command } = fake('stubborn')
+  const { run } = await stage(t, {}, { command, config: { maxProcesses: 2 } })
+  /** A run that does not end by itself. */
+  const begin = (tenantId: string) => {
+    const abort = new AbortController()
+    const { promise: begun, resolve, reject } = Promise.withResolvers<void>()
+    const over = run('hi', { tenantId }, abort.signal, ({ type }) => type === 'session_init' && resolve())
+    begun.catch(() => {})
+    over.then(() => reject(new Error('it ended before it began')), reject)
+    const stop = async (): Promise<readonly RunEvent[]> => {
+      abort.abort()
+      return over
+    }
+    return { begun, stop }
+  }
+  const runs = Array.from({ length: 3 }, () => begin('a'))
+  const other = begin('b')
+  try {
+    await Promise.all([runs[0]!.begun, other.begun])
+    assert.deepEqual(await runs[1]!.stop(), [], 'one that waits ends without an event when it is stopped')
+    await runs[0]!.stop()
+    await runs[2]!.begun
+  } finally {
+    await Promise.allSettled([...runs, other].map(({ stop }) => stop()))
+  }
+})
+
 test('a program that cannot be started ends the run with one error', async (t) => {
   const { run } = await stage(t, {}, { command: ['/nowhere/codex'] })
   assert.deepEqual(failure(await run('hi')), ['runtime_error', 'Codex stopped.'])
