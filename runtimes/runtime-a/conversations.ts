@@ -6,6 +6,14 @@ import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
 import { archiveErrors, pack, unpack } from '#kit/archive'
+import {
+  type ConversationLimits,
+  holdsTooMuch,
+  type KeptConversation,
+  usualLimits,
+  whatGoes,
+} from '#kit/kept-conversations'
+import { runtimeAErrors } from './errors.ts'
 import type { Root } from './root.ts'
 
 /** A conversation for the length of one run. */
@@ -19,13 +27,15 @@ export interface Conversation {
 }
 
 /**
- * The conversations of this process: one folder per session, in which the vendor writes a single file. Bounded: the least recently used ones go first,
- * and conductors have copies.
+ * The conversations of this process: one folder per session, in which the vendor writes a single file. Bounded, see `whatGoes`.
  */
 export interface Conversations {
   has(sessionId: string): boolean
-  /** Begins a run. Removes what an earlier attempt of the run left, because the turn is repeated. */
-  begin(envelope: Pick<RunEnvelope, 'sessionId' | 'runId' | 'attempt'>): Promise<Conversation>
+  /**
+   * Begins a run. Removes what an earlier attempt of the run left, because the turn is repeated. Rejects with AppError `runtime_busy` when runs of the
+   * tenant are in too large conversations.
+   */
+  begin(envelope: Pick<RunEnvelope, 'tenantId' | 'sessionId' | 'runId' | 'attempt'>): Promise<Conversation>
   /** Must be called after `begin`, when the vendor's process is gone. `keeps`: the model wrote something that the next run must know. */
   settle(sessionId: string, keeps: boolean): Promise<void>
   exportState(sessionId: string): Promise<StateBundle | undefined>
@@ -33,18 +43,9 @@ export interface Conversations {
   forget(sessionId: string): Promise<void>
 }
 
-interface ConversationLimits {
-  readonly sessions: number
-  readonly totalBytes: number
-}
-const usualLimits: ConversationLimits = { sessions: 10_000, totalBytes: 2 * 1024 * 1024 * 1024 }
-
-interface Session {
+/** Its `bytes` are those of the conversation's file that belong to finished turns. */
+interface Session extends KeptConversation {
   readonly id: string
-  /** True while a run is in it. */
-  readonly busy: boolean
-  /** How many bytes of the conversation's file belong to finished turns. */
-  readonly bytes: number
   /** The last run, and the size of the file before it. The vendor only appends. */
   readonly last?: { readonly runId: string; readonly bytes: number }
 }
@@ -58,40 +59,34 @@ const idOf = (name: string): string | undefined =>
 
 const folderIn = (root: Root, sessionId: string): string => join(root.path, 'sessions', sessionId)
 
-/** Removes the first conversations until the limits are kept. The newest always stays, because no conductor has had the time to fetch it. */
-async function evict(
-  root: Root,
-  sessions: Map<string, Session>,
-  limits: ConversationLimits,
-  newest: string,
-): Promise<void> {
-  let total = sessions.values().reduce((sum, { bytes }) => sum + bytes, 0)
-  for (const [sessionId, { bytes, busy }] of sessions) {
-    if (sessions.size <= limits.sessions && total <= limits.totalBytes) return
-    if (busy || sessionId === newest) continue
-    total -= bytes
+/** Removes what has to go for the limits. */
+async function evict(root: Root, sessions: Map<string, Session>, limits: ConversationLimits, newest: string) {
+  const renamed = whatGoes(sessions, limits, newest).map(async (sessionId) => {
     sessions.delete(sessionId)
-    // Renamed first, so that nothing is removed of a conversation that is restored there meanwhile.
+    // Renamed first, and all at once, so that nothing is removed of a conversation that is restored there meanwhile.
     const gone = join(root.path, `gone-${randomUUID()}`)
     await rename(folderIn(root, sessionId), gone).catch(() => {})
-    await rm(gone, { recursive: true, force: true, maxRetries: 3 })
-  }
+    return gone
+  })
+  for (const gone of renamed) await rm(await gone, { recursive: true, force: true, maxRetries: 3 })
+}
+
+/** Keeps it as the most recently used one. */
+function keepIn(sessions: Map<string, Session>, sessionId: string, session: Session): void {
+  sessions.delete(sessionId)
+  sessions.set(sessionId, session)
 }
 
 export function createConversations(root: Root, limits: ConversationLimits = usualLimits): Conversations {
   /** The least recently used one first. */
   const sessions = new Map<string, Session>()
-  const keep = (sessionId: string, session: Session): void => {
-    sessions.delete(sessionId)
-    sessions.set(sessionId, session)
-  }
+  const keep = (sessionId: string, session: Session): void => keepIn(sessions, sessionId, session)
   const folderOf = (sessionId: string): string => folderIn(root, sessionId)
   const remove = (sessionId: string): Promise<void> =>
     rm(folderOf(sessionId), { recursive: true, force: true, maxRetries: 3 })
-  const fresh = async (sessionId: string): Promise<Session> => {
-    // Use a new id, because the vendor refuses to begin a conversation whose file exists.
-    await remove(sessionId)
-    return { id: randomUUID(), bytes: 0, busy: false }
+  /** Replaces what `session` was at the beginning, unless it was forgotten in the meantime. */
+  const end = (sessionId: string, session: Session, bytes: number): void => {
+    if (sessions.get(sessionId) === session) keep(sessionId, { ...session, bytes, busy: false, copied: bytes === 0 })
   }
   return {
     has(sessionId) {
@@ -99,34 +94,42 @@ export function createConversations(root: Root, limits: ConversationLimits = usu
       // Check the file, because machines remove old temporary files after some days.
       return session !== undefined && session.bytes > 0 && existsSync(join(folderOf(sessionId), fileOf(session.id)))
     },
-    async begin({ sessionId, runId, attempt = 1 }) {
+    async begin({ tenantId, sessionId, runId, attempt = 1 }) {
+      if (holdsTooMuch(sessions, limits, tenantId)) throw runtimeAErrors.runtimeBusy()
       const folder = folderOf(sessionId)
       const known = sessions.get(sessionId)
-      const again = attempt > 1 && known?.last?.runId === runId
-      const bytes = (again ? known.last?.bytes : known?.bytes) ?? 0
-      const session = known && bytes > 0 ? { ...known, bytes } : await fresh(sessionId)
-      if (bytes > 0) await truncate(join(folder, fileOf(session.id)), bytes)
-      keep(sessionId, { ...session, busy: true, last: { runId, bytes } })
-      return { folder, id: session.id, resumes: bytes > 0 }
+      const bytes = (attempt > 1 && known?.last?.runId === runId ? known.last : known)?.bytes ?? 0
+      // Use a new id for a new conversation, because the vendor refuses to begin one whose file exists.
+      const id = known && bytes > 0 ? known.id : randomUUID()
+      const session = { id, tenantId, bytes, busy: true, copied: false, last: { runId, bytes } }
+      // Before anything is waited for, because it could go meanwhile.
+      keep(sessionId, session)
+      const cleared = bytes > 0 ? truncate(join(folder, fileOf(id)), bytes) : remove(sessionId)
+      await cleared.catch((error: unknown) => {
+        end(sessionId, session, bytes)
+        throw error
+      })
+      return { folder, id, resumes: bytes > 0 }
     },
     async settle(sessionId, keeps) {
       const session = sessions.get(sessionId)
       // The session was forgotten in the meantime.
       if (!session?.last) return remove(sessionId)
-      const over = { ...session, busy: false }
-      keep(sessionId, over)
       const file = join(folderOf(sessionId), fileOf(session.id))
-      const before = session.last.bytes
-      const bytes = keeps ? await lastTurn(file, before) : before
-      if (bytes > 0) await truncate(file, bytes)
-      keep(sessionId, { ...over, bytes })
+      let bytes = session.last.bytes
+      try {
+        bytes = await cut(file, bytes, keeps)
+      } finally {
+        end(sessionId, session, bytes)
+      }
       await evict(root, sessions, limits, sessionId)
     },
     async exportState(sessionId) {
       const session = sessions.get(sessionId)
       if (!session || session.bytes === 0) return undefined
-      const files = [{ name: fileOf(session.id), bytes: session.bytes }]
-      const bytes = await pack(folderOf(sessionId), files)
+      const bytes = await pack(folderOf(sessionId), [{ name: fileOf(session.id), bytes: session.bytes }])
+      // A run that began meanwhile makes this an old copy.
+      if (!session.busy && sessions.get(sessionId) === session) sessions.set(sessionId, { ...session, copied: true })
       return { bytes, contentType: 'application/gzip', runtimeSessionId: session.id }
     },
     async hydrate(sessionId, bundle) {
@@ -134,16 +137,14 @@ export function createConversations(root: Root, limits: ConversationLimits = usu
       await root.folder('sessions')
       const incoming = await mkdtemp(join(root.path, 'incoming-'))
       try {
-        const found: string[] = []
         const arrived = join(incoming, 'session')
-        await unpack(bundle.bytes, arrived, (name) => idOf(name) !== undefined && found.push(name) === 1)
-        const id = idOf(found[0]!)!
-        const file = join(arrived, fileOf(id))
-        const { size } = await stat(file)
-        if (size === 0 || (await lastTurn(file, 0)) !== size) throw archiveErrors.invalidState()
+        const found = await unpacked(bundle, arrived)
+        const tenantId = sessions.get(sessionId)?.tenantId
+        // First, because the one that arrives would go in the place of the old one.
+        sessions.delete(sessionId)
         await remove(sessionId)
         await rename(arrived, folderOf(sessionId))
-        keep(sessionId, { id, bytes: size, busy: false })
+        keep(sessionId, { ...found, tenantId, busy: false, copied: true })
         await evict(root, sessions, limits, sessionId)
       } finally {
         await rm(incoming, { recursive: true, force: true })
@@ -154,6 +155,24 @@ export function createConversations(root: Root, limits: ConversationLimits = usu
       await remove(sessionId)
     },
   }
+}
+
+/** Unpacks a bundle. Throws AppError `invalid_state` when it is not one conversation. */
+async function unpacked(bundle: StateBundle, folder: string): Promise<Pick<Session, 'id' | 'bytes'>> {
+  const found: string[] = []
+  await unpack(bundle.bytes, folder, (name) => idOf(name) !== undefined && found.push(name) === 1)
+  const id = idOf(found[0]!)!
+  const file = join(folder, fileOf(id))
+  const { size } = await stat(file)
+  if (size === 0 || (await lastTurn(file, 0)) !== size) throw archiveErrors.invalidState()
+  return { id, bytes: size }
+}
+
+/** Cuts off what the next run must not find behind the first `before` bytes. Resolves to what remains. */
+async function cut(file: string, before: number, keeps: boolean): Promise<number> {
+  const bytes = keeps ? await lastTurn(file, before) : before
+  if (bytes > 0) await truncate(file, bytes)
+  return bytes
 }
 
 const said = Buffer.from('"type":"user"')

@@ -3,7 +3,15 @@ import { glob, mkdir, mkdtemp, open, readdir, rm, stat, truncate } from 'node:fs
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { StateBundle } from '#contracts/runtime'
+import type { RunEnvelope } from '#contracts/run-envelope'
 import { pack, unpack } from '#kit/archive'
+import {
+  type ConversationLimits,
+  holdsTooMuch,
+  type KeptConversation,
+  usualLimits,
+  whatGoes,
+} from '#kit/kept-conversations'
 import { runtimeBErrors } from './errors.ts'
 
 /** The folder of one session. It contains nothing of another session, and nothing of the machine's user. */
@@ -14,34 +22,29 @@ interface Home {
   readonly threadId: string | undefined
 }
 
-interface HomeLimits {
-  readonly sessions: number
-  readonly totalBytes: number
-}
-const defaults: HomeLimits = { sessions: 10_000, totalBytes: 2 * 1024 * 1024 * 1024 }
-
 const conversations = 'sessions'
 
-interface Entry {
+interface Entry extends KeptConversation {
   readonly folder: string
   /** The file of the conversation, in the folder of conversations. */
   rollout?: string | undefined
-  size: number
+  tenantId: string | undefined
+  bytes: number
   busy: boolean
+  copied: boolean
   /** The last run, and the size of the file before that run. */
   run?: { readonly id: string; readonly before: number }
 }
 
-/** The conversations of this process, as files. Bounded: the least recently used ones go first, and conductors have copies. */
+/** The conversations of this process, as files. Bounded, see `whatGoes`. */
 export class Homes {
-  readonly #limits: HomeLimits
+  readonly #limits: ConversationLimits
   /** Made for the first session, because many roles have this runtime and never use it. */
   #root: Promise<string> | undefined
   /** A Map keeps insertion order: re-inserting on use puts the least recently used session first. */
   readonly #entries = new Map<string, Entry>()
-  #totalBytes = 0
 
-  constructor(limits: HomeLimits = defaults) {
+  constructor(limits: ConversationLimits = usualLimits) {
     this.#limits = limits
   }
 
@@ -49,16 +52,29 @@ export class Homes {
     return this.#entries.get(sessionId)?.rollout !== undefined
   }
 
-  /** Gives a run its home. `again`: removes what an earlier attempt of the run left. */
-  async enter(sessionId: string, runId: string, again: boolean): Promise<Home> {
+  /**
+   * Gives a run its home. Removes what an earlier attempt of the run left. Rejects with AppError `runtime_busy` when runs of the tenant are in too
+   * large conversations.
+   */
+  async enter({
+    tenantId,
+    sessionId,
+    runId,
+    attempt = 1,
+  }: Pick<RunEnvelope, 'tenantId' | 'sessionId' | 'runId' | 'attempt'>): Promise<Home> {
+    if (holdsTooMuch(this.#entries, this.#limits, tenantId)) throw runtimeBErrors.runtimeBusy()
     const entry = this.#entries.get(sessionId) ?? (await this.#fresh())
+    entry.tenantId = tenantId
     entry.busy = true
+    entry.copied = false
     this.#touch(sessionId, entry)
-    if (again && entry.run?.id === runId && entry.rollout !== undefined) {
-      await cutRollout(pathOf(entry), entry.run.before)
-      await this.#measure(entry)
+    try {
+      if (attempt > 1 && entry.run?.id === runId) await this.#cut(entry, entry.run.before)
+    } catch (error) {
+      entry.busy = false
+      throw error
     }
-    entry.run = { id: runId, before: entry.size }
+    entry.run = { id: runId, before: entry.bytes }
     const { folder, rollout } = entry
     return { folder, threadId: rollout === undefined ? undefined : threadIdOf(rollout) }
   }
@@ -68,15 +84,15 @@ export class Homes {
     const entry = this.#entries.get(sessionId)
     // The session was forgotten or replaced while its run ended.
     if (entry?.folder !== home.folder) return rm(home.folder, { recursive: true, force: true })
-    // The program rebuilds its databases from the conversation, so these 0.5 MB per session are removed.
-    const others = (await readdir(entry.folder)).filter((name) => name !== conversations)
-    await Promise.all(others.map((name) => rm(join(entry.folder, name), { recursive: true, force: true })))
-    await this.#measure(entry)
-    if (!kept && entry.rollout !== undefined) {
-      await cutRollout(pathOf(entry), entry.run?.before ?? 0)
+    try {
+      // The program rebuilds its databases from the conversation, so these 0.5 MB per session are removed.
+      const others = (await readdir(entry.folder)).filter((name) => name !== conversations)
+      await Promise.all(others.map((name) => rm(join(entry.folder, name), { recursive: true, force: true })))
       await this.#measure(entry)
+      if (!kept) await this.#cut(entry, entry.run?.before ?? 0)
+    } finally {
+      entry.busy = false
     }
-    entry.busy = false
     if (entry.rollout === undefined) await this.forget(sessionId)
     else this.#touch(sessionId, entry)
     await this.#evict(sessionId)
@@ -85,7 +101,10 @@ export class Homes {
   async exportState(sessionId: string): Promise<StateBundle | undefined> {
     const entry = this.#entries.get(sessionId)
     if (entry?.rollout === undefined) return undefined
+    const { busy, run } = entry
     const bytes = await pack(join(entry.folder, conversations), [entry.rollout])
+    // A run that began meanwhile makes this an old copy.
+    if (!busy && !entry.busy && entry.run === run) entry.copied = true
     return { bytes, contentType: 'application/gzip', runtimeSessionId: threadIdOf(entry.rollout) }
   }
 
@@ -98,10 +117,11 @@ export class Homes {
       await this.#measure(entry)
       if (!(await isRolloutOf(pathOf(entry), threadIdOf(entry.rollout!)))) throw runtimeBErrors.invalidState()
     } catch (error) {
-      this.#resize(entry, 0)
       await rm(entry.folder, { recursive: true, force: true })
       throw error
     }
+    entry.tenantId = this.#entries.get(sessionId)?.tenantId
+    entry.copied = true
     await this.forget(sessionId)
     this.#entries.set(sessionId, entry)
     await this.#evict(sessionId)
@@ -111,7 +131,6 @@ export class Homes {
     const entry = this.#entries.get(sessionId)
     if (!entry) return
     this.#entries.delete(sessionId)
-    this.#resize(entry, 0)
     await rm(entry.folder, { recursive: true, force: true })
   }
 
@@ -124,19 +143,21 @@ export class Homes {
     this.#root ??= mkdtemp(join(tmpdir(), 'agent-orc-runtime-b-'))
     const folder = join(await this.#root, randomUUID())
     await mkdir(folder, { mode: 0o700 })
-    return { folder, size: 0, busy: false }
+    return { folder, tenantId: undefined, bytes: 0, busy: false, copied: false }
   }
 
   /** Finds the conversation in the folder, repairs a torn end, and measures the file. */
   async #measure(entry: Entry): Promise<void> {
     entry.rollout = (await findRollouts(join(entry.folder, conversations))).at(-1)
     if (entry.rollout !== undefined) await mendRollout(pathOf(entry))
-    this.#resize(entry, entry.rollout === undefined ? 0 : await sizeOf(pathOf(entry)))
+    entry.bytes = entry.rollout === undefined ? 0 : await sizeOf(pathOf(entry))
   }
 
-  #resize(entry: Entry, size: number): void {
-    this.#totalBytes += size - entry.size
-    entry.size = size
+  /** Takes back what is behind `before`. */
+  async #cut(entry: Entry, before: number): Promise<void> {
+    if (entry.rollout === undefined) return
+    await cutRollout(pathOf(entry), before)
+    await this.#measure(entry)
   }
 
   #touch(sessionId: string, entry: Entry): void {
@@ -145,12 +166,12 @@ export class Homes {
   }
 
   async #evict(newest: string): Promise<void> {
-    const { sessions, totalBytes } = this.#limits
-    for (const [sessionId, entry] of this.#entries) {
-      if (this.#entries.size <= sessions && this.#totalBytes <= totalBytes) break
-      // The newest always stays, because no conductor has had the time to fetch it: what is busy may take all the room for a while.
-      if (!entry.busy && sessionId !== newest) await this.forget(sessionId)
-    }
+    const folders = whatGoes(this.#entries, this.#limits, newest).map((sessionId) => {
+      const { folder } = this.#entries.get(sessionId)!
+      this.#entries.delete(sessionId)
+      return folder
+    })
+    for (const folder of folders) await rm(folder, { recursive: true, force: true })
   }
 }
 

@@ -102,7 +102,7 @@ export async function* runTurn(
   const form =
     responseFormat && createForm(responseFormat, await deps.schemas(envelope.tenantId, responseFormat.schema))
   const input = inputOf(envelope.prompt, envelope.attachments, form?.instruction)
-  const home = await homes.enter(sessionId, runId, (envelope.attempt ?? 1) > 1)
+  const home = await homes.enter(envelope)
   let leave: (() => void) | undefined
   let server: AppServer | undefined
   let turn: Turn | undefined

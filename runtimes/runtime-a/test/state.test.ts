@@ -174,7 +174,7 @@ withVendor(() => {
     assert.equal(conversations.has(sessionId), false)
     await conversations.hydrate(sessionId, bundle)
     assert.equal(conversations.has(sessionId), true)
-    assert.equal((await conversations.begin({ sessionId, runId: 'run_1' })).resumes, true)
+    assert.equal((await conversations.begin({ tenantId: 'acme', sessionId, runId: 'run_1' })).resumes, true)
     await root.remove()
   })
 

@@ -35,6 +35,8 @@ function homesFor(t: Pick<TestContext, 'after'>, ...limits: ConstructorParameter
   return homes
 }
 
+const runOf = (sessionId: string, runId = 'r', tenantId = 'acme') => ({ tenantId, sessionId, runId })
+
 /** What a run does in its home: it adds to the conversation. */
 async function write(home: { readonly folder: string }, text: string, id = threadId): Promise<void> {
   const path = join(home.folder, 'sessions', rolloutName(id))
@@ -106,7 +108,7 @@ test('a conversation that was torn in the middle of a line goes on in front of i
 
 test('nothing of a run stays in the folder of its session but the conversation', async (t) => {
   const homes = homesFor(t)
-  const home = await homes.enter('s', 'r', false)
+  const home = await homes.enter(runOf('s'))
   await write(home, meta())
   await mkdir(join(home.folder, 'tmp'))
   for (const name of ['model.json', 'state_5.sqlite', 'tmp/x']) await writeFile(join(home.folder, name), 'x')
@@ -137,63 +139,95 @@ for (const [what, files] of wrong) {
 
 test('a turn that nobody wants to keep is taken back, be it the first or a later one', async (t) => {
   const homes = homesFor(t)
-  const first = await homes.enter('s', 'r1', false)
+  const first = await homes.enter(runOf('s', 'r1'))
   await write(first, meta())
   await homes.leave('s', first, false)
   assert.equal(homes.has('s'), false)
-  const again = await homes.enter('s', 'r2', false)
+  const again = await homes.enter(runOf('s', 'r2'))
   assert.equal(again.threadId, undefined)
   await write(again, meta())
   await homes.leave('s', again, true)
-  const later = await homes.enter('s', 'r3', false)
+  const later = await homes.enter(runOf('s', 'r3'))
   assert.equal(later.threadId, threadId)
   await write(later, '{"type":"response_item"}\n')
   await homes.leave('s', later, false)
   assert.equal(await readFile(join(later.folder, 'sessions', rolloutName()), 'utf8'), meta())
 })
 
-test('the least recently used conversations go first, and none that a run is in', async (t) => {
-  const homes = homesFor(t, { sessions: 2, totalBytes: 1_000 })
-  const used = async (sessionId: string): Promise<void> => {
-    const home = await homes.enter(sessionId, 'r', false)
-    await write(home, meta())
-    await homes.leave(sessionId, home, true)
+/** Homes in which a tenant may use sessions, and a conductor may fetch what they hold. */
+function used(t: Pick<TestContext, 'after'>, ...limits: ConstructorParameters<typeof Homes>) {
+  const homes = homesFor(t, ...limits)
+  /** Begins a run, which writes this much. Resolves to its end. */
+  const begin = async (sessionId: string, { tenantId = 'acme', bytes = 0 } = {}): Promise<() => Promise<void>> => {
+    const home = await homes.enter(runOf(sessionId, 'r', tenantId))
+    await write(home, `${meta()}${'x'.repeat(bytes)}\n`)
+    return () => homes.leave(sessionId, home, true)
+  }
+  const use = async (...run: Parameters<typeof begin>): Promise<void> => (await begin(...run))()
+  const fetched = async (...run: Parameters<typeof begin>): Promise<void> => {
+    await use(...run)
+    await homes.exportState(run[0])
   }
   const there = (...ids: string[]): string[] => ids.filter((id) => homes.has(id))
-  await used('a')
-  await used('b')
-  await used('a')
-  await used('c')
+  return { begin, use, fetched, there }
+}
+
+test('the least recently used conversations go first, and none that a run is in', async (t) => {
+  const { begin, fetched, there } = used(t, { sessions: 2, totalBytes: 10_000 })
+  for (const sessionId of ['a', 'b', 'a', 'c']) await fetched(sessionId)
   assert.deepEqual(there('a', 'b', 'c'), ['a', 'c'])
-  const busy = await homes.enter('a', 'r', false)
-  await used('d')
-  await used('e')
+  const end = await begin('a', { bytes: 11_000 })
+  for (const sessionId of ['d', 'e']) await fetched(sessionId)
   assert.deepEqual(there('a', 'c', 'd', 'e'), ['a', 'e'])
-  await write(busy, `${'x'.repeat(1_000)}\n`)
-  await homes.leave('a', busy, true)
+  await end()
   assert.deepEqual(there('a', 'e'), ['a'], 'the newest stays when it is too large by itself')
 })
 
-test('what is busy may take all the room, and the newest conversation stays nevertheless', async (t) => {
-  const homes = homesFor(t, { sessions: 9, totalBytes: 1_000 })
-  const used = async (sessionId: string): Promise<void> => {
-    const home = await homes.enter(sessionId, 'r', false)
-    await write(home, meta())
-    await homes.leave(sessionId, home, true)
-  }
-  const large = await homes.enter('large', 'r1', false)
-  await write(large, `${meta()}${'x'.repeat(2_000)}\n`)
-  await homes.leave('large', large, true)
-  await homes.enter('large', 'r2', false)
-  await used('old')
-  assert.equal(homes.has('old'), true)
-  await used('new')
-  assert.deepEqual([homes.has('large'), homes.has('old'), homes.has('new')], [true, false, true])
+test('a conversation that nobody has fetched stays, until there is twice as much as may be', async (t) => {
+  const { begin, use, fetched, there } = used(t, { sessions: 9, totalBytes: 10_000 })
+  await use('large', { tenantId: 'b', bytes: 10_000 })
+  const end = await begin('large', { tenantId: 'b' })
+  for (const sessionId of ['old', 'new']) await use(sessionId)
+  await fetched('fetched')
+  await use('newer')
+  assert.deepEqual(there('old', 'new', 'fetched', 'newer'), ['old', 'new', 'fetched', 'newer'])
+  await use('larger', { bytes: 10_000 })
+  assert.deepEqual(there('large', 'old', 'new', 'fetched', 'newer', 'larger'), ['large', 'larger'])
+  await end()
+})
+
+test('a copy from before the last run is none', async (t) => {
+  const { use, fetched, there } = used(t, { sessions: 1, totalBytes: 10_000 })
+  await fetched('a')
+  await use('a')
+  await use('b')
+  assert.deepEqual(there('a', 'b'), ['a', 'b'])
+})
+
+test('the tenant that holds the most gives up its conversations first', async (t) => {
+  const { fetched, there } = used(t, { sessions: 3, totalBytes: 10_000 })
+  await fetched('victim', { tenantId: 'b' })
+  for (const sessionId of ['a1', 'a2', 'a3']) await fetched(sessionId)
+  assert.deepEqual(there('victim', 'a1', 'a2', 'a3'), ['victim', 'a2', 'a3'])
+  await fetched('victim', { tenantId: 'b', bytes: 100 })
+  await fetched('a4', { bytes: 10_000 })
+  assert.deepEqual(there('victim', 'a2', 'a3', 'a4'), ['victim', 'a4'])
+})
+
+test('a tenant whose runs are in half of what may be kept has to wait with further ones', async (t) => {
+  const { begin, use, there } = used(t, { sessions: 9, totalBytes: 10_000 })
+  await use('large', { bytes: 6_000 })
+  const end = await begin('large')
+  await assert.rejects(use('a'), { code: 'runtime_busy', retryable: true })
+  await use('b', { tenantId: 'b' })
+  await end()
+  await use('a')
+  assert.deepEqual(there('a', 'b', 'large'), ['a', 'b', 'large'])
 })
 
 test('a session that is forgotten while its run ends stays forgotten', async (t) => {
   const homes = homesFor(t)
-  const home = await homes.enter('s', 'r', false)
+  const home = await homes.enter(runOf('s'))
   await homes.forget('s')
   await write(home, meta())
   await homes.leave('s', home, true)
