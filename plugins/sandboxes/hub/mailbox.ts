@@ -64,6 +64,8 @@ export function createMailbox(): Mailbox {
   /** The open poll, and the one that waits until an answer may be repeated. */
   const waiting = createPlace()
   const repeating = createPlace()
+  /** How often an open poll was ended. */
+  let ends = 0
   let closed: AppError | undefined
   const departures = new Map<number, () => void>()
 
@@ -95,12 +97,17 @@ export function createMailbox(): Mailbox {
       waiting.refuse(sandboxErrors.pollSuperseded())
       acknowledge(after)
       const pauseMs = answeredAt + repeatMs - performance.now()
+      const before = ends
       if (pauseMs > 0 && queue.some(({ id }) => id <= answered)) await repeating.hold(pauseMs, signal)
-      if (signal.aborted) return []
+      if (signal.aborted || ends > before) return []
       if (queue.length > 0 || waitMs === 0) return ready()
       return waiting.hold(waitMs, signal)
     },
-    endPoll: () => waiting.answer(() => []),
+    endPoll() {
+      ends++
+      repeating.answer(() => [])
+      waiting.answer(() => [])
+    },
     acknowledge,
     taken: (id, signal) =>
       new Promise((resolve) => {

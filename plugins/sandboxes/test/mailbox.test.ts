@@ -36,6 +36,24 @@ test('a poll that says what was taken is answered at once', async (t) => {
   assert.deepEqual(idsOf(await waiting), [4])
 })
 
+test('a poll that waits until an answer is repeated can be ended, too', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const mailbox = createMailbox()
+  const command = mailbox.push({ kind: 'cancel', runId: 'a' })
+  await mailbox.poll({ after: 0, waitMs: 0, signal })
+  for (const isTaken of [false, true]) {
+    let answer: readonly Letter[] | undefined
+    const polling = mailbox.poll({ after: 0, waitMs: 25_000, signal }).then((letters) => (answer = letters))
+    await turn()
+    // Without a command the poll would go on and wait for one.
+    if (isTaken) mailbox.acknowledge(command)
+    mailbox.endPoll()
+    await turn()
+    assert.deepEqual(answer, [])
+    await polling
+  }
+})
+
 test('what is answered again is not serialized again, and a caller that has left gets nothing', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
   const mailbox = createMailbox()
