@@ -1,7 +1,7 @@
 import { randomInt } from 'node:crypto'
 import { workerTokenErrors } from '#contracts/workers'
 import type { SessionMemory, WorkerHub } from '#contracts/workers'
-import { createMailbox } from './mailbox.ts'
+import { createMailbox, WaitingTools } from './mailbox.ts'
 import { CountedMemory } from './state.ts'
 import { issueToken, nameOf, type WorkerClaims, type WorkerTokens } from './tokens.ts'
 import { type Continued, RemoteWorker, type WorkerChannel, type RemoteWorkerOptions } from './worker.ts'
@@ -33,6 +33,7 @@ export interface Hub extends WorkerHub {
 /** `memory` counts the states of workers. */
 export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionMemory = new CountedMemory()): Hub {
   const workers = new Map<string, RemoteWorker>()
+  const waitingTools = new WaitingTools()
   /** For a worker that was bound to another session: called when it first uses its new session id. */
   const arrivals = new WeakMap<RemoteWorker, () => void>()
   const forget = (worker: RemoteWorker): void => {
@@ -85,7 +86,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionM
   }
   return {
     async open(tenantId, sessionId) {
-      return make(tenantId, { sessionId, mailbox: createMailbox() })
+      return make(tenantId, { sessionId, mailbox: createMailbox(tenantId, waitingTools) })
     },
     async authorize(authorization, tenantId, sessionId) {
       const claims = await tokens.verify(authorization)

@@ -45,6 +45,8 @@ export interface Mailbox {
 const repeatMs = 1_000
 /** With so many bytes of tool calls in the queue no further tool is called. */
 const mostToolBytes = 32 * 1024 * 1024
+/** Likewise with so many in the queues of all workers of a tenant, which may have a hundred. */
+const mostToolBytesOfTenant = 64 * 1024 * 1024
 /** Likewise with so many commands. A worker that takes its commands has a few. */
 const mostCommands = 1_000
 
@@ -55,8 +57,22 @@ interface HeldPoll {
   refuse(error: AppError): void
 }
 
-export function createMailbox(): Mailbox {
-  let queue: Letter[] = []
+/** Counts the bytes of the tool calls that are in all queues of each tenant. */
+export class WaitingTools {
+  readonly #bytes = new Map<string, number>()
+
+  hasRoom(tenantId: string): boolean {
+    return (this.#bytes.get(tenantId) ?? 0) < mostToolBytesOfTenant
+  }
+  add(tenantId: string, bytes: number): void {
+    const sum = (this.#bytes.get(tenantId) ?? 0) + bytes
+    if (sum > 0) this.#bytes.set(tenantId, sum)
+    else this.#bytes.delete(tenantId)
+  }
+}
+
+export function createMailbox(tenantId: string, waitingTools: WaitingTools): Mailbox {
+  const queue = createQueue(tenantId, waitingTools)
   let last = 0
   /** The highest id that an answer had, and when the last answer was given. */
   let answered = 0
@@ -71,24 +87,22 @@ export function createMailbox(): Mailbox {
 
   /** The commands that an answer may have: none behind a `bind`, because after that the worker has another session. */
   const ready = (): readonly Letter[] => {
-    const bind = queue.findIndex(({ kind }) => kind === 'bind')
-    const commands = bind < 0 ? [...queue] : queue.slice(0, bind + 1)
+    const bind = queue.letters.findIndex(({ kind }) => kind === 'bind')
+    const commands = bind < 0 ? queue.letters : queue.letters.slice(0, bind + 1)
     answered = Math.max(answered, commands.at(-1)?.id ?? 0)
     answeredAt = performance.now()
     return commands
   }
-  const acknowledge = (id: number): void => {
-    queue = queue.filter((command) => command.id > id)
-  }
+  const acknowledge = (id: number): void => queue.keep((letter) => letter.id > id)
   return {
     push(command) {
       const id = ++last
-      queue.push({ id, kind: command.kind, json: Buffer.from(JSON.stringify({ id, ...command })) })
+      queue.add({ id, kind: command.kind, json: Buffer.from(JSON.stringify({ id, ...command })) })
       waiting.answer(ready)
       return id
     },
     withdraw(id) {
-      queue = queue.filter((command) => command.id !== id)
+      queue.keep((letter) => letter.id !== id)
       return id <= answered
     },
     async poll({ after, waitMs, signal }) {
@@ -98,9 +112,9 @@ export function createMailbox(): Mailbox {
       acknowledge(after)
       const pauseMs = answeredAt + repeatMs - performance.now()
       const before = ends
-      if (pauseMs > 0 && queue.some(({ id }) => id <= answered)) await repeating.hold(pauseMs, signal)
+      if (pauseMs > 0 && queue.letters.some(({ id }) => id <= answered)) await repeating.hold(pauseMs, signal)
       if (signal.aborted || ends > before) return []
-      if (queue.length > 0 || waitMs === 0) return ready()
+      if (queue.letters.length > 0 || waitMs === 0) return ready()
       return waiting.hold(waitMs, signal)
     },
     endPoll() {
@@ -124,16 +138,37 @@ export function createMailbox(): Mailbox {
       for (const { id } of commands) departures.get(id)?.()
     },
     get hasRoom() {
-      const bytes = queue.reduce((sum, { kind, json }) => sum + (kind === 'tool' ? json.length : 0), 0)
-      return bytes < mostToolBytes && queue.length < mostCommands
+      return queue.hasRoom
     },
     close(error) {
       if (closed) return
       closed = error
-      queue = []
+      queue.keep(() => false)
       repeating.refuse(error)
       waiting.refuse(error)
       for (const depart of departures.values()) depart()
+    },
+  }
+}
+
+/** The commands of one worker. Their tool calls are counted for its tenant. */
+function createQueue(tenantId: string, waitingTools: WaitingTools) {
+  let letters: readonly Letter[] = []
+  let toolBytes = 0
+  const set = (next: readonly Letter[]): void => {
+    const bytes = next.reduce((sum, { kind, json }) => sum + (kind === 'tool' ? json.length : 0), 0)
+    waitingTools.add(tenantId, bytes - toolBytes)
+    letters = next
+    toolBytes = bytes
+  }
+  return {
+    get letters() {
+      return letters
+    },
+    add: (letter: Letter): void => set([...letters, letter]),
+    keep: (isKept: (letter: Letter) => boolean): void => set(letters.filter(isKept)),
+    get hasRoom() {
+      return toolBytes < mostToolBytes && letters.length < mostCommands && waitingTools.hasRoom(tenantId)
     },
   }
 }

@@ -101,6 +101,47 @@ test('no tool is called while too much waits for a worker', async (t) => {
     assert.equal(result.content, 'The sandbox has left.')
 })
 
+test('no tool is called while too much waits for all workers of a tenant', async (t) => {
+  const { open, urls } = await startHub(t)
+  const take = async (tenantId: string) => {
+    const { channel } = await open(undefined, tenantId)
+    const poll = pollOf(urls['workers']!, channel)
+    assert.equal((await poll('wait=0&tools=1')).status, 204)
+    const call = (mebibytes: number, signal = never) =>
+      channel.callTool('write_file', { content: 'x'.repeat(mebibytes * 1024 * 1024) }, { signal, timeoutMs: 60_000 })
+    return { channel, poll, call }
+  }
+  const tooMuch = { ok: false, content: 'Too much waits for this sandbox.' }
+  const [one, two, three, victim] = await Promise.all(['acme', 'acme', 'acme', 'globex'].map(take))
+  const leaving = new AbortController()
+  const calls = [9, 9, 9].flatMap((size) => [one!.call(size), two!.call(size, leaving.signal)])
+  calls.push(three!.call(9), three!.call(2))
+  assert.deepEqual(await three!.call(0), tooMuch)
+  const fine = new AbortController()
+  const elsewhere = victim!.call(0, fine.signal)
+  fine.abort()
+  assert.equal((await elsewhere).content, 'The call was cancelled.')
+
+  // Room is given back by a worker that takes its calls, by callers that leave, and by a worker that leaves.
+  assert.equal((await one!.poll('after=3&wait=0&tools=1')).status, 204)
+  calls.push(one!.call(27))
+  assert.deepEqual(await three!.call(0), tooMuch)
+  leaving.abort()
+  calls.push(two!.call(27))
+  assert.deepEqual(await three!.call(0), tooMuch)
+  one!.channel.close()
+  calls.push(three!.call(0))
+  two!.channel.close()
+  three!.channel.close()
+  const [four, five] = await Promise.all(['acme', 'acme'].map(take))
+  calls.push(four!.call(31), four!.call(31), five!.call(1))
+  four!.channel.close()
+  five!.channel.close()
+  const texts = (await Promise.all(calls)).map(({ content }) => content)
+  assert.equal(texts.filter((text) => text === 'The call was cancelled.').length, 3)
+  assert.equal(texts.filter((text) => text === 'The sandbox has left.').length, calls.length - 3)
+})
+
 test('a worker that takes no tools, leaves or is silent fails the call; an answer that nobody waits for is 404', async (t) => {
   const { open } = await startHub(t, { lostMs: 100 })
   const without = await open()

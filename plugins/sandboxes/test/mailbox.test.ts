@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createMailbox, type Letter } from '../hub/mailbox.ts'
+import { createMailbox, type Letter, WaitingTools } from '../hub/mailbox.ts'
 
 const { signal } = new AbortController()
 const idsOf = (letters: readonly Letter[]): number[] => letters.map(({ id }) => id)
@@ -8,7 +8,7 @@ const turn = () => new Promise<void>((resolve) => setImmediate(resolve))
 
 test('commands that were answered and not acknowledged are answered again after a pause, whatever comes meanwhile', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
-  const mailbox = createMailbox()
+  const mailbox = createMailbox('acme', new WaitingTools())
   mailbox.push({ kind: 'cancel', runId: 'a' })
   assert.deepEqual(idsOf(await mailbox.poll({ after: 0, waitMs: 0, signal })), [1])
   for (let round = 0; round < 2; round++) {
@@ -26,7 +26,7 @@ test('commands that were answered and not acknowledged are answered again after 
 
 test('a poll that says what was taken is answered at once', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
-  const mailbox = createMailbox()
+  const mailbox = createMailbox('acme', new WaitingTools())
   for (let id = 1; id < 4; id++) {
     mailbox.push({ kind: 'cancel', runId: 'a' })
     assert.deepEqual(idsOf(await mailbox.poll({ after: id - 1, waitMs: 25_000, signal })), [id])
@@ -38,7 +38,7 @@ test('a poll that says what was taken is answered at once', async (t) => {
 
 test('a poll that waits until an answer is repeated can be ended, too', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
-  const mailbox = createMailbox()
+  const mailbox = createMailbox('acme', new WaitingTools())
   const command = mailbox.push({ kind: 'cancel', runId: 'a' })
   await mailbox.poll({ after: 0, waitMs: 0, signal })
   for (const isTaken of [false, true]) {
@@ -56,7 +56,7 @@ test('a poll that waits until an answer is repeated can be ended, too', async (t
 
 test('what is answered again is not serialized again, and a caller that has left gets nothing', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
-  const mailbox = createMailbox()
+  const mailbox = createMailbox('acme', new WaitingTools())
   let read = 0
   const input = { toJSON: () => ({ read: ++read }) }
   mailbox.push({ kind: 'tool', callId: 'c', name: 'shell', input, timeoutMs: 1 })
