@@ -210,8 +210,28 @@ function resourcesOf(wanted: SandboxResources, ofTemplate: unknown, { byDefault,
   }
   return {
     requests: { ...usual, cpu: usualCpuRequest, ...limits, ...requests, ...own },
-    limits: { ...usual, ...limits, ...own },
+    limits: { ...raised(usual, requests), ...limits, ...own },
   }
+}
+
+/** The usual limits. Kubernetes refuses a pod that requests more than its limit, so what a template requests counts where it is more. */
+function raised(usual: object, requests: object = {}): object {
+  const wanted = new Map<string, unknown>(Object.entries(requests))
+  return Object.fromEntries(
+    Object.entries(usual).map(([name, limit]: [string, unknown]) => {
+      const request = wanted.get(name)
+      return [name, request === undefined || amountOf(request) <= amountOf(limit) ? limit : request]
+    }),
+  )
+}
+
+const prefixes = 'num kMGTPE'
+
+/** A quantity of Kubernetes as a number; NaN for one that it will refuse. */
+function amountOf(quantity: unknown): number {
+  const [, number, prefix, binary] = /^(\d*\.?\d*(?:[eE]\d+)?)([numkKMGTPE]?)(i?)$/.exec(String(quantity)) ?? []
+  const power = prefixes.indexOf(prefix?.replace('K', 'k') || ' ') - prefixes.indexOf(' ')
+  return Number(number) * (binary ? 1024 : 1000) ** power
 }
 
 /** Amounts as Kubernetes names and writes them. */

@@ -81,6 +81,30 @@ test('no pod is without limits: what its profile leaves out is set by its templa
   ])
 })
 
+test('a template that only requests raises the limits of the runner, and never lowers them', async (t) => {
+  const more = [
+    { memory: '4Gi', cpu: '2' },
+    { memory: '1048576Ki', cpu: '1500m' },
+    { memory: '800000000', 'ephemeral-storage': '1.5Gi' },
+    { memory: '1e9', 'ephemeral-storage': '95M' },
+  ]
+  const less = { memory: '256Mi', cpu: '100m', 'ephemeral-storage': '94M' }
+  const cases = [...more.map((requests) => [requests, requests] as const), [less, {}] as const]
+  const templates = Object.fromEntries(
+    cases.map(([requests], at) => [`t${at}`, { image, container: { resources: { requests } } }]),
+  )
+  const { fake, launch } = await setUp(t, { templates, memoryMb: 700, cpus: 1, diskMb: 90 })
+  const usual = { memory: '700Mi', cpu: '1', 'ephemeral-storage': '90Mi' }
+  for (const [at, [requests, raised]] of cases.entries()) {
+    const { sandboxId } = await launch({ template: `t${at}` })
+    const { containers } = fake.sandboxes.get(sandboxId)!.manifest.spec.podTemplate.spec
+    assert.deepEqual(containers[0]!['resources'], {
+      requests: { ...usual, cpu: '100m', ...requests },
+      limits: { ...usual, ...raised },
+    })
+  }
+})
+
 test('a profile sets no more than the runner allows', async (t) => {
   const { fake, launch } = await setUp(t, { mostMemoryMb: 2_000, mostCpus: 2, mostDiskMb: 500 })
   for (const resources of [{ memoryMb: 2_001 }, { cpus: 2.5 }, { diskMb: 501 }])

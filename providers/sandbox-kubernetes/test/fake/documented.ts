@@ -16,7 +16,7 @@ const TextsBy = (name: string, value: object) =>
   })
 const Labels = TextsBy(LabelName, Label)
 
-const Quantity = Type.String({ pattern: '^[0-9.]+(m|Ki|Mi|Gi|Ti)?$' })
+const Quantity = Type.String({ pattern: '^[0-9.]+([eE][0-9]+|[numkMGTPE]|[KMGTPE]i)?$' })
 const Amounts = Type.Object(
   {
     memory: Type.Optional(Quantity),
