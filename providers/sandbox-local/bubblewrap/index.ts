@@ -114,7 +114,7 @@ function createStarter({ machine, templates, limits: settings, log }: StarterOpt
           log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, `a sandbox was ended: ${why}`)
           stop()
         }
-        cleanups.push(memory.watch(init, limits.memoryMb, exceeded))
+        cleanups.push(memory.watch({ tenantId: order.tenantId, root: init, limitMb: limits.memoryMb }, exceeded))
       }
       signal.throwIfAborted()
       if (!bwrap.lives()) throw new Error('the sandbox has ended')
