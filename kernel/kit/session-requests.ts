@@ -21,8 +21,6 @@ type Amounts = Readonly<Record<(typeof measures)[number], number>>
 
 /** A request that counts until its connection has the answer or is closed, and everything that was begun for it has ended. */
 interface SessionRequest {
-  /** Counts the messages of its batch, each like a request. AppError 429 `too_many_session_requests`. */
-  batch(messages: number): void
   /** What goes on for the request, possibly after its caller has left. */
   until<T>(work: Promise<T>): Promise<T>
 }
@@ -39,27 +37,16 @@ export class SessionRequests {
     const { 'content-length': length, 'transfer-encoding': encoding } = headers
     // A body without a length counts as the largest one.
     const said = length === undefined ? (encoding === undefined ? 0 : Infinity) : Number(length)
-    const ends = [this.#take(session, { requests: 1, bytes: Math.min(said, routeOptions.bodyLimit) })]
+    const end = this.#take(session, { requests: 1, bytes: Math.min(said, routeOptions.bodyLimit) })
     let open = 0
     const enter = (): (() => void) => {
       open++
       return () => {
-        if (--open === 0) for (const end of ends) end()
+        if (--open === 0) end()
       }
     }
     onceClosed(raw, enter())
-    return {
-      batch: (messages) => {
-        // The caller may have left meanwhile: what is counted now is over with this call, unless something goes on for it.
-        const leave = enter()
-        try {
-          ends.push(this.#take(session, { requests: messages - 1, bytes: 0 }))
-        } finally {
-          leave()
-        }
-      },
-      until: (work) => work.finally(enter()),
-    }
+    return { until: (work) => work.finally(enter()) }
   }
 
   #take({ tenantId, sessionId }: Session, amounts: Amounts): () => void {

@@ -113,8 +113,7 @@ function mcpRoutes(app: App, who: string, admit: Admit, { sessions, requests, lo
   app.post('/runner/sessions/:id/mcp', { ...access(who), schema, onRequest }, async (request, reply) => {
     // Again, because the run may have ended while the body arrived.
     const session = await admitted(request)
-    const { batch, until } = counted.get(request)!
-    if (Array.isArray(request.body) && request.body.length > 1) batch(request.body.length)
+    const { until } = counted.get(request)!
     const held: RunnerSessions = { ...sessions, invokeTool: (...call) => until(sessions.invokeTool(...call)) }
     return (await loaded()).answer(request, reply, held, session)
   })

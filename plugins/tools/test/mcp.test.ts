@@ -291,18 +291,6 @@ test('a session has 128 requests at once, also those whose caller has left while
   assert.equal(await post(url('running'), callOf('calculate')), 200)
 })
 
-test('each message of a batch counts like a request', async (t) => {
-  const { url, calls, ending } = await endpoint(t)
-  const batch = (length: number, name: string) => Array.from({ length }, (_, id) => ({ ...callOf(name), id }))
-  const held = post(url('running'), batch(100, 'lasting'))
-  while (calls.length < 100) await turn()
-  assert.equal(await post(url('running'), batch(29, 'calculate')), 'too_many_session_requests')
-  assert.equal(await post(url('running'), batch(28, 'calculate')), 200)
-  for (const end of ending) end()
-  assert.equal(await held, 200)
-  assert.equal(await post(url('running'), batch(29, 'calculate')), 200)
-})
-
 test('bodies of a session have 4 MiB at once, whether they say their length or not', async (t) => {
   const { url, ending } = await endpoint(t)
   const list = { jsonrpc: '2.0', id: 1, method: 'tools/list' }
