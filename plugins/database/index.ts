@@ -8,7 +8,8 @@ import { openHeartbeat } from './heartbeat.ts'
 import { NotificationListener } from './listener.ts'
 import { readPluginMigrations } from './migrations.ts'
 import { divide, openConnections, openPool, Shares } from './pool.ts'
-import { createTransactions, lanes } from './transactions.ts'
+import { createTransactions } from './transactions.ts'
+import { lanes } from './units.ts'
 
 export default definePlugin({
   name: 'database',

@@ -5,11 +5,11 @@ import {
   type Statement,
   type SystemTx,
   type TenantTx,
-  type UnitOptions,
   type Work,
 } from '#contracts/database'
 import { placeOf } from './errors.ts'
 import type { ConnectionPool, LeasedConnection, Shares } from './pool.ts'
+import { createUnits, GroupRefused, type Unit } from './units.ts'
 
 type OfWork = Pick<Database, 'batch' | 'systemBatch' | 'tenant' | 'system'>
 
@@ -40,12 +40,22 @@ const byIndex = `set_config('enable_seqscan', 'off', true)`
  * stays as well. Other work needs bitmaps: it looks for keys by one column or another, and reads spans of lists.
  */
 const byKey = `set_config('enable_bitmapscan', 'off', true)`
+/** Units wait for a locked row so long, in milliseconds: those of all tenants wait with them. */
+const lockMs = 200
+/** The kinds of work, and units in their lanes or aside. */
+type Kind = Work | 'units' | 'aside'
+const settings: Readonly<Record<Kind, string>> = {
+  units: `${byKey}, set_config('lock_timeout', '${lockMs}', true)`,
+  aside: `${byKey}, set_config('statement_timeout', '${timeouts.requests}', true)`,
+  claims: byKey,
+  requests: `set_config('statement_timeout', '${timeouts.requests}', true), ${alone}`,
+  reads: `set_config('statement_timeout', '${timeouts.reads}', true), ${alone}`,
+}
 /** All settings come with the tenant, because poolers refuse a connection that asks for them. */
-const setTenant = (tenantId: string, work: Work): Statement => {
-  const more = work === 'claims' ? byKey : `set_config('statement_timeout', '${timeouts[work]}', true), ${alone}`
+const setTenant = (tenantId: string, work: Kind): Statement => {
   return {
     name: `ao_set_${work}`,
-    text: `SELECT set_config('app.tenant_id', $1, true), ${byIndex}, ${more}`,
+    text: `SELECT set_config('app.tenant_id', $1, true), ${byIndex}, ${settings[work]}`,
     values: [tenantId],
   }
 }
@@ -64,7 +74,7 @@ export function createTransactions(pool: ConnectionPool, shares: Shares): Transa
     const statements: Statement[] = []
     const places: number[] = []
     units.forEach(({ tenantId, statement }, i) => {
-      if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId, 'claims'))
+      if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId, 'units'))
       places.push(statements.push(statement) - 1)
     })
     try {
@@ -74,7 +84,11 @@ export function createTransactions(pool: ConnectionPool, shares: Shares): Transa
       throw new GroupRefused(error, places.indexOf(placeOf(error) ?? -1))
     }
   }
-  const unit = createUnits(together) as Database['unit']
+  const aside = async ({ tenantId, statement }: Unit): Promise<object[]> => {
+    const send = () => pool.lease((connection) => connection.send([setTenant(tenantId, 'aside'), statement]))
+    return (await shares.within('requests', tenantId, send)).rows[1]!
+  }
+  const unit = createUnits(together, aside) as Database['unit']
   return { unit, of: (work) => transactionsOf(work, pool, shares) }
 }
 
@@ -173,104 +187,4 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
       }
     },
   }
-}
-
-/** Concurrent transactions: one more than the server needs to stay busy while another answer is in transit. */
-export const lanes = 2
-/** The most units of one transaction. It is limited, because one refused statement repeats all units singly. */
-const groupSize = 32
-const groupBytes = 1024 * 1024
-
-interface Unit {
-  readonly tenantId: string
-  readonly statement: Statement
-}
-
-interface Waiting extends Unit {
-  readonly order: string
-  readonly bytes: number
-  readonly resolve: (rows: object[]) => void
-  readonly reject: (error: unknown) => void
-}
-
-/** Why a group failed, and the index of the unit that the server refused; -1 when the index is not known. */
-export class GroupRefused extends Error {
-  readonly unit: number
-  constructor(cause: unknown, unit: number) {
-    super('a group of units failed', { cause })
-    this.unit = unit
-  }
-}
-
-/** Sends units as one transaction in one round trip. Resolves to the rows of each unit, or rejects with `GroupRefused`. */
-export type SendTogether = (units: readonly Unit[]) => Promise<object[][]>
-
-/**
- * Runs single-statement units of work. A single unit leaves at once; while the lanes are taken, units wait and leave together as one transaction.
- * Measured with 64 concurrent chats: commits per chat fall from 5 to 0.5, and PostgreSQL's CPU use to a third.
- */
-export function createUnits(
-  send: SendTogether,
-): (tenantId: string, statement: Statement, options?: UnitOptions) => Promise<object[]> {
-  let waiting: Waiting[] = []
-  let busy = 0
-
-  const take = (): Waiting[] => {
-    if (waiting.length > groupSize) waiting = byTurns(waiting)
-    let bytes = 0
-    let size = 0
-    while (size < waiting.length && size < groupSize && (size === 0 || bytes + waiting[size]!.bytes <= groupBytes)) {
-      bytes += waiting[size++]!.bytes
-    }
-    const group = waiting.slice(0, size)
-    waiting = waiting.slice(size)
-    return group
-  }
-  const together = async (group: Waiting[]): Promise<void> => {
-    // Every transaction uses the same order, so that no two wait for each other's rows. Tenants come first, because some units lock a row of their
-    // tenant beside what they name, as starts and ends of runs do for billing.
-    if (group.length > 1) group.sort((a, b) => compare(a.tenantId, b.tenantId) || compare(a.order, b.order))
-    try {
-      const rows = await send(group)
-      group.forEach((unit, i) => unit.resolve(rows[i]!))
-    } catch (error) {
-      const { cause, unit } = error as GroupRefused
-      // A lost answer does not say whether the units were committed. Each caller decides whether to retry.
-      if (group.length === 1 || sqlState(cause) === undefined) for (const one of group) one.reject(cause)
-      else {
-        // The refused unit rolled the others back, so nothing was committed. The others are sent again together. The refused unit runs alone,
-        // because the others may have caused the refusal (a deadlock, a row that they had just written).
-        const alone = unit < 0 ? group.splice(0) : group.splice(unit, 1)
-        if (group.length > 0) await together(group)
-        for (const one of alone) await together([one])
-      }
-    }
-  }
-  const pump = (): void => {
-    while (busy < lanes && waiting.length > 0) {
-      busy++
-      void together(take()).finally(() => {
-        busy--
-        pump()
-      })
-    }
-  }
-  return (tenantId, statement, { order = '', bytes = 0 } = {}) =>
-    new Promise((resolve, reject) => {
-      waiting.push({ tenantId, statement, order, bytes, resolve, reject })
-      pump()
-    })
-}
-
-const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0)
-
-/** Orders units so that each tenant's units keep their order and tenants take turns. One tenant's backlog then does not delay another's units. */
-function byTurns(units: readonly Waiting[]): Waiting[] {
-  const turns = new Map<string, number>()
-  const ranked = units.map((unit) => {
-    const turn = turns.get(unit.tenantId) ?? 0
-    turns.set(unit.tenantId, turn + 1)
-    return { unit, turn }
-  })
-  return ranked.sort((a, b) => a.turn - b.turn).map(({ unit }) => unit)
 }

@@ -174,3 +174,22 @@ test('units that share a transaction each have their own tenant and rows, and a 
     [1, 2, 3, 4, 5, 6, 7].map((id) => ({ id })),
   )
 })
+
+test(
+  'a row that a transaction of a tenant keeps locked holds up no unit of another tenant',
+  { timeout: 20_000 },
+  async (t) => {
+    const { tenant, unit } = await open(t, 8)
+    await tenant('acme', (tx) => tx.query(insert(1)))
+    const found = { name: 'find', text: 'SELECT id FROM notes WHERE id = 1 FOR UPDATE' }
+    const waiting: Promise<object[]>[] = []
+    await tenant('acme', async (tx) => {
+      await tx.query(found)
+      // As many as there are lanes, and one more.
+      for (let i = 0; i < 3; i++) waiting.push(unit('acme', found, { order: `session-${i}` }))
+      // Its transaction goes on for as long as this takes.
+      assert.deepEqual(await unit('globex', { name: 'one', text: 'SELECT 1 AS one' }), [{ one: 1 }])
+    })
+    assert.deepEqual(await Promise.all(waiting), [[{ id: 1 }], [{ id: 1 }], [{ id: 1 }]])
+  },
+)

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Statement } from '#contracts/database'
-import { createUnits, GroupRefused, type SendTogether } from '../transactions.ts'
+import { createUnits, GroupRefused, type SendTogether } from '../units.ts'
 
 /** A server whose transactions wait to be answered one by one; a statement named `bad` is refused. */
 function scripted() {
@@ -11,18 +11,25 @@ function scripted() {
       const names = units.map((unit) => unit.statement.name!)
       const tenants = [...new Set(units.map((unit) => unit.tenantId))].join(' ')
       const refusal = Object.assign(new Error('refused'), { code: '23505' })
+      const lock = Object.assign(new Error('locked'), { code: '55P03' })
       const answer = (): void =>
         names.includes('bad')
           ? reject(new GroupRefused(refusal, names.indexOf('bad')))
-          : names.includes('cut')
-            ? reject(new GroupRefused(new Error('gone'), -1))
-            : resolve(names.map((name) => [{ name }]))
+          : names.includes('locked')
+            ? reject(new GroupRefused(lock, names.indexOf('locked')))
+            : names.includes('cut')
+              ? reject(new GroupRefused(new Error('gone'), -1))
+              : resolve(names.map((name) => [{ name }]))
       sent.push({ tenants, names, answer })
     })
-  const unit = createUnits(send)
+  const aside: string[] = []
+  const unit = createUnits(send, async ({ tenantId, statement: { name } }) => {
+    aside.push(`${tenantId} ${name}`)
+    return [{ name: name! }]
+  })
   const run = (tenant: string, name: string, order = name, bytes = 0) =>
     unit(tenant, { name, text: 'SELECT 1' } satisfies Statement, { order, bytes })
-  return { run, sent }
+  return { run, sent, aside }
 }
 
 const turn = () => new Promise((resolve) => setImmediate(resolve))
@@ -83,7 +90,7 @@ test('a group is bounded by count and by bytes', async () => {
   await Promise.all(all)
   assert.deepEqual(
     sent.map((s) => s.names.length),
-    [1, 1, 32, 19, 1, 1],
+    [1, 1, 16, 16, 16, 3, 1, 1],
   )
 })
 
@@ -94,11 +101,11 @@ test('the backlog of one tenant keeps no unit of another waiting', async () => {
   sent[0]!.answer()
   await turn()
   const group = sent.at(-1)!
-  assert.equal(group.names.length, 32)
-  assert.ok(group.names.includes('g'), 'it leaves with the next group')
+  assert.equal(group.names.length, 9)
+  assert.ok(group.names.includes('g'), 'it leaves with the next group, in which it waits for few of them')
   assert.deepEqual(
     group.names.filter((name) => name !== 'g'),
-    Array.from({ length: 31 }, (_, i) => `a${String(i + 2).padStart(3, '0')}`),
+    Array.from({ length: 8 }, (_, i) => `a${String(i + 2).padStart(3, '0')}`),
     'those of a tenant stay in their order',
   )
   for (let i = 1; i < sent.length; i++) {
@@ -106,4 +113,26 @@ test('the backlog of one tenant keeps no unit of another waiting', async () => {
     await turn()
   }
   await Promise.all(all)
+})
+
+test('whoever meets a locked row waits aside, with all units of its tenant, and nobody else waits for it again', async () => {
+  const { run, sent, aside } = scripted()
+  const held = [run('acme', 'a'), run('globex', 'b')]
+  const group = [run('acme', 'locked'), run('globex', 'g'), run('acme', 'c')]
+  for (const one of sent.splice(0)) one.answer()
+  await turn()
+  assert.deepEqual(sent[0]!.names, ['c', 'locked', 'g'])
+  sent[0]!.answer()
+  await turn()
+  assert.deepEqual(aside, ['acme c', 'acme locked'])
+  assert.deepEqual(
+    sent.slice(1).map(({ names }) => names),
+    [['g']],
+  )
+  assert.deepEqual(await run('acme', 'later'), [{ name: 'later' }])
+  assert.equal(sent.length, 2, 'it is sent aside at once')
+  sent[1]!.answer()
+  const other = run('globex', 'h')
+  sent[2]!.answer()
+  await Promise.all([...held, ...group, other])
 })
