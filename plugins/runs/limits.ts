@@ -97,7 +97,10 @@ export class RunLimits {
     const { forSlot, forRoom } = share
     const needs = forRoom.needsOf(id)
     // Sweeps name it every few seconds, and the store need not be asked as long as there is no room.
-    if (needs !== undefined && !this.#isRoom(tenantId)(needs)) return forRoom.join(id, again, needs)
+    if (needs !== undefined && !this.#isRoom(tenantId)(needs)) {
+      forRoom.join(id, again, needs)
+      return forSlot.pass(id)
+    }
     const slot = this.take(tenantId)
     // It waits in line while it asks, so that it hears of a slot that becomes free meanwhile.
     if (slot !== true) forSlot.join(id, again)
@@ -295,11 +298,9 @@ export class RunLimits {
     } finally {
       share.waiting--
     }
-    if (share.used < share.held) {
-      share.used++
-      return true
-    }
-    return false
+    if (share.used >= share.held) return false
+    share.used++
+    return true
   }
   #ask(tenantId: string, share: Share, idle = false): Promise<void> {
     return (share.asking ??= this.#hold(tenantId, share, idle).finally(() => (share.asking = undefined)))

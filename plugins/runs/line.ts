@@ -28,6 +28,12 @@ export class Line {
   leave(id: string): void {
     this.#places.delete(id)
   }
+  /** Leaves although it was called, because it can do nothing with what there is: the next one is called. */
+  pass(id: string): void {
+    const wasCalled = this.#places.get(id)?.called !== undefined
+    this.#places.delete(id)
+    if (wasCalled) this.callFirst()
+  }
   /** Undefined: it is not in line. */
   needsOf(id: string): number | undefined {
     return this.#places.get(id)?.needs
