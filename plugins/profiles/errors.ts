@@ -9,6 +9,11 @@ export const profileErrors = errorTable('profiles', {
   /** Specification 4.4: the name is part of the string. */
   unknownSkill: { named: true, status: 400, message: 'This installation has no skill with that name.' },
   unknownPool: { named: true, status: 400, message: 'No pool has that name; create it first.' },
+  tooManyValues: {
+    status: 400,
+    about:
+      'The profile has more values and names of fields than a profile may have, or nests deeper; `maxValues` and `maxDepth` say what it may have.',
+  },
   unknownMcpServer: { named: true, status: 400, message: 'This installation has no MCP server with that name.' },
   poolWithoutRuntime: { status: 400, about: "The pool is not for profiles of this profile's runtime." },
   poolInUse: { status: 409, about: 'Profiles name this pool; change them first.' },
@@ -24,6 +29,7 @@ export const unfit = [
   profileErrors.poolWithoutRuntime,
   profileErrors.unknownPool,
   profileErrors.unknownSkill,
+  profileErrors.tooManyValues,
   skillErrors.skillNeedsTools,
   skillErrors.skillNeedsSandbox,
   skillErrors.skillsTooLarge,
@@ -48,6 +54,11 @@ export const unstorableText = (cause: unknown) =>
   invalidRequest({
     cause,
     message: 'The profile holds text that cannot be stored: a NUL character or half of a surrogate pair.',
+  })
+export const tooManyValues = (maxValues: number, maxDepth: number) =>
+  profileErrors.tooManyValues({
+    message: `A profile has at most ${maxValues} values and names of fields, all lists and objects included, and nests at most ${maxDepth} levels deep.`,
+    detail: { maxValues, maxDepth },
   })
 export const poolWithoutRuntime = (pool: string, runtime: string) =>
   profileErrors.poolWithoutRuntime({ message: `The pool '${pool}' is not for profiles of runtime '${runtime}'.` })

@@ -9,6 +9,7 @@ import type { McpServers } from '#contracts/mcp-servers'
 import type { ModelAccess } from '#contracts/model-access'
 import { isProfileName, type Profile, type ProfileInput } from '#contracts/profiles'
 import type { Skills } from '#contracts/skills'
+import { measureJson } from '#kit'
 import type { BroadcastSender } from './broadcast.ts'
 import { documentOf, type ProfileDocument } from './document.ts'
 import {
@@ -16,6 +17,7 @@ import {
   nameMismatch,
   poolWithoutRuntime,
   profileErrors,
+  tooManyValues,
   unknownMcpServer,
   unknownToolkit,
   withoutApprovals,
@@ -38,6 +40,13 @@ interface References {
   readonly models: ModelAccess | undefined
 }
 
+/**
+ * How many values and names of fields a profile has, and how deep it nests. Every process keeps profiles parsed, where each value takes memory
+ * however short its text is, and sends them inside of other bodies, which may nest as deep as 64.
+ */
+const mostValues = 5_000
+const mostDepth = 48
+
 /** Writes commit first and are broadcast afterwards, because the database is the source of truth. Specification 4.3. */
 export function createProfileService(
   store: ProfileStore,
@@ -57,7 +66,10 @@ export function createProfileService(
   /** Profiles are limited in size, because every runner keeps a copy of every profile and every version is stored for ever. */
   const checkSize = (tenantId: string, document: ProfileDocument): void => {
     const { profileBytes: most } = limits?.of(tenantId) ?? defaultLimits
-    if (sizeOf(document) > most) throw overLimit('profileBytes', most)
+    const text = Buffer.from(JSON.stringify(document))
+    if (text.length > most) throw overLimit('profileBytes', most)
+    const { parts, depth } = measureJson(text)
+    if (parts > mostValues || depth > mostDepth) throw tooManyValues(mostValues, mostDepth)
     limits?.stored.admit(tenantId)
   }
   /** Counts the bytes of each write, because each write adds a version. */

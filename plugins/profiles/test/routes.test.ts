@@ -49,6 +49,32 @@ test('everything a client writes comes back as written', async (t) => {
   assert.deepEqual(created.json(), { ...body, skills: [], version: 1, createdAt, updatedAt })
 })
 
+test('a profile has as many values as processes can hold of many, and nests no deeper than what carries it', async (t) => {
+  const { call, database } = await conductor(t)
+  const lists = Array.from({ length: 2_600 }, () => [])
+  const nested = (levels: number): unknown => (levels === 0 ? 0 : [nested(levels - 1)])
+  const refused = [
+    await call('POST', '/api/profiles', { name: 'p', metadata: { lists } }),
+    await call('POST', '/api/profiles', { name: 'p', sandbox: { provider: 'process', resources: { lists } } }),
+    await call('POST', '/api/profiles', { name: 'p', metadata: { nested: nested(47) } }),
+  ]
+  for (const reply of refused) {
+    const { error, maxValues, maxDepth } = reply.json()
+    assert.deepEqual([reply.statusCode, error, maxValues, maxDepth], [400, 'too_many_values', 5_000, 48])
+  }
+  const metadata = { lists: lists.slice(0, 2_400), nested: nested(46) }
+  assert.equal((await call('POST', '/api/profiles', { name: 'p', metadata })).statusCode, 201)
+  // One of a release without the bound is still there, and only writing it again is refused.
+  await database.batch('acme', [
+    { text: `UPDATE profiles SET document = document || $1::jsonb`, values: [JSON.stringify({ metadata: { lists } })] },
+  ])
+  const old = (await call('GET', '/api/profiles/p')).json<Profile>()
+  assert.deepEqual(old.metadata, { lists })
+  assert.equal((await call('PUT', '/api/profiles/p', old)).json().error, 'too_many_values')
+  await call('PUT', '/api/profiles/p', {})
+  assert.equal((await call('POST', '/api/profiles/p/versions/2/restore')).json().error, 'too_many_values')
+})
+
 test('a taken name or id is 409 conflict, and only in its own tenant', async (t) => {
   const { call } = await conductor(t)
   await call('POST', '/api/profiles', { name: 'one', id: 'x' })
