@@ -1,5 +1,6 @@
 import { type Database, sqlState, type Statement, type TenantTx, violatedConstraint } from '#contracts/database'
 import type { Listing, Page } from '#contracts/paging'
+import { TenantCache } from '#kit'
 import { type ListSql, readList } from '#kit/lists'
 import { overLimit } from '#contracts/limits'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
@@ -229,34 +230,31 @@ const readable = (error: unknown, { pool = '' }: ProfileDocument): unknown => {
   return ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText(error) : error
 }
 
-/** How many profiles are remembered. One takes about ten kilobytes, in the worst case some hundreds. */
-const mostRemembered = 1_000
+/** Bytes of memory for the profiles that are remembered. One takes about ten kilobytes, in the worst case some hundreds. */
+const mostRememberedBytes = 64 * 1024 * 1024
 
 /**
  * Profiles for the plugins that run or publish them. Recently used profiles are cached. The statement that starts a run compares the profile's
  * revision, so a cached profile is as good as one that was read, and saves a round trip.
  */
 export function createProfileLookup(store: ProfileStore, skills: Skills | undefined): Profiles {
-  // A Map keeps insertion order: its first entry is the oldest, which is dropped when the map is full.
-  const known = new Map<string, PlacedProfile>()
+  const known = new TenantCache<PlacedProfile>(mostRememberedBytes)
   let generation = 0
   skills?.onOthers(() => {
     generation++
-    for (const [key, { profile }] of known) if (profile.skills.includes(skillsOfTools)) known.delete(key)
+    known.deleteWhere(({ profile }) => profile.skills.includes(skillsOfTools))
   })
   return {
     find: (tenantId, name) => store.find(tenantId, name),
     findIn: findProfileIn,
     async findPlaced(tenantId, name, fresh = false) {
-      const key = `${tenantId}\n${name}`
-      const remembered = fresh ? undefined : known.get(key)
+      const remembered = fresh ? undefined : known.get(tenantId, name)
       if (remembered) return remembered
       const began = generation
       // A changed skill raises the revision of the profiles that name it, which makes the cached profile outdated.
       const found = await pinSkills(skills, tenantId, await store.findPlaced(tenantId, name))
-      known.delete(key)
-      if (found && began === generation) known.set(key, found)
-      if (known.size > mostRemembered) known.delete(known.keys().next().value!)
+      known.delete(tenantId, name)
+      if (found && began === generation) known.put(tenantId, name, found)
       return found
     },
   }

@@ -1,17 +1,26 @@
 import type { BroadcastPage, BroadcastRevisions } from '#contracts/broadcast'
 import type { Profile } from '#contracts/profiles'
 import type { BroadcastPool } from '#contracts/runner'
+import { TenantCache } from '#kit'
 
 type OnProfile = (tenantId: string, name: string, profile: Profile | undefined) => void
 
-/** The profiles and pools that conductors broadcast to this runner, per tenant. They live only in memory, because a conductor sends them again. */
+/** Bytes of memory for the profiles, and for the pools, of all tenants together. */
+const mostProfileBytes = 128 * 1024 * 1024
+const mostPoolBytes = 16 * 1024 * 1024
+
+/**
+ * The profiles and pools that conductors broadcast to this runner, per tenant. They live only in memory, because a conductor sends them again after
+ * a restart. Those that have no room are forgotten until they change: runs bring the profile of their session, so only whoever creates a session at
+ * this runner by the name of its profile is told that there is none.
+ */
 export class BroadcastReceiver {
   readonly #revisions = new Map<string, number>()
-  readonly #profiles = new Map<string, Map<string, Profile>>()
-  readonly #pools = new Map<string, Map<string, BroadcastPool>>()
+  readonly #profiles = new TenantCache<Profile>(mostProfileBytes)
+  readonly #pools = new TenantCache<BroadcastPool>(mostPoolBytes)
   readonly #onProfile: OnProfile
 
-  /** `onProfile` receives the profile that is now here. Undefined: the profile was deleted. */
+  /** `onProfile` receives the profile that is now here. Undefined: the profile was deleted, or there is none. */
   constructor(onProfile: OnProfile = () => {}) {
     this.#onProfile = onProfile
   }
@@ -43,37 +52,29 @@ export class BroadcastReceiver {
   putProfile(tenantId: string, profile: Profile): void {
     const held = this.profile(tenantId, profile.name)
     if (held && isOlder(profile, held)) return
-    put(this.#profiles, tenantId, profile.name, profile)
+    this.#profiles.put(tenantId, profile.name, profile)
     this.#onProfile(tenantId, profile.name, profile)
   }
   deleteProfile(tenantId: string, name: string): void {
-    if (remove(this.#profiles, tenantId, name)) this.#onProfile(tenantId, name, undefined)
+    this.#profiles.delete(tenantId, name)
+    this.#onProfile(tenantId, name, undefined)
   }
   profile(tenantId: string, name: string): Profile | undefined {
-    return this.#profiles.get(tenantId)?.get(name)
+    return this.#profiles.get(tenantId, name)
   }
   profiles(tenantId: string): Profile[] {
-    return [...(this.#profiles.get(tenantId)?.values() ?? [])].sort((a, b) => (a.name < b.name ? -1 : 1))
+    return this.#profiles.valuesOf(tenantId).sort((a, b) => (a.name < b.name ? -1 : 1))
   }
   putPool(tenantId: string, pool: BroadcastPool): void {
-    put(this.#pools, tenantId, pool.id, pool)
+    this.#pools.put(tenantId, pool.id, pool)
   }
   /** False: there was no such pool. */
   deletePool(tenantId: string, id: string): boolean {
-    return remove(this.#pools, tenantId, id)
+    return this.#pools.delete(tenantId, id)
   }
   pools(tenantId: string): BroadcastPool[] {
-    return [...(this.#pools.get(tenantId)?.values() ?? [])]
+    return this.#pools.valuesOf(tenantId)
   }
-}
-
-type Shelves<T> = Map<string, Map<string, T>>
-const put = <T>(shelves: Shelves<T>, tenantId: string, key: string, value: T): void =>
-  void shelves.set(tenantId, (shelves.get(tenantId) ?? new Map<string, T>()).set(key, value))
-const remove = <T>(shelves: Shelves<T>, tenantId: string, key: string): boolean => {
-  const deleted = shelves.get(tenantId)?.delete(key) === true
-  if (shelves.get(tenantId)?.size === 0) shelves.delete(tenantId)
-  return deleted
 }
 
 /** Compares versions, or times when one of the two profiles comes from a release without versions. */

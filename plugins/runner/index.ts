@@ -43,7 +43,7 @@ export default definePlugin({
       default: 64 * 1024 * 1024,
       minimum: 0,
       description:
-        'Bytes of profiles in the sessions of one tenant. Beyond that the least recently used sessions leave memory.',
+        'Bytes of memory of profiles in the sessions of one tenant. Beyond that the least recently used sessions leave memory.',
     }),
     drain: Duration(
       '25s',

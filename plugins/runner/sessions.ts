@@ -6,6 +6,7 @@ import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarLink, Sidecars } from '#contracts/sidecar'
 import type { VfsManager } from '#contracts/vfs-manager'
 import type { SandboxWorkers } from '#contracts/workers'
+import { heldBytesOf } from '#kit'
 
 /** True when only this process has the newest conversation, which would be lost with the process. */
 export const isUnsaved = ({ profile, status, changes, exported }: LiveSession): boolean =>
@@ -39,7 +40,7 @@ export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSessio
 
 interface TableOptions {
   readonly max: number
-  /** The most bytes of profiles in the sessions of one tenant. Beyond it the longest-idle sessions are evicted. */
+  /** The most bytes of memory that profiles in the sessions of one tenant take. Beyond it the longest-idle sessions are evicted. */
   readonly maxProfileBytes: number
   readonly idleTtlMs: number
   /** The tools that a session of this profile may use, given that the profile names some. */
@@ -271,7 +272,7 @@ class TenantShares {
   }
   /** Bytes that a session with this profile would add: none when other sessions have the profile. */
   bytesOf(tenantId: string, profile: Profile): number {
-    return this.#shares.get(tenantId)?.snapshots.has(versionOf(profile)) ? 0 : JSON.stringify(profile).length
+    return this.#shares.get(tenantId)?.snapshots.has(versionOf(profile)) ? 0 : heldBytesOf(profile)
   }
   /** Sets the bytes of the session's state. */
   hold(session: LiveSession, bytes: number): void {
@@ -296,7 +297,7 @@ class TenantShares {
       known.users++
       return known.profile
     }
-    const bytes = JSON.stringify(profile).length
+    const bytes = heldBytesOf(profile)
     share.snapshots.set(key, { profile, bytes, users: 1 })
     share.bytes += bytes
     return profile

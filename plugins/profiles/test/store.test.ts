@@ -7,7 +7,7 @@ import type { ChangeLog } from '../broadcast.ts'
 import { createChangeLog } from '../changes.store.ts'
 import type { ProfileDocument } from '../document.ts'
 import { MemoryProfileStore } from '../memory.ts'
-import { PostgresProfileStore, type ProfileStore } from '../store.ts'
+import { createProfileLookup, PostgresProfileStore, type ProfileStore } from '../store.ts'
 
 interface Opened {
   readonly store: ProfileStore
@@ -116,3 +116,20 @@ for (const [where, open] of [
     })
   })
 }
+
+test('profiles of many values do not fill the memory of a conductor, nor displace those of other tenants', async (t) => {
+  const { store } = await inPostgres(t)
+  const lookup = createProfileLookup(store, undefined)
+  const metadata = { lists: Array.from({ length: 87_000 }, () => []) }
+  await store.insert('globex', 'theirs', 'prof_g', document('x'), writer)
+  const theirs = await lookup.findPlaced('globex', 'theirs')
+  const names = Array.from({ length: 10 }, (_, i) => `p${i}`)
+  for (const name of names) await store.insert('acme', name, `prof_${name}`, { ...document('x'), metadata }, writer)
+  const found = []
+  for (const name of names) found.push(await lookup.findPlaced('acme', name))
+  assert.equal(await lookup.findPlaced('globex', 'theirs'), theirs)
+  assert.equal(await lookup.findPlaced('acme', 'p9'), found[9])
+  const again = await lookup.findPlaced('acme', 'p0')
+  assert.notEqual(again, found[0])
+  assert.deepEqual(again, found[0])
+})

@@ -45,6 +45,21 @@ test('a single profile as an earlier release sends it never replaces a newer ver
   assert.equal(book.profile('acme', 'p')?.model, 'm/4')
 })
 
+test('profiles of many values are forgotten before they fill the runner, and nobody else is', () => {
+  const book = new BroadcastReceiver()
+  const lists = Array.from({ length: 87_000 }, () => [])
+  const many = (name: string): Profile => ({ ...profile(name, 1), metadata: { lists } })
+  book.putProfile('globex', profile('theirs', 1))
+  for (let i = 0; i < 30; i++) book.putProfile('acme', many(`p${i}`))
+  assert.ok(book.profile('globex', 'theirs'))
+  assert.ok(book.profile('acme', 'p29'))
+  assert.ok(book.profiles('acme').length < 15)
+  const gone: string[] = []
+  const watched = new BroadcastReceiver((_tenant, name, now) => void (now ?? gone.push(name)))
+  watched.deleteProfile('acme', 'p0')
+  assert.deepEqual(gone, ['p0'], 'who keeps something for a profile learns of its end also when it was forgotten')
+})
+
 // The promise itself: the pages of any conductors, cut anywhere from any state of the log, late, twice and out of order.
 test('whatever pages arrive in whatever order, the runner ends with the newest once somebody told it the rest', () => {
   const names = ['a', 'b', 'c']

@@ -6,8 +6,8 @@ import { testProfile } from '#testing'
 import { SessionTable } from '../sessions.ts'
 import { answer, execute, hang, profile, run, runnerOf, until } from './fixtures.ts'
 
-const overLimit = { status: 429, code: 'limit_reached', detail: { limit: 'stateBytes', max: 10_000 } }
-const limits = { stateBytes: 10_000 }
+const overLimit = { status: 429, code: 'limit_reached', detail: { limit: 'stateBytes', max: 100_000 } }
+const limits = { stateBytes: 100_000 }
 const boxed = testProfile('p', { workerMode: 'sandbox', runtime: 'runtime_a' })
 
 /** A runner whose sandboxes keep what they are given, and count it as theirs do. */
@@ -42,36 +42,36 @@ const allow = async (f: Awaited<ReturnType<typeof boxes>>): Promise<void> => {
 test('what a tenant has its sessions hold is bounded, and what is stored elsewhere gives way first', async (t) => {
   const f = await boxes(t)
   await allow(f)
-  for (const id of ['a', 'b']) await f.bring(id, 4_000)
-  await f.bring('c', 4_000)
+  for (const id of ['a', 'b']) await f.bring(id, 40_000)
+  await f.bring('c', 40_000)
   await until(() => f.released.length > 0)
   assert.deepEqual(f.released, ['a'], 'the one that rests longest')
   assert.equal(f.runner.table.any('a'), undefined)
   const { stateBytes } = (await f.runner.usage('acme'))!
-  assert.ok(stateBytes > 8_000 && stateBytes <= 10_000, String(stateBytes))
-  await assert.rejects(f.bring('huge', 20_000), overLimit)
+  assert.ok(stateBytes > 80_000 && stateBytes <= 100_000, String(stateBytes))
+  await assert.rejects(f.bring('huge', 200_000), overLimit)
   assert.equal(f.runner.table.any('huge'), undefined, 'nothing is left of it')
-  await f.bring('d', 1_000)
-  await f.runner.hydrate('globex', 'theirs', boxed, { bytes: Buffer.alloc(9_000), contentType: 'x' })
+  await f.bring('d', 10_000)
+  await f.runner.hydrate('globex', 'theirs', boxed, { bytes: Buffer.alloc(90_000), contentType: 'x' })
 })
 
 test('sessions with files, with a run, or with what only this runner has do not give way', async (t) => {
   const f = await boxes(t)
   await allow(f)
-  await f.bring('files', 3_000)
+  await f.bring('files', 30_000)
   f.files.add('files')
-  await f.bring('unsaved', 3_000)
+  await f.bring('unsaved', 30_000)
   f.runner.table.any('unsaved')!.changes++
-  await f.bring('busy', 3_000)
+  await f.bring('busy', 30_000)
   f.runner.table.occupy(f.runner.table.any('busy')!, 'run-busy')
-  await assert.rejects(f.bring('more', 3_000), overLimit)
+  await assert.rejects(f.bring('more', 30_000), overLimit)
   assert.deepEqual(f.released, [])
   await assert.rejects(
-    execute(f, { sessionId: 'new', create: { profile: { ...profile('q'), instructions: 'x'.repeat(3_000) } } }),
+    execute(f, { sessionId: 'new', create: { profile: { ...profile('q'), instructions: 'x'.repeat(30_000) } } }),
     overLimit,
   )
   f.files.delete('files')
-  await f.bring('more', 3_000)
+  await f.bring('more', 30_000)
   await until(() => f.released.length > 0)
   assert.deepEqual(f.released, ['files'])
 })
@@ -79,30 +79,30 @@ test('sessions with files, with a run, or with what only this runner has do not 
 test('the copy that a sandbox uploads counts; a run waits until there is room', async (t) => {
   const f = await boxes(t)
   await allow(f)
-  await f.bring('a', 100)
-  f.memory.hold('acme', 'a', 8_000)
+  await f.bring('a', 1_000)
+  f.memory.hold('acme', 'a', 80_000)
   f.runner.table.any('a')!.changes++
-  assert.throws(() => f.memory.hold('acme', 'a', 12_000), overLimit)
+  assert.throws(() => f.memory.hold('acme', 'a', 120_000), overLimit)
   assert.throws(() => f.memory.hold('globex', 'a', 1), { code: 'unknown_session' })
-  assert.ok((await f.runner.usage('acme'))!.stateBytes > 8_000)
+  assert.ok((await f.runner.usage('acme'))!.stateBytes > 80_000)
   // An operator has lowered the limit.
-  await assert.rejects(execute(f, { sessionId: 'first', limits: { stateBytes: 5_000 } }), { code: 'limit_reached' })
+  await assert.rejects(execute(f, { sessionId: 'first', limits: { stateBytes: 50_000 } }), { code: 'limit_reached' })
   await f.runner.deleteSession('acme', 'a')
-  assert.ok((await execute(f, { sessionId: 'first', limits: { stateBytes: 5_000 } })).length > 0)
+  assert.ok((await execute(f, { sessionId: 'first', limits: { stateBytes: 50_000 } })).length > 0)
 })
 
 test('a bundle on its way to a sidecar counts until the sidecar has it', async (t) => {
   const f = await runnerOf(t, answer)
   await execute(f, { sessionId: 'first', create: { profile: profile() }, limits })
   const bring = (id: string) =>
-    f.runner.hydrate('acme', id, profile(), { bytes: Buffer.alloc(6_000), contentType: 'x' })
+    f.runner.hydrate('acme', id, profile(), { bytes: Buffer.alloc(60_000), contentType: 'x' })
   const both = await Promise.allSettled([bring('a'), bring('b')])
   assert.deepEqual(
     both.map(({ status }) => status),
     ['fulfilled', 'rejected'],
   )
   await bring('b')
-  assert.ok((await f.runner.usage('acme'))!.stateBytes < 2_000)
+  assert.ok((await f.runner.usage('acme'))!.stateBytes < 20_000)
 })
 
 test('attachments of the runs of a tenant are bounded together on each runner, whichever conductors send them', async (t) => {

@@ -273,12 +273,16 @@ test('a tenant that fills the runner makes room with sessions of its own', () =>
 test('sessions of one version of a profile share it, and those of large ones give way to each other', () => {
   const evicted: string[] = []
   const onEvict = ({ id }: { id: string }): void => void evicted.push(id)
-  const table = new SessionTable({ max: 100, maxProfileBytes: 3_000, idleTtlMs: 1_000, ...plain, onEvict })
-  const large = (version: number) => ({ ...profile('p'), version, instructions: 'x'.repeat(1_000) })
+  const large = (version: number) => ({ ...profile('p'), version, instructions: 'x'.repeat(10_000) })
+  const table = new SessionTable({ max: 100, maxProfileBytes: 30_000, idleTtlMs: 1_000, ...plain, onEvict })
   const [first, second] = [1, 2].map((n) => table.create('acme', `s${n}`, large(1)))
   assert.equal(first!.profile, second!.profile)
   for (const version of [2, 3, 4]) table.create('acme', `v${version}`, large(version))
   assert.deepEqual(evicted, ['s1', 's2'])
   table.create('globex', 'theirs', large(1))
   assert.equal(evicted.length, 2)
+  // What counts is the memory that they take, and not their text.
+  const lists = Array.from({ length: 500 }, () => [])
+  for (const id of ['many1', 'many2']) table.create('initech', id, { ...profile(id), metadata: { lists } })
+  assert.equal(table.find('initech', 'many1'), undefined)
 })
