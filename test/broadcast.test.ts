@@ -4,6 +4,7 @@ import { isDeepStrictEqual } from 'node:util'
 import type { BroadcastPage } from '#contracts/broadcast'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerLink } from '#contracts/runner'
+import { measureJson } from '#kit'
 import { freshDatabase } from '#testing'
 import type { Pool } from '../plugins/profiles/schema.ts'
 import { conductor } from '../plugins/profiles/test/conductor.ts'
@@ -158,6 +159,25 @@ test('thousands of profiles come in pages that fit into memory', { timeout: 30_0
   }
   const numbers = runner.pages.slice(1).flatMap(({ changes }) => changes.map(({ revision }) => revision))
   assert.equal(new Set(numbers).size, numbers.length)
+})
+
+test('a page has no more values than a runner parses in one step', { timeout: 30_000 }, async (t) => {
+  const runner = new Runner('aaaaaaaa')
+  const one = await conductor(t, { runners: [runner.link] })
+  // As a release without a bound of values stored them.
+  await one.database.batch('acme', [
+    {
+      text: `INSERT INTO profiles (tenant_id, name, id, document)
+             SELECT 'acme', 'p' || n, 'id' || n, jsonb_build_object('model', 'a/1', 'metadata', jsonb_build_object('lists', $1::jsonb))
+             FROM generate_series(1, 20) n`,
+      values: [JSON.stringify(Array.from({ length: 20_000 }, () => []))],
+    },
+  ])
+  one.becomesLive(runner.link)
+  while (runner.pages.at(-1)?.revision !== 20 || runner.profiles('acme').length < 20)
+    await new Promise((resolve) => setTimeout(resolve, 20))
+  const values = runner.pages.map((page) => measureJson(Buffer.from(JSON.stringify(page))).parts)
+  assert.ok(Math.max(...values) < 200_000, String(values))
 })
 
 test('a page that is full hides nothing behind small changes', { timeout: 30_000 }, async (t) => {

@@ -4,9 +4,12 @@ import type { ChangeLog } from './broadcast.ts'
 import { type PoolRow, toPool } from './pools.ts'
 import { type ProfileRow, profileColumns, toProfile } from './store.ts'
 
-/** Limits of one page: its changes, and approximately its bytes of profiles. A conductor holds one page per runner at a time. */
+/**
+ * Limits of one page: its changes, and approximately its bytes of profiles. A conductor holds one page per runner at a time, and a runner parses it in
+ * one step, however many values are in its bytes.
+ */
 const pageChanges = 200
-const pageBytes = 1024 * 1024
+const pageBytes = 256 * 1024
 /** How many revisions are asked about at a time. */
 const pageTenants = 5_000
 

@@ -16,7 +16,7 @@ export const tenantHeader = 'x-tenant-id'
 export const maxStateBytes = 64 * 1024 * 1024
 /** Base64 of the largest bundle, and room for the rest of the body. */
 export const maxHydrateBytes = Math.ceil(maxStateBytes / 3) * 4 + 1024 * 1024
-/** A page is about 1 MiB, but has at least one profile, which can be up to twice as large as its conductor's largest body. */
+/** A page is about 256 KiB, but has at least one profile, which can be up to twice as large as its conductor's largest body. */
 export const maxPageBytes = 8 * 1024 * 1024
 /** A prompt has at most 1,000,000 characters. Its attachments, the profile that creates a session, and the replay come with it. */
 export const maxRunBytes = 16 * 1024 * 1024 + maxReplayBytes
