@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
 import type { BroadcastPage, BroadcastRevisions } from '#contracts/broadcast'
 import type { Fleet, RunnerLink } from '#contracts/runner'
 
@@ -27,11 +28,20 @@ interface BroadcastOptions {
   readonly signal: AbortSignal
 }
 
+/**
+ * How a delivery ended. `failed`: these changes cannot be read now, or the runner refuses them, which says nothing about other tenants. `away`: the
+ * runner did not answer.
+ */
+type Told = 'told' | 'failed' | 'away'
+
 /** The delivery of one tenant's changes to one runner. A change that arrives meanwhile sets `again`, which causes one more look. */
 interface Delivery {
   again: boolean
-  done: Promise<boolean>
+  done: Promise<Told>
 }
+
+/** The runner did not answer, or not as a runner does. Its refusals have statuses of their own. */
+const isAway = (err: unknown): boolean => !isAppError(err) || err.status >= 500
 
 /**
  * Brings every runner to the newest profiles and pools. It keeps no state: the database knows what changed, and each runner knows how far it has
@@ -83,11 +93,14 @@ export class BroadcastSender {
   async #look(links: readonly RunnerLink[]): Promise<boolean> {
     const { changes, log, signal } = this.#options
     const well = new Set(links)
+    const there = new Set(links)
     try {
       for await (const revisions of changes.revisions()) {
         await Promise.all(
-          [...well].map(async (link) => {
-            if (!(await this.#catchUp(link, revisions))) well.delete(link)
+          [...there].map(async (link) => {
+            const told = await this.#catchUp(link, revisions)
+            if (told !== 'told') well.delete(link)
+            if (told === 'away') there.delete(link)
           }),
         )
       }
@@ -101,18 +114,27 @@ export class BroadcastSender {
     return well.size === links.length
   }
 
-  /** Catches up one tenant at a time, because a restarted runner is behind with all of them. */
-  async #catchUp(link: RunnerLink, revisions: BroadcastRevisions): Promise<boolean> {
+  /**
+   * Catches up one tenant at a time, because a restarted runner is behind with all of them. A tenant that cannot be told, for example because its
+   * requests have all of its connections, keeps nobody else's changes from the runner.
+   */
+  async #catchUp(link: RunnerLink, revisions: BroadcastRevisions): Promise<Told> {
     try {
-      for (const tenantId of await link.behind(revisions)) if (!(await this.#tell(link, tenantId))) return false
-      return true
+      let all: Told = 'told'
+      for (const tenantId of await link.behind(revisions)) {
+        const told = await this.#tell(link, tenantId)
+        if (told === 'away') return told
+        if (told === 'failed') all = told
+      }
+      return all
     } catch (err) {
-      return this.#failed(link, err)
+      this.#failed(link, err)
+      return 'away'
     }
   }
 
-  /** Sends a runner everything that it lacks of a tenant, or joins a delivery that is under way. False when the runner could not be told. */
-  #tell(link: RunnerLink, tenantId: string): Promise<boolean> {
+  /** Sends a runner everything that it lacks of a tenant, or joins a delivery that is under way. */
+  #tell(link: RunnerLink, tenantId: string): Promise<Told> {
     const ofRunner = this.#deliveries.get(link) ?? new Map<string, Delivery>()
     this.#deliveries.set(link, ofRunner)
     const running = ofRunner.get(tenantId)
@@ -120,17 +142,19 @@ export class BroadcastSender {
       running.again = true
       return running.done
     }
-    const delivery: Delivery = { again: true, done: Promise.resolve(true) }
+    const delivery: Delivery = { again: true, done: Promise.resolve('told') }
     ofRunner.set(tenantId, delivery)
-    const work = async (): Promise<boolean> => {
+    const work = async (): Promise<Told> => {
       try {
-        while (delivery.again) {
+        let told: Told = 'told'
+        while (delivery.again && told === 'told') {
           delivery.again = false
-          await this.#deliver(link, tenantId)
+          told = await this.#deliver(link, tenantId)
         }
-        return true
+        return told
       } catch (err) {
-        return this.#failed(link, err)
+        this.#failed(link, err)
+        return 'failed'
       } finally {
         ofRunner.delete(tenantId)
         if (ofRunner.size === 0) this.#deliveries.delete(link)
@@ -139,31 +163,37 @@ export class BroadcastSender {
     return (delivery.done = work())
   }
 
-  async #deliver(link: RunnerLink, tenantId: string): Promise<void> {
+  async #deliver(link: RunnerLink, tenantId: string): Promise<Told> {
     const { changes, signal } = this.#options
     // Nearly always a runner lacks only the newest change. If it lacks more, its answer says from where on.
     let after: number | undefined
     while (!signal.aborted) {
       const next = await changes.page(tenantId, after)
-      if (!next) return
+      if (!next) break
       const { page, more } = next
-      const at = await link.takeBroadcast(tenantId, page)
-      if (at >= page.revision && !more) return
+      let at: number
+      try {
+        at = await link.takeBroadcast(tenantId, page)
+      } catch (err) {
+        this.#failed(link, err)
+        return isAway(err) ? 'away' : 'failed'
+      }
+      if (at >= page.revision && !more) break
       if (after !== undefined && at <= after)
         throw new Error('the runner does not accept the next page after its revision')
       after = at
     }
+    return 'told'
   }
 
   /** Logs only the first of a runner's consecutive failures. */
-  #failed(link: RunnerLink, err: unknown): false {
+  #failed(link: RunnerLink, err: unknown): void {
     const { log, signal } = this.#options
-    if (signal.aborted || this.#failing.has(link)) return false
+    if (signal.aborted || this.#failing.has(link)) return
     this.#failing.add(link)
     log.warn({ err, runner: link.hash }, 'a runner lacks the newest profiles and pools')
     this.#retryMs = firstRetryMs
     this.#wake.abort()
-    return false
   }
 }
 

@@ -65,11 +65,13 @@ const toChange = (row: Row): BroadcastChange => {
     : { ...change, pool: toPool({ id: key, name, description, runners, runtimes, created_at }) }
 }
 
+/** Nobody waits for these reads, and a tenant whose requests have all of its connections should not miss its own changes. */
 export function createChangeLog(database: Database): ChangeLog {
+  const reads = database.as('reads')
   return {
     async page(tenantId, after) {
       const values = [tenantId, after ?? null, pageChanges, pageBytes]
-      const [rows] = await database.batch<[Row[]]>(tenantId, [{ ...readPage, values }])
+      const [rows] = await reads.batch<[Row[]]>(tenantId, [{ ...readPage, values }])
       const [first] = rows
       const last = rows.at(-1)
       if (!first || !last) return undefined
@@ -78,7 +80,7 @@ export function createChangeLog(database: Database): ChangeLog {
     },
     async *revisions() {
       for (let last = ''; ;) {
-        const [rows] = await database.systemBatch<[{ id: string; broadcast_revision: number }[]]>([
+        const [rows] = await reads.systemBatch<[{ id: string; broadcast_revision: number }[]]>([
           { ...readRevisions, values: [last, pageTenants] },
         ])
         const revisions: BroadcastRevisions = Object.fromEntries(rows.map((row) => [row.id, row.broadcast_revision]))

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
+import { AppError } from '#kernel'
 import type { BroadcastChange, BroadcastPage } from '#contracts/broadcast'
 import type { RunnerLink } from '#contracts/runner'
 import { BroadcastSender } from '../broadcast.ts'
@@ -179,6 +180,58 @@ test('a runner that takes nothing is given up until the next look', { timeout: 1
   await until(() => logged.length === 1)
   assert.match(logged[0]!, /lacks/)
   assert.ok(runner.pages.length <= 4)
+})
+
+/** One look at a runner that lacks changes of three tenants. Says of which tenants it was sent pages. */
+async function lookAtThree(
+  t: TestContext,
+  { read = () => {}, take = () => {} }: { read?: (tenantId: string) => void; take?: (tenantId: string) => void },
+): Promise<string[]> {
+  const sent: string[] = []
+  const stopping = new AbortController()
+  t.after(() => stopping.abort())
+  const { promise: over, resolve: isOver } = Promise.withResolvers<void>()
+  const live: ((link: RunnerLink) => void)[] = []
+  const link = {
+    hash: 'abcdef01',
+    behind: async (revisions: object) => Object.keys(revisions),
+    async takeBroadcast(tenantId: string, { revision }: BroadcastPage) {
+      sent.push(tenantId)
+      take(tenantId)
+      return revision
+    },
+  } as unknown as RunnerLink
+  const broadcast = new BroadcastSender({
+    fleet: { all: () => [], onLive: (listener) => (live.push(listener), () => {}) },
+    log: { info() {}, warn() {} },
+    changes: {
+      async page(tenantId) {
+        read(tenantId)
+        return { page: { after: 0, revision: 1, changes: [] }, more: false }
+      },
+      async *revisions() {
+        yield { acme: 1, globex: 1, initech: 1 }
+        isOver()
+      },
+    },
+    everyMs: 3_600_000,
+    signal: stopping.signal,
+  })
+  void broadcast.watch()
+  live[0]!(link)
+  await over
+  return sent
+}
+
+test('a tenant whose changes cannot be read, or that the runner refuses, keeps no other tenant from it', async (t) => {
+  const fails = (code: string, status: number) => (tenantId: string) => {
+    if (tenantId === 'acme') throw new AppError(code, status)
+  }
+  const all = ['acme', 'globex', 'initech']
+  assert.deepEqual(await lookAtThree(t, {}), all)
+  assert.deepEqual(await lookAtThree(t, { read: fails('database_busy', 503) }), ['globex', 'initech'])
+  assert.deepEqual(await lookAtThree(t, { take: fails('invalid_request', 400) }), all)
+  assert.deepEqual(await lookAtThree(t, { take: fails('runner_unreachable', 503) }), ['acme'], 'it is asked no more')
 })
 
 test('a role without runners has nobody to tell', async () => {

@@ -14,7 +14,7 @@ interface Opened {
   readonly changes: ChangeLog
 }
 
-async function inPostgres(t: TestContext): Promise<Opened> {
+async function inPostgres(t: TestContext): Promise<Opened & { readonly database: Database }> {
   const found: { database?: Database } = {}
   const grab = definePlugin({
     name: 'grab',
@@ -29,7 +29,7 @@ async function inPostgres(t: TestContext): Promise<Opened> {
   await database.systemBatch([
     { text: `INSERT INTO tenants (id, name) VALUES ('acme', 'Acme'), ('globex', 'Globex') ON CONFLICT DO NOTHING` },
   ])
-  return { store: new PostgresProfileStore(database), changes: createChangeLog(database) }
+  return { store: new PostgresProfileStore(database), changes: createChangeLog(database), database }
 }
 async function inMemory(): Promise<Opened> {
   const store = new MemoryProfileStore()
@@ -132,4 +132,18 @@ test('profiles of many values do not fill the memory of a conductor, nor displac
   const again = await lookup.findPlaced('acme', 'p0')
   assert.notEqual(again, found[0])
   assert.deepEqual(again, found[0])
+})
+
+test('the changes of a tenant are read while its requests have all connections that it may have for them', async (t) => {
+  const { store, changes, database } = await inPostgres(t)
+  await store.insert('acme', 'p', 'prof_p', document('x'), writer)
+  const { promise: gate, resolve: open } = Promise.withResolvers<void>()
+  const requests = Array.from({ length: 40 }, () => database.tenant('acme', () => gate))
+  const over = Promise.allSettled(requests)
+  try {
+    assert.equal((await changes.page('acme', undefined))?.page.changes[0]?.key, 'p')
+  } finally {
+    open()
+    await over
+  }
 })
