@@ -67,3 +67,30 @@ export function nodesBefore(edges: ReadonlyMap<string, ReadonlySet<string>>, id:
   for (const one of all) for (const before of edges.get(one) ?? []) all.add(before)
   return all
 }
+
+/**
+ * The nodes that run again after `from`, with itself. `after`: what waits for each node, in a graph without cycles. `skips`: what each condition skipped,
+ * which stays skipped unless the condition itself runs again.
+ */
+export function nodesAgain(
+  from: string,
+  after: ReadonlyMap<string, readonly string[]>,
+  skips: ReadonlyMap<string, ReadonlySet<string>>,
+): Set<string> {
+  const again = new Set([from])
+  // The set grows while the loop iterates over it.
+  for (const id of again) for (const to of after.get(id) ?? []) again.add(to)
+  // How many nodes that run again each one waits for. Without any, it does not run again itself, and so on: every edge is looked at twice.
+  const waits = new Map<string, number>()
+  for (const id of again) for (const to of after.get(id) ?? []) waits.set(to, (waits.get(to) ?? 0) + 1)
+  const left = [...skips].flatMap(([id, ids]) => (again.has(id) ? [] : [...ids]))
+  for (let id = left.pop(); id !== undefined; id = left.pop()) {
+    if (id === from || !again.delete(id)) continue
+    for (const skipped of skips.get(id) ?? []) left.push(skipped)
+    for (const to of after.get(id) ?? []) {
+      waits.set(to, waits.get(to)! - 1)
+      if (waits.get(to) === 0) left.push(to)
+    }
+  }
+  return again
+}

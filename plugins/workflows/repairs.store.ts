@@ -6,7 +6,7 @@ import { invalidWorkflow, workflowErrors } from './errors.ts'
 import { type NodeOf, partOf, roleOf, type WorkflowNode } from './node.schema.ts'
 import { bytesOfNode, isKeyed } from './creation.store.ts'
 import type { NodeBody } from './schema.ts'
-import { branchesOf, cycleIn, edgesOf, mostEdges } from './graph.ts'
+import { branchesOf, cycleIn, edgesOf, mostEdges, nodesAgain } from './graph.ts'
 
 export interface Found {
   readonly status: number
@@ -142,7 +142,7 @@ export async function addDependencies(
 }
 
 /** The ids of `from` and all nodes after it. Leaves out nodes that a condition has skipped, unless the condition itself runs again. */
-async function nodesAgain(tx: TenantTx, runId: string, from: string): Promise<string[]> {
+async function againIn(tx: TenantTx, runId: string, from: string): Promise<string[]> {
   const of = [tx.tenantId, runId]
   const edges = await tx.query<{ from_node: string; to_node: string }>({
     text: 'SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2',
@@ -152,26 +152,14 @@ async function nodesAgain(tx: TenantTx, runId: string, from: string): Promise<st
     text: `SELECT id, output, spec FROM workflow_nodes WHERE tenant_id = $1 AND run_id = $2 AND parent IS NULL AND type = 'condition' AND status = 3`,
     values: of,
   })
-  const behind = Map.groupBy(edges, ({ from_node }) => from_node)
-  const skippedBy = conditions.map(({ id, output, spec }) => {
+  const skips = conditions.map(({ id, output, spec }): [string, ReadonlySet<string>] => {
     const { then: yes = [], else: no = [] } = JSON.parse(spec) as NodeOf<'condition'>
     const [taken, left] = output === 'true' ? [yes, no] : [no, yes]
-    return { id, skips: new Set(left).difference(new Set(taken)) }
+    return [id, new Set(left).difference(new Set(taken))]
   })
-  const reached = (skipped: ReadonlySet<string>): Set<string> => {
-    const again = new Set([from])
-    // The set grows while the loop iterates over it.
-    for (const id of again)
-      for (const { to_node } of behind.get(id) ?? []) if (!skipped.has(to_node)) again.add(to_node)
-    return again
-  }
-  let again = reached(new Set())
-  for (;;) {
-    const kept = skippedBy.filter(({ id }) => !again.has(id))
-    const fewer = reached(new Set(kept.flatMap(({ skips }) => [...skips])))
-    if (fewer.size === again.size) return [...again]
-    again = fewer
-  }
+  const behind = Map.groupBy(edges, ({ from_node }) => from_node)
+  const after = new Map([...behind].map(([id, those]) => [id, those.map(({ to_node }) => to_node)]))
+  return [...nodesAgain(from, after, new Map(skips))]
 }
 
 /** Copies a run with the results of its nodes, except `from` and the nodes that run again after it. Resolves to the approximate bytes of the copy. */
@@ -215,7 +203,7 @@ export async function copyRun(
              WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.to_node = n.id
            ) w
            WHERE n.tenant_id = $1 AND n.run_id = $2 AND (n.parent IS NULL OR k.id IS NOT NULL)`,
-    values: [...of, await nodesAgain(tx, runId, from), await passedFailures(tx, runId)],
+    values: [...of, await againIn(tx, runId, from), await passedFailures(tx, runId)],
   })
   const [row] = await tx.query<{ bytes: number }>({
     text: `WITH made AS (
