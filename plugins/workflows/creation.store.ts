@@ -35,10 +35,10 @@ export interface NewRun {
   readonly webhook?: WebhookTarget
 }
 
-/** A definition with more nodes is written out for the database in several steps. */
-const manyNodes = 1_000
 /** Bytes that a node takes besides its texts: its row with its index entries, and its edges. */
 export const bytesOfNode = 400
+/** To write out a run of so many bytes takes some milliseconds, after which others have their turns. */
+export const longBytes = 512 * 1024
 
 /** The lock of a tenant for beginning runs. It makes concurrent requests count each other's runs, so that the limit on open runs holds. */
 export const lockOf = (tenantId: string): Statement => ({
@@ -172,40 +172,44 @@ export async function creationOf(
       begun.length > 0
         ? { runId: id, rootId: parent?.rootId ?? id, depth: parent?.depth ?? 0, nodes: begun, guard }
         : undefined,
-    bytes: written.chars + bytesOfNode * nodes.length + asked.length + given.length,
+    bytes: written.specs.length + bytesOfNode * nodes.length + asked.length + given.length,
     most,
   }
 }
 
 /** An array of ids as PostgreSQL reads it. No id has a character that means something there, and the driver would look at each of 40,000. */
 const arrayOf = (ids: readonly string[]): string => (ids.length > 0 ? `{"${ids.join('","')}"}` : '{}')
-/** An array of any texts, likewise. */
-const textArrayOf = (texts: readonly string[]): string =>
-  arrayOf(texts.map((text) => text.replaceAll(/[\\"]/g, '\\$&')))
 
 type Edges = CreationOptions['edges']
 
 interface WrittenOut {
-  /** The nodes as JSON, and their characters. */
+  /** The nodes as one JSON array, in which nothing has to be escaped for the database: of megabytes, each character may be a quote. */
   readonly specs: string
-  readonly chars: number
   /** For each edge the node that must be over, and in the same order the node that waits for it. */
   readonly before: string
   readonly after: string
 }
 
-/** Writes nodes and edges out as the statement takes them. Ten thousand nodes are megabytes, so others have their turns in between. */
+/** Writes nodes and edges out as the statement takes them. They are megabytes, so others have their turns in between. */
 async function writtenOut(nodes: readonly WorkflowNode[], edges: Edges): Promise<WrittenOut> {
-  const pause = nodes.length > manyNodes ? turn : async () => {}
-  await pause()
-  const each = nodes.map((node) => JSON.stringify(node))
-  await pause()
-  const specs = textArrayOf(each)
+  const each: string[] = []
+  let bytes = 0
+  let paused = 0
+  for (const node of nodes) {
+    const spec = JSON.stringify(node)
+    each.push(spec)
+    bytes += spec.length + bytesOfNode
+    if (bytes - paused <= longBytes) continue
+    paused = bytes
+    await turn()
+  }
+  const pause = bytes > longBytes ? turn : async () => {}
   await pause()
   const before = arrayOf([...edges.values()].flatMap((ids) => [...ids]))
+  await pause()
   const after = arrayOf([...edges].flatMap(([to, { size }]) => Array<string>(size).fill(to)))
   await pause()
-  return { specs, chars: each.reduce((sum, { length }) => sum + length, 0), before, after }
+  return { specs: `[${each.join(',')}]`, before, after }
 }
 
 const insertionText = `
@@ -223,11 +227,11 @@ const insertionText = `
   ), nodes AS (
     INSERT INTO workflow_nodes (tenant_id, run_id, id, position, type, spec, waits, status, priority, concurrency_key,
       attempt, effect, lease_owner, lease_until, started_at)
-    SELECT run.tenant_id, run.id, n.id, n.position, n.type, n.spec, n.waits, n.status, n.priority, n.key, begun::int, begun::int,
+    SELECT run.tenant_id, run.id, n.id, n.position, n.type, n.spec::text, n.waits, n.status, n.priority, n.key, begun::int, begun::int,
       CASE WHEN begun THEN $29 END, CASE WHEN begun THEN clock_timestamp() + interval '${leaseMs} milliseconds' END,
       CASE WHEN begun THEN clock_timestamp() END
-    FROM run, unnest($18::text[], $19::text[], $20::text[], $21::int[], $22::int[], $23::text[], $28::smallint[]) WITH ORDINALITY
-      AS n (id, type, spec, waits, priority, key, status, position), LATERAL (SELECT n.status = ${running} AS begun) b
+    FROM run, ROWS FROM (unnest($18::text[], $19::text[], $21::int[], $22::int[], $23::text[], $28::smallint[]), json_array_elements($20::json))
+      WITH ORDINALITY AS n (id, type, waits, priority, key, status, spec, position), LATERAL (SELECT n.status = ${running} AS begun) b
   ), edges AS (
     INSERT INTO workflow_edges (tenant_id, run_id, from_node, to_node)
     SELECT run.tenant_id, run.id, e.f, e.t FROM run, unnest($24::text[], $25::text[]) AS e (f, t)

@@ -7,7 +7,7 @@ import { isId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { OutputSchemas } from '#kit/schemas'
 import type { FirstClaim } from './claims.store.ts'
-import { type Begun, creationOf, firstOf, lockOf, type NewRun, openOf } from './creation.store.ts'
+import { type Begun, creationOf, firstOf, lockOf, longBytes, type NewRun, openOf } from './creation.store.ts'
 import {
   definitionOf,
   type DefinitionRow,
@@ -20,9 +20,6 @@ import { edgesOf } from './graph.ts'
 import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunStatus, runStatuses } from './schema.ts'
 import { unknownRun } from './views.store.ts'
-
-/** To write out a run of so many bytes takes some milliseconds. */
-const longBytes = 512 * 1024
 
 /** A running node that waits for an agent run, a child run, a signal or an approval. */
 export interface Waiting {
