@@ -301,8 +301,11 @@ export interface StoredBytes {
 
 export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined
 
-/** Takes a tenant's next turn, and resolves when it has come, however long that takes; rejects when `signal` aborts before. */
-export type WaitForTurn = (tenantId: string, signal?: AbortSignal) => Promise<void>
+/**
+ * Takes a tenant's next turn, or as many as its work costs, and resolves when the first of them has come, however long that takes; rejects when `signal`
+ * aborts before.
+ */
+export type WaitForTurn = (tenantId: string, signal?: AbortSignal, turns?: number) => Promise<void>
 
 /** The limits of each tenant. A change by an operator reaches every process within seconds. */
 export interface TenantLimits {

@@ -46,8 +46,8 @@ export class TenantTurns {
   /** Turns of other work; see `TenantLimits.pace`. */
   pace(atOnce: number): WaitForTurn {
     const pace = new Pace({ atOnce, longestMs: Infinity })
-    return async (tenantId, signal) => {
-      const waitMs = pace.turnOf(tenantId, Math.min(mostApartMs, this.#everyMs(tenantId, 'writesPerMinute')))!
+    return async (tenantId, signal, turns) => {
+      const waitMs = pace.turnOf(tenantId, Math.min(mostApartMs, this.#everyMs(tenantId, 'writesPerMinute')), turns)!
       if (waitMs === 0) return
       this.#ahead.waits()
       await sleep(waitMs, undefined, { ref: false, ...(signal ? { signal } : {}) })

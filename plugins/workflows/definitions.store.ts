@@ -34,11 +34,11 @@ export interface FoundDefinition {
   readonly id: string | undefined
   readonly version: number | undefined
   readonly definition: Definition
-  /** Characters of its document, if it was read from one. */
+  /** Bytes of its document, if it was read from one. */
   readonly size?: number
 }
 
-/** The most characters of definitions that a process keeps in memory: of all together, and of one. */
+/** The most bytes of definitions that a process keeps in memory: of all together, and of one. */
 const mostKept = 16 * 1024 * 1024
 const longestKept = 256 * 1024
 /** The recently used definitions, the last used last. One may be outdated, so its user must check the version in the statement that uses it. */
@@ -82,6 +82,17 @@ export const definitionOf = (tenantId: string, id: string): Statement => ({
   values: [tenantId, id],
 })
 export type DefinitionRow = Row
+/** The statement that reads how large a definition is, and the definition itself unless it is so large that it is not kept in memory. */
+export const glanceAt = (tenantId: string, id: string): Statement => ({
+  name: 'workflow-glance',
+  text: `SELECT d.version, octet_length(v.document) AS size, CASE WHEN octet_length(v.document) <= ${longestKept} THEN v.document END AS document
+         FROM ${whole} WHERE d.tenant_id = $1 AND d.id = $2`,
+  values: [tenantId, id],
+})
+export interface Glance extends Pick<Row, 'version'> {
+  readonly size: number
+  readonly document: string | null
+}
 
 /** A definition as JSON. It has megabytes, so it is not parsed. Undefined: there is no such definition. */
 export async function readDefinition(database: Database, tenantId: string, id: string): Promise<string | undefined> {

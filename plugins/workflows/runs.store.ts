@@ -4,7 +4,8 @@ import type { Billing } from '#contracts/billing'
 import type { Database, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { isId } from '#contracts/ids'
-import { overLimit, type TenantLimits } from '#contracts/limits'
+import { overLimit, type TenantLimits, type WaitForTurn } from '#contracts/limits'
+import { ahead } from '#kit'
 import type { OutputSchemas } from '#kit/schemas'
 import type { FirstClaim } from './claims.store.ts'
 import { type Begun, creationOf, firstOf, lockOf, longBytes, type NewRun, openOf } from './creation.store.ts'
@@ -12,6 +13,8 @@ import {
   definitionOf,
   type DefinitionRow,
   type FoundDefinition,
+  type Glance,
+  glanceAt,
   RecentDefinitions,
   unknownDefinition,
 } from './definitions.store.ts'
@@ -20,6 +23,9 @@ import { edgesOf } from './graph.ts'
 import { partOf, type WorkflowNode } from './node.schema.ts'
 import { type Definition, type RunStatus, runStatuses } from './schema.ts'
 import { unknownRun } from './views.store.ts'
+
+/** A run of a stored definition takes a turn more for each part of this size: its request has a few bytes, and reads and writes megabytes. */
+const bytesOfTurn = 32 * 1024
 
 /** A running node that waits for an agent run, a child run, a signal or an approval. */
 export interface Waiting {
@@ -52,6 +58,7 @@ export class WorkflowRunStore {
   readonly #billing: Billing | undefined
   readonly #schemas: OutputSchemas
   readonly #recent = new RecentDefinitions()
+  readonly #turn: WaitForTurn | undefined
   #beginner: Beginner | undefined
   constructor({ database, wakeUps, limits, billing, schemas }: StoreDeps) {
     this.#database = database
@@ -59,6 +66,7 @@ export class WorkflowRunStore {
     this.#limits = limits
     this.#billing = billing
     this.#schemas = schemas
+    this.#turn = limits?.pace(ahead.atOnce)
   }
 
   /** Rejects with 402 for a tenant without credit, and with 409 for one whose store is full. */
@@ -93,6 +101,7 @@ export class WorkflowRunStore {
     await this.admit(tenantId)
     const recent = this.#recent.of(tenantId, wanted.workflowDefinitionId)
     if (recent) {
+      await this.#takeTurns(tenantId, wanted, recent.size ?? 0)
       const made = await this.#createOf(tenantId, wanted, recent, true)
       if (made) return made
       // Nothing was inserted: the definition changed, the tenant is at its limit, or the id is taken. The look below tells which.
@@ -151,23 +160,35 @@ export class WorkflowRunStore {
     }
   }
 
-  /** Finds the definition and counts the open runs, in one round trip. */
-  async #look(
-    tenantId: string,
-    { definition, workflowDefinitionId: id = '' }: NewRun,
-    counts: boolean,
-  ): Promise<{ found: FoundDefinition; open: number }> {
+  /** Waits until the tenant may make a run of so many bytes. Rejects a request with 429 that would wait too long; child runs wait for their turns. */
+  async #takeTurns(tenantId: string, { parent }: NewRun, bytes: number): Promise<void> {
+    const turns = Math.floor(bytes / bytesOfTurn)
+    if (turns === 0) return
+    if (parent) await this.#turn?.(tenantId, undefined, turns)
+    else await this.#limits?.turn(tenantId, 'writesPerMinute', turns)
+  }
+
+  /** Finds the definition and counts the open runs, in one round trip. A large definition is read with another one, when it is its turn. */
+  async #look(tenantId: string, wanted: NewRun, counts: boolean): Promise<{ found: FoundDefinition; open: number }> {
+    const { definition, workflowDefinitionId: id = '' } = wanted
     const isStored = !definition && isId('wfdef', id)
-    const asked = [...(counts ? [openOf(tenantId)] : []), ...(isStored ? [definitionOf(tenantId, id)] : [])]
+    const asked = [...(counts ? [openOf(tenantId)] : []), ...(isStored ? [glanceAt(tenantId, id)] : [])]
     const rows = await this.#database.batch<object[][]>(tenantId, asked)
     const open = counts ? (rows.shift() as [{ count: number }])[0].count : 0
     if (definition) return { found: { id: undefined, version: undefined, definition }, open }
-    const [row] = (rows.shift() ?? []) as DefinitionRow[]
-    if (!row) throw unknownDefinition()
-    const size = row.document.length
-    const found = { id, version: row.version, definition: JSON.parse(row.document) as Definition, size }
+    const [glance] = (rows.shift() ?? []) as Glance[]
+    if (!glance) throw unknownDefinition()
+    const { size } = glance
+    await this.#takeTurns(tenantId, wanted, size)
+    const { version, document } = glance.document === null ? await this.#large(tenantId, id) : glance
+    const found = { id, version, definition: JSON.parse(document!) as Definition, size }
     if (size > longBytes) await turn()
     return { found, open }
+  }
+  async #large(tenantId: string, id: string): Promise<DefinitionRow> {
+    const [[row]] = await this.#database.batch<[DefinitionRow[]]>(tenantId, [definitionOf(tenantId, id)])
+    if (!row) throw unknownDefinition()
+    return row
   }
 
   /** Creates a run inside a transaction. The caller has found the definition and checked the input. */

@@ -68,6 +68,12 @@ test('turns without a request begin some at once, and the others one by one, wha
   assert.ok(passed >= 2 && passed < 10, `${passed} at once`)
   stop.abort()
   assert.equal((await Promise.allSettled(turns)).at(-1)!.status, 'rejected')
+  // What costs three turns is followed by none that is at once.
+  const late = new AbortController()
+  await wait('umbrella', undefined, 3)
+  const next = wait('umbrella', late.signal)
+  late.abort()
+  await assert.rejects(next)
 })
 
 test('work without an end goes no faster than the average, and other work three times as fast unless the process is short of time', async () => {

@@ -156,3 +156,24 @@ test('a tenant that is full of runs is refused, and leaves no wake-ups behind', 
   // The first refused creation used the definition in memory and left one wake-up behind. The later ones check the limit first and leave none.
   assert.ok(others.length <= 1, JSON.stringify(others))
 })
+
+test('a run of a large stored definition takes the turns of as many writes as it has bytes', async (t) => {
+  const s = await stage(t)
+  const define = async (chars: number): Promise<string> => {
+    const call = { id: 'a', type: 'http', method: 'POST', url: 'https://example.com/', body: 'x'.repeat(chars) }
+    return (await s.call('POST', '/api/workflows/definitions', { name: 'x', nodes: [call] })).body.id
+  }
+  const [small, middle, large] = [await define(1_000), await define(100_000), await define(1_000_000)]
+  const taken: number[] = []
+  const take = s.limits.turn.bind(s.limits)
+  t.mock.method(s.limits, 'turn', (...[tenantId, kind, turns, options]: Parameters<typeof take>) => {
+    taken.push(turns)
+    return take(tenantId, kind, turns, options)
+  })
+  // Of each the first time, and when it is known. The request itself is a turn as well.
+  for (const workflowDefinitionId of [small, small, middle, middle, large, large]) {
+    const { status, body } = await s.call('POST', '/api/workflows/runs', { workflowDefinitionId, autoStart: false })
+    assert.equal(status, 202, JSON.stringify(body))
+  }
+  assert.deepEqual(taken, [1, 1, 1, 3, 1, 3, 1, 30, 1, 30])
+})
