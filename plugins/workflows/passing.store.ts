@@ -7,13 +7,10 @@ import { cancelled, failed, ok, skipped } from './nodes.store.ts'
 /** An action on a node that could bypass an approval which the caller may not decide. */
 type Passing = 'end' | 'skip' | 'replace' | 'rerun'
 
-/** An approval of a run, or of a child workflow of it. */
+/** A top-level node of a run that is an approval, or in whose parts or child workflows there is one. */
 interface Asking {
-  /** The top-level node of the run that contains the approval: the approval itself, a map or loop, or a child workflow. */
   readonly top: string
   readonly role: TenantRole
-  /** It is undecided, or it was rejected and holds its run up. Otherwise it was decided, and its result is kept. */
-  readonly isOpen: boolean
 }
 
 /**
@@ -29,8 +26,7 @@ export async function mayPass(
   const { runId, nodeIds, passing } = run
   // The highest role may decide everything.
   if (nodeIds.length === 0 || role === roles.at(-1)) return
-  const counts = ({ isOpen }: Asking): boolean => passing === 'replace' || isOpen === (passing !== 'rerun')
-  const above = (await askingIn(tx, runId)).filter((one) => counts(one) && !roleAtLeast(role, one.role))
+  const above = await askingAbove(tx, runId, role, passing)
   if (above.length === 0) return
   const edges = await tx.query<{ from_node: string; to_node: string }>({
     text: 'SELECT from_node, to_node FROM workflow_edges WHERE tenant_id = $1 AND run_id = $2',
@@ -55,121 +51,96 @@ export async function mayPass(
   if (found) throw refusal(found, passing)
 }
 
-interface AskingRow {
-  readonly run_id: string
-  readonly id: string
-  readonly type: string
-  readonly status: number
-  readonly waits_for: string | null
-  readonly continues: boolean
-  /** What the node, or each part of a map or loop, is: an approval or a child workflow. Null: it is itself such a part. */
-  readonly inner: 'approval' | 'workflow' | null
-  readonly role: TenantRole | null
-  readonly definition: string | null
-}
-
-/** A run whose approvals are looked for. */
-interface Inside {
-  /** The top-level node that waits for it. Undefined: it is the run at hand. */
-  readonly top: string | undefined
-  /** The node that waits for it is over. */
-  readonly isOver: boolean
-}
-
-/** How many runs are read with one query: each may have a hundred nodes that ask, and a map thousands of children. */
-const runsAtOnce = 256
-
 /**
- * The approvals of a run and of its child workflows. A child that has not begun, or whose run the node does not know yet, asks what its definition
- * says: nobody gets around an approval by being early.
+ * JSON as PostgreSQL can look into it: without the escapes of what is none of its characters, such as a NUL. None of the names and values that are looked
+ * for has any.
  */
-async function askingIn(tx: TenantTx, runId: string): Promise<Asking[]> {
-  const found = new Map<string, Asking>()
-  const unborn = new Map<string, Child>()
-  const runs: [string, Inside][] = [[runId, { top: undefined, isOver: false }]]
-  while (runs.length > 0) {
-    const some = new Map(runs.splice(0, runsAtOnce))
-    const rows = await rowsOf(tx, [...some.keys()])
-    const statuses = new Map(rows.map(({ run_id, id, status }) => [`${run_id}/${id}`, status]))
-    for (const row of rows) {
-      if (row.status === skipped) continue
-      const { top = topOf(row.id), isOver: isHolderOver } = some.get(row.run_id)!
-      // A failed child workflow has cancelled what it had not asked.
-      const isUnasked = row.status === cancelled && row.run_id !== runId
-      // A part that failed holds up its map or loop until that is over.
-      const holdsUp = row.inner === null ? statuses.get(`${row.run_id}/${topOf(row.id)}`)! < ok : !row.continues
-      const isOver = isHolderOver || !(row.status < ok || isUnasked || (row.status === failed && holdsUp))
-      if (row.inner === 'approval') {
-        const role = row.role ?? 'member'
-        found.set(`${top}/${role}/${isOver}`, { top, role, isOpen: !isOver })
-      } else if (row.type === 'workflow' && row.waits_for !== null) runs.push([row.waits_for, { top, isOver }])
-      else if (row.definition !== null && !isOver)
-        unborn.set(`${top}/${row.definition}`, { top, definition: row.definition })
-    }
-  }
-  return [...found.values(), ...(await askedBy(tx, [...unborn.values()]))]
-}
+const readable = (json: string): string => `replace(replace(${json}, '\\\\', ''), '\\u', '')::json`
 
-/**
- * The nodes of these runs that are approvals or child workflows, or have such parts, and the parts that are child workflows. Specs stay in the
- * database: a run may have thousands of children, each with large ones.
- */
-const rowsOf = (tx: TenantTx, runIds: readonly string[]): Promise<AskingRow[]> =>
-  tx.query<AskingRow>({
-    text: `WITH RECURSIVE node AS (
-             SELECT run_id, id, type, status, waits_for, spec::json AS spec, coalesce(spec::json ->> 'continueOnError' = 'true', false) AS continues
-             FROM workflow_nodes WHERE tenant_id = $1 AND run_id = ANY ($2) AND parent IS NULL AND (type IN ('approval', 'workflow')
-               OR type IN ('map', 'loop') AND (spec LIKE '%"approval"%' OR spec LIKE '%"workflow"%'))
-             UNION ALL
-             SELECT run_id, id, type, status, waits_for, spec -> 'node', continues FROM node WHERE spec ->> 'type' IN ('map', 'loop')
-           )
-           SELECT run_id, id, type, status, waits_for, continues, spec ->> 'type' AS "inner", spec ->> 'role' AS role,
-             spec ->> 'workflowDefinitionId' AS definition FROM node WHERE spec ->> 'type' IN ('approval', 'workflow')
-           UNION ALL
-           SELECT run_id, id, type, status, waits_for, false, NULL, NULL, NULL FROM workflow_nodes
-           WHERE tenant_id = $1 AND run_id = ANY ($2) AND parent IS NOT NULL AND type = 'workflow'`,
-    values: [tx.tenantId, runIds],
+/** The top-level nodes of a run whose approvals matter for an action, and are of a role that the caller does not have. */
+const askingAbove = (tx: TenantTx, runId: string, role: TenantRole, passing: Passing): Promise<Asking[]> =>
+  tx.query<Asking>({
+    text: askingText,
+    values: [
+      tx.tenantId,
+      runId,
+      roles.filter((one) => !roleAtLeast(role, one)),
+      passing === 'replace' ? null : passing === 'rerun',
+    ],
   })
 
-/** A child workflow without a run, and the top-level node in which it is. */
-interface Child {
-  readonly top: string
-  readonly definition: string
-}
+/** Whether a node is over for good. One that failed may hold up its run, map or loop; a failed child workflow has cancelled what it had not asked. */
+const isOver = (holdsUp: string): string =>
+  `(i.over OR NOT (n.status < ${ok} OR n.status = ${cancelled} AND i.top IS NOT NULL OR n.status = ${failed} AND ${holdsUp}))`
 
-/** The approvals that child workflows would ask for, by their present definitions. */
-async function askedBy(tx: TenantTx, children: readonly Child[]): Promise<Asking[]> {
-  const found: Asking[] = []
-  const seen = new Set<string>()
-  for (let wanted = children; wanted.length > 0;) {
-    const tops = Map.groupBy(wanted, ({ definition }) => definition)
-    const next: Child[] = []
-    for (const { id, role, child } of await rowsOfDefinitions(tx, [...tops.keys()])) {
-      for (const { top } of tops.get(id)!) {
-        if (child === null) found.push({ top, role: role ?? 'member', isOpen: true })
-        else if (!seen.has(`${top}/${child}`)) next.push({ top, definition: child })
-        seen.add(`${top}/${child}`)
-      }
-    }
-    wanted = next
-  }
-  return found
-}
+/** The fields of a node that are looked at. All of them are read at once: each look at one would parse the whole node. */
+const fieldsOf = (json: string): string =>
+  `json_to_record(${json}) AS spec (type text, role text, "workflowDefinitionId" text, "continueOnError" text, node json)`
+const fields = 'spec.type, spec.role, spec."workflowDefinitionId" AS definition, spec.node'
 
-/** One row per role that a definition asks, and per definition (`child`) of its child workflows. Definitions stay in the database: they may be large. */
-const rowsOfDefinitions = (tx: TenantTx, ids: readonly string[]) =>
-  tx.query<{ id: string; role: TenantRole | null; child: string | null }>({
-    text: `WITH RECURSIVE node AS (
-             SELECT d.id, json_array_elements(v.document::json -> 'nodes') AS spec FROM workflow_definitions d
-             JOIN workflow_versions v ON v.tenant_id = d.tenant_id AND v.definition_id = d.id AND v.version = d.version
-             WHERE d.tenant_id = $1 AND d.id = ANY ($2) AND (v.document LIKE '%"approval"%' OR v.document LIKE '%"workflow"%')
-             UNION ALL
-             SELECT id, spec -> 'node' FROM node WHERE spec ->> 'type' IN ('map', 'loop')
-           )
-           SELECT DISTINCT id, spec ->> 'role' AS role, spec ->> 'workflowDefinitionId' AS child FROM node
-           WHERE spec ->> 'type' IN ('approval', 'workflow')`,
-    values: [tx.tenantId, ids],
-  })
+/** The approvals and child workflows among nodes, and what the parts of maps and loops are, at any depth. */
+const innerOf = (columns: string, from: string): string => `
+  WITH RECURSIVE node AS (
+    SELECT ${columns}, type, role, definition, node FROM (${from}) outermost
+    UNION ALL
+    SELECT ${columns}, ${fields} FROM node, ${fieldsOf('node.node')} WHERE node.type IN ('map', 'loop')
+  )
+  SELECT ${columns}, CASE type WHEN 'approval' THEN coalesce(role, 'member') END AS role, CASE type WHEN 'workflow' THEN definition END AS definition
+  FROM node WHERE type IN ('approval', 'workflow')`
+
+/** What a definition asks, by its present version, and which definitions its child workflows have. */
+const toldBy = (id: string): string => `
+  SELECT DISTINCT role, definition FROM (${innerOf(
+    'id',
+    `SELECT d.id, ${fields} FROM workflow_definitions d
+     JOIN workflow_versions v ON v.tenant_id = d.tenant_id AND v.definition_id = d.id AND v.version = d.version,
+     json_array_elements(${readable('v.document')} -> 'nodes') AS each, ${fieldsOf('each')}
+     WHERE d.tenant_id = $1 AND d.id = ${id} AND (v.document LIKE '%"approval"%' OR v.document LIKE '%"workflow"%')`,
+  )}) inner_nodes`
+
+/**
+ * One row for each top-level node that asks, whatever its children are: a map may have thousands of them, each with thousands of approvals. So all of it
+ * stays in the database. A child that has not begun, or whose run the node does not know yet, asks what its definition says: nobody gets around an
+ * approval by being early. An id of a top-level node is computed apart from the rest (OFFSET 0), or no index would find that node.
+ */
+const askingText = `
+  WITH RECURSIVE inside AS (
+    -- The run, and the runs of its child workflows with the top-level node that waits for them and whether that is over.
+    SELECT $2::text AS run_id, NULL::text AS top, false AS over
+    UNION
+    SELECT n.waits_for, coalesce(i.top, own.top), ${isOver(
+      `CASE WHEN n.parent IS NULL THEN (${readable('n.spec')} ->> 'continueOnError' = 'true') IS NOT TRUE ELSE t.status < ${ok} END`,
+    )}
+    FROM inside i JOIN workflow_nodes n ON n.tenant_id = $1 AND n.run_id = i.run_id AND n.type = 'workflow' AND n.waits_for IS NOT NULL
+      AND n.status <> ${skipped}
+    CROSS JOIN LATERAL (SELECT split_part(n.id, '.', 1) AS top OFFSET 0) own
+    LEFT JOIN workflow_nodes t ON t.tenant_id = $1 AND t.run_id = n.run_id AND t.id = own.top
+  ), asked AS MATERIALIZED (
+    SELECT DISTINCT top, over, role, definition FROM (${innerOf(
+      'top, begun, over',
+      `SELECT coalesce(i.top, n.id) AS top, n.type = 'workflow' AND n.waits_for IS NOT NULL AS begun,
+         ${isOver(`(spec."continueOnError" = 'true') IS NOT TRUE`)} AS over, ${fields}
+       FROM inside i JOIN workflow_nodes n ON n.tenant_id = $1 AND n.run_id = i.run_id AND n.parent IS NULL AND n.status <> ${skipped}
+         AND (n.type IN ('approval', 'workflow') OR n.type IN ('map', 'loop') AND (n.spec LIKE '%"approval"%' OR n.spec LIKE '%"workflow"%')),
+       ${fieldsOf(readable('n.spec'))}`,
+    )}) inner_nodes
+    WHERE role = ANY ($3) AND ($4::boolean IS NULL OR over = $4) OR definition IS NOT NULL AND NOT begun AND NOT over AND $4 IS NOT TRUE
+  ), early AS (
+    SELECT definition AS id FROM asked WHERE definition IS NOT NULL
+    UNION
+    SELECT told.definition FROM early CROSS JOIN LATERAL (${toldBy('early.id')}) told WHERE told.definition IS NOT NULL
+  ), told AS MATERIALIZED (
+    SELECT early.id, told.role, told.definition FROM early CROSS JOIN LATERAL (${toldBy('early.id')}) told
+  ), deep AS (
+    SELECT id, role FROM told WHERE role = ANY ($3)
+    UNION
+    SELECT told.id, deep.role FROM deep JOIN told ON told.definition = deep.id
+  )
+  SELECT DISTINCT ON (top) top, role FROM (
+    SELECT top, role FROM asked WHERE role IS NOT NULL
+    UNION ALL
+    SELECT asked.top, deep.role FROM asked JOIN deep ON deep.id = asked.definition
+  ) asking ORDER BY top, role`
 
 /** The given nodes and all nodes that can be reached from them along `edges`. */
 function reached<K extends string>(
