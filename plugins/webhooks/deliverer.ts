@@ -44,12 +44,11 @@ export class Deliverer {
   readonly #rate: DeliveryRate
   readonly #log: FastifyBaseLogger
   readonly #due = new Set<string>()
-  /** Messages on their way, by tenant. */
+  /** Messages on their way, by tenant, and places for those that are looked for. */
   readonly #underWay = new AtOnce()
   #total = 0
   readonly #timers = new Map<string, { readonly at: number; readonly timer: NodeJS.Timeout }>()
   readonly #work = new Set<Promise<void>>()
-  #pumping = false
   #stopped = false
 
   constructor({ outbox, attempt, rate, log }: DelivererOptions) {
@@ -72,48 +71,45 @@ export class Deliverer {
     while (this.#work.size > 0) await Promise.all(this.#work)
   }
 
+  /** Looks at all tenants that may have due messages at once, as far as there is room: one that waits for its own connections delays nobody. */
   #pump(): void {
-    if (this.#pumping || this.#stopped) return
-    this.#pumping = true
-    this.#track(
-      this.#round().finally(() => {
-        this.#pumping = false
-        if (!this.#stopped && [...this.#due].some((id) => this.#roomOf(id) > 0)) this.#pump()
-      }),
-    )
-  }
-
-  async #round(): Promise<void> {
     for (const tenantId of this.#due) {
-      if (this.#stopped || this.#total >= abreast) break
-      if (this.#roomOf(tenantId) === 0) continue
+      if (this.#stopped || this.#total >= abreast) return
+      const room = this.#roomOf(tenantId)
+      if (room === 0) continue
       this.#due.delete(tenantId)
-      await this.#serve(tenantId).catch((err: unknown) => {
+      const places = Array.from({ length: room }, () => this.#place(tenantId))
+      const look = this.#serve(tenantId, places).catch((err: unknown) => {
         this.#log.warn({ err }, 'the webhook outbox could not be read')
         this.#later(tenantId, 5_000)
       })
+      this.#track(
+        look.finally(() => {
+          for (const leave of places) leave()
+          this.#pump()
+        }),
+      )
     }
   }
 
-  async #serve(tenantId: string): Promise<void> {
+  /** Delivers as many messages as there are places, and leaves in `places` those that are not needed. */
+  async #serve(tenantId: string, places: (() => void)[]): Promise<void> {
     const left = await this.#rate.left(tenantId)
     if (left <= 0) return this.#later(tenantId, lookAgainMs)
-    const room = Math.min(this.#roomOf(tenantId), left)
+    const room = Math.min(places.length, left)
     const { taken, inMs } = await this.#outbox.take(tenantId, room, leaseMs)
     if (inMs !== undefined) this.#later(tenantId, inMs)
-    this.#total += taken.length
-    const ends = taken.map(() => this.#underWay.begin(tenantId))
-    if (taken.length === room) this.#due.add(tenantId)
-    for (const [i, message] of taken.entries()) {
+    for (const message of taken) {
+      const leave = places.pop()!
       this.#track(
         this.#deliver(tenantId, message).finally(() => {
-          ends[i]!()
-          this.#total--
+          leave()
           this.#pump()
         }),
       )
     }
     await this.#rate.made(tenantId, taken.length)
+    if (taken.length === room) this.#due.add(tenantId)
   }
 
   async #deliver(tenantId: string, message: TakenMessage): Promise<void> {
@@ -146,6 +142,15 @@ export class Deliverer {
     const own = this.#underWay.of(tenantId)
     const ofAnybody = Math.max(0, Math.min(perTenant - own, abreast - reserved - this.#total))
     return own === 0 ? Math.max(ofAnybody, Math.min(1, abreast - this.#total)) : ofAnybody
+  }
+  /** Takes one of the tenant's places. The returned function leaves it, and is called once. */
+  #place(tenantId: string): () => void {
+    const end = this.#underWay.begin(tenantId)
+    this.#total++
+    return () => {
+      end()
+      this.#total--
+    }
   }
   #track(promise: Promise<void>): void {
     this.#work.add(promise)

@@ -102,13 +102,16 @@ export const createOutbox = (database: Database, limits?: Pick<TenantLimits, 'st
     })
     limits?.stored.add(tx.tenantId, bytesOfMessage + url.length + body.length)
   },
-  /** Takes due messages for a lease of `leaseMs`. `inMs`: when the next message is due; undefined: none is pending. */
+  /**
+   * Takes due messages for a lease of `leaseMs`. `inMs`: when the next message is due; undefined: none is pending. Taking and settling belong to the
+   * end of runs: they do not wait for what their tenant asks meanwhile.
+   */
   async take(
     tenantId: string,
     limit: number,
     leaseMs: number,
   ): Promise<{ taken: TakenMessage[]; inMs: number | undefined }> {
-    const [rows, [next]] = await database.batch<[Row[], { in_ms: number | null }[]]>(tenantId, [
+    const [rows, [next]] = await database.as('claims').batch<[Row[], { in_ms: number | null }[]]>(tenantId, [
       { ...take, values: [tenantId, limit, leaseMs] },
       { ...soonest, values: [tenantId] },
     ])
@@ -122,7 +125,7 @@ export const createOutbox = (database: Database, limits?: Pick<TenantLimits, 'st
     return { taken, inMs: next?.in_ms ?? undefined }
   },
   settle: (tenantId: string, { id, attempt }: TakenMessage, how: Settled): Promise<unknown> =>
-    database.batch(tenantId, [
+    database.as('claims').batch(tenantId, [
       {
         ...settle,
         values: [

@@ -15,7 +15,7 @@ const message = (id: string, attempt = 1): TakenMessage => ({
 })
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
 
-/** A deliverer of queued messages. Attempts of tenants whose names begin with `slow` hang until they are let go. */
+/** A deliverer of queued messages. Attempts of tenants whose names begin with `slow`, and looks of `busy` ones, hang until they are let go. */
 function slowStage(queued: ReadonlyMap<string, TakenMessage[]>) {
   const begun: string[] = []
   const held: (() => void)[] = []
@@ -23,7 +23,10 @@ function slowStage(queued: ReadonlyMap<string, TakenMessage[]>) {
     log,
     rate: { left: async () => Infinity, made: async () => {} },
     outbox: {
-      take: async (tenantId, limit) => ({ taken: queued.get(tenantId)!.splice(0, limit), inMs: undefined }),
+      async take(tenantId, limit) {
+        if (tenantId.startsWith('busy')) await new Promise<void>((resolve) => held.push(resolve))
+        return { taken: queued.get(tenantId)!.splice(0, limit), inMs: undefined }
+      },
       settle: async () => {},
     },
     async attempt(tenantId, { id }): Promise<Settled> {
@@ -72,6 +75,19 @@ test('several tenants with slow receivers leave room for those who have nothing 
   while (!begun.includes('quick-1')) await turn()
   assert.equal(held.length, 14)
   await finish(102)
+})
+
+test('a tenant whose outbox cannot be read for a while delays nobody', async () => {
+  const queued = new Map([
+    ['busy-a', twenty('busy-a')],
+    ['busy-b', twenty('busy-b')],
+    ['quick', [message('quick-0')]],
+  ])
+  const { deliverer, begun, held, finish } = slowStage(queued)
+  for (const tenantId of queued.keys()) deliverer.wake(tenantId)
+  while (begun.length === 0) await turn()
+  assert.deepEqual([begun, held.length], [['quick-0'], 2])
+  await finish(41)
 })
 
 test('the waits grow, are spread, and end; a receiver may ask for longer ones, within bounds', () => {
