@@ -14,7 +14,7 @@ export interface Jobs {
    * A queue of wake-ups, for plugins that keep their work in their own tables. Every process that has called this takes wake-ups, several at once.
    * `work` should be short; if it throws or its process dies, the wake-up is delivered again. Call it in setup.
    */
-  wakeUps(name: string, work: (what: Wake['what'], signal: AbortSignal) => Promise<void>): WakeUps
+  wakeUps(name: string, work: (what: Wake['what']) => Promise<void>): WakeUps
 }
 
 /** A request to check something. */

@@ -6,6 +6,7 @@ import { type Connections, Database, type Statement } from '#contracts/database'
 import { Jobs, type Wake, type WakeUps } from '#contracts/jobs'
 import { type ErasedPart, TenantData } from '#contracts/retention'
 import { retry } from '#kit'
+import { Taker } from './taker.ts'
 
 /** Scheduled jobs and wake-ups that survive the death of any process. They are stored in PostgreSQL by pg-boss. */
 export default definePlugin({
@@ -43,10 +44,6 @@ const askSeconds = 15
 const stopMs = 5_000
 /** pg-boss starts this many milliseconds after the boot, which its statements would slow down, or with the first job that is asked for or written. */
 const startAfterMs = 1_000
-/** How many wake-ups a process takes at once, in batches, and how many of one tenant all processes take together, so that other tenants have room. */
-const taking = { localConcurrency: 4, batchSize: 10, groupConcurrency: 30 } as const
-/** How often a process looks for wake-ups that were due later. It is notified of those that are due at once. */
-const lookSeconds = 5
 /** How often pg-boss looks for jobs whose process has died. */
 const superviseSeconds = 15
 
@@ -74,6 +71,8 @@ class JobQueue implements Jobs {
   readonly #wakings: Waking[] = []
   /** Ids of the pg-boss workers of this process, by job. */
   readonly #workers = new Map<string, string>()
+  /** Those who take wake-ups in this process, by kind. */
+  readonly #takers = new Map<string, Taker>()
   #connections: Connections | undefined
   #boss: PgBoss | undefined
   #timer: NodeJS.Timeout | undefined
@@ -141,6 +140,7 @@ class JobQueue implements Jobs {
   async stop(): Promise<void> {
     clearTimeout(this.#timer)
     await this.#starting
+    await Promise.all([...this.#takers.values()].map((taker) => taker.stop(stopMs)))
     await this.#boss?.stop({ graceful: true, timeout: stopMs }).catch(() => {})
     const connections = this.#connections
     this.#connections = undefined
@@ -166,7 +166,10 @@ class JobQueue implements Jobs {
       // The comment shows in the statistics of PostgreSQL whose statement it is.
       db: {
         executeSql: (text, values) => connections.query(`/* jobs */ ${text}`, values),
-        listen: async (channel, heard) => ({ close: await this.#database.listen(channel, heard) }),
+        // pg-boss has one channel, on which it names the queue.
+        listen: async (channel) => ({
+          close: await this.#database.listen(channel, (queue) => this.#takers.get(queue)?.look()),
+        }),
       },
       schema: 'pgboss',
       registerInstance: false,
@@ -180,6 +183,8 @@ class JobQueue implements Jobs {
       for (const [name, job] of this.#jobs) await this.#serve(boss, name, job)
       for (const waking of this.#wakings) await this.#take(boss, waking)
     } catch (error) {
+      await Promise.all([...this.#takers.values()].map((taker) => taker.stop(0)))
+      this.#takers.clear()
       await boss.stop({ graceful: false }).catch(() => {})
       throw error
     }
@@ -204,20 +209,7 @@ class JobQueue implements Jobs {
     // Policy `short`: at most one wake-up of a key waits, even while others run. A change during a run is thus looked at again.
     const kept = { retryLimit: 1_000, retryDelay: 1, retryBackoff: true, retryDelayMax: 60, heartbeatSeconds }
     await boss.createQueue(name, { policy: 'short', notify: true, deleteAfterSeconds: 60, ...kept })
-    const polling = { pollingIntervalSeconds: lookSeconds, notifyPollingIntervalSeconds: lookSeconds }
-    await boss.work(name, { ...taking, ...polling, burstWhenBatchFull: true, perJobResults: true }, async (jobs) =>
-      Promise.all(
-        jobs.map(async ({ id, data, signal }) => {
-          try {
-            await work(data as Wake['what'], AbortSignal.any([this.#stopping, signal]))
-            return { id, status: 'completed' as const }
-          } catch (err) {
-            this.#log.warn({ err, job: name }, 'a wake-up failed; it is repeated')
-            return { id, status: 'failed' as const }
-          }
-        }),
-      ),
-    )
+    this.#takers.set(name, new Taker({ boss, name, work, heartbeatSeconds, log: this.#log }))
   }
 }
 

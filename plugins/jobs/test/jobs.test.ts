@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises'
 import { test, type TestContext } from 'node:test'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
-import { Jobs, type WakeUps } from '#contracts/jobs'
+import { Jobs, type Wake, type WakeUps } from '#contracts/jobs'
 import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import { getConstructionPlans } from 'pg-boss'
@@ -84,6 +84,44 @@ test('the migration makes what pg-boss would make by itself', async () => {
       .map((line) => line.trim())
       .filter((line) => !own.test(line))
   assert.deepEqual(statements(migration), statements(getConstructionPlans('pgboss')))
+})
+
+/** A process that takes wake-ups. */
+async function taker(t: TestContext, dsn: string, work: (what: Wake['what']) => Promise<void>) {
+  const found: WakeUps[] = []
+  const server = definePlugin({
+    name: 'server',
+    requires: { jobs: Jobs },
+    async setup({ deps }) {
+      found.push(deps.jobs.wakeUps('checks', work))
+      return {}
+    },
+  })
+  await testKernel(t, [await databasePlugin(dsn), jobs, server], { listeners: [] })
+  let sent = 0
+  const send = (tenantId: string, count: number): Promise<void> =>
+    found[0]!.send(Array.from({ length: count }, () => ({ tenantId, what: { tenantId }, key: `${sent++}` })))
+  return { send }
+}
+const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
+
+test('one tenant whose wake-ups take long never keeps those of others', async (t) => {
+  const begun: string[] = []
+  const over = Promise.withResolvers<void>()
+  const { send } = await taker(t, await freshDatabase(t), async ({ tenantId }) => {
+    begun.push(tenantId!)
+    if (tenantId === 'slow') await over.promise
+  })
+  for (let i = 1; i <= 4; i++) {
+    await send('slow', 1)
+    while (begun.length < i) await turn()
+  }
+  await send('slow', 60)
+  await send('quick', 30)
+  while (begun.filter((id) => id === 'quick').length < 30) await turn()
+  assert.ok(begun.length - 30 < 20, `${begun.length - 30} of one tenant at once`)
+  over.resolve()
+  while (begun.length < 94) await turn()
 })
 
 test('the wake-ups of an erased tenant go with it, also those that are due much later, and nobody else’s', async (t) => {
