@@ -1,5 +1,5 @@
 import { capability, slot } from '../plugin.ts'
-import type { Statement } from './database.ts'
+import type { Statement, TenantTx } from './database.ts'
 import { errorTable } from './errors.ts'
 
 interface RetentionKind {
@@ -88,10 +88,13 @@ export const Retention = capability<Retention>('conductor.retention')
 
 /** Data of tenants that a plugin keeps outside the database's tables. */
 export interface TenantDataStore {
-  /** Deletes a part of a tenant's data, for about a second. `more`: something is left, so the call is repeated. */
+  /**
+   * Deletes a part of a tenant's data, for about a second. `more`: something is left, so the call is repeated. It is called within a transaction for
+   * which a legal hold waits, and which has one of the connections for reads: it takes no other one of these.
+   */
   erase(tenantId: string): Promise<ErasedPart>
-  /** Deletes a part of the data of deleted runs, like `erase`. Called after runs were deleted. */
-  sweep?(tenantId: string): Promise<ErasedPart>
+  /** Deletes a part of the data of deleted runs, like `erase`, and in that transaction. Called after runs were deleted. */
+  sweep?(tx: TenantTx): Promise<ErasedPart>
   /**
    * For a store that deletes by age: keeps all data of the tenant, or no longer. It lasts, also over a restart, until the store is told otherwise. When
    * it resolves, nothing is being deleted any more.

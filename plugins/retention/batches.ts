@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Database, TenantTx } from '#contracts/database'
+import { type Database, databaseErrors, type TenantTx } from '#contracts/database'
 import { retentionErrors, unlessHeld } from '#contracts/retention'
+import { Shares } from '#kit/turns'
 
 /** A batch that takes longer than this is followed by a smaller one. No statement should take 200 ms. */
 const targetMs = 80
@@ -27,6 +28,7 @@ export class Batches {
   readonly #database: Database
   readonly #pauseMs: number
   readonly #onDeleted: (rows: Done['deleted']) => void
+  readonly #turns = new Shares({ together: 1, each: 1, mostWaiting: 100, busy: databaseErrors.databaseBusy })
 
   constructor(database: Database, pauseMs: number, onDeleted: (rows: Done['deleted']) => void = () => {}) {
     // The connections for reads are shared with lists and figures. No run and no chat waits for them.
@@ -44,15 +46,31 @@ export class Batches {
     })
   }
   /** Runs batches until the walk ends. Resolves to the deleted rows by kind. The signal stops it between two batches. */
-  async all(tenantId: string, batch: Batch, signal: AbortSignal): Promise<Record<string, number>> {
+  all(tenantId: string, batch: Batch, signal: AbortSignal): Promise<Record<string, number>> {
+    return this.#all(tenantId, batch, signal, async () => () => {})
+  }
+  /**
+   * As `all`, for data outside the database. A connection is held while its store answers, which keeps a legal hold waiting, so a process has one of
+   * these batches under way at a time. Tenants take turns.
+   */
+  outside(tenantId: string, batch: Batch, signal: AbortSignal): Promise<Record<string, number>> {
+    return this.#all(tenantId, batch, signal, () => this.#turns.enter(tenantId, signal))
+  }
+  async #all(
+    tenantId: string,
+    batch: Batch,
+    signal: AbortSignal,
+    enter: () => Promise<() => void>,
+  ): Promise<Record<string, number>> {
     const total: Record<string, number> = {}
     let limit = first
     let place: Place
     do {
       signal.throwIfAborted()
       const from = place
+      const leave = await enter()
       const began = performance.now()
-      const { deleted, next } = await this.once(tenantId, (tx) => batch(tx, limit, from))
+      const { deleted, next } = await this.once(tenantId, (tx) => batch(tx, limit, from)).finally(leave)
       const tookMs = performance.now() - began
       for (const [kind, rows] of Object.entries(deleted)) total[kind] = (total[kind] ?? 0) + rows
       this.#onDeleted(deleted)

@@ -1,16 +1,16 @@
-import type { Database } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import { type ErasedPart, retentionErrors, type TenantDataStore } from '#contracts/retention'
 import type { Batch, Batches } from './batches.ts'
 
 /** Wraps a plugin's deletion outside the database as a batch. Like for rows, nothing is deleted once the tenant is under a legal hold. */
 export const partOf =
-  (name: string, some: (tenantId: string) => Promise<ErasedPart>, count?: CountPart): Batch =>
+  (name: string, some: (tx: TenantTx) => Promise<ErasedPart>, count?: CountPart): Batch =>
   async (tx) => {
-    const { deleted, more } = await some(tx.tenantId)
+    const { deleted, more } = await some(tx)
     if (deleted > 0) await count?.(tx, name, deleted)
     return { deleted: { [name]: deleted }, next: more ? [] : undefined }
   }
-type CountPart = (tx: Parameters<Batch>[0], name: string, rows: number) => Promise<unknown>
+type CountPart = (tx: TenantTx, name: string, rows: number) => Promise<unknown>
 
 /** Deletes data that plugins keep outside the database for runs that no longer exist. Resolves to the deleted amounts, by the names that users know. */
 export async function sweepData(
@@ -21,7 +21,7 @@ export async function sweepData(
 ): Promise<Record<string, number>> {
   const deleted: Record<string, number> = {}
   for (const [name, { sweep }] of data) {
-    if (sweep) Object.assign(deleted, await batches.all(tenantId, partOf(name, sweep), signal))
+    if (sweep) Object.assign(deleted, await batches.outside(tenantId, partOf(name, sweep), signal))
   }
   return deleted
 }

@@ -102,9 +102,9 @@ export async function eraseTenant(
   const round = async (): Promise<number> => {
     let rows = 0
     for (const [name, store] of data) {
-      const deleted = await batches.all(
+      const deleted = await batches.outside(
         tenantId,
-        partOf(name, (id) => store.erase(id), count),
+        partOf(name, (tx) => store.erase(tx.tenantId), count),
         signal,
       )
       rows += deleted[name] ?? 0

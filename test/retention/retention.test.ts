@@ -3,7 +3,7 @@ import { fork } from 'node:child_process'
 import { once } from 'node:events'
 import { test } from 'node:test'
 import { setImmediate as nextTurn } from 'node:timers/promises'
-import { sqlState } from '#contracts/database'
+import { sqlState, type TenantTx } from '#contracts/database'
 import { freshDatabase } from '#testing'
 import { pass as passOf } from '../../plugins/retention/pass.ts'
 import { ago, chat, rolledUp, run, stage } from './stage.ts'
@@ -220,7 +220,7 @@ test('the figures say what went, how old the oldest is, and when it last went we
 
 test('plugins are told to let go of what belongs to runs that are gone, in parts, and not under a legal hold', async (t) => {
   const swept: string[] = []
-  const sweep = async (tenantId: string) => {
+  const sweep = async ({ tenantId }: TenantTx) => {
     swept.push(tenantId)
     return { deleted: 1, more: swept.filter((one) => one === tenantId).length < 3 }
   }

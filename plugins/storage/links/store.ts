@@ -63,7 +63,7 @@ const unbegunText = `
   DELETE FROM linked_object_runs l WHERE l.tenant_id = $1
     AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
     AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)
-    AND NOT EXISTS (SELECT FROM workflow_runs w WHERE w.tenant_id = $1 AND w.id = l.run_id)`
+    AND NOT EXISTS (SELECT FROM workflow_runs w WHERE w.tenant_id = $1 AND w.id = l.run_id) RETURNING 1`
 // The row is written before the upload arrives, and it expires. If the process dies, the sweep deletes the partial object with the row.
 const beginText = `
   INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
@@ -187,19 +187,20 @@ export class PostgresLinks implements LinkedObjects {
     return found && { ...found, info: { ...found.info, contentType: row.content_type } }
   }
 
-  /** Deletes some of the objects that no run uses. */
-  async sweep(tenantId: string): Promise<{ deleted: number; more: boolean }> {
-    await this.#ask(tenantId, { text: unbegunText, values: [tenantId] })
-    return this.#db.as('reads').tenant(tenantId, async (tx) => {
-      const unused = await tx.query<{ key: string }>({ text: unusedText, values: [tenantId, sweptAtOnce] })
-      const keys = unused.map(({ key }) => key)
-      await Promise.all(keys.map((key) => this.#objects.remove(tenantId, key)))
-      await tx.query({
-        text: 'DELETE FROM linked_objects WHERE tenant_id = $1 AND key = ANY($2)',
-        values: [tenantId, keys],
-      })
-      return { deleted: keys.length, more: keys.length === sweptAtOnce }
+  /** Deletes some of the objects that no run uses, or the links of runs that never began, which then use none any more. */
+  async sweep(tx: TenantTx): Promise<{ deleted: number; more: boolean }> {
+    const { tenantId } = tx
+    // In a transaction of their own: whoever keeps these objects again does not wait for the store.
+    const unbegun = await tx.query({ text: unbegunText, values: [tenantId] })
+    if (unbegun.length > 0) return { deleted: 0, more: true }
+    const unused = await tx.query<{ key: string }>({ text: unusedText, values: [tenantId, sweptAtOnce] })
+    const keys = unused.map(({ key }) => key)
+    await Promise.all(keys.map((key) => this.#objects.remove(tenantId, key)))
+    await tx.query({
+      text: 'DELETE FROM linked_objects WHERE tenant_id = $1 AND key = ANY($2)',
+      values: [tenantId, keys],
     })
+    return { deleted: keys.length, more: keys.length === sweptAtOnce }
   }
 
   async #put(tenantId: string, key: string, { bytes, contentType }: Content): Promise<void> {

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { definePlugin, type Running } from '#kernel'
-import { Database } from '#contracts/database'
+import { Database, type TenantTx } from '#contracts/database'
 import { TenantLimits } from '#contracts/limits'
 import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { asOwnHosts, freshDatabase, testRole } from '#testing'
@@ -107,7 +107,10 @@ export async function stage(
     kernel,
     database: parts[0]!.database,
     limits: parts[0]!.limits,
-    sweepObjects: async () => void (await parts[0]!.data.get('linked objects')!.sweep!('default')),
+    sweepObjects: async () => {
+      const sweep = (tx: TenantTx) => parts[0]!.data.get('linked objects')!.sweep!(tx)
+      while ((await parts[0]!.database.as('reads').tenant('default', sweep)).more);
+    },
     call,
     async wake(scheduleId, tenantId = 'default') {
       const text = `INSERT INTO pgboss.job (name, data, policy, expire_seconds, deletion_seconds, keep_until, retry_limit, singleton_key, heartbeat_seconds)
