@@ -43,7 +43,7 @@ export function watchReads(t: TestContext, database: Database): Reads {
         reads.underWay--
       }
     }
-  for (const kind of ['claims', 'requests', 'reads'] as const) {
+  for (const kind of ['claims', 'requests', 'reads', 'figures'] as const) {
     const view = database.as(kind)
     t.mock.method(view, 'batch', watch(view.batch.bind(view), 'tenanted'))
     t.mock.method(view, 'systemBatch', watch(view.systemBatch.bind(view), 'system'))

@@ -35,9 +35,10 @@ export interface SystemTx extends Transaction {
 /**
  * The purpose of a unit of work. Each kind has its own connections and time limit, and no tenant gets all connections of a kind, so that nobody
  * waits behind another caller's reads. `claims`: runs that begin, continue and end. `reads`: large or slow reads, such as lists, logs and figures.
- * `requests`: everything else.
+ * `figures`: reads that go through all that a tenant has. Each has a connection of `reads`, but a tenant has one of these at a time, and all together leave
+ * one to lists. `requests`: everything else.
  */
-export type Work = 'claims' | 'requests' | 'reads'
+export type Work = 'claims' | 'requests' | 'reads' | 'figures'
 
 export interface UnitOptions {
   /** Names the rows that the unit locks. All units that may lock the same row give the same text, which prevents deadlocks. */

@@ -42,6 +42,8 @@ const mostBytes = 1024 * 1024
 interface ListOf {
   readonly database: Database
   readonly tenantId: string | undefined
+  /** `figures`: a read may go through all rows and find none. */
+  readonly work?: 'reads' | 'figures'
 }
 
 /** A row's position in the order, as text, because PostgreSQL's times have more digits than JavaScript's. */
@@ -150,8 +152,11 @@ async function* readOn<Row extends object, T>(
 }
 
 // Lists share connections that no other work waits for.
-function ask<Rows extends object[][]>({ database, tenantId }: ListOf, statements: readonly Statement[]): Promise<Rows> {
-  const reads = database.as('reads')
+function ask<Rows extends object[][]>(
+  { database, tenantId, work = 'reads' }: ListOf,
+  statements: readonly Statement[],
+): Promise<Rows> {
+  const reads = database.as(work)
   return tenantId === undefined ? reads.systemBatch(statements) : reads.batch(tenantId, statements)
 }
 

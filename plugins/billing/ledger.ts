@@ -238,7 +238,7 @@ export class Ledger {
     const values = [tenantId, from]
     const cents = (sum: string): string => `(coalesce(${sum}, 0) / ${microcentsPerCent}.0)::float8`
     const [[opening], kinds, byProfile] = await this.#database
-      .as('reads')
+      .as('figures')
       .batch<[{ cents: number; final: boolean }[], { kind: string; cents: number }[], Statement['byProfile']]>(
         tenantId,
         [

@@ -112,6 +112,7 @@ export default definePlugin({
       claims: { ...of('claims'), ...same },
       requests: { ...of('requests'), ...same },
       reads: { ...of('reads'), ...same },
+      figures: { ...of('figures'), ...same },
     }
     const database = views.requests
     return { database, readiness: { database: createReadinessCheck(database) } }

@@ -127,18 +127,18 @@ async function answer(client: pg.PoolClient, batch: Batch, discard: () => void):
   return batch.result()
 }
 
-/** How many connections each kind of work may hold at once. Units are limited by their lanes instead. */
-export type Limits = Readonly<Record<Work, number>>
+/** How many connections each kind of work may hold at once. Units are limited by their lanes instead, and figures have those of reads. */
+export type Limits = Readonly<Record<Exclude<Work, 'figures'>, number>>
 
 /** Milliseconds that a unit of work waits for its turn. Reads wait only for other reads, and no other work waits for them. */
-const patience: Readonly<Record<Work, number>> = { claims: 5_000, requests: 5_000, reads: 10_000 }
+const patience: Readonly<Record<Work, number>> = { claims: 5_000, requests: 5_000, reads: 10_000, figures: 10_000 }
 
 interface Waiter {
   readonly enter: () => void
   readonly timer: NodeJS.Timeout
 }
 
-/** The connections of one kind of work. One tenant gets at most half of them, and waiting tenants take turns. */
+/** The connections of one kind of work. One tenant gets at most half of them unless given, and waiting tenants take turns. */
 class Share {
   readonly #work: Work
   readonly #most: number
@@ -147,10 +147,10 @@ class Share {
   /** Waiting work by tenant; the first tenant is next. Work waits because its tenant has its maximum, or because no connection is free. */
   readonly #waiting = new Map<string, Set<Waiter>>()
 
-  constructor(work: Work, size: number) {
+  constructor(work: Work, size: number, most = Math.ceil(size / 2)) {
     this.#work = work
     this.#free = size
-    this.#most = Math.ceil(size / 2)
+    this.#most = most
   }
   get waiting(): number {
     let count = 0
@@ -217,6 +217,7 @@ export class Shares {
       claims: new Share('claims', claims),
       requests: new Share('requests', requests),
       reads: new Share('reads', reads),
+      figures: new Share('figures', Math.max(1, reads - 1), 1),
     }
   }
   /** Runs `use` when its turn comes, and resolves to its result. Rejects with 503 `database_busy` when the wait is too long. */
@@ -225,15 +226,15 @@ export class Shares {
     const turn = share.enter(tenant)
     if (turn) await turn
     try {
-      return await use()
+      return await (work === 'figures' ? this.within('reads', tenant, use) : use())
     } finally {
       share.leave(tenant)
     }
   }
   /** How many units of each kind of work wait for their turn. */
   waiting(): Readonly<Record<Work, number>> {
-    const { claims, requests, reads } = this.#shares
-    return { claims: claims.waiting, requests: requests.waiting, reads: reads.waiting }
+    const { claims, requests, reads, figures } = this.#shares
+    return { claims: claims.waiting, requests: requests.waiting, reads: reads.waiting, figures: figures.waiting }
   }
 }
 

@@ -24,7 +24,7 @@ const set = (name: string, value: string): Statement => ({
   values: [name, value],
 })
 /** Time limits of statements in milliseconds, set together with the tenant. Claims have only the limit of the connection. */
-const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000 }
+const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000, figures: 15_000 }
 /**
  * A connection is a tenant's share of one processor: with workers beside it one statement would take three, and starting them costs more than most
  * reads. Claims find their rows by key, and get no workers anyway.

@@ -44,7 +44,7 @@ export function createReader(database: Database): Reader {
     async read<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows> {
       try {
         const all = [limits, ...statements]
-        const [, ...rows] = await shares.take(tenantId, () => database.as('reads').batch<object[][]>(tenantId, all))
+        const [, ...rows] = await shares.take(tenantId, () => database.as('figures').batch<object[][]>(tenantId, all))
         return rows as Rows
       } catch (error) {
         throw isAppError(error) && error.code === 'database_too_slow' ? tooMuch(error) : error

@@ -33,11 +33,25 @@ test('a tenant has at most half of the connections of a kind of work, and those 
   assert.deepEqual(begun, ['a1', 'a2', 'b1', 'c1'], 'what a leaves is for others at once')
   all.push(start('a', 'q', 'requests'), start('a', 'k', 'claims'))
   assert.deepEqual(begun.slice(4), ['q', 'k'], 'other work has connections of its own')
-  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 5 })
+  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 5, figures: 0 })
   for (const name of ['b1', 'c1', 'a1', 'a2', 'c2', 'd1', 'a3', 'a4', 'a5', 'q', 'k']) await end(name)
   assert.deepEqual(begun.slice(6), ['c2', 'd1', 'a3', 'a4', 'a5'])
   assert.equal((await Promise.all(all)).length, 11)
-  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 0 })
+  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 0, figures: 0 })
+})
+
+test('figures are reads of which a tenant has one at a time, and they leave one connection to lists', async () => {
+  const { shares, begun, start, end } = scripted(3)
+  const all = [start('a', 'a1', 'figures'), start('a', 'a2', 'figures'), start('b', 'b1', 'figures')]
+  all.push(start('c', 'c1', 'figures'))
+  await turn()
+  assert.deepEqual(begun, ['a1', 'b1'])
+  all.push(start('a', 'list'))
+  await turn()
+  assert.deepEqual(begun.slice(2), ['list'])
+  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 0, figures: 2 })
+  for (const name of ['b1', 'a1', 'list', 'c1', 'a2']) await end(name)
+  assert.equal((await Promise.all(all)).length, 5)
 })
 
 test('tenants whose backlogs are long are served one after the other, whoever came first', async () => {
@@ -61,7 +75,7 @@ test('who waits too long hears 503 database_busy, and its place goes to the next
   assert.deepEqual(begun, ['a1', 'c1'])
   await end('c1')
   await Promise.all([first, next])
-  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 0 })
+  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 0, figures: 0 })
 })
 
 test('work that fails gives its place on', async () => {
@@ -187,6 +201,7 @@ test('a read and a request have limits of their own, which end with them; too sl
   const show = { text: `SELECT current_setting('statement_timeout') AS limit` }
   for (const [work, limit] of [
     ['reads', '15s'],
+    ['figures', '15s'],
     ['requests', '10s'],
     ['claims', '30s'],
   ] as const) {

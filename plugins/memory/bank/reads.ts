@@ -168,7 +168,7 @@ interface Counted {
 
 /** The number of memories and the newest ones of each profile. Each profile is read only after the previous one was sent. */
 export async function groupsOf(database: Database, tenantId: string, { q, category }: BankQuery) {
-  const reads = database.as('reads')
+  const reads = database.as('figures')
   const pattern = q ? patternOf(q) : null
   const where = `m.tenant_id = $1 AND ${isCurrent} AND ($3::text IS NULL OR ${has('$3::text')})`
   const [[profiles], counts] = await reads.batch<[{ count: number }[], Counted[]]>(tenantId, [
@@ -219,7 +219,7 @@ export async function statsOf(database: Database, tenantId: string): Promise<Omi
     values: [tenantId],
   })
   const [[counts], sources, categories, profiles, refused, [sizes]] = await database
-    .as('reads')
+    .as('figures')
     .batch<[Counts[], Named[], Named[], Named[], Named[], { bytes: number; profiles: number }[]]>(tenantId, [
       grouped(
         'counts',
