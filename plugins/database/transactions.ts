@@ -23,8 +23,9 @@ const set = (name: string, value: string): Statement => ({
   text: 'SELECT set_config($1, $2, true)',
   values: [name, value],
 })
-/** Time limits of statements in milliseconds, set together with the tenant. Claims have only the limit of the connection. */
-const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000, figures: 15_000 }
+/** Sets the time limit of statements, in milliseconds. Claims have only the limit of the connection. */
+const within = (ms: number): string => `set_config('statement_timeout', '${ms}', true)`
+const shortly = within(10_000)
 /**
  * A connection is a tenant's share of one processor: with workers beside it one statement would take three, and starting them costs more than most
  * reads. Claims find their rows by key, and get no workers anyway.
@@ -46,19 +47,18 @@ const lockMs = 200
 type Kind = Work | 'units' | 'aside'
 const settings: Readonly<Record<Kind, string>> = {
   units: `${byKey}, set_config('lock_timeout', '${lockMs}', true)`,
-  aside: `${byKey}, set_config('statement_timeout', '${timeouts.requests}', true)`,
+  aside: `${byKey}, ${shortly}`,
   claims: byKey,
-  requests: `set_config('statement_timeout', '${timeouts.requests}', true), ${alone}`,
-  reads: `set_config('statement_timeout', '${timeouts.reads}', true), ${alone}`,
+  requests: `${shortly}, ${alone}`,
+  reads: `${within(15_000)}, ${alone}`,
+  figures: `${within(15_000)}, ${alone}`,
 }
 /** All settings come with the tenant, because poolers refuse a connection that asks for them. */
-const setTenant = (tenantId: string, work: Kind): Statement => {
-  return {
-    name: `ao_set_${work}`,
-    text: `SELECT set_config('app.tenant_id', $1, true), ${byIndex}, ${settings[work]}`,
-    values: [tenantId],
-  }
-}
+const setTenant = (tenantId: string, work: Kind): Statement => ({
+  name: `ao_set_${work}`,
+  text: `SELECT set_config('app.tenant_id', $1, true), ${byIndex}, ${settings[work]}`,
+  values: [tenantId],
+})
 /** Work without a tenant takes turns like one more tenant. */
 const noTenant = ''
 /** SQLSTATE of a statement that took too long. */
