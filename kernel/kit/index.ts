@@ -1,5 +1,5 @@
 // Calls between roles and to the services of providers: HTTP without web streams, tables of routes, and the link; who calls.
-export { type ClientAddress, createClientAddress, networksOf, trustedProxies } from './addresses.ts'
+export { type ClientAddress, countedAs, createClientAddress, networksOf, trustedProxies } from './addresses.ts'
 export { awaitFirstChunk, openOnRead, readBody, readJson, type Reply } from './answer.ts'
 export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './exchange.ts'

@@ -7,6 +7,7 @@ import type { Kv } from '#contracts/kv'
 import { isOverLimit } from '#contracts/limits'
 import { type ClientAddress, type Held, OpenExchanges, rateLimit, Sweep, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
+import { AllowedOrigins, name, namesOf } from './origins.ts'
 import { ChatParams } from './schema.ts'
 
 /** A published agent, as seen by the holder of one of its keys. */
@@ -79,19 +80,10 @@ const alive = {
   name: 'chat-keys-alive',
   text: `SELECT key.id ${fromLiveKeys} AND key.id = ANY ($2::text[]) AND agent.enabled AND agent.unpublished_at IS NULL`,
 }
-/** Finds the allowed origins for requests without a valid key. */
-const origins = {
-  name: 'chat-origins',
-  text: `SELECT allowed_origins FROM published_agents WHERE tenant_id = $1 AND slug = $2 AND unpublished_at IS NULL`,
-}
 const used = {
   name: 'chat-keys-used',
   text: `UPDATE published_agent_keys SET last_used_at = now() WHERE tenant_id = $1 AND id = ANY($2)`,
 }
-
-// No other text names a tenant or a slug, and PostgreSQL would answer some other texts with an error.
-const name = /^[A-Za-z0-9_.-]{1,128}$/
-const namesOf = (request: FastifyRequest) => request.params as { readonly tenant: string; readonly agent: string }
 
 /** How many callers are remembered, and for how long. A revoked key is still refused, by the statement that starts its run. */
 const mostRemembered = 10_000
@@ -141,6 +133,7 @@ export class ChatAdmission {
   readonly #log: FastifyBaseLogger
   readonly #clientOf: ClientAddress
   readonly #wrongKeys: WrongKeys
+  readonly #origins: AllowedOrigins
   readonly #requests: Counter
   readonly #duration: Histogram
   readonly #open = new OpenExchanges((request) => request.getDecorator<ChatCaller | null>(caller))
@@ -159,6 +152,7 @@ export class ChatAdmission {
     this.#log = log
     this.#clientOf = clientOf
     this.#wrongKeys = wrongKeys
+    this.#origins = new AllowedOrigins(database, clientOf)
     this.#requests = new Counter({
       name: 'chat_gateway_requests_total',
       help: 'Public chat requests by route and response status.',
@@ -252,7 +246,7 @@ export class ChatAdmission {
     if (!found) {
       if (tried) this.#wrongKeys.failed(this.#clientOf(request), key)
       // Without these headers a browser would report a network failure instead of the 401.
-      if (origin !== undefined && (await this.#admits(request, origin))) allow(reply, origin)
+      if (origin !== undefined && (await this.#origins.admits(request, origin))) allow(reply, origin)
       throw invalidKey()
     }
     if (origin !== undefined) {
@@ -279,15 +273,6 @@ export class ChatAdmission {
     }
   }
 
-  /** True when the agent of the URL exists and lists `origin`. */
-  async #admits(request: FastifyRequest, origin: string): Promise<boolean> {
-    const { tenant, agent } = namesOf(request)
-    if (!name.test(tenant) || !name.test(agent)) return false
-    const statement = { ...origins, values: [tenant, agent] }
-    const [[row]] = await this.#database.batch<[{ allowed_origins: string[] }[]]>(tenant, [statement])
-    return row?.allowed_origins.includes(origin) === true
-  }
-
   /** Lets scripts of other origins read answers, and answers their preflights. A preflight carries no key, so the agent in the URL decides. */
   crossOrigin(app: App): void {
     judgeOrigins(app)
@@ -304,7 +289,7 @@ export class ChatAdmission {
         const { origin } = request.headers
         if (origin === undefined) return reply.code(204).header('allow', methods).send()
         // An unknown agent answers like an agent that does not list the origin.
-        if (!(await this.#admits(request, origin))) throw chatErrors.originNotAllowed()
+        if (!(await this.#origins.admits(request, origin))) throw chatErrors.originNotAllowed()
         return allow(reply, origin).code(204).headers(preflight).send()
       })
     }

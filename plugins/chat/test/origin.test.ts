@@ -4,7 +4,7 @@ import { Type } from '@sinclair/typebox'
 import { access, AppError, definePlugin, judgeOrigins } from '#kernel'
 import { testKernel } from '#testing'
 import { readableWhenAway } from '../admission.ts'
-import { gateway, publish } from './gateway.ts'
+import { gateway, publish, sql } from './gateway.ts'
 
 const payload = { message: 'Hi' }
 const allowed = 'https://app.example.com'
@@ -158,4 +158,64 @@ test('a script of any origin can read that the gateway is away, and nothing else
   assert.equal(await readable(503), undefined)
   assert.equal(await readable(500, allowed), undefined)
   assert.equal(await readable(401, allowed), undefined)
+})
+
+test('a preflight waits for no work of the tenant that it names', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database, { origins: [allowed] })
+  const { promise: over, resolve: end } = Promise.withResolvers<void>()
+  const busy = Promise.allSettled(Array.from({ length: 20 }, () => database.tenant(agent.tenant, () => over)))
+  const headers = { origin: allowed, 'access-control-request-method': 'POST' }
+  const preflight = await app.inject({ method: 'OPTIONS', url: agent.url, headers })
+  const keyless = await app.inject({ method: 'POST', url: agent.url, headers: { origin: allowed }, payload })
+  end()
+  await busy
+  assert.equal(preflight.statusCode, 204)
+  assert.deepEqual([keyless.statusCode, keyless.headers['access-control-allow-origin']], [401, allowed])
+})
+
+test('who names tenants that nobody knows, or foreign origins, is looked up for so often in a minute and no more', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database, { origins: [allowed] })
+  const statements = t.mock.method(database, 'unit').mock
+  const ask = async (url: string, remoteAddress: string, method: 'OPTIONS' | 'POST' = 'OPTIONS', origin = allowed) => {
+    const body = method === 'POST' ? { payload } : {}
+    const reply = await app.inject({ method, url, remoteAddress, headers: { origin }, ...body })
+    return [reply.statusCode, reply.headers['access-control-allow-origin']]
+  }
+  t.mock.timers.enable({ apis: ['Date'], now: 60_000 })
+  const stranger = '192.0.2.1'
+  const answers = await Promise.all(
+    Array.from({ length: 400 }, (_, i) =>
+      ask(`/v1/chat/t${i}/a`, `::ffff:${stranger}`, i % 2 === 0 ? 'OPTIONS' : 'POST'),
+    ),
+  )
+  const statuses = answers.map(([status]) => status)
+  assert.equal(statuses.filter((status) => status === 429).length, 100)
+  assert.equal(statements.callCount(), 300)
+  assert.deepEqual(await ask(agent.url, '192.0.2.2'), [204, allowed], 'another address goes on')
+  assert.deepEqual(await ask(agent.url, stranger), [204, allowed], 'what is remembered costs nothing')
+  t.mock.timers.tick(1_000)
+  assert.deepEqual(await ask(agent.url, stranger), [429, allowed])
+  t.mock.timers.tick(59_000)
+  assert.deepEqual(await ask(agent.url, stranger), [204, allowed], 'in the next minute')
+})
+
+test('a flood of preflights for one agent is one look-up a second, and sees what has changed a second later', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database, { origins: [allowed] })
+  const statements = t.mock.method(database, 'unit').mock
+  const flood = async (origin: string) => {
+    const headers = { origin }
+    const asked = Array.from({ length: 50 }, () => app.inject({ method: 'OPTIONS', url: agent.url, headers }))
+    return new Set((await Promise.all(asked)).map(({ statusCode }) => statusCode))
+  }
+  t.mock.timers.enable({ apis: ['Date'] })
+  assert.deepEqual(await flood(allowed), new Set([204]))
+  assert.deepEqual(await flood('https://evil.test'), new Set([403]))
+  assert.equal(statements.callCount(), 1)
+  await sql(database, agent.tenant, `UPDATE published_agents SET allowed_origins = '{}'`)
+  t.mock.timers.tick(1_000)
+  assert.deepEqual(await flood(allowed), new Set([403]))
+  assert.equal(statements.callCount(), 2)
 })
