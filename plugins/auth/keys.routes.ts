@@ -66,7 +66,10 @@ function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
           'The new key has the label, role, restrictions and expiry of the old one, or the longest lifetime of this server if that ends earlier. It takes over the keys that the old one issued and issues in its grace. A key can replace itself and the keys below it. The token is in this answer and never again. Revoking either of the two revokes both.',
         params: IdParams,
         body: KeyRotation,
-        response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, notFound, conflict) },
+        response: {
+          201: IssuedKey,
+          ...failures(invalidRequest, forbidden, notFound, conflict, limitErrors.limitExceeded),
+        },
       },
       // The only field of the body is optional, so the body may be absent as well.
       preValidation: async (request) => void (request.body ??= { graceSeconds: 0 }),

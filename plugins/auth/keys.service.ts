@@ -8,7 +8,7 @@ import { networksOf } from '#kit'
 import { bootstrapId } from './bootstrap.ts'
 import { authErrors } from './errors.ts'
 import { issuedPermissions } from './mcp-permissions.ts'
-import type { IssueBody, IssuedKey } from './keys.schema.ts'
+import type { IssueBody, IssuedKey, KeyMetadata } from './keys.schema.ts'
 import {
   countIssued,
   findIssuingKey,
@@ -70,8 +70,12 @@ export interface KeyServiceOptions {
   readonly maxLifetimeMs: number | undefined
 }
 
-/** The bytes that a key takes with its index entries, without its label. Only the limit on stored bytes restricts how many keys admins issue. */
-const bytesOfKey = 400
+/**
+ * The bytes that a key takes with its index entries. Only the limit on stored bytes restricts how many keys admins issue, and how often anybody
+ * replaces one: what a key issued is found by way of its row, so that stays when the key has ended.
+ */
+const bytesOf = ({ label, allowedAddresses, mcpServers, mcpToolPermissions }: KeyMetadata): number =>
+  400 + Buffer.byteLength(JSON.stringify([label, allowedAddresses, mcpServers, mcpToolPermissions]))
 
 export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }: KeyServiceOptions) {
   return {
@@ -99,7 +103,7 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
         if (!key) throw unknownTenant(tenantId)
         return { ...key, token }
       })
-      limits?.stored?.add(tenantId, bytesOfKey + body.label.length)
+      limits?.stored?.add(tenantId, bytesOf(added))
       return added
     },
     /** The first key of a tenant, see `KeyIssuer`. */
@@ -117,8 +121,9 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
      */
     async rotate(caller: Caller, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw notFound()
+      limits?.stored?.admit(caller.tenantId)
       const { token, ...issued } = mint(tokens)
-      return database.tenant(caller.tenantId, async (tx) => {
+      const added = await database.tenant(caller.tenantId, async (tx) => {
         await lockKeys(tx)
         const own = id === caller.keyId
         if ((await roleOfKey(tx, id, own ? undefined : sightOf(caller))) === undefined) throw notFound()
@@ -128,6 +133,8 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
         if (!key) throw replacedAlready()
         return { ...key, token }
       })
+      limits?.stored?.add(caller.tenantId, bytesOf(added))
+      return added
     },
     list: (caller: Caller, page: Page) => listKeys(database, caller.tenantId, sightOf(caller), page),
     /**

@@ -97,7 +97,7 @@ export default definePlugin({
     await provider?.verify?.()
 
     const ledger = new Ledger(deps.database)
-    const wallet = new Wallet({ ledger, provider, name: name ?? '', currency, packs, publicUrl })
+    const wallet = new Wallet({ ledger, limits, provider, name: name ?? '', currency, packs, publicUrl })
     const budgets = new Budgets(deps.database, webhooks, limits)
     routes('conductor', async (app) => {
       guard.protect(app)

@@ -55,7 +55,10 @@ export function walletRoutes(app: App, guard: Guard, wallet: Wallet): void {
         summary: 'Buy credit',
         description: 'Answers the URL of a payment page. The credit is available after the payment.',
         body: CheckoutBody,
-        response: { 200: Link, ...failures(unknownPack, providerFailed, billingNotConfigured) },
+        response: {
+          200: Link,
+          ...failures(unknownPack, providerFailed, billingNotConfigured, limitErrors.limitExceeded),
+        },
       },
     },
     async (request) => wallet.checkout(guard.callerOf(request), request.body.cents, originOf(request)),

@@ -2,6 +2,7 @@ import { invalidField, notFound } from '#kernel'
 import type { Caller } from '#contracts/auth'
 import { billingErrors, type BillingEvent, type BillingProvider } from '#contracts/billing'
 import { newId } from '#contracts/ids'
+import type { TenantLimits } from '#contracts/limits'
 import { microcentsPerCent } from '#contracts/prices'
 import { Turns } from '#kit/turns'
 import { type Ledger, microcents } from './ledger.ts'
@@ -9,6 +10,7 @@ import type { CheckoutView, CorrectionBody, GrantBody, Pack, WalletView } from '
 
 interface WalletDeps {
   readonly ledger: Ledger
+  readonly limits?: Pick<TenantLimits, 'stored'> | undefined
   readonly provider: BillingProvider | undefined
   /** The name of the payment provider. */
   readonly name: string
@@ -19,6 +21,8 @@ interface WalletDeps {
 
 /** The latest time that a grant may expire, in milliseconds since the epoch. PostgreSQL cannot read years with more than four digits. */
 const mostTime = Date.UTC(10_000)
+/** The bytes of a requested payment with its index entry. */
+const bytesOfCheckout = 300
 /** Granted credit is spent before paid credit. */
 const grantPriority = 50
 
@@ -58,14 +62,16 @@ export class Wallet {
     return this.#asking.take(caller.tenantId, () => this.#checkout(caller, cents, origin))
   }
   async #checkout({ tenantId, keyId }: Caller, cents: number, origin: string): Promise<{ url: string }> {
-    const { ledger, packs, currency, name, publicUrl } = this.#deps
+    const { ledger, limits, packs, currency, name, publicUrl } = this.#deps
     const pack = packs.find((one) => one.cents === cents)
     if (!pack) {
       const all = packs.map((one) => one.cents).join(', ')
       throw billingErrors.unknownPack({ message: `body/cents must be one of the packs of the wallet: ${all}.` })
     }
+    limits?.stored.admit(tenantId)
     const id = newId('chk')
     await ledger.openCheckout(tenantId, { id, provider: name, cents, createdBy: keyId })
+    limits?.stored.add(tenantId, bytesOfCheckout)
     const customer = (await ledger.account(tenantId))?.customers[name]
     const asked = {
       id,

@@ -37,12 +37,13 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
         return insertKey(tx, profile, { ...minted, label, expiresAt, createdBy: caller.keyId })
       })
       const issued = { ...found(key), token }
-      limits?.stored.add(caller.tenantId, bytesOfKey + label.length)
+      limits?.stored.add(caller.tenantId, bytesOfKey + Buffer.byteLength(label))
       return issued
     },
     /** The new key is the caller's, whose token it was given, not that of whoever issued the old one. */
     async rotate(caller: Caller, profile: string, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw unknownKey()
+      limits?.stored.admit(caller.tenantId)
       const { token, ...minted } = mint()
       const key = await database.tenant(caller.tenantId, async (tx) => {
         const latest = await issuer.expiryFor(tx, caller, undefined)
@@ -50,6 +51,7 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
       })
       if (key === 'over') throw keyOver()
       if (key === undefined) throw unknownKey()
+      limits?.stored.add(caller.tenantId, bytesOfKey + Buffer.byteLength(key.label))
       return { ...key, token }
     },
     list: async (tenantId: string, profile: string, page: Page) =>

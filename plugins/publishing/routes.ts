@@ -212,7 +212,7 @@ function lifeRoutes(app: App, guard: Guard, service: AgentKeyService): void {
         body: KeyRotation,
         response: {
           201: IssuedKey,
-          ...failures(invalidRequest, notFound, conflict, publishingErrors.notPublished),
+          ...failures(invalidRequest, notFound, conflict, publishingErrors.notPublished, limitErrors.limitExceeded),
         },
       },
       // The only field is optional, so the body is optional too.

@@ -5,7 +5,7 @@ import type { FastifyRequest } from 'fastify'
 import { AppError, definePlugin } from '#kernel'
 import type { TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
-import { defaultLimits } from '#contracts/limits'
+import { defaultLimits, overLimit } from '#contracts/limits'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import { apiKeyRoutes } from '../keys.routes.ts'
 import { createApiKeyService, issueKey, type KeyServiceOptions } from '../keys.service.ts'
@@ -690,4 +690,33 @@ test('a key with addresses is found everywhere, and is for use from those alone'
   for (const address of ['11.0.0.1', '203.0.113.7', '::1', '2001:db9::1', ''])
     assert.equal(await from(address), false, address)
   await lookup.settled()
+})
+
+test('a new key and a replacement count with all that their rows hold, and a full tenant gets neither', async (t) => {
+  const added: [string, number][] = []
+  let full = false
+  const stored = {
+    add: (tenantId: string, bytes: number) => void added.push([tenantId, bytes]),
+    isFull: () => full,
+    admit: () => {
+      if (full) throw overLimit('storedBytes', 1)
+    },
+  }
+  const { call } = await conductor(t, countingTokens(), { limits: { of: () => defaultLimits, stored } })
+  const mcpToolPermissions = { github: Array.from({ length: 500 }, (_, i) => `a_tool_of_some_length_${i}`) }
+  const issued = await call('POST', '/api/api-keys', {}, { label: 'é', mcpToolPermissions })
+  const key = issued.json<{ id: string }>().id
+  const rotate = (id: string) => call('POST', `/api/api-keys/${id}/rotate`)
+  const rotated = await rotate(key)
+  assert.deepEqual([issued.statusCode, rotated.statusCode], [201, 201])
+  const least = JSON.stringify(mcpToolPermissions).length
+  assert.equal(added.length, 2)
+  for (const [tenantId, bytes] of added) {
+    assert.equal(tenantId, 'acme')
+    assert.ok(bytes > least && bytes < least + 1_000, `${bytes} for ${least}`)
+  }
+  full = true
+  const again = await rotate(rotated.json<{ id: string }>().id)
+  assert.deepEqual([again.statusCode, again.json<{ error: string }>().error], [409, 'limit_exceeded'])
+  assert.equal(added.length, 2)
 })

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { isAppError } from '#kernel'
 import type { Caller } from '#contracts/auth'
+import { overLimit } from '#contracts/limits'
 import { testRole } from '#testing'
 import { Wallet as Wallets } from '../wallet.ts'
 import { stage } from './stage.ts'
@@ -211,4 +213,24 @@ test('a tenant asks the provider for one page at a time, whatever it wants at on
   gate.resolve()
   await Promise.all(all)
   assert.equal(most, 1)
+})
+
+test('a requested payment counts for the stored bytes of its tenant, and a full tenant requests none', async () => {
+  const [asked, added]: [string[], [string, number][]] = [[], []]
+  const stored = {
+    add: (tenantId: string, bytes: number) => void added.push([tenantId, bytes]),
+    admit: (tenantId: string) => {
+      if (tenantId === 'full') throw overLimit('storedBytes', 1)
+    },
+  }
+  const ledger = { openCheckout: async (tenantId: string) => void asked.push(tenantId), account: async () => undefined }
+  const provider = { checkout: async () => ({ url: 'https://pay.example' }) }
+  const packs = [{ cents: 100, label: 'one' }]
+  const deps = { ledger, limits: { stored }, packs, provider, name: 'fake' }
+  const wallet = new Wallets(deps as unknown as ConstructorParameters<typeof Wallets>[0])
+  const buy = (tenantId: string) => wallet.checkout({ tenantId, keyId: 'k' } as Caller, 100, 'https://here')
+  await buy('acme')
+  assert.deepEqual(added, [['acme', 300]])
+  await assert.rejects(buy('full'), (error) => isAppError(error) && error.code === 'limit_exceeded')
+  assert.deepEqual(asked, ['acme'])
 })

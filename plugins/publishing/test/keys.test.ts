@@ -2,6 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { AppError } from '#kernel'
 import type { Tokens } from '#contracts/auth'
+import { overLimit, TenantLimits } from '#contracts/limits'
+import { fake } from '#testing'
 import { conductor, countingTokens } from './kernel.ts'
 
 test('a key is answered once with its token, and stored as a hash of the published-key domain', async (t) => {
@@ -224,4 +226,30 @@ test('without a pepper, issuing answers with what the hashing says, and publishi
   assert.equal((await call('POST', '/api/profiles/p/publish', {})).statusCode, 201)
   const reply = await call('POST', '/api/profiles/p/keys', { label: 'l' })
   assert.deepEqual([reply.statusCode, reply.json().error], [503, 'key_hashing_unavailable'])
+})
+
+test('a replacement counts for the stored bytes of its tenant as a new key does, and a full tenant gets none', async (t) => {
+  const added: number[] = []
+  let full = false
+  const stored = {
+    add: (_tenantId: string, bytes: number) => void added.push(bytes),
+    isFull: () => full,
+    admit: () => {
+      if (full) throw overLimit('storedBytes', 1)
+    },
+  }
+  const { call, profile } = await conductor(t, {}, countingTokens(), [
+    fake(TenantLimits, { stored, uses: () => {} } as unknown as TenantLimits),
+  ])
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  added.length = 0
+  const { id } = (await call('POST', '/api/profiles/p/keys', { label: 'l' })).json()
+  const rotated = await call('POST', `/api/profiles/p/keys/${id}/rotate`)
+  assert.equal(rotated.statusCode, 201)
+  assert.deepEqual(added, [401, 401])
+  full = true
+  const again = await call('POST', `/api/profiles/p/keys/${rotated.json().id}/rotate`)
+  assert.deepEqual([again.statusCode, again.json().error], [409, 'limit_exceeded'])
+  assert.equal(added.length, 2)
 })
