@@ -328,9 +328,9 @@ function limitRequests(app: App, { limits, kv, guarded }: RequestLimitsOptions):
     // What is refused anyway takes nobody's turn.
     if (!limits.isUsedUp(tenantId, kindOf(request))) {
       const bytes = bytesOf(request)
-      // An upload takes its turns while it flows. A body that does not say its length counts as the largest of JSON.
+      // An upload takes its turns while it flows. A body that does not say its length counts as the largest that its route takes.
       if ((bytes === undefined || bytes > bytesOfTurn) && !isUpload(request.routeOptions.config))
-        await limits.turnOfBody(tenantId, bytes ?? app.initialConfig.bodyLimit!)
+        await limits.turnOfBody(tenantId, bytes ?? request.routeOptions.bodyLimit)
       await limits.turn(tenantId, kindOf(request), turnsOf(bytes))
     }
     await check(request, reply)

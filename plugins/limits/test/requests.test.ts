@@ -123,6 +123,18 @@ test('parts of long lists take the turns of reads, and those of others do not wa
   assert.ok(passed >= 10 && passed < 20, `${passed} parts`)
 })
 
+test('a body that does not say its length takes the turns of the largest that its route takes', async (t) => {
+  const { app, kept } = scope(t, {})
+  const taken: number[] = []
+  t.mock.method(kept, 'turnOfBody', async (_tenantId: string, bytes: number) => void taken.push(bytes))
+  app.post('/large', { bodyLimit: 8 * 1024 * 1024 }, async () => 'written')
+  app.post('/small', { bodyLimit: 100_000 }, async () => 'written')
+  const headers = { tenant: 'acme', 'transfer-encoding': 'chunked', 'content-type': 'application/json' }
+  for (const url of ['/large', '/small', '/'])
+    assert.equal((await app.inject({ method: 'POST', url, headers, payload: '{}' })).statusCode, 200)
+  assert.deepEqual(taken, [8 * 1024 * 1024, 100_000, 1024 * 1024])
+})
+
 test('what is used up is so until its time, and for the same limit', () => {
   let now = 0
   const spent = new Spent(() => now)
