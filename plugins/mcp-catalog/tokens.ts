@@ -1,9 +1,8 @@
 import { createHash } from 'node:crypto'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import { type Sealer, secretOf, type Secrets } from '#contracts/secrets'
-import { SingleFlight } from '#kit'
+import { retry, SingleFlight } from '#kit'
 import { addressOf, type Entry } from './entry.ts'
 import { catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
@@ -21,8 +20,8 @@ interface TokensOptions {
 
 /** How long an authorization server may take. It must be shorter than the lease. */
 const patienceMs = 10_000
-/** How often a caller checks whether the holder of the lease has stored a new token. */
-const lookMs = 50
+/** When a caller checks whether the holder of the lease has stored a new token: soon, and less and less often while that takes longer. */
+const looks = { firstMs: 50, longestMs: 1_000 } as const
 
 /**
  * Access tokens of entries, encrypted in the database so that all conductors share them. Whoever finds a token due takes a lease and replaces it; the
@@ -67,24 +66,26 @@ export class Tokens {
   }
 
   async #replace(tenantId: string, entry: Entry): Promise<string> {
-    const { database, stopping } = this.#options
-    const signal = AbortSignal.any([stopping, AbortSignal.timeout(2 * patienceMs)])
+    const signal = AbortSignal.any([this.#options.stopping, AbortSignal.timeout(2 * patienceMs)])
+    const inVain = catalogErrors.mcpTokenRefused({ message: waitedInVain })
+    const look = async (): Promise<string> => (await this.#look(tenantId, entry)) ?? Promise.reject(inVain)
+    return retry(look, { ...looks, stopping: signal, mayPass: (error) => error === inVain })
+  }
+  /** Undefined while another process replaces the token. */
+  async #look(tenantId: string, entry: Entry): Promise<string | undefined> {
+    const { database } = this.#options
     const basis = basisOf(entry)
-    for (;;) {
-      const lease = await takeLease(database, tenantId, entry.name, basis)
-      const got = lease === undefined ? undefined : await this.#get(tenantId, entry, lease)
-      if (got !== undefined) return got
-      const found = await findToken(database, tenantId, entry.name)
-      const held = found?.due ? undefined : this.#opened(tenantId, entry, found)
-      if (held !== undefined) return held
-      if (found?.failure && found.basis === basis) throw catalogErrors.mcpTokenRefused({ message: found.failure })
-      // A token that no present key can decrypt counts as missing, even if its row says that it is valid.
-      if (found?.valid && found.token !== null && this.#opened(tenantId, entry, found) === undefined) {
-        await dropToken(database, tenantId, entry.name, found.token)
-      }
-      if (signal.aborted) throw catalogErrors.mcpTokenRefused({ message: waitedInVain })
-      await sleep(lookMs, undefined, { signal }).catch(() => {})
-    }
+    const lease = await takeLease(database, tenantId, entry.name, basis)
+    const got = lease === undefined ? undefined : await this.#get(tenantId, entry, lease)
+    if (got !== undefined) return got
+    const found = await findToken(database, tenantId, entry.name)
+    const held = found?.due ? undefined : this.#opened(tenantId, entry, found)
+    if (held !== undefined) return held
+    if (found?.failure && found.basis === basis) throw catalogErrors.mcpTokenRefused({ message: found.failure })
+    // A token that no present key can decrypt counts as missing, even if its row says that it is valid.
+    if (found?.valid && found.token !== null && this.#opened(tenantId, entry, found) === undefined)
+      await dropToken(database, tenantId, entry.name, found.token)
+    return undefined
   }
 
   /** Undefined when another process has taken over the lease in the meantime. */

@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import {
   type Account,
@@ -15,7 +14,7 @@ import type { Database, TenantTx } from '#contracts/database'
 import type { Sealer } from '#contracts/secrets'
 import type { Webhooks } from '#contracts/webhooks'
 import { capability, isAppError } from '#kernel'
-import { SingleFlight } from '#kit'
+import { retry, SingleFlight } from '#kit'
 import type { ConnectionMetrics } from './metrics.ts'
 import {
   type Connection,
@@ -45,8 +44,8 @@ export interface AccountsOptions {
 
 /** How long a provider may take to renew a grant. It must be shorter than the lease. */
 const patienceMs = 10_000
-/** How often a caller checks whether the holder of the lease has stored a new grant. */
-const lookMs = 50
+/** When a caller checks whether the holder of the lease has stored a new grant: soon, and less and less often while that takes longer. */
+const looks = { firstMs: 50, longestMs: 1_000 } as const
 /** After this many failures an expired account gets the state `failed`. Retries go on, with growing pauses up to `longestPauseSeconds`. */
 const failuresToTell = 3
 const longestPauseSeconds = 3_600
@@ -171,18 +170,29 @@ export class Accounts implements AppAccounts {
   }
 
   async #settle(tenantId: string, id: string): Promise<void> {
-    const { database, stopping } = this.#options
-    const signal = AbortSignal.any([stopping, AbortSignal.timeout(2 * patienceMs)])
-    for (;;) {
-      const leased = await takeLease(database, tenantId, id)
-      if (leased) return this.#doWhatIsDue(tenantId, leased)
-      const now = await connectionById(database, tenantId, id)
-      // A secret that this server cannot decrypt is useless, even if the row says that it is valid.
-      const unreadable = now?.valid && !now.due && this.#opened(tenantId, now) === undefined
-      if (unreadable) await this.#unreadable(tenantId, now)
-      if (!now?.due || signal.aborted) return
-      await sleep(lookMs, undefined, { signal }).catch(() => {})
+    const signal = AbortSignal.any([this.#options.stopping, AbortSignal.timeout(2 * patienceMs)])
+    const elsewhere = new Error('another process does what is due')
+    const look = async (): Promise<void> => {
+      if (!(await this.#look(tenantId, id))) throw elsewhere
     }
+    await retry(look, { ...looks, stopping: signal, mayPass: (error) => error === elsewhere }).catch(
+      (error: unknown) => {
+        if (error !== elsewhere) throw error
+      },
+    )
+  }
+  /** False while another process does what is due. */
+  async #look(tenantId: string, id: string): Promise<boolean> {
+    const { database } = this.#options
+    const leased = await takeLease(database, tenantId, id)
+    if (leased) {
+      await this.#doWhatIsDue(tenantId, leased)
+      return true
+    }
+    const now = await connectionById(database, tenantId, id)
+    // A secret that this server cannot decrypt is useless, even if the row says that it is valid.
+    if (now?.valid && !now.due && this.#opened(tenantId, now) === undefined) await this.#unreadable(tenantId, now)
+    return !now?.due
   }
   async #doWhatIsDue(tenantId: string, leased: Connection): Promise<void> {
     const { state, secret } = leased
