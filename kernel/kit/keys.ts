@@ -6,7 +6,9 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
 import { accessErrors } from '#contracts/access-errors'
 import type { AppError } from '../contracts/errors.ts'
+import { unavailable } from '../contracts/http-errors.ts'
 import { countedAs } from './addresses.ts'
+import { Shares } from './turns.ts'
 
 /** Something that stays open only while a key is valid: a stream, or a waiting request. */
 export interface Held {
@@ -200,6 +202,12 @@ const mostAddresses = 10_000
 const holdMs = 5
 const longestHoldMs = 1_000
 const mostHeld = 200
+/** Look-ups of keys that have not worked lately: how many of one address are under way, how many wait, and for how many ms. */
+const mostLookUps = 8
+const mostWaiting = 1_000
+const patienceMs = 5_000
+const tooManyLookUps = (): AppError =>
+  unavailable({ message: 'Too many keys of this address wait to be looked up; try again shortly.', retryable: true })
 /** How many recently valid keys are remembered. */
 const mostKeys = 10_000
 
@@ -225,11 +233,41 @@ export class WrongKeys {
   #newest: string | undefined
   /** Refusals that wait for their answer. */
   #held = 0
+  readonly #lookUps = new Shares({ each: mostLookUps, mostWaiting, busy: tooManyLookUps })
 
   /** `now`: milliseconds of a clock that never goes back. */
   constructor(mostPerMinute: number, now = () => performance.now()) {
     this.#mostPerMinute = mostPerMinute
     this.#now = now
+  }
+
+  /**
+   * Looks a key up, and counts a wrong one; undefined names a text that can be no key. An address has only a few look-ups under way of keys that have
+   * not worked lately, and the rest waits: it is refused once these were too many wrong ones. Otherwise thousands that come at once, before any of
+   * them was found to be wrong, would all be looked up, and everybody else's keys behind them.
+   */
+  async find<T>(address: string, key: string | undefined, look: () => Promise<T | undefined>): Promise<T | undefined> {
+    const known = (): boolean => key !== undefined && this.#good.has(key)
+    await this.check(address, known)
+    const leave = key === undefined || known() ? undefined : await this.#turn(address)
+    let refused: Promise<never> | undefined
+    try {
+      refused = leave && this.check(address, known)
+      if (!refused) {
+        const found = key === undefined ? undefined : await look()
+        if (found === undefined) this.failed(address, key)
+        return found
+      }
+    } finally {
+      leave?.()
+    }
+    return refused
+  }
+  async #turn(address: string): Promise<() => void> {
+    const patience = AbortSignal.timeout(patienceMs)
+    return this.#lookUps.enter(countedAs(address), patience).catch((error: unknown) => {
+      throw patience.aborted ? tooManyLookUps() : error
+    })
   }
 
   /**

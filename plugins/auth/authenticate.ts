@@ -76,10 +76,8 @@ export function createAuthenticate(options: AuthenticateOptions): {
     }
     const hash = hashOf(request, token)
     const name = hash?.toString('base64')
-    await wrongKeys.check(address, () => name !== undefined && wrongKeys.isGood(name))
-    const found = hash && (await keys!.find(hash, address))
+    const found = await wrongKeys.find(address, name, () => keys!.find(hash!, address))
     if (!found) {
-      wrongKeys.failed(address, name)
       if (name !== undefined) lately.delete(placed(name, address))
       throw refused()
     }

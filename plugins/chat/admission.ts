@@ -239,12 +239,12 @@ export class ChatAdmission {
     const key = shown && memoryKey(shown)
     // A request without a token does not count as an attempt to guess a key.
     const tried = bearerForm.test(request.headers.authorization ?? '')
-    if (tried)
-      await this.#wrongKeys.check(this.#clientOf(request), () => key !== undefined && this.#wrongKeys.isGood(key))
-    if (key) this.#remembered.delete(key)
-    const found = shown && (await this.#find(request, shown))
+    const look = (): Promise<Holder | undefined> => {
+      this.#remembered.delete(key!)
+      return this.#find(request, shown!)
+    }
+    const found = tried ? await this.#wrongKeys.find(this.#clientOf(request), key, look) : undefined
     if (!found) {
-      if (tried) this.#wrongKeys.failed(this.#clientOf(request), key)
       // Without these headers a browser would report a network failure instead of the 401.
       if (origin !== undefined && (await this.#origins.admits(request, origin))) allow(reply, origin)
       throw invalidKey()

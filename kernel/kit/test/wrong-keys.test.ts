@@ -108,3 +108,37 @@ test('a hop is read with its port, and nobody stands behind one that is no addre
     assert.equal(from(forwarded), client, forwarded)
   }
 })
+
+test('of keys that come at once few are looked up at once, and none once these were too many wrong ones', async () => {
+  const { wrongKeys } = throttle(10)
+  let [looked, underWay, most] = [0, 0, 0]
+  const look = async (): Promise<string | undefined> => {
+    looked++
+    most = Math.max(most, ++underWay)
+    await new Promise(setImmediate)
+    underWay--
+    return undefined
+  }
+  const tried = Array.from({ length: 60 }, (_, i) =>
+    wrongKeys.find('192.0.2.1', `wrong ${i}`, look).catch((error: unknown) => isAppError(error) && error.code),
+  )
+  const others = await wrongKeys.find('192.0.2.2', 'right', async () => looked)
+  assert.ok(others! < 10, 'another address is behind none of them')
+  const codes = await Promise.all(tried)
+  assert.equal(most, 8)
+  assert.ok(looked >= 10 && looked < 18, `${looked} were looked up`)
+  assert.equal(codes.filter((code) => code === 'too_many_wrong_keys').length, 60 - looked)
+  wrongKeys.worked('good')
+  assert.equal(await wrongKeys.find('192.0.2.1', 'good', async () => 'found'), 'found')
+  assert.equal(await wrongKeys.find('192.0.2.1', 'good', look), undefined, 'it was revoked')
+  await assert.rejects(wrongKeys.find('192.0.2.1', 'good', look))
+})
+
+test('a look-up that fails is no wrong key, and the next one has its turn', async () => {
+  const { wrongKeys, waits } = throttle(1)
+  const away = async (): Promise<undefined> => Promise.reject(new Error('away'))
+  for (let i = 0; i < 20; i++) await assert.rejects(wrongKeys.find('192.0.2.1', `key ${i}`, away), /away/)
+  assert.equal(await waits('192.0.2.1'), 0)
+  assert.equal(await wrongKeys.find('192.0.2.1', undefined, away), undefined, 'no key is looked up for such a text')
+  assert.equal(await waits('192.0.2.1'), 60)
+})

@@ -312,3 +312,21 @@ test('who tries too many wrong keys hears 429, which a page may read, and locks 
   assert.equal((await ask(agent.key)).statusCode, 401, 'revoked, it is refused as such')
   assert.equal((await ask(agent.key)).statusCode, 429, 'and then it is a wrong key like others')
 })
+
+test('wrong keys that come at once are looked up until there were too many, and no more', async (t) => {
+  const { app, database } = await gateway(t, { config: { wrongKeysPerMinute: 3 } })
+  const statements = t.mock.method(database, 'unit').mock
+  const replies = await Promise.all(
+    Array.from({ length: 60 }, (_, i) =>
+      app.inject({
+        method: 'POST',
+        url: `/v1/chat/t${i}/a`,
+        headers: { authorization: `Bearer ao_test_${i}` },
+        payload,
+      }),
+    ),
+  )
+  const looked = statements.callCount()
+  assert.ok(looked >= 3 && looked <= 10, `${looked} were looked up`)
+  assert.equal(replies.filter(({ statusCode }) => statusCode === 429).length, 60 - looked)
+})
