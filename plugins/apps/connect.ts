@@ -216,17 +216,22 @@ async function storeAuthorization(tx: TenantTx, state: string, of: Authorization
   })
 }
 
-/** Uses the attempt up: each state works at most once. Undefined when there is no such attempt, it has expired or it was used. */
+/**
+ * Uses the attempt up: each state works at most once. Undefined when there is no such attempt, it has expired or it was used. Anybody may ask this in
+ * the name of any tenant, so it takes no connection of the tenant's share.
+ */
 async function takeAuthorization(
   database: Database,
   tenantId: string,
   state: string,
 ): Promise<Authorization | undefined> {
+  const hash = hashOf(state)
   const take = {
+    name: 'app-authorization-take',
     text: `DELETE FROM app_authorizations WHERE tenant_id = $1 AND state_hash = $2 AND expires_at > now()
            RETURNING connection_id AS "connectionId", kept, return_url AS "returnUrl"`,
-    values: [tenantId, hashOf(state)],
+    values: [tenantId, hash],
   }
-  const [[row]] = await database.batch<[Authorization[]]>(tenantId, [take])
+  const [row] = await database.unit<Authorization>(tenantId, take, { order: `app-authorization ${hash}` })
   return row
 }

@@ -265,3 +265,14 @@ test('without a public URL nothing is entered that would have to be come back fr
   await assert.rejects(stage(t, { variables: { AGENT_ORC_PUBLIC_URL: '' }, settings }), /AGENT_ORC_PUBLIC_URL/)
   await assert.rejects(stage(t, { variables: { AGENT_ORC_PUBLIC_URL: 'http://agents.test' } }), /an https URL/)
 })
+
+test('whoever comes back with a state that nobody gave waits for no work of the tenant that it names', async (t) => {
+  const s = await stage(t)
+  const { promise: over, resolve: end } = Promise.withResolvers<void>()
+  const busy = Promise.allSettled(Array.from({ length: 20 }, () => s.database.tenant('default', () => over)))
+  const state = `${Buffer.from('default').toString('base64url')}.${'A'.repeat(43)}`
+  const page = await s.browse(`/api/apps/callback?state=${state}&code=c`)
+  end()
+  await busy
+  assert.equal(page.status, 400, page.text)
+})
