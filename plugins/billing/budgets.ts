@@ -65,13 +65,6 @@ const put = (tenantId: string, budget: Budget): Statement => ({
     budget.webhookUrl ?? null,
   ],
 })
-// Raising the cap can lift it above a mark that was already alerted. Then the alert must be sent again when spending reaches that mark anew.
-const untell = (tenantId: string): Statement => ({
-  text: `UPDATE billing_budget_uses u SET told = CASE WHEN ${spent} * 5 >= b.cap * 4 THEN 80 ELSE 0 END FROM billing_budgets b
-         WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND u.told > 0 AND ${spent} < b.cap`,
-  values: [tenantId],
-})
-
 const toUse = ({ subject, runId, spentCents, heldCents, percent: used }: UseRow): BudgetView['uses'][number] => ({
   subject,
   runId: runId === '' ? null : runId,
@@ -120,11 +113,10 @@ export class Budgets {
       this.#webhooks.check(tenantId, webhookUrl)
     }
     await this.#database.batch(tenantId, [
-      // Runs lock the account while they change the spent amounts, so this transaction locks the account first.
+      // Runs that begin or end lock the account, so they find either these budgets or the former ones. They wait meanwhile, so no use is touched here.
       { text: 'SELECT 1 FROM billing_accounts WHERE tenant_id = $1 FOR UPDATE', values: [tenantId] },
       keep(tenantId, [...keys]),
       ...budgets.map((budget) => put(tenantId, budget)),
-      untell(tenantId),
     ])
     return this.list(tenantId)
   }

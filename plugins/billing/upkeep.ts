@@ -15,12 +15,36 @@ const expire = (tenantId: string): Statement => ({
   text: `SELECT billing_expire($1) FROM (SELECT 1 FROM billing_accounts WHERE tenant_id = $1 FOR UPDATE) locked`,
   values: [tenantId],
 })
-// Deletes uses of past periods without holds, so that an end user who chatted once leaves no row. The tenant's row is locked, so that nothing goes
-// any more when a legal hold was answered.
-const forgetUses = (tenantId: string): Statement => ({
-  text: `WITH free AS MATERIALIZED (SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE)
-         DELETE FROM billing_budget_uses u USING free
-         WHERE u.tenant_id = free.id AND u.tenant_id = $1 AND u.held = 0 AND u.period < (now() AT TIME ZONE 'UTC')::date - 40`,
+/** Uses that one transaction looks at. */
+const usesAtOnce = 1_000
+// Looks at the next uses in the order of their key. Deletes those of past periods without holds, so that an end user who chatted once leaves no row,
+// and those of budgets that are gone. The tenant's row is locked, so that nothing goes any more when a legal hold was answered. What a run is writing
+// is left for the next time: a run waits for its other uses meanwhile.
+const forgetUses = (tenantId: string, after: Place): Statement => ({
+  text: `WITH free AS MATERIALIZED (SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE),
+         seen AS MATERIALIZED (
+           SELECT budget_id, subject, run_id FROM billing_budget_uses
+           WHERE EXISTS (SELECT FROM free) AND tenant_id = $1 AND (budget_id, subject, run_id) > ($2, $3, $4)
+           ORDER BY budget_id, subject, run_id LIMIT ${usesAtOnce}
+         ), due AS MATERIALIZED (
+           SELECT d.* FROM seen CROSS JOIN LATERAL (
+             SELECT budget_id, subject, run_id FROM billing_budget_uses u
+             WHERE tenant_id = $1 AND budget_id = seen.budget_id AND subject = seen.subject AND run_id = seen.run_id
+               AND (held = 0 AND period < (now() AT TIME ZONE 'UTC')::date - 40
+                 OR EXISTS (SELECT FROM billing_former_budgets f WHERE f.tenant_id = $1 AND f.id = u.budget_id))
+             FOR UPDATE SKIP LOCKED) d
+         ), gone AS (
+           DELETE FROM billing_budget_uses u USING due
+           WHERE u.tenant_id = $1 AND u.budget_id = due.budget_id AND u.subject = due.subject AND u.run_id = due.run_id
+         )
+         SELECT ARRAY[budget_id, subject, run_id] AS place FROM seen ORDER BY budget_id DESC, subject DESC, run_id DESC LIMIT 1`,
+  values: [tenantId, ...after],
+})
+type Place = readonly [budgetId: string, subject: string, runId: string]
+// No use can be added any more to a budget that is gone.
+const forgetBudgets = (tenantId: string): Statement => ({
+  text: `DELETE FROM billing_former_budgets f WHERE f.tenant_id = $1 AND NOT EXISTS (
+           SELECT FROM billing_budget_uses u WHERE u.tenant_id = $1 AND u.budget_id = f.id)`,
   values: [tenantId],
 })
 // Charges storage once for each day that has begun, by the bytes stored when this statement runs.
@@ -52,7 +76,8 @@ export async function upkeep({ database, prices, signal, log, audited }: Upkeep)
   for await (const id of tenantIds(database.as('reads'), 'active')) {
     if (signal.aborted) return
     try {
-      await database.batch(id, [expire(id), releaseAbandoned(id), forgetUses(id), ...storage(id)])
+      await database.batch(id, [expire(id), releaseAbandoned(id), ...storage(id)])
+      await forget(database, id, signal)
       const wrong = await reconcile(database, id, new Date(Date.now() - lookedAtMs))
       found += wrong.length
       for (const one of wrong) log.error({ tenantId: id, ...one }, 'the ledger does not add up')
@@ -63,6 +88,16 @@ export async function upkeep({ database, prices, signal, log, audited }: Upkeep)
     }
   }
   audited.set(found)
+}
+
+/** Deletes uses that count no more, in transactions of their own: no run waits for its tenant's account meanwhile. */
+async function forget(database: Database, tenantId: string, signal: AbortSignal): Promise<void> {
+  const reads = database.as('reads')
+  for (let place: Place | undefined = ['', '', '']; place && !signal.aborted;) {
+    const [[last]]: [{ place: Place }[]] = await reads.batch(tenantId, [forgetUses(tenantId, place)])
+    place = last?.place
+  }
+  await reads.batch(tenantId, [forgetBudgets(tenantId)])
 }
 
 /** An inconsistency. Amounts in microcents. */
@@ -107,7 +142,8 @@ const sums: Readonly<Record<string, string>> = {
       SELECT b ->> 0 AS id, b ->> 1 AS subject, b ->> 2 AS run, sum(amount) AS sum, sum(spent) AS spent
       FROM billing_holds, jsonb_array_elements(budgets) b WHERE tenant_id = $1 GROUP BY 1, 2, 3
     ) h ON h.id = u.budget_id AND h.subject = u.subject AND h.run = u.run_id
-    WHERE u.tenant_id = $1 AND (u.held <> coalesce(h.sum, 0) OR u.running <> coalesce(h.spent, 0))`,
+    WHERE u.tenant_id = $1 AND (u.held <> coalesce(h.sum, 0) OR u.running <> coalesce(h.spent, 0))
+      AND EXISTS (SELECT FROM billing_budgets b WHERE b.tenant_id = $1 AND b.id = u.budget_id)`,
 }
 
 const within = 'e.created_at >= $2::timestamptz AND e.created_at < $3::timestamptz'

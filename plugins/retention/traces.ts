@@ -7,8 +7,11 @@ import type { Statement } from '#contracts/database'
 const messages = `webhook_deliveries w WHERE w.tenant_id = $1 AND w.run_id IS NULL AND position(to_json($2::text)::text IN w.body) > 0
   AND (w.body::json #>> '{data,endUserId}' = $2
     OR (w.body::json #>> '{data,scope}' = 'end_user' AND w.body::json #>> '{data,subject}' = $2))`
-/** SQL: what was spent for the end user of budgets that count for each of them. */
-const theirUses = `billing_budgets b WHERE u.tenant_id = $1 AND b.tenant_id = $1 AND b.id = u.budget_id AND b.scope = 'end_user' AND u.subject = $2`
+/** SQL: what was spent for the end user of budgets that count for each of them, also of those that are gone. */
+const theirUses = `(
+    SELECT id, per FROM billing_budgets WHERE tenant_id = $1 AND scope = 'end_user'
+    UNION ALL SELECT id, per FROM billing_former_budgets WHERE tenant_id = $1 AND scope = 'end_user'
+  ) b WHERE u.tenant_id = $1 AND b.id = u.budget_id AND u.subject = $2`
 
 /** What names an end user outside of their runs and of the data of plugins, and may be all that is left of them. */
 export const traces = {

@@ -146,6 +146,24 @@ test('80 and 100 percent are told once each, by webhook and in the usage; anothe
   assert.equal((await ask(store)).kind, 'started')
 })
 
+test('budgets are replaced without touching a use, of which there may be a million', async (t) => {
+  const { open, grant, budget, budgets, database } = await stage(t)
+  const store = await open()
+  await grant(100)
+  await budget({ scope: 'tenant', per: 'day', capCents: 2 }, { scope: 'profile', per: 'day', capCents: 2 })
+  await finish(store, await begin(store), { costCents: 2 })
+  assert.equal((await ask(store)).kind, 'unfunded')
+  await database.as('claims').tenant('acme', async (tx) => {
+    await tx.query({ text: 'SELECT 1 FROM billing_budget_uses FOR UPDATE' })
+    await budget({ scope: 'tenant', per: 'day', capCents: 4 })
+  })
+  const claim = await begin(store)
+  const [only, ...more] = await budgets()
+  assert.deepEqual([only!.uses.map(({ spentCents }) => spentCents), more], [[2], []])
+  await finish(store, claim, { costCents: 1 })
+  assert.deepEqual(await reconcile(database, 'acme'), [])
+})
+
 test('the agents of a workflow have one budget per run, which is shown until the day after the last of them', async (t) => {
   const { open, grant, budget, budgets, billing, database } = await stage(t)
   const store = await open()

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { setImmediate as nextTurn } from 'node:timers/promises'
 import { pino } from 'pino'
 import { Gauge, Registry } from 'prom-client'
 import { upkeep } from '../../plugins/billing/upkeep.ts'
@@ -92,6 +93,60 @@ test('what was spent of budgets in past periods is forgotten, and kept under a l
   await database.batch('acme', [{ text: `UPDATE tenants SET legal_hold = false WHERE id = 'acme'` }])
   await pass()
   assert.deepEqual(await uses(), ['held', 'new'])
+})
+
+test('uses are forgotten a page after the other, those of budgets that are gone as well, though not under a legal hold', async (t) => {
+  const { database, budget, budgets } = await stage(t)
+  const audited = new Gauge({ name: 'audited', help: 'x', registers: [new Registry()] })
+  const pass = () =>
+    upkeep({ database, prices, signal: new AbortController().signal, log: pino({ level: 'silent' }), audited })
+  await budget({ scope: 'end_user', per: 'day', capCents: 5 }, { scope: 'profile', per: 'day', capCents: 5 })
+  const all = await budgets()
+  const [people, profiles] = ['end_user', 'profile'].map((scope) => all.find((one) => one.scope === scope)!.id)
+  await database.batch('acme', [
+    {
+      text: `INSERT INTO billing_budget_uses (tenant_id, budget_id, subject, period, held)
+             SELECT 'acme', $1, n::text, now(), n % 2 FROM generate_series(1, 2500) n
+             UNION ALL SELECT 'acme', $2, n::text, now() - interval '50 days', 0 FROM generate_series(1, 1500) n
+             UNION ALL SELECT 'acme', $2, 'new', now(), 0`,
+      values: [people, profiles],
+    },
+    { text: `UPDATE tenants SET legal_hold = true WHERE id = 'acme'` },
+  ])
+  await budget({ scope: 'profile', per: 'day', capCents: 5 })
+  const left = async () => {
+    const look = `SELECT (SELECT count(*)::int FROM billing_budget_uses) AS uses, (SELECT count(*)::int FROM billing_former_budgets) AS former`
+    return (await database.batch<[object[]]>('acme', [{ text: look }]))[0][0]
+  }
+  await pass()
+  assert.deepEqual(await left(), { uses: 4_001, former: 1 })
+  assert.equal((await audited.get()).values[0]!.value, 0)
+  await database.batch('acme', [{ text: `UPDATE tenants SET legal_hold = false WHERE id = 'acme'` }])
+  await pass()
+  assert.deepEqual(await left(), { uses: 1, former: 0 })
+})
+
+test('while uses wait to be forgotten, the account of the tenant is free', async (t) => {
+  const { database, grant, budget, budgets } = await stage(t)
+  await grant(1)
+  await budget({ scope: 'tenant', per: 'day', capCents: 5 })
+  const old = `INSERT INTO billing_budget_uses (tenant_id, budget_id, subject, period) VALUES ('acme', $1, '', now() - interval '50 days')`
+  await database.batch('acme', [{ text: old, values: [(await budgets())[0]!.id] }])
+  const audited = new Gauge({ name: 'audited', help: 'x', registers: [new Registry()] })
+  const log = pino({ level: 'silent' })
+  let pass: Promise<void> | undefined
+  // As the write of a profile does.
+  await database.as('claims').tenant('acme', async (tx) => {
+    await tx.query({ text: `SELECT 1 FROM tenants WHERE id = 'acme' FOR UPDATE` })
+    pass = upkeep({ database, prices, signal: new AbortController().signal, log, audited })
+    const waiting = {
+      text: `SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`,
+    }
+    while ((await tx.query(waiting)).length === 0) await nextTurn()
+    await tx.query({ text: `SELECT 1 FROM billing_accounts WHERE tenant_id = 'acme' FOR UPDATE NOWAIT` })
+  })
+  await pass
+  assert.equal((await audited.get()).values[0]!.value, 0)
 })
 
 test('tool calls and seconds of a sandbox are charged with the run, by the prices of the role', async (t) => {
