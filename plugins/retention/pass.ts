@@ -36,7 +36,7 @@ const notesDays = 30
 interface PassParts {
   readonly database: Database
   readonly batches: Batches
-  readonly endUsers: Pick<EndUsers, 'enter' | 'asked' | 'resume'>
+  readonly endUsers: Pick<EndUsers, 'enter' | 'asked' | 'resume' | 'leaveLost'>
   readonly defaults: RetentionDays
   readonly figures: Figures
   readonly data: ReadonlyMap<string, TenantDataStore>
@@ -99,6 +99,7 @@ async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Pr
   if (tenant.due) return void (await parts.eraseTenant(id, signal))
   await endUsers.enter(id, signal)
   for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal)
+  await endUsers.leaveLost(id, signal)
   signal.throwIfAborted()
   const days = { ...defaults, ...tenant.retention }
   const deleted: Record<string, number> = {}

@@ -6,7 +6,18 @@ import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { EndUserStore, TenantDataStore } from '#contracts/retention'
 import { clearConversations, clearRuns, closeIdle } from './conversations.ts'
 import { sweepData } from './data.ts'
-import { type Asked, askedFor, askFor, beginWaiting, forget, person, sessionsOf, tally } from './requests.ts'
+import {
+  type Asked,
+  askedFor,
+  askFor,
+  beginWaiting,
+  forget,
+  lostSessions,
+  person,
+  sessionsOf,
+  tally,
+  untoldOf,
+} from './requests.ts'
 import { leaveApart, type Runners } from './runners.ts'
 import { traces } from './traces.ts'
 
@@ -207,6 +218,10 @@ export class EndUsers {
     const text = 'SELECT end_user_id AS id FROM end_user_erasures WHERE tenant_id = $1'
     return this.#ids(tenantId, { text, values: [tenantId] })
   }
+  /** Tells runners of the sessions whose erasure was taken for done too early. */
+  async leaveLost(tenantId: string, signal: AbortSignal): Promise<void> {
+    await leaveApart(this.#parts, tenantId, lostSessions, signal)
+  }
   /** Continues an unfinished erasure, and records its end in the audit log. */
   async resume(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
     const { batches, trail } = this.#parts
@@ -235,10 +250,10 @@ export class EndUsers {
     await this.#clearRuns(tenantId, endUserId, signal)
     await this.#eraseData(tenantId, endUserId, signal)
     await batches.once(tenantId, (tx) => tx.query(traces.dropMessages(tenantId, endUserId)))
-    const untold = await inTime(signal, () => this.#leave(tenantId, endUserId, signal))
+    await inTime(signal, () => this.#leave(tenantId, endUserId, signal))
     // The objects of erased runs are deleted before the end of the erasure is recorded.
     await inTime(signal, () => sweepData(batches, data, tenantId, signal))
-    return this.#outcome(tenantId, endUserId, untold ?? 0, !entered || signal.aborted)
+    return this.#outcome(tenantId, endUserId, !entered || signal.aborted)
   }
 
   async #ids(
@@ -284,24 +299,24 @@ export class EndUsers {
       )
     }
   }
-  /** Tells runners of the sessions, and deletes these. Resolves to how many wait for a runner. */
-  async #leave(tenantId: string, endUserId: string, signal: AbortSignal): Promise<number> {
+  /** Tells runners of the sessions, and deletes these. */
+  async #leave(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
     const { database } = this.#parts
     const [[asked]] = await database.batch<[Asked[]]>(tenantId, [askedFor(tenantId, endUserId)])
     const late = asked?.late ?? false
     const untold = await leaveApart(this.#parts, tenantId, sessionsOf(endUserId, late), signal)
-    if (untold === 0 || late) return 0
-    await database.batch(tenantId, [beginWaiting(tenantId, endUserId)])
-    return untold
+    if (untold > 0 && !late) await database.batch(tenantId, [beginWaiting(tenantId, endUserId)])
   }
   /** Deletes what was spent of budgets, since it names the end user, and looks what is left. */
-  async #outcome(tenantId: string, endUserId: string, untold: number, unknown: boolean): Promise<Erased> {
+  async #outcome(tenantId: string, endUserId: string, unknown: boolean): Promise<Erased> {
     const { database, batches } = this.#parts
     const left = await this.conversations(tenantId, endUserId, '', 1_000)
     const alone = await this.runs(tenantId, endUserId, '', 1_000)
     await batches.once(tenantId, (tx) => tx.query(traces.dropUses(tenantId, endUserId)))
-    const looks = [traces.heldUses(tenantId, endUserId), askedFor(tenantId, endUserId)]
-    const [held, [asked]] = await database.batch<[object[], Asked[]]>(tenantId, looks)
+    // The sessions last: whoever deletes runs notes them in the same transaction.
+    const looks = [traces.heldUses(tenantId, endUserId), askedFor(tenantId, endUserId), untoldOf(tenantId, endUserId)]
+    const [held, [asked], [noted]] = await database.batch<[object[], Asked[], { n: number }[]]>(tenantId, looks)
+    const untold = noted!.n
     const waiting = left.length + alone.length + untold
     const { conversations = 0, messages = 0, runs = 0, sessions = 0, untoldSessions = 0, ...rest } = asked?.rows ?? {}
     const data = Object.entries(rest).map(([kind, rows]) => [kind.slice(dataPrefix.length), rows])

@@ -260,7 +260,7 @@ test(
           return {}
         },
       },
-      endUsers: { enter: async () => true, asked: async () => [], resume: async () => {} },
+      endUsers: { enter: async () => true, asked: async () => [], resume: async () => {}, leaveLost: async () => {} },
       eraseTenant: async (id: string) => done.push(id),
       defaults: { runs: 1 },
       figures: { begin() {}, oldest() {}, end: (whole: boolean) => done.push(String(whole)) },

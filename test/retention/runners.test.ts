@@ -10,6 +10,8 @@ interface Told extends Stage {
   readonly told: string[]
   /** Runners that do not answer. */
   readonly away: Set<string>
+  /** What happens while runners are told, once each. */
+  readonly meanwhile: (() => Promise<void>)[]
   erase(): Promise<Record<string, unknown>>
 }
 
@@ -17,6 +19,7 @@ interface Told extends Stage {
 async function withRunners(t: TestContext): Promise<Told> {
   const told: string[] = []
   const away = new Set<string>()
+  const meanwhile: Told['meanwhile'] = []
   const link = (hash: string) => ({
     hash,
     deleteSession: async (tenantId: string, id: string) => {
@@ -26,6 +29,7 @@ async function withRunners(t: TestContext): Promise<Told> {
         tenantId,
         `UPDATE tenants SET broadcast_revision = broadcast_revision + 1 WHERE id = '${tenantId}'`,
       )
+      await meanwhile.shift()?.()
       told.push(`${hash} ${tenantId} ${id}`)
     },
   })
@@ -37,7 +41,7 @@ async function withRunners(t: TestContext): Promise<Told> {
     assert.equal(reply.statusCode, 200, reply.body)
     return reply.json<Record<string, unknown>>()
   }
-  return { ...staged, told, away, erase }
+  return { ...staged, told, away, meanwhile, erase }
 }
 
 const ann = { endUser: 'ann' }
@@ -121,4 +125,50 @@ test('under a legal hold that is set meanwhile nothing more of a person is erase
   await sql('acme', `UPDATE tenants SET legal_hold = true WHERE id = 'acme'`)
   await pass()
   assert.deepEqual([told, await count('acme', 'sessions')], [[], 1])
+})
+
+test('what a pass notes while the request of the same person is about to end is not forgotten', async (t) => {
+  const { sql, count, pass, told, away, meanwhile, erase } = await withRunners(t)
+  await sql(
+    'acme',
+    ...run('acme', 'run_a', 0, 'sess-a', ann),
+    ...run('acme', 'run_b', 0, 'sess-0', ann),
+    `UPDATE sessions SET runner_hash = CASE id WHEN 'sess-0' THEN 'far' ELSE 'here' END`,
+    `UPDATE sessions SET status = 'running', claim_run = 'run_c', claim_owner = 'x' WHERE id = 'sess-0'`,
+  )
+  away.add('far')
+  // The request has passed by the place of the session that the pass notes.
+  meanwhile.push(async () => {
+    await sql('acme', `UPDATE sessions SET status = 'idle', claim_run = NULL, claim_owner = NULL WHERE id = 'sess-0'`)
+    await pass()
+  })
+  const erased = await erase()
+  assert.deepEqual([erased['runs'], erased['pending'], erased['untoldSessions']], [2, 1, 1])
+  away.clear()
+  told.length = 0
+  await pass()
+  assert.deepEqual(told, ['far acme sess-0'])
+  for (const table of ['end_user_erasures', 'end_user_sessions', 'sessions'])
+    assert.equal(await count('acme', table), 0, table)
+})
+
+test('runners are told of noted sessions of which nobody’s request is left', async (t) => {
+  const { sql, count, pass, told, away } = await withRunners(t)
+  await sql(
+    'acme',
+    `INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status) VALUES ('acme', 'sess-a', 'p', 'general', '{}', 'shutdown')`,
+    ...['ann', 'bob'].map(
+      (who) =>
+        `INSERT INTO end_user_sessions (tenant_id, person, session_id, runner_hash) VALUES ('acme', sha256('${who}'), 'sess-a', 'far')`,
+    ),
+  )
+  away.add('far')
+  await pass()
+  assert.deepEqual([told, await count('acme', 'end_user_sessions')], [[], 2])
+  away.clear()
+  await pass()
+  assert.deepEqual(
+    [told, await count('acme', 'end_user_sessions'), await count('acme', 'sessions')],
+    [['far acme sess-a'], 0, 0],
+  )
 })
