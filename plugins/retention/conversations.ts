@@ -30,12 +30,17 @@ export async function idleConversations(
 
 /**
  * Ends conversations in which nothing is under way: deletes their rows and the saved state of their sessions, and shuts the sessions down.
- * Resolves to the conversations that have ended, including earlier ones; busy ones are left unchanged.
+ * Resolves to the conversations that have ended, including earlier ones; busy ones are left unchanged. With `endUser`, their runners have still to be
+ * told, so the sessions are noted: retention may have deleted all runs by which they would be found.
  *
  * The rows are locked first and checked by a later statement, which sees what was committed meanwhile: a chat that goes on has to claim
  * the session, and then finds it shut down.
  */
-export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: Date): Promise<string[]> {
+export async function closeIdle(
+  tx: TenantTx,
+  ids: readonly string[],
+  { before, endUser }: { readonly before?: Date; readonly endUser?: string } = {},
+): Promise<string[]> {
   if (ids.length === 0) return []
   // Reads row by row through the primary key. Without statistics the planner would read the whole table for a list of ids.
   const locked = await tx.query<{ id: string; session_id: string | null }>({
@@ -66,6 +71,11 @@ export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: D
            ), shut AS (
              UPDATE sessions SET status = 'shutdown', last_prompt = NULL
              WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT session_id FROM gone)) AND claim_run IS NULL
+           ), noted AS (
+             INSERT INTO end_user_sessions (tenant_id, person, session_id, runner_hash)
+             SELECT $1, sha256(convert_to($6, 'UTF8')), session_id, (
+               SELECT s.runner_hash FROM sessions s WHERE s.tenant_id = $1 AND s.id = session_id)
+             FROM gone WHERE $6::text IS NOT NULL AND session_id IS NOT NULL ON CONFLICT DO NOTHING
            )
            SELECT id FROM gone
            UNION
@@ -73,7 +83,7 @@ export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: D
            WHERE (SELECT c.id FROM conversations c WHERE c.tenant_id = $1 AND c.id = wanted.id) IS NULL
              AND (SELECT p.id FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = wanted.id
                     AND p.status IN ('dispatching', 'running') LIMIT 1) IS NULL`,
-    values: [tx.tenantId, locked.map(({ id }) => id), free, ids, before ?? null],
+    values: [tx.tenantId, locked.map(({ id }) => id), free, ids, before ?? null, endUser ?? null],
   })
   return rows.map(({ id }) => id)
 }

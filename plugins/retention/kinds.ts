@@ -83,7 +83,7 @@ const ended = (count: number, limit: number): Place => (count < limit ? undefine
 /** Deletes whole conversations. One with a newer message keeps all its messages, since its agent remembers them. */
 async function oldConversations(tx: TenantTx, before: Date, limit: number, place: Place): Promise<Done> {
   const { ids, next } = await idleConversations(tx, before, limit, place)
-  const closed = await closeIdle(tx, ids, before)
+  const closed = await closeIdle(tx, ids, { before })
   const { messages, publicRuns } = await clearConversations(tx, closed, limit, 'keep')
   // Conversations may have more public runs than one batch deletes. The walk then repeats this page: the rows of the conversations are gone, but
   // their remaining public runs are still found.

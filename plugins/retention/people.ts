@@ -244,7 +244,7 @@ export class EndUsers {
       ids = await this.conversations(tenantId, endUserId, after, conversationsAtOnce)
       if (ids.length === 0) break
       const page = ids
-      const closed = await batches.once(tenantId, (tx) => closeIdle(tx, page))
+      const closed = await batches.once(tenantId, (tx) => closeIdle(tx, page, { endUser: endUserId }))
       for (const id of closed) await this.#clear(tenantId, id, endUserId, signal)
     }
     await this.#clearRuns(tenantId, endUserId, signal)

@@ -71,6 +71,25 @@ test('runners are told of every session in which an erased person was, also of t
   )
 })
 
+test('runners are told of the conversations of an erased person of which retention has deleted all runs', async (t) => {
+  const { sql, count, call, pass, told, erase } = await withRunners(t)
+  await sql(
+    'acme',
+    ...chat('acme', 'a', 9, 'conv_a', 'ann'),
+    ...chat('acme', 'b', 9, 'conv_b', 'ann'),
+    ...chat('acme', 'c', 9, 'conv_c', 'bob'),
+    `UPDATE sessions SET runner_hash = 'here'`,
+    `DELETE FROM sessions WHERE id = 'sess-conv_b'`,
+  )
+  await call('PATCH', '/api/tenants/acme', 'default', { retention: { runs: 7 } })
+  await pass()
+  assert.deepEqual([await count('acme', 'runs'), await count('acme', 'conversations'), told], [0, 3, []])
+  const erased = await erase()
+  assert.deepEqual([erased['conversations'], erased['sessions'], erased['pending']], [2, 1, 0])
+  assert.deepEqual(told, ['here acme sess-conv_a'])
+  assert.deepEqual([await count('acme', 'sessions'), await count('acme', 'end_user_sessions')], [1, 0])
+})
+
 test('the erasure of a person waits for a runner that does not answer, may be asked for again, and is proven when it was told', async (t) => {
   const { sql, count, call, pass, told, away, erase } = await withRunners(t)
   await sql(
