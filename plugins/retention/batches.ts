@@ -82,3 +82,13 @@ export class Batches {
     return total
   }
 }
+
+/** Does work that the signal stops by an error. */
+export async function inTime<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T | undefined> {
+  try {
+    return await work()
+  } catch (error) {
+    if (!signal.aborted) throw error
+    return undefined
+  }
+}

@@ -109,6 +109,28 @@ interface Owned {
 
 const nothing = { publicRuns: 0, messages: 0, runs: 0, busy: false }
 
+/** The next public runs of ended conversations, those of `endUser` last. */
+const nextChats = (
+  tx: TenantTx,
+  ids: readonly string[],
+  limit: number,
+  endUser: string | null,
+): Promise<{ id: string; run_id: string | null }[]> =>
+  tx.query({
+    text: `SELECT said.id, p.run_id FROM (
+             SELECT m.public_run_id AS id, m.position FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
+               SELECT public_run_id, position FROM messages
+               WHERE tenant_id = $1 AND conversation_id = wanted.id AND role = 'user' OFFSET 0) m
+           ) said LEFT JOIN LATERAL (
+             SELECT run_id, end_user_id FROM public_runs WHERE tenant_id = $1 AND id = said.id OFFSET 0) p ON true
+           ORDER BY p.end_user_id IS NOT DISTINCT FROM $4::text, said.position LIMIT $3`,
+    values: [tx.tenantId, ids, limit, endUser],
+  })
+
+/** The runs that `clearConversations` deletes next. */
+export const nextRuns = async (tx: TenantTx, id: string, limit: number, endUser: string): Promise<string[]> =>
+  (await nextChats(tx, [id], limit, endUser)).flatMap(({ run_id }) => run_id ?? [])
+
 /**
  * Deletes at most `limit` public runs of ended conversations, with their messages. With `runs`, also deletes their runs, the runs that these
  * delegated, and all logs and webhook messages, and shuts their sessions down. The public runs of `endUser` go last, because a conversation is found
@@ -121,16 +143,7 @@ export async function clearConversations(
   runs: 'keep' | { readonly endUser: string },
 ): Promise<Cleared> {
   if (ids.length === 0) return nothing
-  const found = await tx.query<{ id: string; run_id: string | null }>({
-    text: `SELECT said.id, p.run_id FROM (
-             SELECT m.public_run_id AS id, m.position FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
-               SELECT public_run_id, position FROM messages
-               WHERE tenant_id = $1 AND conversation_id = wanted.id AND role = 'user' OFFSET 0) m
-           ) said LEFT JOIN LATERAL (
-             SELECT run_id, end_user_id FROM public_runs WHERE tenant_id = $1 AND id = said.id OFFSET 0) p ON true
-           ORDER BY p.end_user_id IS NOT DISTINCT FROM $4::text, said.position LIMIT $3`,
-    values: [tx.tenantId, ids, limit, runs === 'keep' ? null : runs.endUser],
-  })
+  const found = await nextChats(tx, ids, limit, runs === 'keep' ? null : runs.endUser)
   const publicRuns = found.map(({ id }) => id)
   const owned =
     runs === 'keep'
@@ -161,17 +174,30 @@ export async function clearRuns(tx: TenantTx, ids: readonly string[], endUser: s
   return new Set(over.map(({ id }) => id)).size
 }
 
-/** The given runs and all runs that they delegated, at any depth. Their sessions are locked, so that none begins a run before the transaction ends. */
+/** SQL: the given runs and all runs that they delegated, at any depth. */
+const tree = `tree AS (
+  SELECT id AS root, id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = ANY($2)
+  UNION
+  SELECT tree.root, r.id, r.session_id, r.finished_at FROM tree
+  CROSS JOIN LATERAL (SELECT run_id FROM run_children WHERE tenant_id = $1 AND parent_id = tree.id OFFSET 0) c
+  CROSS JOIN LATERAL (
+    SELECT id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = c.run_id OFFSET 0) r)`
+
+/** The given runs and those that they delegated, without those of which a run has not ended. */
+export async function endedRuns(tx: TenantTx, ids: readonly string[]): Promise<string[]> {
+  const rows = await tx.query<{ id: string }>({
+    text: `WITH RECURSIVE ${tree} SELECT DISTINCT id FROM (
+             SELECT id, bool_and(finished_at IS NOT NULL) OVER (PARTITION BY root) AS ended FROM tree) t WHERE ended`,
+    values: [tx.tenantId, ids],
+  })
+  return rows.map(({ id }) => id)
+}
+
+/** The given runs and all runs that they delegated. Their sessions are locked, so that none begins a run before the transaction ends. */
 async function ownedRuns(tx: TenantTx, ids: readonly string[]): Promise<Owned[]> {
   const trees = (free: readonly string[]): Promise<Owned[]> =>
     tx.query<Owned>({
-      text: `WITH RECURSIVE tree AS (
-               SELECT id AS root, id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = ANY($2)
-               UNION
-               SELECT tree.root, r.id, r.session_id, r.finished_at FROM tree
-               CROSS JOIN LATERAL (SELECT run_id FROM run_children WHERE tenant_id = $1 AND parent_id = tree.id OFFSET 0) c
-               CROSS JOIN LATERAL (
-                 SELECT id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = c.run_id OFFSET 0) r)
+      text: `WITH RECURSIVE ${tree}
              SELECT root, id, session_id, finished_at IS NOT NULL
                AND (session_id = ANY($3) OR (SELECT s.id FROM sessions s WHERE s.tenant_id = $1 AND s.id = tree.session_id) IS NULL)
                AND (SELECT q.run_id FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = tree.session_id LIMIT 1) IS NULL
@@ -194,7 +220,7 @@ async function lockFree(tx: TenantTx, sessions: readonly string[]): Promise<stri
 }
 
 /**
- * Deletes runs with everything that belongs to them, and shuts their sessions down, also those with runs of others: an agent remembers the person. Their
+ * Deletes runs with everything that belongs to them, but for what `dropLogs` has deleted of their logs before, as this holds up their sessions, and shuts their sessions down, also those with runs of others: an agent remembers the person. Their
  * runners have still to be told, so the sessions are noted.
  */
 async function deleteRuns(tx: TenantTx, runs: readonly Owned[], endUser: string): Promise<void> {

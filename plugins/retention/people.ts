@@ -4,8 +4,10 @@ import { endUserOf } from '#contracts/apps'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { EndUserStore, TenantDataStore } from '#contracts/retention'
-import { clearConversations, clearRuns, closeIdle } from './conversations.ts'
+import { inTime } from './batches.ts'
+import { clearConversations, clearRuns, closeIdle, nextRuns } from './conversations.ts'
 import { sweepData } from './data.ts'
+import { dropLogs } from './logs.ts'
 import {
   type Asked,
   askedFor,
@@ -279,24 +281,30 @@ export class EndUsers {
     }
   }
   async #clear(tenantId: string, id: string, endUser: string, signal: AbortSignal): Promise<void> {
-    for (let more = true; more && !signal.aborted;)
-      more = await this.#parts.batches.once(tenantId, async (tx) => {
+    const { batches } = this.#parts
+    const next = (tx: TenantTx): Promise<string[]> => nextRuns(tx, id, runsAtOnce, endUser)
+    for (let more = true; more;) {
+      await inTime(signal, () => dropLogs(batches, tenantId, next, signal))
+      if (signal.aborted) return
+      more = await batches.once(tenantId, async (tx) => {
         const { busy, publicRuns, messages, runs } = await clearConversations(tx, [id], runsAtOnce, { endUser })
         const isLast = !busy && publicRuns < runsAtOnce
         await tally(tx, endUser, { conversations: isLast ? 1 : 0, messages, runs })
         return !busy && !isLast
       })
+    }
   }
   /** Deletes the runs that belong to no conversation. Those under way, and those in a session that is in use, stay. */
   async #clearRuns(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
+    const { batches } = this.#parts
     let ids: string[] = []
     for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
       ids = await this.runs(tenantId, endUserId, after, runsAtOnce)
       if (ids.length === 0) return
       const page = ids
-      await this.#parts.batches.once(tenantId, async (tx) =>
-        tally(tx, endUserId, { runs: await clearRuns(tx, page, endUserId) }),
-      )
+      await inTime(signal, () => dropLogs(batches, tenantId, async () => page, signal))
+      if (signal.aborted) return
+      await batches.once(tenantId, async (tx) => tally(tx, endUserId, { runs: await clearRuns(tx, page, endUserId) }))
     }
   }
   /** Tells runners of the sessions, and deletes these. */
@@ -330,15 +338,5 @@ export class EndUsers {
       // An erasure that ran out of time cannot know that nothing is left, so it counts as pending.
       pending: waiting || (unknown || held.length > 0 ? 1 : 0),
     }
-  }
-}
-
-/** Does work that the signal stops by an error. */
-async function inTime<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T | undefined> {
-  try {
-    return await work()
-  } catch (error) {
-    if (!signal.aborted) throw error
-    return undefined
   }
 }

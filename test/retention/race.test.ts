@@ -2,8 +2,10 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setImmediate as nextTurn } from 'node:timers/promises'
 import { openStores } from '../../plugins/runs/test/postgres/stores.ts'
+import { Batches } from '../../plugins/retention/batches.ts'
 import { closeIdle } from '../../plugins/retention/conversations.ts'
-import { chat } from './stage.ts'
+import { dropLogs } from '../../plugins/retention/logs.ts'
+import { chat, run, stage } from './stage.ts'
 
 test('a chat that goes on while its conversation is closed either keeps it or is told that it is gone', async (t) => {
   const { db, open } = await openStores(t)
@@ -46,4 +48,62 @@ test('a chat that goes on while its conversation is closed either keeps it or is
     ends.add(started.kind)
   }
   assert.ok(ends.has('no_conversation'), [...ends].join())
+})
+
+test('while the logs of an erased person are deleted, the sessions of their runs are free', async (t) => {
+  const { database, sql, call, count } = await stage(t)
+  await sql(
+    'acme',
+    ...chat('acme', 'a', 0, 'conv_a', 'ann'),
+    ...run('acme', 'run_own', 0, 'sess-own', { endUser: 'ann' }),
+    ...run('acme', 'run_child', 0, 'sess-child', { parent: 'run_own' }),
+    ...['run_a', 'run_own', 'run_child'].map(
+      (id) => `INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
+               SELECT 'acme', '${id}', n, 1, 'x' FROM generate_series(2, 70) n`,
+    ),
+  )
+  const waiting = `SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`
+  let erased: ReturnType<typeof call> | undefined
+  for (const [id, session] of [
+    ['run_a', 'sess-conv_a'],
+    ['run_child', 'sess-own'],
+  ]) {
+    await database.as('claims').tenant('acme', async (tx) => {
+      await tx.query({ text: 'SELECT 1 FROM run_events WHERE run_id = $1 FOR UPDATE', values: [id] })
+      erased ??= call('DELETE', '/api/end-users/ann', 'acme')
+      while ((await tx.query({ text: waiting })).length === 0) await nextTurn()
+      await tx.query({ text: 'SELECT 1 FROM sessions WHERE id = $1 FOR UPDATE NOWAIT', values: [session] })
+    })
+  }
+  const { runs, pending } = (await erased!).json<{ runs: number; pending: number }>()
+  assert.deepEqual([runs, pending], [3, 0])
+  assert.deepEqual([await count('acme', 'run_events'), await count('acme', 'runs')], [0, 0])
+})
+
+test('logs stay under a legal hold that is set after their runs were found, and those of runs under way and of what they delegated', async (t) => {
+  const { database, sql, count } = await stage(t)
+  await sql(
+    'acme',
+    ...run('acme', 'run_over', 0),
+    ...run('acme', 'run_live', 0),
+    ...run('acme', 'run_child', 0, 'sess-child', { parent: 'run_live' }),
+    `UPDATE runs SET status = 'running', finished_at = NULL WHERE id = 'run_live'`,
+  )
+  const batches = new Batches(database, 0)
+  const drop = (hold: boolean) =>
+    dropLogs(
+      batches,
+      'acme',
+      async (tx) => {
+        await tx.query({ text: `UPDATE tenants SET legal_hold = $1 WHERE id = 'acme'`, values: [hold] })
+        return ['run_live', 'run_over']
+      },
+      new AbortController().signal,
+    )
+  await assert.rejects(drop(true), { code: 'legal_hold' })
+  assert.equal(await count('acme', 'run_events'), 3)
+  await sql('acme', `UPDATE tenants SET legal_hold = false WHERE id = 'acme'`)
+  await drop(false)
+  assert.equal(await count('acme', `run_events WHERE run_id IN ('run_live', 'run_child')`), 2)
+  assert.equal(await count('acme', 'run_events'), 2)
 })
