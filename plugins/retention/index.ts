@@ -74,7 +74,7 @@ export default definePlugin({
     const erasure = { database, batches, data, fleet, trail, log, operatorTenant }
     const parts = { database, batches, endUsers, defaults, figures, data, log }
     jobs.every(job, schedule, (signal) =>
-      pass({ ...parts, eraseTenant: (id, until) => eraseTenant(erasure, id, until) }, signal),
+      pass({ ...parts, eraseTenant: (id, until, away) => eraseTenant({ ...erasure, away }, id, until) }, signal),
     )
     jobs.every(recountJob, nightly, (signal) => recount({ database, data, pauseMs, log }, signal))
     const wake = (): Promise<void> =>

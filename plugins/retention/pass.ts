@@ -13,6 +13,7 @@ import { sweepData, tellHold } from './data.ts'
 import type { Figures } from './figures.ts'
 import { batchOf } from './kinds.ts'
 import type { EndUsers } from './people.ts'
+import { Away } from './runners.ts'
 
 interface Tenant {
   readonly id: string
@@ -42,18 +43,19 @@ interface PassParts {
   readonly data: ReadonlyMap<string, TenantDataStore>
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
   readonly turnMs?: number
-  eraseTenant(tenantId: string, signal: AbortSignal): Promise<unknown>
+  eraseTenant(tenantId: string, signal: AbortSignal, away: Away): Promise<unknown>
 }
 
 /**
  * Goes through all tenants once. A tenant that fails is tried again in the next pass and does not delay the others. A tenant that takes long does not
- * either: tenants have turns, and those to be erased completely come last.
+ * either: tenants have turns, and those to be erased completely come behind the first turn of the others.
  */
 export async function pass(parts: PassParts, signal: AbortSignal): Promise<void> {
   const { database, log, figures, turnMs = usualTurnMs } = parts
   const failures: unknown[] = []
   const late: Tenant[] = []
   const due: Tenant[] = []
+  const away = new Away()
   let isUnheard = false
   // A server may be another one than at the last pass, or have got its folder back from a backup; one that was not told of the end of a hold would
   // keep the tenant's data for ever. One that does not answer is waited for once for all tenants without a hold.
@@ -67,7 +69,7 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
   }
   const serve = async (tenant: Tenant, turn: AbortSignal): Promise<void> => {
     signal.throwIfAborted()
-    const work = tell(tenant).then(() => passOf(parts, tenant, AbortSignal.any([signal, turn])))
+    const work = tell(tenant).then(() => passOf(parts, tenant, AbortSignal.any([signal, turn]), away))
     await work.catch((err: unknown) => {
       if (signal.aborted) throw err
       if (turn.aborted) return void late.push(tenant)
@@ -85,21 +87,21 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
       else await serve(tenant, AbortSignal.timeout(turnMs))
     }
   }
+  late.push(...due)
   for (let ms = 2 * turnMs; late.length > 0; ms *= 2)
     for (const tenant of late.splice(0)) await serve(tenant, AbortSignal.timeout(ms))
-  for (const tenant of due) await serve(tenant, signal)
   figures.end(failures.length === 0)
   if (failures.length > 0) throw new Error(`${failures.length} tenants failed`, { cause: failures[0] })
 }
 
-async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Promise<void> {
+async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal, away: Away): Promise<void> {
   const { batches, endUsers, defaults, figures, log } = parts
   const { id } = tenant
   if (tenant.legal_hold) return
-  if (tenant.due) return void (await parts.eraseTenant(id, signal))
+  if (tenant.due) return void (await parts.eraseTenant(id, signal, away))
   await endUsers.enter(id, signal)
-  for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal)
-  await endUsers.leaveLost(id, signal)
+  for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal, away)
+  await endUsers.leaveLost(id, signal, away)
   signal.throwIfAborted()
   const days = { ...defaults, ...tenant.retention }
   const deleted: Record<string, number> = {}

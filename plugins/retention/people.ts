@@ -20,7 +20,7 @@ import {
   tally,
   untoldOf,
 } from './requests.ts'
-import { leaveApart, type Runners } from './runners.ts'
+import { Away, leaveApart, type Runners } from './runners.ts'
 import { traces } from './traces.ts'
 
 /** SQL: the run `r` belongs to a conversation by which its end user is found anyway. */
@@ -130,7 +130,7 @@ interface Erased {
   readonly pending: number
 }
 
-interface EndUsersParts extends Runners {
+interface EndUsersParts extends Omit<Runners, 'away'> {
   readonly database: Database
   /** Pause between two transactions that only read. */
   readonly pauseMs: number
@@ -221,13 +221,13 @@ export class EndUsers {
     return this.#ids(tenantId, { text, values: [tenantId] })
   }
   /** Tells runners of the sessions whose erasure was taken for done too early. */
-  async leaveLost(tenantId: string, signal: AbortSignal): Promise<void> {
-    await leaveApart(this.#parts, tenantId, lostSessions, signal)
+  async leaveLost(tenantId: string, signal: AbortSignal, away: Away): Promise<void> {
+    await leaveApart({ ...this.#parts, away }, tenantId, lostSessions, signal)
   }
   /** Continues an unfinished erasure, and records its end in the audit log. */
-  async resume(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
+  async resume(tenantId: string, endUserId: string, signal: AbortSignal, away: Away): Promise<void> {
     const { batches, trail } = this.#parts
-    const erased = await this.erase(tenantId, endUserId, signal)
+    const erased = await this.erase(tenantId, endUserId, signal, away)
     if (erased.pending > 0) return
     const actor = { keyId: 'retention', role: 'operator' }
     const entry = await trail.begin({ tenantId, actor, action: 'end-users.erased', target: endUserId })
@@ -236,7 +236,7 @@ export class EndUsers {
     await batches.once(tenantId, (tx) => forget(tx, endUserId))
   }
   /** Erases an end user. Stops between two transactions when the signal aborts; `pending` then counts what is left. */
-  async erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
+  async erase(tenantId: string, endUserId: string, signal: AbortSignal, away = new Away()): Promise<Erased> {
     const { batches, data } = this.#parts
     const entered = await this.enter(tenantId, signal)
     // Plugin data goes first, because some of it is only known through the chats. What arrives meanwhile is erased once more after them.
@@ -252,7 +252,7 @@ export class EndUsers {
     await this.#clearRuns(tenantId, endUserId, signal)
     await this.#eraseData(tenantId, endUserId, signal)
     await batches.once(tenantId, (tx) => tx.query(traces.dropMessages(tenantId, endUserId)))
-    await inTime(signal, () => this.#leave(tenantId, endUserId, signal))
+    await inTime(signal, () => this.#leave(tenantId, endUserId, signal, away))
     // The objects of erased runs are deleted before the end of the erasure is recorded.
     await inTime(signal, () => sweepData(batches, data, tenantId, signal))
     return this.#outcome(tenantId, endUserId, !entered || signal.aborted)
@@ -308,11 +308,11 @@ export class EndUsers {
     }
   }
   /** Tells runners of the sessions, and deletes these. */
-  async #leave(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
+  async #leave(tenantId: string, endUserId: string, signal: AbortSignal, away: Away): Promise<void> {
     const { database } = this.#parts
     const [[asked]] = await database.batch<[Asked[]]>(tenantId, [askedFor(tenantId, endUserId)])
     const late = asked?.late ?? false
-    const untold = await leaveApart(this.#parts, tenantId, sessionsOf(endUserId, late), signal)
+    const untold = await leaveApart({ ...this.#parts, away }, tenantId, sessionsOf(endUserId, late), signal)
     if (untold > 0 && !late) await database.batch(tenantId, [beginWaiting(tenantId, endUserId)])
   }
   /** Deletes what was spent of budgets, since it names the end user, and looks what is left. */

@@ -2,6 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import pLimit from 'p-limit'
 import { isAppError } from '#kernel'
 import type { TenantTx } from '#contracts/database'
+import { fleetErrors } from '#contracts/run-errors'
 import type { Fleet } from '#contracts/runner'
 import type { Batch, Batches } from './batches.ts'
 
@@ -19,23 +20,51 @@ export interface LeftSession {
   readonly runner: string | null
 }
 
+/** Calls in a row that a runner has taken and not answered, after which it is not asked again. One may only be long. */
+const mostSilent = 3
+
+/** Runners that do not answer, as one request or one pass finds them: each is waited for once, and not for each person and tenant. */
+export class Away {
+  readonly #runners = new Map<string, { silent: number; answers: number }>()
+
+  has(hash: string): boolean {
+    return (this.#runners.get(hash)?.silent ?? 0) >= mostSilent
+  }
+  /** Asks a runner, and rejects as the call does. */
+  async ask(hash: string, call: () => Promise<void>): Promise<void> {
+    const runner = this.#runners.get(hash) ?? { silent: 0, answers: 0 }
+    this.#runners.set(hash, runner)
+    const { answers } = runner
+    const hear = (): void => void Object.assign(runner, { silent: 0, answers: runner.answers + 1 })
+    try {
+      await call()
+      hear()
+    } catch (err) {
+      if (isAppError(err) && err.retryable) runner.silent = mostSilent
+      else if (!isAppError(err) || err.code !== fleetErrors.runnerUnreachable.row.code) hear()
+      // If it has answered others meanwhile, it is there, and this call took too long.
+      else if (runner.answers === answers) runner.silent++
+      throw err
+    }
+  }
+}
+
 export interface Runners {
   /** Undefined in a role without runners: then there are no other copies of sessions. */
   readonly fleet: Pick<Fleet, 'owner'> | undefined
   readonly batches: Batches
+  readonly away: Away
   readonly log: Pick<FastifyBaseLogger, 'warn'>
 }
 
 /**
  * Tells runners to delete their copies of sessions, with their sandboxes. Resolves to the sessions of which that failed: their runner keeps its copy
- * until it needs the room or restarts; no run can start in the session again. A runner that cannot be reached is noted in `away`, and is not asked
- * again. A runner that this conductor does not know any more is left out.
+ * until it needs the room or restarts; no run can start in the session again. A runner that this conductor does not know any more is left out.
  */
 async function tellRunners(
-  { fleet, log }: Runners,
+  { fleet, away, log }: Runners,
   tenantId: string,
   sessions: readonly LeftSession[],
-  away: Set<string>,
 ): Promise<ReadonlySet<string>> {
   const untold = new Set<string>()
   const some = pLimit(callsAtOnce)
@@ -43,10 +72,8 @@ async function tellRunners(
     const link = fleet?.owner(id, runner ?? undefined)
     if (!link) return
     try {
-      if (!away.has(link.hash)) return await link.deleteSession(tenantId, id)
+      if (!away.has(link.hash)) return await away.ask(link.hash, () => link.deleteSession(tenantId, id))
     } catch (err) {
-      // One session that fails, or takes too long, says nothing of the others of its runner.
-      if (isAppError(err) && err.retryable) away.add(link.hash)
       log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased')
     }
     untold.add(id)
@@ -75,12 +102,11 @@ export async function leaveRunners(
   leaving: Leaving,
   signal: AbortSignal,
 ): Promise<number> {
-  const away = new Set<string>()
   let untold = 0
   const some: Batch = async (tx, most, place) => {
     const limit = Math.min(most, sessionsAtOnce)
     const found = await leaving.page(tx, place?.[0] ?? '', limit)
-    const left = await tellRunners(parts, tenantId, found, away)
+    const left = await tellRunners(parts, tenantId, found)
     untold += left.size
     const deleted = await dropTold(tx, leaving, found, left)
     return { deleted: { sessions: deleted }, next: found.length < limit ? undefined : [found.at(-1)!.id] }
@@ -100,13 +126,12 @@ export async function leaveApart(
   signal: AbortSignal,
 ): Promise<number> {
   const { batches } = parts
-  const away = new Set<string>()
   let untold = 0
   for (let after = '', found: LeftSession[]; ; after = found.at(-1)!.id) {
     signal.throwIfAborted()
     found = await batches.once(tenantId, (tx) => leaving.page(tx, after, sessionsAtOnce))
     if (found.length === 0) return untold
-    const left = await tellRunners(parts, tenantId, found, away)
+    const left = await tellRunners(parts, tenantId, found)
     untold += left.size
     await batches.once(tenantId, (tx) => dropTold(tx, leaving, found, left))
   }

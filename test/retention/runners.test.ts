@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { AppError } from '#kernel'
+import { fleetErrors } from '#contracts/run-errors'
 import { Fleet } from '#contracts/runner'
 import { fake } from '#testing'
+import { Away } from '../../plugins/retention/runners.ts'
 import { chat, run, type Stage, stage } from './stage.ts'
 
 interface Told extends Stage {
@@ -10,6 +12,10 @@ interface Told extends Stage {
   readonly told: string[]
   /** Runners that do not answer. */
   readonly away: Set<string>
+  /** Runners that take what they are asked, and never answer. */
+  readonly silent: Set<string>
+  /** The calls of those. */
+  readonly asked: string[]
   /** What happens while runners are told, once each. */
   readonly meanwhile: (() => Promise<void>)[]
   erase(): Promise<Record<string, unknown>>
@@ -19,16 +25,20 @@ interface Told extends Stage {
 async function withRunners(t: TestContext): Promise<Told> {
   const told: string[] = []
   const away = new Set<string>()
+  const silent = new Set<string>()
+  const asked: string[] = []
   const meanwhile: Told['meanwhile'] = []
   const link = (hash: string) => ({
     hash,
     deleteSession: async (tenantId: string, id: string) => {
       if (away.has(hash)) throw new AppError('runner_unreachable', 503, { retryable: true })
+      if (silent.has(hash)) {
+        asked.push(`${tenantId} ${id}`)
+        throw noAnswer()
+      }
       // As a write of a profile does: the tenant goes on meanwhile.
-      await staged.sql(
-        tenantId,
-        `UPDATE tenants SET broadcast_revision = broadcast_revision + 1 WHERE id = '${tenantId}'`,
-      )
+      if (tenantId === 'acme')
+        await staged.sql('acme', `UPDATE tenants SET broadcast_revision = broadcast_revision + 1 WHERE id = 'acme'`)
       await meanwhile.shift()?.()
       told.push(`${hash} ${tenantId} ${id}`)
     },
@@ -41,9 +51,10 @@ async function withRunners(t: TestContext): Promise<Told> {
     assert.equal(reply.statusCode, 200, reply.body)
     return reply.json<Record<string, unknown>>()
   }
-  return { ...staged, told, away, meanwhile, erase }
+  return { ...staged, told, away, silent, asked, meanwhile, erase }
 }
 
+const noAnswer = () => fleetErrors.runnerUnreachable({ retryable: false })
 const ann = { endUser: 'ann' }
 
 test('runners are told of every session in which an erased person was, also of those in which others had runs, which stay shut down', async (t) => {
@@ -190,4 +201,40 @@ test('runners are told of noted sessions of which nobody’s request is left', a
     [told, await count('acme', 'end_user_sessions'), await count('acme', 'sessions')],
     [['far acme sess-a'], 0, 0],
   )
+})
+
+test('a runner that takes calls and does not answer is asked as often as there are calls at once, for all persons and tenants of a pass', async (t) => {
+  const { sql, count, call, pass, silent, asked, erase } = await withRunners(t)
+  const sessions = (tenant: string, who: string) =>
+    Array.from({ length: 40 }, (_, i) => run(tenant, `run_${who}_${i}`, 0, `sess-${who}-${i}`, { endUser: who })).flat()
+  await sql('acme', ...sessions('acme', 'ann'), ...sessions('acme', 'bob'), `UPDATE sessions SET runner_hash = 'far'`)
+  await sql('globex', ...sessions('globex', 'carl'), `UPDATE sessions SET runner_hash = 'far'`)
+  silent.add('far')
+  const erased = await erase()
+  assert.deepEqual([erased['untoldSessions'], asked.length], [40, 16])
+  await call('DELETE', '/api/end-users/bob', 'acme')
+  await call('DELETE', '/api/tenants/globex?erase=true')
+  asked.length = 0
+  await pass()
+  assert.equal(asked.length, 16)
+  silent.clear()
+  await pass()
+  assert.deepEqual([await count('acme', 'sessions'), await count('globex', 'sessions')], [0, 0])
+})
+
+test('three calls in a row without an answer are a runner that is away; calls that only take long are not', async () => {
+  const away = new Away()
+  const silent = () => assert.rejects(away.ask('far', () => Promise.reject(noAnswer())))
+  const heard = () => away.ask('far', async () => {})
+  for (const call of [silent, silent, heard, silent, silent]) await call()
+  // It answers others meanwhile, if only by a failure.
+  const fails = Promise.withResolvers<void>()
+  const long = [1, 2, 3].map(() => assert.rejects(away.ask('far', () => fails.promise)))
+  await assert.rejects(away.ask('far', () => Promise.reject(fleetErrors.runnerFailed())))
+  fails.reject(noAnswer())
+  await Promise.all(long)
+  assert.equal(away.has('far'), false)
+  for (const call of [silent, silent, silent]) await call()
+  assert.equal(away.has('far'), true)
+  assert.equal(away.has('here'), false)
 })
