@@ -15,6 +15,10 @@ export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', '
 
 /** Shorter values are never sent: they occur in too much other text to be recognized in a host's answers. */
 export const shortestSecret = 8
+/** The largest value of a secret in a header, in characters of one byte. Servers accept no more. */
+export const longestSecret = 16 * 1024
+/** The most secrets that one host is sent: every answer of the host is searched for each form of each of them. */
+export const mostSecretsOfHost = 8
 
 /** Hop-by-hop headers, which proxies do not pass on. */
 export const connectionHeaders: ReadonlySet<string> = new Set([

@@ -1,4 +1,5 @@
 import { isUtf8 } from 'node:buffer'
+import { setImmediate as turn } from 'node:timers/promises'
 import { shortestSecret } from '#contracts/egress'
 
 /** The most bytes of a tool result that goes into a model's context and the log of a run. */
@@ -36,62 +37,154 @@ export const storableJson = (value: unknown): string =>
 
 const star = 0x2a
 
+/** About as many steps take a few milliseconds. Then others have their turn. */
+const stepsAtOnce = 200_000
+/** A look for the start of a form is as long as so many steps, and as one for so many bytes. */
+const stepsOfLook = 50
+const bytesOfStep = 8
+/** Bytes that are searched without a turn in between, for all forms. */
+const pieceBytes = 8 * 1024
+
 /**
  * Replaces secret values in a host's answers by stars, one per byte, so that announced lengths stay correct. This protects against hosts that
- * repeat what they were sent; a host that intends to leak a value can always encode it differently.
+ * repeat what they were sent; a host that intends to leak a value can always encode it differently. Answers are searched for each form of each
+ * value, so their senders have `mostSecretsOfHost` values at most.
  */
 export class Mask {
-  readonly #needles: readonly Buffer[]
-  readonly #firstBytes: ReadonlySet<number>
-  readonly #longest: number
+  readonly #forms: readonly Form[]
 
   constructor(values: readonly string[]) {
     const forms = values.filter((value) => value.length >= shortestSecret).flatMap(formsOf)
-    const distinct = [...new Map(forms.map((form) => [form.toString('latin1'), form])).values()]
-    // Longer forms first, because a longer form may contain a shorter one.
-    this.#needles = distinct.toSorted((a, b) => b.length - a.length)
-    this.#firstBytes = new Set(this.#needles.map((needle) => needle[0]!))
-    this.#longest = this.#needles[0]?.length ?? 0
+    this.#forms = [...new Map(forms.map((form) => [form.toString('latin1'), new Form(form)])).values()]
   }
 
   get empty(): boolean {
-    return this.#needles.length === 0
+    return this.#forms.length === 0
   }
   text(text: string): string {
-    return this.empty ? text : this.bytes(Buffer.from(text, 'latin1')).toString('latin1')
+    if (this.empty) return text
+    const masked = new Masked(this.#forms)
+    return masked.add(Buffer.from(text, 'latin1')).toString('latin1') + masked.held.toString('latin1')
   }
-  bytes(bytes: Buffer): Buffer {
-    let hidden = bytes
-    for (const needle of this.#needles) {
-      for (let at = hidden.indexOf(needle); at >= 0; at = hidden.indexOf(needle, at + needle.length)) {
-        if (hidden === bytes) hidden = Buffer.from(bytes)
-        hidden.fill(star, at, at + needle.length)
-      }
-    }
-    return hidden
-  }
-  /** Holds back only bytes that may be the beginning of a value. */
+  /** Holds back only bytes that may be the beginning of a value. Others have their turns meanwhile. */
   async *stream(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
     if (this.empty) return yield* body
-    let held: Buffer = Buffer.alloc(0)
+    const masked = new Masked(this.#forms)
     for await (const chunk of body) {
-      const bytes = this.bytes(held.length === 0 ? chunk : Buffer.concat([held, chunk]))
-      const known = bytes.length - this.#open(bytes)
-      held = bytes.subarray(known)
-      if (known > 0) yield bytes.subarray(0, known)
+      for (let at = 0; at < chunk.length; at += pieceBytes) {
+        const known = masked.add(chunk.subarray(at, at + pieceBytes))
+        if (known.length > 0) yield known
+        if (masked.steps < stepsAtOnce) continue
+        masked.steps = 0
+        await turn()
+      }
     }
-    if (held.length > 0) yield held
+    if (masked.held.length > 0) yield masked.held
+  }
+}
+
+/** Bytes that come in pieces, with stars for what must not be shown. */
+class Masked {
+  readonly #searches: readonly Search[]
+  #held: Buffer = Buffer.alloc(0)
+  /** About how many steps were taken. */
+  steps = 0
+  constructor(forms: readonly Form[]) {
+    this.#searches = forms.map((form) => new Search(form))
   }
 
-  /** How many bytes at the end may be the beginning of a value. */
-  #open(bytes: Buffer): number {
-    for (let at = Math.max(0, bytes.length - this.#longest + 1); at < bytes.length; at++) {
-      if (!this.#firstBytes.has(bytes[at]!)) continue
-      const rest = bytes.subarray(at)
-      if (this.#needles.some((one) => one.length > rest.length && one.subarray(0, rest.length).equals(rest)))
-        return rest.length
+  /** The bytes that may be the beginning of a value. */
+  get held(): Buffer {
+    return this.#held
+  }
+  /** Takes a piece. Returns all bytes that are known by now. */
+  add(piece: Buffer): Buffer {
+    const before = this.#held.length
+    const bytes = Buffer.concat([this.#held, piece])
+    this.steps += Math.ceil(before / bytesOfStep)
+    let open = 0
+    for (const search of this.#searches) {
+      let hidden = 0
+      this.steps += search.add(piece, (from, to) => {
+        // Occurrences may overlap: no byte is written for each of them.
+        bytes.fill(star, Math.max(hidden, before + from), before + to)
+        hidden = before + to
+      })
+      open = Math.max(open, search.open)
     }
-    return 0
+    this.#held = bytes.subarray(bytes.length - open)
+    return bytes.subarray(0, bytes.length - open)
+  }
+}
+
+/** One form of a value. */
+class Form {
+  readonly bytes: Buffer
+  /** The form is only where these few bytes are, which are found fast. */
+  readonly start: Buffer
+  #borders: Int32Array | undefined
+  constructor(bytes: Buffer) {
+    this.bytes = bytes
+    this.start = bytes.subarray(0, shortestSecret)
+  }
+
+  /** Of each beginning of the form, how many of its last bytes are its first bytes as well. Most forms never need it. */
+  get borders(): Int32Array {
+    return (this.#borders ??= bordersOf(this.bytes))
+  }
+}
+
+function bordersOf(bytes: Buffer): Int32Array {
+  const borders = new Int32Array(bytes.length)
+  let open = 0
+  for (let at = 1; at < bytes.length; at++) {
+    while (open > 0 && bytes[open] !== bytes[at]) open = borders[open - 1]!
+    if (bytes[open] === bytes[at]) open++
+    borders[at] = open
+  }
+  return borders
+}
+
+/**
+ * Finds a form by the algorithm of Knuth, Morris and Pratt, in a step or two for each byte. Tenants choose both values and answers, and `indexOf` of
+ * a long value compares half of it at each byte of an answer that was made for that.
+ */
+class Search {
+  readonly #form: Form
+  /** How many bytes of the form the last bytes were. */
+  open = 0
+  constructor(form: Form) {
+    this.#form = form
+  }
+
+  /** Calls `found` for each occurrence; one that began in a piece before begins below zero. Returns about how many steps it took. */
+  add(piece: Buffer, found: (from: number, to: number) => void): number {
+    const { bytes, start } = this.#form
+    let steps = Math.ceil(piece.length / bytesOfStep)
+    let { open } = this
+    let borders: Int32Array | undefined
+    for (let at = 0; at < piece.length; at++, steps++) {
+      if (open === 0) {
+        const from = piece.indexOf(start, at)
+        // A part of the start may be at the end.
+        at = from >= 0 ? from : Math.max(at, piece.length - start.length + 1)
+        steps += stepsOfLook
+      }
+      const byte = piece[at]
+      if (open > 0 && bytes[open] !== byte) {
+        borders ??= this.#form.borders
+        do open = borders[open - 1]!
+        while (open > 0 && bytes[open] !== byte)
+      }
+      if (bytes[open] === byte) open++
+      if (open < bytes.length) continue
+      found(at + 1 - open, at + 1)
+      borders ??= this.#form.borders
+      open = borders[open - 1]!
+      steps += stepsOfLook
+    }
+    this.open = open
+    return steps
   }
 }
 

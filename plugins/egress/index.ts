@@ -6,6 +6,8 @@ import {
   type EgressEntry,
   egressErrors,
   type EgressHost,
+  longestSecret,
+  mostSecretsOfHost,
   shortestSecret,
 } from '#contracts/egress'
 import { type HeaderMap, secretErrors, Secrets, secretsIn } from '#contracts/secrets'
@@ -39,8 +41,6 @@ export default definePlugin({
 
 /** The most secrets of one profile: all their values are sent with each attempt of a run. */
 const mostSecrets = 50
-/** The largest value of a secret in a header, in bytes. Servers accept no more. */
-const mostBytes = 16 * 1024
 
 /** The hosts and tenants that the role file allows. */
 interface Allowed {
@@ -100,8 +100,8 @@ async function valuesOf(secrets: Secrets | undefined, tenantId: string, { host, 
   if (!secrets) throw secretErrors.secretsUnavailable()
   const references = Object.fromEntries(names.map((name) => [name, `secret://${name}`]))
   const values = await secrets.headers(tenantId, references, `egress/${host}`)
-  const long = names.find((name) => values[name]!.length > mostBytes)
-  if (long !== undefined) throw tooLong(long, mostBytes)
+  const long = names.find((name) => values[name]!.length > longestSecret)
+  if (long !== undefined) throw tooLong(long, longestSecret)
   const short = names.find((name) => values[name]!.length < shortestSecret)
   if (short !== undefined) throw tooShort(short, shortestSecret)
   return values
@@ -164,19 +164,16 @@ function checkHeaders({ host, headers = {} }: EgressEntry): void {
     if (names.filter((one) => one === plain).length > 1) throw invalidEgress(host, `has the header ${plain} twice`)
     if (!headerText.test(text)) throw invalidEgress(host, `has a header ${plain} with what headers cannot hold`)
   }
-  if (secretsOf(headers).length > secretsOfHost)
-    throw invalidEgress(host, `refers to more than ${secretsOfHost} secrets`)
+  if (secretsOf(headers).length > mostSecretsOfHost)
+    throw invalidEgress(host, `refers to more than ${mostSecretsOfHost} secrets`)
 }
-
-/** The most secrets of one host: the runner searches every answer of the host for each of them. */
-const secretsOfHost = 8
 
 /** AppError 400 `invalid_egress` when the entries of one host refer to too many secrets together. */
 function checkNumbers(entries: readonly EgressEntry[]): void {
   for (const together of Map.groupBy(entries, (entry) => urlOf(placeOf(entry))).values()) {
     const names = new Set(together.flatMap(({ headers }) => secretsOf(headers)))
-    if (names.size > secretsOfHost)
-      throw invalidEgress(together[0]!.host, `refers to more than ${secretsOfHost} secrets`)
+    if (names.size > mostSecretsOfHost)
+      throw invalidEgress(together[0]!.host, `refers to more than ${mostSecretsOfHost} secrets`)
   }
 }
 

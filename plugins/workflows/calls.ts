@@ -1,7 +1,7 @@
 import { Agent, request } from 'undici'
 import { isAppError } from '#kernel'
 import { newSessionId } from '#contracts/ids'
-import { shortestSecret } from '#contracts/egress'
+import { longestSecret, mostSecretsOfHost, shortestSecret } from '#contracts/egress'
 import type { McpServers } from '#contracts/mcp-servers'
 import type { Profile } from '#contracts/profiles'
 import type { Fleet } from '#contracts/runner'
@@ -20,7 +20,7 @@ import { isOwnHost, type OwnHost } from '#kit/own-hosts'
 import type { McpSession } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
 import { type Evaluator, textOf } from './evaluator.ts'
-import type { Scope } from './expressions.ts'
+import { ExpressionError, type Scope } from './expressions.ts'
 import type { NodeOf } from './node.schema.ts'
 import { type Failure, mostOutput, tooLarge } from './outcome.ts'
 import { small } from './scopes.ts'
@@ -44,7 +44,7 @@ export interface HttpCall {
   readonly method: string
   readonly headers: Readonly<Record<string, string>>
   /** The secrets that the headers name as written, before templates were filled in. */
-  readonly secrets: readonly string[]
+  readonly secrets: ReadonlySet<string>
   readonly body: string | undefined
   readonly isJson: boolean
   readonly expect: readonly number[] | undefined
@@ -83,13 +83,19 @@ export class Calls {
     if (typeof url === 'string') {
       return final('forbidden_address', `The address may not be called (${url}): it must be public and https.`)
     }
-    const values = await this.#valuesOf(tenantId, call.secrets)
+    const values = await this.#valuesOf(tenantId, [...call.secrets])
     const mask = new Mask(Object.values(values))
+    let left = mostHeaders
     const headers = Object.fromEntries(
       Object.entries(call.headers).map(([name, text]) => [
         name.toLowerCase(),
         // Text that only looks like a reference, because it came from an input or an answer, is sent unchanged.
-        withSecrets(text, (secret) => values[secret] ?? `secret://${secret}`),
+        withSecrets(text, (secret) => {
+          const value = values[secret] ?? `secret://${secret}`
+          left -= value.length
+          if (left < 0) throw headersTooLong()
+          return value
+        }),
       ]),
     )
     const type = call.isJson ? { 'content-type': 'application/json' } : {}
@@ -103,12 +109,11 @@ export class Calls {
         ...(call.body === undefined ? {} : { body: call.body }),
         signal,
       })
-      const bytes = await readUpTo(answer.body, mostOutput, enter)
-      if (!bytes) return { error: tooLarge }
+      const bytes = await readUpTo(mask.stream(answer.body), mostOutput, enter)
       const status = answer.statusCode
-      const text = mask.bytes(bytes).toString('utf8')
       const isJson = /\bjson\b/i.test(String(answer.headers['content-type'] ?? ''))
-      const body = isJson ? await this.#jsonOf(tenantId, text) : JSON.stringify(text)
+      const body = bytes && (await this.#options.evaluator.json(tenantId, bytes.toString('utf8'), isJson))
+      if (body === undefined) return { error: tooLarge }
       if (call.expect ? call.expect.includes(status) : status < 400)
         return { output: `{"status":${status},"body":${body}}` }
       const retryable = status >= 500 || status === 429 || status === 408
@@ -134,15 +139,25 @@ export class Calls {
     }
   }
 
-  /** The values of secrets that may be sent in headers. Rejects with `secret_unfit` when a value is too short to be masked in answers. */
+  /** The values of secrets that may be sent in headers. Rejects with `secret_unfit` when one cannot be masked in answers, or there are too many. */
   async #valuesOf(tenantId: string, names: readonly string[]): Promise<Readonly<Record<string, string>>> {
     if (names.length === 0 || !this.#options.secrets) return {}
+    // A definition of an earlier version may have more.
+    if (names.length > mostSecretsOfHost)
+      throw secretErrors.secretUnfit({
+        message: `The headers of the node refer to more than ${mostSecretsOfHost} secrets.`,
+      })
     const references = Object.fromEntries(names.map((name) => [name, `secret://${name}`]))
     const values = await this.#options.secrets.headers(tenantId, references, 'workflows')
     const short = names.find((name) => values[name]!.length < shortestSecret)
-    if (short === undefined) return values
+    if (short !== undefined)
+      throw secretErrors.secretUnfit({
+        message: `The value of secret://${short} has less than ${shortestSecret} characters: an answer that repeats it could not be recognized.`,
+      })
+    const long = names.find((name) => values[name]!.length > longestSecret)
+    if (long === undefined) return values
     throw secretErrors.secretUnfit({
-      message: `The value of secret://${short} has less than ${shortestSecret} characters: an answer that repeats it could not be recognized.`,
+      message: `The value of secret://${long} has more than ${longestSecret} characters, which is too long for a header.`,
     })
   }
 
@@ -161,7 +176,7 @@ export class Calls {
     try {
       const { ok, content } = await link.invokeTool(tenantId, sessionId, { name, input, callId: key }, signal)
       return ok
-        ? { output: await this.#jsonOf(tenantId, content) }
+        ? await this.#made(tenantId, content)
         : { error: { code: 'tool_failed', message: content.slice(0, 10_000) } }
     } catch (cause) {
       if (signal.aborted || !isAppError(cause)) throw cause
@@ -210,9 +225,9 @@ export class Calls {
       const text = content.map((part) => (part.type === 'text' ? part.text : '')).join('\n')
       if (answer.isError) return { error: { code: 'tool_failed', message: text.slice(0, 10_000) } }
       const { structuredContent } = answer
-      return {
-        output: structuredContent ? JSON.stringify(structuredContent) : await this.#jsonOf(context.tenantId, text),
-      }
+      return structuredContent
+        ? { output: JSON.stringify(structuredContent) }
+        : await this.#made(context.tenantId, text)
     } catch (cause) {
       if (context.signal.aborted) throw cause
       const unknown = session !== undefined && mcp.failureOf(cause, true) !== 'unreached'
@@ -228,9 +243,9 @@ export class Calls {
     }
   }
 
-  /** Converts an answer to JSON: text that is JSON is kept as a value, any other text becomes a string. */
-  async #jsonOf(tenantId: string, text: string): Promise<string> {
-    return (await this.#options.evaluator.json(tenantId, text)) ?? JSON.stringify(text)
+  async #made(tenantId: string, text: string): Promise<CallResult> {
+    const output = await this.#options.evaluator.json(tenantId, text)
+    return output === undefined ? { error: tooLarge } : { output }
   }
 
   async close(): Promise<void> {
@@ -238,6 +253,10 @@ export class Calls {
     await Promise.all([open.destroy(), own.destroy(), ...Object.values(this.#mcp).map((one) => one.close())])
   }
 }
+
+/** The most characters of a request's headers: what an author may write, and the values of secrets once more. Servers accept far less. */
+const mostHeaders = 1024 * 1024
+const headersTooLong = () => new ExpressionError(`the headers have more than ${mostHeaders} characters together`)
 
 const noServers = { servers: [], unavailable: [] } as const
 const final = (code: string, message: string): CallResult => ({ error: { code, message, retryable: false } })
@@ -297,6 +316,7 @@ export async function requestOf(
 ): Promise<HttpCall> {
   const { url, method = 'GET', headers = {}, body, expect } = spec
   const made = await evaluator.render(tenantId, { url, headers, ...(body === undefined ? {} : { body }) }, scope)
+  if (made.headers.length > mostHeaders) throw headersTooLong()
   const given = Object.entries(JSON.parse(made.headers) as Record<string, unknown>)
   const isText = made.body?.startsWith('"') ?? false
   return {
@@ -308,7 +328,7 @@ export async function requestOf(
         (typeof value === 'string' ? value : JSON.stringify(value)).replaceAll(/[\r\n\0]/g, ''),
       ]),
     ),
-    secrets: Object.values(headers).flatMap(secretsIn),
+    secrets: new Set(Object.values(headers).flatMap(secretsIn)),
     body: made.body === undefined ? undefined : textOf(made.body),
     isJson: made.body !== undefined && !isText,
     expect,

@@ -59,9 +59,9 @@ export class Evaluator {
     return (await this.#ask(tenantId, { scope, condition })).holds!
   }
 
-  /** Parses a text as JSON and returns it in compact form. Undefined: the text is not JSON. */
-  async json(tenantId: string, text: string): Promise<string | undefined> {
-    const question = { json: text }
+  /** A text as compact JSON: its value when it is JSON (`mayBeJson`), and the text as a string otherwise. Undefined: this has more than 10 MiB. */
+  async json(tenantId: string, text: string, mayBeJson = true): Promise<string | undefined> {
+    const question = { json: text, mayBeJson }
     return (text.length <= shortChars ? answerTo(question) : await this.#thread.ask(tenantId, question)).json
   }
 

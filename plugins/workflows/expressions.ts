@@ -180,7 +180,11 @@ export interface Scope {
   }[]
 }
 
-export type Question = Evaluation | { readonly json: string } | { readonly check: readonly Expression[] }
+export type Question = Evaluation | Text | { readonly check: readonly Expression[] }
+interface Text {
+  readonly json: string
+  readonly mayBeJson: boolean
+}
 interface Evaluation {
   readonly scope: Scope
   /** Values whose strings are templates, by name. */
@@ -200,7 +204,7 @@ export interface Answer {
   readonly holds?: boolean
   /** The problem of each expression to check, in order. */
   readonly problems?: readonly (string | undefined)[]
-  /** The text as compact JSON. Absent: the text is not JSON. */
+  /** The text as compact JSON. Absent: this is longer than anything that may be made. */
   readonly json?: string
 }
 
@@ -209,7 +213,7 @@ export interface Answer {
  * parsed anywhere.
  */
 export function answerTo(question: Question): Answer {
-  if ('json' in question) return jsonOf(question.json)
+  if ('json' in question) return jsonOf(question)
   if ('check' in question) return { problems: question.check.map(expressionProblem) }
   const { scope, templates, list, condition } = question
   try {
@@ -234,12 +238,15 @@ export function answerTo(question: Question): Answer {
   }
 }
 
-function jsonOf(text: string): Answer {
+function jsonOf({ json: text, mayBeJson }: Text): Answer {
+  let value: unknown = text
   try {
-    return { json: JSON.stringify(JSON.parse(text)) }
+    if (mayBeJson) value = JSON.parse(text)
   } catch {
-    return {}
+    // It is just a text.
   }
+  const json = JSON.stringify(value)
+  return json.length > mostMade ? {} : { json }
 }
 
 type Seen = Record<string, unknown>

@@ -1,6 +1,7 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import type { TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import { mostSecretsOfHost } from '#contracts/egress'
 import { secretsIn } from '#contracts/secrets'
 import type { Problem } from './errors.ts'
 import { type Expression, expressionProblem, isTemplate, longest, nodesIn, textsIn } from './expressions.ts'
@@ -254,9 +255,10 @@ async function checkFields(node: WorkflowNode, { path, depth, top }: Place, foun
 /** The author of a node decides which secrets go to which host. Neither may come from an input or from the answer of an agent. */
 function checkSecrets({ url, headers = {} }: NodeOf<'http'>, path: string, found: Findings): void {
   const referring = Object.entries(headers).filter(([, text]) => text.includes('secret://'))
+  const secrets = new Set<string>()
   for (const [name, text] of referring) {
     try {
-      secretsIn(text)
+      for (const secret of secretsIn(text)) secrets.add(secret)
     } catch {
       found.add(
         `${path}/headers/${name}`,
@@ -264,6 +266,8 @@ function checkSecrets({ url, headers = {} }: NodeOf<'http'>, path: string, found
       )
     }
   }
+  if (secrets.size > mostSecretsOfHost)
+    found.add(`${path}/headers`, `refers to at most ${mostSecretsOfHost} secrets, and these are ${secrets.size}`)
   if (referring.length > 0 && !/^https?:\/\/[^\s/?#{}@\\]+([/?#]|$)/i.test(url))
     found.add(`${path}/url`, 'an address that is sent a secret has its host written out: templates may stand behind it')
 }

@@ -8,7 +8,7 @@ import type { RunStore } from '#contracts/run-store'
 import { tenantIds } from '#kit'
 import type { Engine } from './engine.ts'
 import type { Evaluator } from './evaluator.ts'
-import { agentFailure, bytesOf, type Failure, type Outcome, startedBy } from './outcome.ts'
+import { agentFailure, bytesOf, type Failure, type Outcome, startedBy, tooLarge } from './outcome.ts'
 import type { Outputs } from './outputs.ts'
 import type { Waiting, WorkflowRunStore } from './runs.store.ts'
 import { runStatuses } from './schema.ts'
@@ -78,8 +78,9 @@ export class Woken {
   async #answerOf(tenantId: string, { run_id: runId, spec }: Waiting, result: string) {
     const structured = spec.type === 'agent' && spec.responseFormat !== undefined
     // The runtime has checked that the answer is JSON. If it is not after all, the output is the text of the answer.
-    const json = structured ? await this.#deps.evaluator.json(tenantId, result) : undefined
-    return this.#deps.outputs.take({ tenantId, runId }, spec, json ?? JSON.stringify(result))
+    const json = await this.#deps.evaluator.json(tenantId, result, structured)
+    if (json === undefined) return { status: 'error', error: tooLarge } as const
+    return this.#deps.outputs.take({ tenantId, runId }, spec, json)
   }
 
   async #childOver(tenantId: string, runId: string, childId: string): Promise<void> {

@@ -62,6 +62,20 @@ test('what would make more than 10 MiB is refused before it is made', async () =
   )
 })
 
+test('a text becomes JSON in the thread, and one that grows beyond 10 MiB is none', async () => {
+  const long = 'x'.repeat(100_000)
+  const cases: [text: string, mayBeJson: boolean, json: string][] = [
+    ['{ "a": 1 }', true, '{"a":1}'],
+    ['{ "a": 1 }', false, '"{ \\"a\\": 1 }"'],
+    ['no JSON', true, '"no JSON"'],
+    [long, false, `"${long}"`],
+  ]
+  for (const [text, mayBeJson, json] of cases) assert.equal(await evaluator.json('acme', text, mayBeJson), json)
+  // Each of these characters becomes six.
+  const text = '\u0001'.repeat(2 * 1024 * 1024)
+  assert.equal(await evaluator.json('acme', text, false), undefined)
+})
+
 test('what is only parsed takes a time that grows with its length, however it is written', () => {
   const many = 50_000
   assert.match(expressionProblem({ text: `{{${' '.repeat(many)}`, isCondition: true }) ?? '', /./)

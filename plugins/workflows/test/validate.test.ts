@@ -50,6 +50,21 @@ test('a list that is too long is refused as a whole, and nobody looks at what is
   )
 })
 
+test('a node sends only so many secrets, because its answers are searched for each of them', async () => {
+  const send = (count: number) => ({
+    id: 'a',
+    type: 'http',
+    url: 'https://example.com',
+    headers: {
+      one: Array.from({ length: count }, (_, i) => `secret://s${i}`).join(' '),
+      two: 'secret://s0 secret://s1',
+    },
+  })
+  assert.deepEqual(await check([send(8)]), [])
+  const problem = { path: 'nodes/0/headers', message: 'refers to at most 8 secrets, and these are 9' }
+  assert.deepEqual(await check([send(9)]), [problem])
+})
+
 test('as many dependencies as there may be are fine, and each is named once', async () => {
   const before = Array.from({ length: 200 }, (_, i) => ({ ...wait, id: `a${i}` }))
   const dependsOn = before.map(({ id }) => id)
