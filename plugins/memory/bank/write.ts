@@ -29,6 +29,8 @@ import {
 
 /** The analysis of a raw input with more characters takes long, so the event loop is released before it. */
 const longChars = 8_000
+/** So is it before a statement with more characters is divided into words, of which one character may have five. */
+const longStatement = 1_000
 /** The cost of a write in requests, beyond the request itself. The memory is compared with similar ones, and each of its terms becomes a row. */
 const turnsOf = ({ terms }: Draft): number => 2 + Math.ceil(terms.terms.length / 50)
 /** The bytes that one term of a memory takes: its own row, and its part of the memory's row. */
@@ -179,7 +181,7 @@ export class Writer {
       category: input.category,
       at,
     })
-    const essence = await essenceOf(tenantId, stems, content, at)
+    const essence = await this.#essenceOf(tenantId, content, at)
     const words = wordsOf(content).map(({ text }) => text)
     const times = essence.filter((term) => term.startsWith('#'))
     return {
@@ -195,6 +197,10 @@ export class Writer {
       fact: factOf(content)?.key,
       terms,
     }
+  }
+  async #essenceOf(tenantId: string, content: string, at: Date): Promise<readonly string[]> {
+    if (content.length > longStatement) await turn()
+    return essenceOf(tenantId, this.#parts.stems, content, at)
   }
   /** Reads stored memories that are related to the draft, in one round trip and without locks. */
   async #look(
@@ -220,7 +226,7 @@ export class Writer {
     let by: string | undefined
     for (const other of near) {
       if (replaced.has(other.id)) continue
-      const essence = await essenceOf(tenantId, this.#parts.stems, other.content, new Date(other.at))
+      const essence = await this.#essenceOf(tenantId, other.content, new Date(other.at))
       const relation = compare(draft, { ...other, essence })
       if (relation === 'same') return { duplicate: other.id }
       // A mined statement never supersedes a curated one.
@@ -327,11 +333,13 @@ function isWithin(less: readonly string[], more: readonly string[]): boolean {
   for (const word of more) if (word === less[at]) at++
   return at === less.length
 }
+/** The words of the longer statement that the shorter one does not have, or has less often. */
 function extra(less: readonly string[], more: readonly string[]): string[] {
-  const rest = [...less]
+  const rest = new Map<string, number>()
+  for (const word of less) rest.set(word, (rest.get(word) ?? 0) + 1)
   return more.filter((word) => {
-    const at = rest.indexOf(word)
-    if (at >= 0) rest.splice(at, 1)
-    return at < 0
+    const left = rest.get(word) ?? 0
+    if (left > 0) rest.set(word, left - 1)
+    return left === 0
   })
 }

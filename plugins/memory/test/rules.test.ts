@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { compare } from '../bank/write.ts'
+import { compare, Writer } from '../bank/write.ts'
 import { asksForNow, asksForPast, timesIn } from '../text/dates.ts'
 import { attributeOf, attributesIn, factOf } from '../text/facts.ts'
 import { junkOf, statementsOf } from '../text/statements.ts'
@@ -106,6 +106,44 @@ test('statements are the same, newer, or stand beside each other', () => {
   assert.equal(compare(one('Ann met Bob in Rome in 2024'), one('Ann met Bob in Rome')), 'other')
   assert.equal(compare(one('Ann lives in Rome', 'ann|home'), one('Ann lives in Berlin', 'ann|home')), 'newer')
   assert.equal(compare(one('Ann lives in Rome', 'ann|home'), one('Ann works in Berlin', 'ann|job')), 'other')
+  // A word counts as often as it is there.
+  assert.equal(compare(one('go 7 and 7 then stop there'), one('go 7 and then stop there')), 'other')
+})
+
+test('what is compared takes a time that grows with its length, however many of the words are others', () => {
+  const words = (word: string, count: number): string[] => Array<string>(count).fill(word)
+  const [first, last] = [words('one', 30_000), words('two', 450_000)]
+  const statement = (...essence: string[][]) => ({ content: '', essence: essence.flat() })
+  const long = statement(first, words('other', 150_000), last)
+  assert.equal(compare(long, statement(first, last)), 'newer')
+  assert.equal(compare(statement(first, last), long), 'same')
+})
+
+test('others have their turns while a long statement is compared with those that are near', async () => {
+  const statement = (letter: string): string => `${letter}。`.repeat(4_000)
+  const near = Array.from('甲乙丙丁戊己庚', (letter) => ({
+    id: letter,
+    content: statement(letter),
+    source: 'curated',
+    fact: null,
+    at: '2026-01-01T00:00:00Z',
+  }))
+  const parts = {
+    database: { batch: async () => [[], near, [], []] },
+    stems: { of: async () => new Map() },
+    metrics: { written() {} },
+  } as unknown as ConstructorParameters<typeof Writer>[0]
+  let turns = 0
+  let over = false
+  const count = (): void => {
+    turns++
+    if (!over) setImmediate(count)
+  }
+  setImmediate(count)
+  const made = await new Writer(parts).create('acme', 'helper', { processedContent: statement('庚') })
+  over = true
+  assert.deepEqual(made, { stored: false, reason: 'duplicate', id: '庚' })
+  assert.ok(turns >= near.length, String(turns))
 })
 
 test('times are understood from where they are said, and questions ask for what statements have', () => {
