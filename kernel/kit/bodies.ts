@@ -120,12 +120,12 @@ interface JsonMeasures {
   readonly parts: number
 }
 
-/** Measures JSON text without parsing it. Adds the positions of its long strings to `long`. */
-export function measureJson(body: Buffer, long?: LongString[]): JsonMeasures {
+/** Measures JSON text without parsing it, and ends when it has more than `most` parts. Adds the positions of its long strings to `long`. */
+export function measureJson(body: Buffer, long?: LongString[], most = Infinity): JsonMeasures {
   let open = 0
   let depth = 0
   let parts = 1
-  for (let i = 0; i < body.length; i++) {
+  for (let i = 0; i < body.length && parts <= most; i++) {
     const c = body[i]
     if (c === 0x22) {
       const from = i + 1

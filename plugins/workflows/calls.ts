@@ -19,7 +19,7 @@ import {
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
 import type { McpSession } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
-import { type Evaluator, textOf } from './evaluator.ts'
+import { type Evaluator, textOf, valueOf } from './evaluator.ts'
 import { ExpressionError, type Scope } from './expressions.ts'
 import type { NodeOf } from './node.schema.ts'
 import { type Failure, mostOutput, tooLarge } from './outcome.ts'
@@ -333,4 +333,14 @@ export async function requestOf(
     isJson: made.body !== undefined && !isText,
     expect,
   }
+}
+
+/** The arguments of a tool, with their templates filled in. */
+export async function inputOf(
+  evaluator: Evaluator,
+  tenantId: string,
+  { arguments: given = {} }: NodeOf<'tool'>,
+  scope: Scope,
+): Promise<Record<string, unknown>> {
+  return valueOf((await evaluator.render(tenantId, { given }, scope)).given)
 }

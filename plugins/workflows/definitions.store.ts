@@ -103,17 +103,25 @@ export async function readDefinition(database: Database, tenantId: string, id: s
   return `${JSON.stringify({ id, version, createdAt, updatedAt }).slice(0, -1)},${document.slice(1)}`
 }
 
+interface Current {
+  readonly id: string
+  readonly version: number
+  /** The definition as JSON. */
+  readonly document: string
+}
+
 /** The current version of a definition. Undefined: there is no such definition. */
 export async function findDefinition(
   database: Database,
   tenantId: string,
   id: string,
-): Promise<{ id: string; version: number; definition: Definition; info: DefinitionInfo } | undefined> {
+): Promise<(Current & { readonly definition: Definition; readonly info: DefinitionInfo }) | undefined> {
   if (!isId('wfdef', id)) return undefined
   const [[row]] = await database.batch<[Row[]]>(tenantId, [definitionOf(tenantId, id)])
   if (!row) return undefined
   const definition = JSON.parse(row.document) as Definition
-  return { id, version: row.version, definition, info: toInfo(row, definition) }
+  const { version, document } = row
+  return { id, version, document, definition, info: toInfo(row, definition) }
 }
 
 /** The ids that do not exist. */
@@ -173,6 +181,11 @@ export async function insertDefinition(
   })
 }
 
+interface Change extends Pick<Current, 'document'> {
+  readonly definition: Definition
+  readonly createdBy: string
+}
+
 /**
  * Stores the version after `found` and deletes versions that are a hundred or more behind it. Runs keep their own copy. Undefined: there is a later
  * version, or the definition is gone.
@@ -180,9 +193,8 @@ export async function insertDefinition(
 export async function replaceDefinition(
   database: Database,
   tenantId: string,
-  { id, version }: { readonly id: string; readonly version: number },
-  definition: Definition,
-  createdBy: string,
+  { id, version }: Current,
+  { definition, document, createdBy }: Change,
 ): Promise<DefinitionInfo | undefined> {
   return database.tenant(tenantId, async (tx) => {
     const [row] = await tx.query<Row>({
@@ -191,7 +203,6 @@ export async function replaceDefinition(
       values: [tenantId, id, definition.name, version],
     })
     if (!row) return undefined
-    const document = JSON.stringify(definition)
     await tx.query({
       text: 'INSERT INTO workflow_versions (tenant_id, definition_id, version, document, created_by) VALUES ($1, $2, $3, $4, $5)',
       values: [tenantId, id, row.version, document, createdBy],

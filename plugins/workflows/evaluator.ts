@@ -1,3 +1,5 @@
+import { setImmediate as turn } from 'node:timers/promises'
+import { measureJson } from '#kit'
 import { AskedThread } from '#kit/asked-thread'
 import {
   type Answer,
@@ -49,11 +51,11 @@ export class Evaluator {
     }
     return (await this.#ask(tenantId, { scope, templates })).made as Made<T>
   }
-  /** The items of an array that a template makes, each as JSON. Undefined: the template makes no array. */
-  async list(tenantId: string, items: unknown, scope: Scope): Promise<readonly string[] | undefined> {
+  /** The items of an array that a template makes, each as JSON; the first `most` and one more, if it makes more. Undefined: it makes no array. */
+  async list(tenantId: string, items: unknown, scope: Scope, most: number): Promise<readonly string[] | undefined> {
     if (Array.isArray(items) && !textsIn(items).some(({ text }) => isTemplate(text)))
       return items.map((item) => JSON.stringify(item))
-    return (await this.#ask(tenantId, { scope, templates: { items }, list: 'items' })).items
+    return (await this.#ask(tenantId, { scope, templates: { items }, list: { name: 'items', most } })).items
   }
   async holds(tenantId: string, condition: string, scope: Scope): Promise<boolean> {
     return (await this.#ask(tenantId, { scope, condition })).holds!
@@ -86,6 +88,18 @@ export class Evaluator {
     if (answer.problem !== undefined) throw new ExpressionError(answer.problem)
     return answer
   }
+}
+
+/** What templates made is parsed in one step, as a body is, so it may have as many values and names as one. */
+const mostParts = 200_000
+/** The value that templates made, as JSON. Rejects with ExpressionError when it has too many parts. */
+export async function valueOf(json: string): Promise<Record<string, unknown>> {
+  if (json.length > mostParts) {
+    if (measureJson(Buffer.from(json), undefined, mostParts).parts > mostParts)
+      throw new ExpressionError(`it makes more than ${mostParts} values and names of fields`)
+    await turn()
+  }
+  return JSON.parse(json) as Record<string, unknown>
 }
 
 /** The text of a JSON value: the content of a string, any other value as JSON. */

@@ -3,8 +3,8 @@ import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
 import { endingOnly, type RunDispatch, type Task } from '#contracts/runs'
 import { Pace } from '#kit'
-import { type Calls, requestOf } from './calls.ts'
-import { type Evaluator, textOf } from './evaluator.ts'
+import { type Calls, inputOf, requestOf } from './calls.ts'
+import { type Evaluator, textOf, valueOf } from './evaluator.ts'
 import { ExpressionError, type Scope } from './expressions.ts'
 import type { LargeTicket, LargeTurns } from './large-turns.ts'
 import type { NodeOf } from './node.schema.ts'
@@ -189,7 +189,7 @@ export class Execution {
       ...(sessionId === undefined ? {} : { sessionId, whenBusy: 'enqueue' as const }),
       ...(spec.responseFormat ? { responseFormat: spec.responseFormat } : {}),
       metadata: {
-        ...(JSON.parse(made.metadata) as Record<string, unknown>),
+        ...(await valueOf(made.metadata)),
         workflowRunId: runId,
         nodeId: attempt.id,
       },
@@ -215,27 +215,23 @@ export class Execution {
     scope: Scope,
     { signal: stop, large }: Making,
   ): Promise<Done> {
+    const { tenantId } = attempt
     const timeoutMs = (spec.timeoutSeconds ?? callSeconds) * 1_000
     const late = AbortSignal.timeout(timeoutMs)
     const context = {
-      tenantId: attempt.tenantId,
+      tenantId,
       key: keyOf(attempt),
       attempt: attempt.attempt,
       signal: AbortSignal.any([stop, late]),
       enter: large.enter,
     }
     const { calls, evaluator } = this.#deps
-    const call = spec.type === 'http' && (await requestOf(evaluator, attempt.tenantId, spec, scope))
-    const input =
-      spec.type === 'tool' && (await evaluator.render(attempt.tenantId, { arguments: spec.arguments ?? {} }, scope))
+    const call =
+      spec.type === 'http'
+        ? calls.http.bind(calls, await requestOf(evaluator, tenantId, spec, scope))
+        : calls.tool.bind(calls, spec.tool, await inputOf(evaluator, tenantId, spec, scope))
     try {
-      const result = await (call
-        ? calls.http(call, context)
-        : calls.tool(
-            (spec as NodeOf<'tool'>).tool,
-            JSON.parse((input || { arguments: '{}' }).arguments) as Record<string, unknown>,
-            context,
-          ))
+      const result = await call(context)
       return 'error' in result ? over(result.error) : { kind: 'over', status: 'ok', output: result.output }
     } catch (cause) {
       if (stop.aborted || !late.aborted) throw cause
@@ -257,7 +253,7 @@ export class Execution {
       const output = parts && (await outputs.join(attempt, parts))
       return output === undefined ? over(tooLarge) : { kind: 'over', status: 'ok', output }
     }
-    const items = await evaluator.list(tenantId, spec.items, scope)
+    const items = await evaluator.list(tenantId, spec.items, scope, this.#mostNodes(tenantId))
     if (!items) {
       return over({ code: 'no_array', message: '`items` did not come out as an array.', retryable: false })
     }
@@ -287,8 +283,11 @@ export class Execution {
     const item = isLinked(output) ? output : `{"previous":${output}}`
     return { kind: 'parts', items: [item], first: next, atOnce: 1 }
   }
+  #mostNodes(tenantId: string): number {
+    return this.#deps.limits?.of(tenantId).workflowNodes ?? 100_000
+  }
   async #isFull({ tenantId, runId }: Attempt, more: number): Promise<Failure | undefined> {
-    const most = this.#deps.limits?.of(tenantId).workflowNodes ?? 100_000
+    const most = this.#mostNodes(tenantId)
     if (more <= most && (more === 0 || (await this.#deps.store.countNodes(tenantId, runId)) + more <= most))
       return undefined
     const message = `The limit workflowNodes of this tenant is ${most}: the most nodes of a run, including parts of maps and loops.`

@@ -189,8 +189,8 @@ interface Evaluation {
   readonly scope: Scope
   /** Values whose strings are templates, by name. */
   readonly templates?: Readonly<Record<string, unknown>>
-  /** Name of the template that has to make an array. The answer then has its items. */
-  readonly list?: string
+  /** Name of the template that has to make an array. The answer then has its items, and one more than `most` if there are more. */
+  readonly list?: { readonly name: string; readonly most: number }
   readonly condition?: string
 }
 
@@ -227,10 +227,11 @@ export function answerTo(question: Question): Answer {
           made: Object.fromEntries(Object.entries(templates!).map(([name, value]) => [name, maker.json(value)])),
         }
       }
-      const given = templates![list]
+      const given = templates![list.name]
       if (Array.isArray(given)) return { items: given.map((item) => maker.json(item)) }
       const value = maker.value(given)
-      return Array.isArray(value) ? { items: value.map((item: unknown) => maker.written(item)) } : {}
+      if (!Array.isArray(value)) return {}
+      return { items: value.slice(0, list.most + 1).map((item: unknown) => maker.written(item)) }
     })
   } catch (error) {
     if (error instanceof ExpressionError) return { problem: error.message }

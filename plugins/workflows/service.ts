@@ -1,4 +1,3 @@
-import { isDeepStrictEqual } from 'node:util'
 import { conflict, forbidden, invalidField } from '#kernel'
 import { approvalErrors, type NodeApproval, type NodeDecision } from '#contracts/approvals'
 import { type Caller, roleAtLeast, type TenantRole } from '#contracts/auth'
@@ -310,12 +309,13 @@ export class WorkflowService {
       const found = await findDefinition(database, tenantId, id)
       if (!found) throw unknownDefinition()
       const next = await this.check(tenantId, { ...(found.definition as unknown as DefinitionBody), ...change })
-      if (isDeepStrictEqual(found.definition, next)) return found.info
+      const document = JSON.stringify(next)
+      if (document === found.document) return found.info
       limits?.stored.admit(tenantId)
-      const made = await replaceDefinition(database, tenantId, found, next, keyId)
+      const made = await replaceDefinition(database, tenantId, found, { definition: next, document, createdBy: keyId })
       if (!made) continue
       // Old versions are kept as well, so a change adds its full size.
-      limits?.stored.add(tenantId, JSON.stringify(next).length)
+      limits?.stored.add(tenantId, document.length)
       return made
     }
     throw conflict({ message: 'Others change this definition at the same time: try again.', retryable: true })

@@ -52,6 +52,11 @@ test('quotes inside of a string end it nowhere, wherever they stand', () => {
   }
 })
 
+test('what has more parts than asked for is not measured to its end', () => {
+  assert.deepEqual(measureJson(Buffer.from('[0,1,[[2]]]'), undefined, 3), { depth: 1, parts: 4 })
+  assert.deepEqual(measureJson(Buffer.from('[0,1,[[2]]]'), undefined, 100), { depth: 3, parts: 6 })
+})
+
 test('a body has a bounded number of values and names, however short they are; one with as many is read', () => {
   const most = 200_000
   const listOf = (length: number): Buffer => Buffer.from(`[${Array.from({ length }, () => 0).join(',')}]`)

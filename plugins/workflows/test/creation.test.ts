@@ -138,7 +138,8 @@ test('changes of one definition at the same time are all kept, and one that chan
     [4, 'renamed', 'what it is for', 2],
     JSON.stringify(now),
   )
-  for (const same of [{}, { name: 'renamed' }]) assert.equal((await s.call('PATCH', path, same)).body.version, 4)
+  for (const same of [{}, { name: 'renamed' }, { nodes: now.nodes }])
+    assert.equal((await s.call('PATCH', path, same)).body.version, 4)
 })
 
 test('a tenant that is full of runs is refused, and leaves no wake-ups behind', async (t) => {

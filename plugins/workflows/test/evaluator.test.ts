@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { inputOf } from '../calls.ts'
 import { Evaluator } from '../evaluator.ts'
 import { expressionProblem, mentionedIn, type Scope } from '../expressions.ts'
 
@@ -74,6 +75,18 @@ test('a text becomes JSON in the thread, and one that grows beyond 10 MiB is non
   // Each of these characters becomes six.
   const text = '\u0001'.repeat(2 * 1024 * 1024)
   assert.equal(await evaluator.json('acme', text, false), undefined)
+})
+
+test('what templates made is parsed only if it has no more parts than a body, and of a list only what a run may have', async () => {
+  const json = `[${'[],'.repeat(300_000)}[]]`
+  const scope = { json: { input: json }, nodes: [] }
+  const tool = { id: 'a', type: 'tool', tool: 'x', arguments: { list: '{{ input }}' } } as const
+  await assert.rejects(inputOf(evaluator, 'acme', tool, scope), /more than 200000 values and names/)
+  // One long text is one value, whatever is in it.
+  const text = { json: { input: JSON.stringify(json) }, nodes: [] }
+  assert.deepEqual(await inputOf(evaluator, 'acme', tool, text), { list: json })
+  assert.deepEqual(await evaluator.list('acme', '{{ input }}', scope, 2), ['[]', '[]', '[]'])
+  assert.deepEqual(await evaluator.list('acme', '{{ input }}', scopeOf([1, 2]), 2), ['1', '2'])
 })
 
 test('what is only parsed takes a time that grows with its length, however it is written', () => {
