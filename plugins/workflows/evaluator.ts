@@ -1,5 +1,4 @@
 import { setImmediate as turn } from 'node:timers/promises'
-import { measureJson } from '#kit'
 import { AskedThread } from '#kit/asked-thread'
 import {
   type Answer,
@@ -11,6 +10,7 @@ import {
   type Scope,
   textsIn,
 } from './expressions.ts'
+import { hasTooManyParts, mostParts } from './outcome.ts'
 
 /**
  * Memory of the thread: more than the largest scope and all that can be made of it. A single allocation that does not fit ends the whole process,
@@ -90,15 +90,10 @@ export class Evaluator {
   }
 }
 
-/** What templates made is parsed in one step, as a body is, so it may have as many values and names as one. */
-const mostParts = 200_000
 /** The value that templates made, as JSON. Rejects with ExpressionError when it has too many parts. */
 export async function valueOf(json: string): Promise<Record<string, unknown>> {
-  if (json.length > mostParts) {
-    if (measureJson(Buffer.from(json), undefined, mostParts).parts > mostParts)
-      throw new ExpressionError(`it makes more than ${mostParts} values and names of fields`)
-    await turn()
-  }
+  if (hasTooManyParts(json)) throw new ExpressionError(`it makes more than ${mostParts} values and names of fields`)
+  if (json.length > mostParts) await turn()
   return JSON.parse(json) as Record<string, unknown>
 }
 

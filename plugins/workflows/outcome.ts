@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
 import type { AskedNode } from '#contracts/approvals'
+import { measureJson } from '#kit'
 import type { NodeOf, WorkflowNode } from './node.schema.ts'
 import type { TerminalStatus } from './schema.ts'
 
@@ -71,6 +72,11 @@ export const startedBy = (runId: string, node: string, attempt: number): string 
 
 /** The largest output of a node or run, in characters of JSON. */
 export const mostOutput = 10 * 1024 * 1024
+
+/** The most values and names of JSON that is parsed in one step: as many as a body may have. */
+export const mostParts = 200_000
+export const hasTooManyParts = (json: string): boolean =>
+  json.length > mostParts && measureJson(Buffer.from(json), undefined, mostParts).parts > mostParts
 
 export const unsaid: Failure = { code: 'failed', message: 'The node failed.' }
 export const tooLarge: Failure = {

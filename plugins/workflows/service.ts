@@ -25,12 +25,15 @@ import {
   type Repair,
   type RunStatus,
 } from './schema.ts'
-import { approvalOutcome, type Failure, type Outcome } from './outcome.ts'
+import { approvalOutcome, type Failure, hasTooManyParts, mostParts, type Outcome } from './outcome.ts'
 import type { Transition } from './transition.ts'
 import { checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
 
 /** The most characters of an error that a client gives a node. */
 const mostFailure = 20_000
+
+/** The most characters of a definition. */
+const longestDefinition = 8 * 1024 * 1024
 
 /** So often a change of a definition is made anew because another one came first. */
 const mostChanges = 5
@@ -311,6 +314,12 @@ export class WorkflowService {
       const next = await this.check(tenantId, { ...(found.definition as unknown as DefinitionBody), ...change })
       const document = JSON.stringify(next)
       if (document === found.document) return found.info
+      // A change brings some of its fields, and all of it is parsed in one step.
+      if (document.length > longestDefinition || hasTooManyParts(document))
+        throw invalidField(
+          'body',
+          `makes a definition of more than 8 MiB, or of more than ${mostParts} values and names`,
+        )
       limits?.stored.admit(tenantId)
       const made = await replaceDefinition(database, tenantId, found, { definition: next, document, createdBy: keyId })
       if (!made) continue

@@ -142,6 +142,19 @@ test('changes of one definition at the same time are all kept, and one that chan
     assert.equal((await s.call('PATCH', path, same)).body.version, 4)
 })
 
+test('a definition that was changed has no more values than one that is sent as a whole', async (t) => {
+  const s = await stage(t)
+  const nodes = [{ id: 'first', type: 'wait', seconds: 0 }]
+  const output = Array<number>(120_000).fill(0)
+  const { body } = await s.call('POST', '/api/workflows/definitions', { name: 'grows', nodes, output })
+  const path = `/api/workflows/definitions/${body.id}`
+  const many = [{ id: 'first', type: 'tool', tool: 'calculate', arguments: { expression: '1', output } }]
+  const { status, body: problem } = await s.call('PATCH', path, { nodes: many })
+  assert.deepEqual([status, problem.error], [400, 'invalid_request'])
+  assert.match(problem.message, /more than 200000 values/)
+  assert.equal((await s.call('PATCH', path, { nodes: many, output: 'x' })).body.version, 2)
+})
+
 test('a tenant that is full of runs is refused, and leaves no wake-ups behind', async (t) => {
   const s = await stage(t)
   const full = await s.other('full')
