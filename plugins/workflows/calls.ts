@@ -109,10 +109,10 @@ export class Calls {
         ...(call.body === undefined ? {} : { body: call.body }),
         signal,
       })
-      const bytes = await readUpTo(mask.stream(answer.body), mostOutput, enter)
+      const text = await readUpTo(mask.stream(answer.body), mostOutput, enter)
       const status = answer.statusCode
       const isJson = /\bjson\b/i.test(String(answer.headers['content-type'] ?? ''))
-      const body = bytes && (await this.#options.evaluator.json(tenantId, bytes.toString('utf8'), isJson))
+      const body = text === undefined ? undefined : await this.#options.evaluator.json(tenantId, text, isJson)
       if (body === undefined) return { error: tooLarge }
       if (call.expect ? call.expect.includes(status) : status < 400)
         return { output: `{"status":${status},"body":${body}}` }
@@ -297,14 +297,14 @@ async function readUpTo(
   body: AsyncIterable<Buffer>,
   most: number,
   enter: () => Promise<void>,
-): Promise<Buffer | undefined> {
+): Promise<string | undefined> {
   const whole = new Gathered()
   for await (const chunk of body) {
     if (whole.size + chunk.length > most) return undefined
     whole.add(chunk)
     if (whole.size > small) await enter()
   }
-  return whole.bytes
+  return whole.text()
 }
 
 /** The request of a node, with its templates filled in. */

@@ -18,3 +18,21 @@ test('a body is the same in however many pieces it comes, and the pieces stay as
     }),
   )
 })
+
+test('others have their turns while much becomes text, and no character is cut', async () => {
+  const text = 'x😀é'.repeat(300_000)
+  const whole = new Gathered()
+  whole.add(Buffer.from(text))
+  whole.add(Buffer.from([0xe2, 0x82]))
+  let turns = 0
+  let over = false
+  const count = (): void => {
+    turns++
+    if (!over) setImmediate(count)
+  }
+  setImmediate(count)
+  const made = await whole.text()
+  over = true
+  assert.ok(made === `${text}\ufffd`)
+  assert.ok(turns > 2, String(turns))
+})
