@@ -1,27 +1,38 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { overLimit } from '#contracts/limits'
 import { secretsIn } from '#contracts/secrets'
 import { catalogErrors } from './errors.ts'
 import { type CreateEntry, entryFields, isEntryName, namePattern } from './schema.ts'
 
-/** A value that a server.json asks for, or gives. */
-const Input = Type.Object(
+/** The pattern of any key does not match one with a line break, so without this the value of such a key would not be checked. */
+const table = { maxProperties: 50, additionalProperties: false } as const
+
+const valueFields = {
+  value: Type.Optional(Type.String({ maxLength: 8_000 })),
+  default: Type.Optional(Type.String({ maxLength: 8_000 })),
+}
+const Variable = Type.Object(valueFields, { additionalProperties: true })
+type Variables = Readonly<Record<string, Static<typeof Variable>>>
+const variables = Type.Optional(Type.Record(Type.String(), Variable, table))
+
+/** A header that a server.json asks for, or gives. */
+const Header = Type.Object(
   {
     name: Type.Optional(Type.String({ maxLength: 200 })),
-    value: Type.Optional(Type.String({ maxLength: 8_000 })),
-    default: Type.Optional(Type.String({ maxLength: 8_000 })),
+    ...valueFields,
     isRequired: Type.Optional(Type.Boolean()),
     isSecret: Type.Optional(Type.Boolean()),
+    variables,
   },
   { additionalProperties: true },
 )
-type Input = Static<typeof Input> & { readonly variables?: Readonly<Record<string, Input>> }
 
 const Remote = Type.Object(
   {
     type: Type.String({ maxLength: 100 }),
     url: Type.String({ maxLength: 2_000 }),
-    headers: Type.Optional(Type.Array(Input, { maxItems: 50 })),
-    variables: Type.Optional(Type.Record(Type.String({ maxLength: 200 }), Input, { maxProperties: 50 })),
+    headers: Type.Optional(Type.Array(Header, { maxItems: 50 })),
+    variables,
   },
   { additionalProperties: true },
 )
@@ -47,14 +58,14 @@ export const ImportBody = Type.Object(
     ...serverFields,
     server: Type.Optional(ServerJson),
     headers: Type.Optional(
-      Type.Record(Type.String({ maxLength: 200 }), Type.String({ maxLength: 8_000 }), {
-        maxProperties: 50,
+      Type.Record(Type.String(), Type.String({ maxLength: 8_000 }), {
+        ...table,
         description: 'With `server`: values of its headers; secret ones as `secret://<name>`.',
       }),
     ),
     variables: Type.Optional(
-      Type.Record(Type.String({ maxLength: 200 }), Type.String({ maxLength: 2_000 }), {
-        maxProperties: 50,
+      Type.Record(Type.String(), Type.String({ maxLength: 2_000 }), {
+        ...table,
         description: 'With `server`: values for `{name}` in its URL and headers.',
       }),
     ),
@@ -71,13 +82,16 @@ export const ImportBody = Type.Object(
 )
 export type ImportBody = Static<typeof ImportBody>
 
-/** The entry that a server.json describes. `not_importable` (400) with a sentence when it describes no usable server. */
-export function entryFrom(body: ImportBody): CreateEntry {
+/**
+ * The entry that a server.json describes. `not_importable` (400) with a sentence when it describes no usable server, 409 `limit_exceeded` when the
+ * entry would be larger than `most` bytes.
+ */
+export function entryFrom(body: ImportBody, most: number): CreateEntry {
   const { server = body, headers = {}, variables = {}, active, ...more } = body
   const wrapped = body.server !== undefined
   const options = wrapped ? { headers, variables } : { headers: {}, variables: {} }
   const remote = remoteOf(server)
-  const filled = fill(remote, options)
+  const filled = fill(remote, options, most)
   const { description } = server
   return {
     name: nameOf(wrapped ? body.name : undefined, server.name),
@@ -124,19 +138,27 @@ function nameOf(wanted: string | undefined, full = ''): string {
 function fill(
   { url, headers: asked = [], variables: declared = {} }: Remote,
   given: { readonly headers: Readonly<Record<string, string>>; readonly variables: Readonly<Record<string, string>> },
+  most: number,
 ) {
   const missing: string[] = []
-  const filled = (text: string, inputs: Readonly<Record<string, Input>>): string =>
+  let left = most
+  // A text may name one variable thousands of times, so what it becomes is counted before it is made.
+  const counted = (text: string): string => {
+    left -= text.length
+    if (left < 0) throw overLimit('mcpEntryBytes', most)
+    return text
+  }
+  const filled = (text: string, inputs: Variables): string =>
     text.replaceAll(/\{([^{}]+)\}/g, (_, name: string) => {
       const known = Object.hasOwn(inputs, name) ? inputs[name] : undefined
       const value = own(given.variables, name) ?? known?.value ?? known?.default
       if (value === undefined) missing.push(`variables.${name}`)
-      return value ?? ''
+      return counted(value ?? '')
     })
   const values = new Map(Object.entries(given.headers).map(([name, value]) => [name.toLowerCase(), value]))
   const headers: Record<string, string> = {}
   for (const input of asked) {
-    const { name = '', value, default: usual, isRequired = false, isSecret = false, variables = {} } = input as Input
+    const { name = '', value, default: usual, isRequired = false, isSecret = false, variables = {} } = input
     const text =
       values.get(name.toLowerCase()) ?? (value === undefined ? usual : filled(value, { ...declared, ...variables }))
     values.delete(name.toLowerCase())

@@ -9,7 +9,7 @@ import { listOf, sendList } from '#kit/lists'
 import { changeAccepted, type Discovery, findDiscovery, type FoundTool } from './discoveries.store.ts'
 import { type Discoveries, stateOf } from './discovery.ts'
 import { askErrors, catalogErrors, unknownEntry } from './errors.ts'
-import { entryFrom, ImportBody } from './import.ts'
+import { ImportBody } from './import.ts'
 import {
   AcceptAnswer,
   AcceptBody,
@@ -105,7 +105,7 @@ export function entryWriteRoutes(app: App, guard: Guard, service: CatalogService
       },
     },
     async (request, reply) => {
-      const made = await service.create(guard.callerOf(request).tenantId, entryFrom(request.body))
+      const made = await service.import(guard.callerOf(request).tenantId, request.body)
       return reply.code(201).send(viewOf(made))
     },
   )

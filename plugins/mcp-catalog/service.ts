@@ -9,6 +9,7 @@ import type { ConfigEntries } from './config-entries.ts'
 import { addressOf, type Entry, entryOf, secretsOf } from './entry.ts'
 import { managedByConfig, nameMismatch } from './errors.ts'
 import { checkHeaders, keptHeaders } from './headers.ts'
+import { entryFrom, type ImportBody } from './import.ts'
 import type { CreateEntry, ReplaceEntry } from './schema.ts'
 import {
   deleteEntry,
@@ -64,21 +65,25 @@ export function createCatalogService(options: CatalogServiceOptions) {
     const managed = config.find(tenantId, name)
     return findEntry(database, tenantId, name, managed ? [managed] : [])
   }
+  const create = async (tenantId: string, input: CreateEntry): Promise<KnownEntry> => {
+    const { name, active = true, managedBy: _, ...document } = input
+    refuseManaged(tenantId, name)
+    const entry = entryOf(name, document, active, 'user')
+    keptHeaders(entry.headers, undefined)
+    await check(tenantId, entry)
+    const { mcpEntries: most } = limitsOf(tenantId)
+    await database.tenant(tenantId, (tx) => insertEntry(tx, entry, most))
+    limits?.stored.add(tenantId, sizeOf(entry))
+    return find(tenantId, name)
+  }
   return {
     list: (tenantId: string, page: Page): Promise<Listing<KnownEntry>> =>
       listEntries(database, tenantId, config.of(tenantId), page),
     find,
-    async create(tenantId: string, input: CreateEntry): Promise<KnownEntry> {
-      const { name, active = true, managedBy: _, ...document } = input
-      refuseManaged(tenantId, name)
-      const entry = entryOf(name, document, active, 'user')
-      keptHeaders(entry.headers, undefined)
-      await check(tenantId, entry)
-      const { mcpEntries: most } = limitsOf(tenantId)
-      await database.tenant(tenantId, (tx) => insertEntry(tx, entry, most))
-      limits?.stored.add(tenantId, sizeOf(entry))
-      return find(tenantId, name)
-    },
+    create,
+    /** Creates the entry that a server.json describes. */
+    import: (tenantId: string, body: ImportBody): Promise<KnownEntry> =>
+      create(tenantId, entryFrom(body, limitsOf(tenantId).mcpEntryBytes)),
     async replace(tenantId: string, name: string, input: ReplaceEntry): Promise<KnownEntry> {
       const { name: named = name, active = true, managedBy: _, ...document } = input
       if (named !== name) throw nameMismatch()

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { entryFrom } from '../import.ts'
 import { catalog, failureOf, sentenceOf, stage } from './stage.ts'
 
 /** A server.json in the form of the official registry. */
@@ -91,4 +92,32 @@ test('what cannot be reached by a URL is refused with a sentence, and so is what
     assert.equal(answer.status, 400, JSON.stringify(body))
     assert.match(JSON.stringify(answer.body), sentence)
   }
+})
+
+test('variables cannot make a small server.json a large entry, and each value of a variable is checked', async (t) => {
+  const multiplied = <Of extends object>(variables: Of) => ({
+    name: 'a/big',
+    remotes: [
+      {
+        type: 'sse',
+        url: 'https://weather.example/sse',
+        headers: [{ name: 'X-Big', value: '{a}'.repeat(2_500), variables }],
+      },
+    ],
+  })
+  const large = { a: { value: 'x'.repeat(8_000) } }
+  // Twenty megabytes would be made before an entry of them is refused.
+  assert.throws(() => entryFrom(multiplied(large), 32 * 1024), { code: 'limit_exceeded' })
+  const fits = entryFrom(multiplied({ a: { value: 'xy' } }), 32 * 1024)
+  assert.equal(fits.headers!['X-Big'], 'xy'.repeat(2_500))
+  const { call } = await stage(t)
+  const refused = await call('POST', `${catalog}/import`, multiplied(large))
+  assert.deepEqual([refused.status, refused.body['limit']], [409, 'mcpEntryBytes'])
+  for (const variables of [{ a: { value: 'x'.repeat(8_001) } }, { a: { default: 1 } }, { 'a\n': { value: 'x' } }])
+    assert.deepEqual(failureOf(await call('POST', `${catalog}/import`, multiplied(variables))), [
+      400,
+      'invalid_request',
+    ])
+  const odd = { server: multiplied({}), headers: { 'X\n': 1 } }
+  assert.deepEqual(failureOf(await call('POST', `${catalog}/import`, odd)), [400, 'invalid_request'])
 })
