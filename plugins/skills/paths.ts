@@ -1,15 +1,20 @@
 import { clip } from './format.ts'
 
-const mostPath = 512
+/** The longest path in bytes, with the folder of the skill in front. */
+export const mostPath = 512
 const mostSegment = 128
 const mostDepth = 10
 
-/** Files that systems and editors leave behind. Nobody means them to be a part of a skill. */
-const litter = /(^|\/)(\.DS_Store|Thumbs\.db|desktop\.ini|__MACOSX(\/.*)?|\.git(\/.*)?|__pycache__(\/.*)?)$/
+/** Files and folders that systems and editors leave behind. Nobody means them to be a part of a skill. */
+const litterFiles: ReadonlySet<string> = new Set(['.DS_Store', 'Thumbs.db', 'desktop.ini'])
+const litterFolders: ReadonlySet<string> = new Set(['__MACOSX', '.git', '__pycache__'])
 /** Reserved device names of Windows, with any extension. */
 const devices = /^(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?$/i
 
-export const isLitter = (path: string): boolean => litter.test(path)
+export function isLitter(path: string): boolean {
+  const segments = path.split('/')
+  return litterFiles.has(segments.at(-1)!) || segments.some((segment) => litterFolders.has(segment))
+}
 
 /** Why a path cannot be used inside a skill's folder on some system. Undefined for a path that works everywhere. */
 export function pathProblem(path: string): string | undefined {

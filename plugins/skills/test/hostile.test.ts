@@ -4,6 +4,7 @@ import { test, type TestContext } from 'node:test'
 import { freshDatabase } from '#testing'
 import { LocalSkillStore } from '../local.ts'
 import { readFolder, readWritten } from '../package.ts'
+import { isLitter } from '../paths.ts'
 import { stagingMs } from '../store.ts'
 import { skillText, startSkills } from './server.ts'
 
@@ -197,4 +198,45 @@ test('of the uploads that a tenant begins at once two are read; others are told 
   for (const body of bodies) body.end('--b\r\nhalf')
   for (const answer of await Promise.all(slow)) assert.equal(answer.json().error, 'broken_upload')
   assert.equal((await upload(pdf)).json().valid, true)
+})
+
+test('names of files are refused while they arrive, when they are much longer than any path', async (t) => {
+  const { app, upload } = await startSkills(t)
+  // A thousand names of 80 KB were kept, and searched in quadratic time.
+  for (const name of [`${'/.git'.repeat(16_000)}\u2028x`, `x/${'a'.repeat(1_023)}`]) {
+    const refused = await upload({ [name]: '' })
+    assert.deepEqual([refused.statusCode, refused.json().error], [400, 'broken_upload'], name.slice(0, 40))
+    assert.match(refused.json().message, /is longer than 1024 bytes/)
+  }
+  const reported = await upload({ [`x/${'a'.repeat(1_022)}`]: '' })
+  assert.match(reported.json().problems.join(), /is longer than 512 bytes.*There is no SKILL\.md/)
+  const headers = { 'content-type': 'multipart/form-data; boundary=b' }
+  const part = 'Content-Disposition: form-data; name="files"\r\nContent-Type: application/octet-stream\r\n\r\nx'
+  const payload = `--b\r\n${part}\r\n--b--\r\n`
+  const nameless = await app.inject({ method: 'POST', url: '/api/skills/import', headers, payload })
+  assert.match(nameless.json().problems.join(), /The path '' is empty/)
+})
+
+test('what systems leave behind is a whole part of a path', () => {
+  const litter = [
+    '.git',
+    'x/.git',
+    'x/.git/config',
+    '.git/x',
+    'x/__MACOSX/a/b',
+    '__pycache__',
+    '.DS_Store',
+    'x/Thumbs.db',
+  ]
+  assert.deepEqual(litter.filter(isLitter), litter)
+  const others = [
+    '.gitignore',
+    'x/a.git',
+    'x/.github/a',
+    '.DS_Store/a',
+    'x/desktop.ini.md',
+    'git',
+    'x/not__pycache__/a',
+  ]
+  assert.deepEqual(others.filter(isLitter), [])
 })
