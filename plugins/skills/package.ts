@@ -65,7 +65,7 @@ export async function readFolder(given: readonly GivenFile[]): Promise<Reading> 
     else problems.push(problem)
     if (special) problems.push(`'${clip(path)}' is a link or a device; a skill has regular files only.`)
   }
-  problems.push(...collisions(sound))
+  problems.push(...(await collisions(sound)))
   if (kept.length > mostFiles) problems.push(`There are ${kept.length} files; a skill has at most ${mostFiles}.`)
   const folder = folderOf(kept, problems)
   const files = kept.map((file) => ({ ...file, path: file.path.slice(file.path.indexOf('/') + 1) }))

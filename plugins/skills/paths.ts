@@ -1,3 +1,4 @@
+import { setImmediate as turn } from 'node:timers/promises'
 import { clip } from './format.ts'
 
 /** The longest path in bytes, with the folder of the skill in front. */
@@ -43,20 +44,24 @@ function reasonAgainst(path: string): string | undefined {
   return undefined
 }
 
+/** Paths that are compared before others get a turn. A letter may be eighteen in its plain form. */
+const atOnce = 64
+
 /** Reports each pair of paths that collide on a case-insensitive file system: the same file, or a file and its own folder. */
-export function collisions(paths: readonly string[]): string[] {
+export async function collisions(paths: readonly string[]): Promise<string[]> {
   const problems: string[] = []
   const seen = new Map<string, string>()
   const folders = new Map<string, string>()
-  const plain = (path: string): string => path.normalize('NFKC').toLowerCase()
-  for (const path of paths) {
-    const other = seen.get(plain(path))
+  for (const [i, path] of paths.entries()) {
+    if (i % atOnce === atOnce - 1) await turn()
+    const segments = path.split('/').map((segment) => segment.normalize('NFKC').toLowerCase())
+    const plain = segments.join('/')
+    const other = seen.get(plain)
     if (other === path) problems.push(`The path '${clip(path)}' is there twice.`)
     else if (other !== undefined)
       problems.push(`The paths '${clip(other)}' and '${clip(path)}' differ only in the case or form of their letters.`)
-    seen.set(plain(path), path)
-    for (let at = path.lastIndexOf('/'); at > 0; at = path.lastIndexOf('/', at - 1))
-      folders.set(plain(path.slice(0, at)), path)
+    seen.set(plain, path)
+    for (let depth = segments.length - 1; depth > 0; depth--) folders.set(segments.slice(0, depth).join('/'), path)
   }
   for (const [key, path] of seen) {
     const inside = folders.get(key)

@@ -4,7 +4,7 @@ import { test, type TestContext } from 'node:test'
 import { freshDatabase } from '#testing'
 import { LocalSkillStore } from '../local.ts'
 import { readFolder, readWritten } from '../package.ts'
-import { isLitter } from '../paths.ts'
+import { collisions, isLitter } from '../paths.ts'
 import { stagingMs } from '../store.ts'
 import { skillText, startSkills } from './server.ts'
 
@@ -239,4 +239,21 @@ test('what systems leave behind is a whole part of a path', () => {
     'x/not__pycache__/a',
   ]
   assert.deepEqual(others.filter(isLitter), [])
+})
+
+test('paths whose letters are long in their plain form are compared in turns', async () => {
+  const paths = Array.from({ length: 640 }, (_, i) => `x/${i}/${`${'\uFDFA'.repeat(40)}/`.repeat(3)}a`)
+  let turns = 0
+  let next = setImmediate(function again() {
+    turns++
+    next = setImmediate(again)
+  })
+  assert.deepEqual(await collisions(paths), [])
+  clearImmediate(next)
+  assert.ok(turns >= 9, String(turns))
+  const alike = ['x/\uFF21/b', 'x/a/B', 'x/a', 'x/\u03A3/c']
+  assert.deepEqual(await collisions(alike), [
+    "The paths 'x/\uFF21/b' and 'x/a/B' differ only in the case or form of their letters.",
+    "The path 'x/a' is a file, and 'x/a/B' is inside it.",
+  ])
 })
