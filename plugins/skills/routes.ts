@@ -16,6 +16,14 @@ const Time = Type.String({ format: 'date-time' })
 const Metadata = Type.Record(Type.String(), Type.String())
 /** Longer than any valid field: the skill's own checks report all problems at once, so the schema must not stop at the first. */
 const text = (description: string) => Type.String({ maxLength: 200_000, description })
+/** More keys than are valid, for the same reason, but not tens of thousands: the skill's own checks read what was written out of them. */
+const NewMetadata = Type.Record(Type.String(), Type.String({ maxLength: 40_000 }), {
+  maxProperties: 200,
+  propertyNames: { maxLength: 1_000 },
+  // The pattern of any key does not match one with a line break, whose value would not be checked.
+  additionalProperties: false,
+  description: 'Up to 100 keys; with the other fields up to 32 KiB.',
+})
 
 const Resource = Type.Object({
   path: Type.String({ description: 'Inside the folder of the skill.' }),
@@ -38,7 +46,7 @@ const NewSkill = Type.Object(
         description: 'Tools that it uses: a profile must have them to attach the skill.',
       }),
     ),
-    metadata: Type.Optional(Metadata),
+    metadata: Type.Optional(NewMetadata),
   },
   { additionalProperties: false },
 )

@@ -257,3 +257,14 @@ test('paths whose letters are long in their plain form are compared in turns', a
     "The path 'x/a' is a file, and 'x/a/B' is inside it.",
   ])
 })
+
+test('metadata that no skill can have is refused before it is written out, and a little too much is reported', async (t) => {
+  const { call } = await startSkills(t)
+  const answer = async (metadata: object): Promise<string> =>
+    (await call('POST', '/api/skills', { name: 'x', description: 'd', body: 'b', metadata })).json().error
+  const keys = (count: number): object => Object.fromEntries(Array.from({ length: count }, (_, i) => [`k${i}`, '']))
+  for (const metadata of [keys(201), { ['k'.repeat(1_001)]: '' }, { k: 'v'.repeat(40_001) }, { 'k\n': { k: ['v'] } }])
+    assert.equal(await answer(metadata), 'invalid_request')
+  for (const metadata of [keys(101), { k: 'v'.repeat(33_000) }]) assert.equal(await answer(metadata), 'invalid_skill')
+  assert.equal(await answer({ ['k'.repeat(1_000)]: 'v'.repeat(30_000) }), undefined)
+})
