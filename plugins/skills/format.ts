@@ -1,4 +1,4 @@
-import { isMap, isScalar, parseDocument } from 'yaml'
+import { type Document, isMap, isScalar, parseDocument, visit } from 'yaml'
 
 /** The six fields of a skill's front matter. */
 export interface SkillHeader {
@@ -122,12 +122,25 @@ function parseFields(front: string): Given | string {
   const twice = keyTwice(document.contents)
   if (twice !== undefined) return `the key '${clip(twice)}' is there twice`
   try {
+    if (hasTreeAsKey(document)) return 'it has a key that is no text'
     const value: unknown = document.toJS({ maxAliasCount: 0 })
     if (typeof value !== 'object' || value === null || Array.isArray(value)) return 'it is no mapping of fields'
     return value as Given
   } catch {
-    return 'it uses an alias'
+    return 'it uses an alias, or is nested too deeply'
   }
+}
+
+/** Whether a key is a list or a mapping. As text it is written anew for each level above it: nine hundred took a minute. */
+function hasTreeAsKey(document: Document): boolean {
+  let found = false
+  visit(document, {
+    Pair(_, { key }) {
+      found = key !== null && !isScalar(key)
+      return found ? visit.BREAK : undefined
+    },
+  })
+  return found
 }
 
 /** The first duplicate key of a mapping or of a mapping inside it: of the fields and of `metadata`. */

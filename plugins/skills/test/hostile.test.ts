@@ -26,6 +26,8 @@ test('a folder that is made to cost much is refused, and its answer is short', a
     `name: x\ndescription: d\nname: y`,
     `name: x\ndescription: d\nmetadata: {a: b, a: c}`,
     'k: v\n'.repeat(100_000),
+    `name: x\ndescription: d\nmetadata: ${'{? '.repeat(400)}${'}'.repeat(400)}`,
+    `name: x\ndescription: d\n? ${'['.repeat(400)}${']'.repeat(400)}\n: x`,
   ]
   for (const front of fronts) {
     const { skill, ...said } = await readFolder([
@@ -38,6 +40,17 @@ test('a folder that is made to cost much is refused, and its answer is short', a
   const deep = Array.from({ length: 1_000 }, (_, i) => ({ ...empty, path: `x/${'a/'.repeat(7_000)}${i}` }))
   const { problems, resources } = await readFolder(deep)
   assert.deepEqual([problems.length, problems.at(-1)!.slice(0, 9), resources], [101, 'There are', []])
+})
+
+test('a key of a front matter is text: lists and mappings in keys are written again and again', async () => {
+  const problems = async (metadata: string): Promise<string> => {
+    const text = `---\nname: x\ndescription: d\nmetadata: ${metadata}\n---\n`
+    return (await readFolder([{ ...empty, path: 'x/SKILL.md', bytes: Buffer.from(text) }])).problems.join()
+  }
+  for (const key of ['{? {a: b} : c}', '{[a]: c}', '{k: [{? [] : c}]}', '\n  ? - a\n  : c', '{&a x: b, *a : c}'])
+    assert.match(await problems(key), /^The front matter of SKILL\.md is no YAML: it has a key that is no text/, key)
+  for (const fine of ['{? a : c}', '{"a b": [c, {d: e}]}', '\n  ? a\n  : c'])
+    assert.equal(await problems(fine), '', fine)
 })
 
 test('tools with the names of what every object has are names like others', async (t) => {
