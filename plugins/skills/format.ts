@@ -1,4 +1,4 @@
-import { type Document, isMap, isScalar, parseDocument, visit } from 'yaml'
+import { type Document, isMap, isScalar, Lexer, LineCounter, parseDocument, visit } from 'yaml'
 
 /** The six fields of a skill's front matter. */
 export interface SkillHeader {
@@ -111,14 +111,37 @@ function splitFences(
 
 type Given = Readonly<Record<string, unknown>>
 
+/** The most tokens and escapes of a front matter: twice those of a hundred tools and a hundred keys of metadata. */
+const mostTokens = 4_096
+
+/** Whether a text has more tokens and escapes than any front matter. The parser makes a node, or an error with its trace, of each. */
+function isTangled(front: string): boolean {
+  let left = mostTokens - front.split('\\').length
+  for (const _ of new Lexer().lex(front)) if (--left < 0) return true
+  return left < 0
+}
+
 /**
  * Every scalar is read as text, as in the reference library: `version: 1.0` is not the number 1. Aliases could expand without bound, and the parser's
  * own check for duplicate keys takes quadratic time. So aliases are refused, and `keyTwice` finds duplicate keys.
  */
 function parseFields(front: string): Given | string {
-  const document = parseDocument(front, { schema: 'failsafe', uniqueKeys: false, logLevel: 'silent' })
+  if (isTangled(front)) return 'it has too many parts'
+  const lineCounter = new LineCounter()
+  // Only the first error is shown, so the parser is not to prepare each for people.
+  const options = {
+    schema: 'failsafe',
+    uniqueKeys: false,
+    logLevel: 'silent',
+    prettyErrors: false,
+    lineCounter,
+  } as const
+  const document = parseDocument(front, options)
   const [error] = document.errors
-  if (error) return error.message.split('\n', 1)[0]!.replace(/:$/, '')
+  if (error) {
+    const { line, col } = lineCounter.linePos(error.pos[0])
+    return `${error.message} at line ${line}, column ${col}`
+  }
   const twice = keyTwice(document.contents)
   if (twice !== undefined) return `the key '${clip(twice)}' is there twice`
   try {

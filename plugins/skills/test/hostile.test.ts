@@ -42,6 +42,24 @@ test('a folder that is made to cost much is refused, and its answer is short', a
   assert.deepEqual([problems.length, problems.at(-1)!.slice(0, 9), resources], [101, 'There are', []])
 })
 
+test('a front matter of more parts than any has is not parsed: the parser makes an error, with its trace, of each comma', async () => {
+  const problems = async (front: string): Promise<string> => {
+    const text = `---\nname: x\ndescription: d\n${front}\n---\n`
+    return (await readFolder([{ ...empty, path: 'x/SKILL.md', bytes: Buffer.from(text) }])).problems.join()
+  }
+  const tangled = [
+    `a: [${','.repeat(30_000)}]`,
+    `a: "${'\\z'.repeat(15_000)}"`,
+    ': '.repeat(15_000),
+    '!!str '.repeat(5_000),
+  ]
+  for (const front of tangled) assert.match(await problems(front), /is no YAML: it has too many parts\.$/)
+  assert.match(await problems('a: "\\z"'), /Invalid escape sequence \\z at line 3, column 5\.$/)
+  const metadata = lines(100, (i) => `\n  # ${i}\n  "key ${i}": "${'\\n a: b, '.repeat(10)}"`)
+  const tools = lines(100, (i) => `\n  - 'tool${i}(a: *)'`)
+  assert.equal(await problems(`metadata:${metadata}\nallowed-tools:${tools}`), '')
+})
+
 test('a key of a front matter is text: lists and mappings in keys are written again and again', async () => {
   const problems = async (metadata: string): Promise<string> => {
     const text = `---\nname: x\ndescription: d\nmetadata: ${metadata}\n---\n`
