@@ -64,6 +64,15 @@ const find = (tenantId: string, name: string): Statement => ({
   values: [tenantId, name],
 })
 
+/** The database reads the manifests: those of a hundred skills may describe fifty thousand files. The first file, `SKILL.md`, is no script. */
+const needs = `
+  SELECT s.name, s.digest, c.manifest -> 'allowedTools' AS "allowedTools", f."totalBytes", f."requiresSandbox"
+  FROM ${withContent} CROSS JOIN LATERAL (
+    SELECT sum((file ->> 'bytes')::int)::float8 AS "totalBytes", bool_or(
+      place > 1 AND ((file ->> 'executable')::boolean OR starts_with(file ->> 'path', 'scripts/'))) AS "requiresSandbox"
+    FROM jsonb_array_elements(c.manifest -> 'files') WITH ORDINALITY AS files(file, place)) f
+  WHERE s.tenant_id = $1 AND s.name = ANY ($2)`
+
 /** Each write of a skill locks the tenant's row first. So concurrent writes cannot exceed the limit, and cannot deadlock. */
 const lock = (tenantId: string): Statement => ({
   text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE',
@@ -157,14 +166,10 @@ export class PostgresSkillStore implements SkillStore {
     })
   }
   async needs(tenantId: string, names: readonly string[]): Promise<StoredNeeds[]> {
-    const [rows] = await this.#database.batch<[Row[]]>(tenantId, [
-      {
-        name: 'skills-needs',
-        text: `SELECT ${columns} FROM ${withContent} WHERE s.tenant_id = $1 AND s.name = ANY ($2)`,
-        values: [tenantId, names],
-      },
+    const [rows] = await this.#database.batch<[StoredNeeds[]]>(tenantId, [
+      { name: 'skills-needs', text: needs, values: [tenantId, names] },
     ])
-    return rows.map(toSkill)
+    return rows
   }
   async content(tenantId: string, digest: string): Promise<SkillContent | undefined> {
     const [[row]] = await this.#database.batch<[{ manifest: Manifest; body: string; archive: Buffer }[]]>(tenantId, [

@@ -147,3 +147,37 @@ test('of many imports that wait only the newest can be committed, and two commit
   assert.equal(await commit(ids[0]!), 404)
   assert.deepEqual((await Promise.all([commit(ids[10]!), commit(ids[10]!)])).sort(), [201, 404])
 })
+
+test('what profiles need of skills is read without the descriptions of their files', async (t) => {
+  const { call, upload, database } = await startSkills(t, { dsn: await freshDatabase(t) })
+  const put = async (files: Readonly<Record<string, string>>, executable: string[] = []): Promise<string> => {
+    const { stagingId } = (await upload(files, 'acme', executable)).json()
+    return (await call('POST', `/api/skills/import/${stagingId}/commit`)).json().digest
+  }
+  const tools = skillText('plain', 'allowed-tools: Read Bash\n')
+  const plain = await put({ 'plain/SKILL.md': tools, 'plain/a/scripts/b': '12345' }, ['plain/SKILL.md'])
+  const folder = await put({ 'folder/SKILL.md': skillText('folder'), 'folder/scripts/b': '' })
+  const marked = await put({ 'marked/SKILL.md': skillText('marked'), 'marked/a': '1' }, ['marked/a'])
+  const found = await new PostgresSkillStore(database).needs('acme', ['plain', 'folder', 'marked', 'none'])
+  const need = (
+    name: string,
+    digest: string,
+    totalBytes: number,
+    requiresSandbox = true,
+    allowedTools = [] as string[],
+  ) => ({
+    name,
+    digest,
+    allowedTools,
+    totalBytes,
+    requiresSandbox,
+  })
+  assert.deepEqual(
+    [...found].sort((a, b) => (a.name < b.name ? -1 : 1)),
+    [
+      need('folder', folder, skillText('folder').length),
+      need('marked', marked, skillText('marked').length + 1),
+      need('plain', plain, tools.length + 5, false, ['Read', 'Bash']),
+    ],
+  )
+})
