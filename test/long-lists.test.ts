@@ -151,3 +151,33 @@ test('a conversation is answered with whole messages, which are read by and by',
   assert.deepEqual(await ask('?limit=1'), [59])
   assert.ok(reads.largest.bytes < 2 * megabyte, `a read of ${reads.largest.bytes} bytes`)
 })
+
+test('rows that may be large are weighed: keys, deliveries of webhooks and entries of the MCP catalog are listed in parts', async (t) => {
+  const { url, headers, database } = await startWith(t, 0, 0)
+  const insert = [
+    `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, mcp_tool_permissions)
+     SELECT 'acme', 'k' || n, 'l', 'member', decode(md5(n::text), 'hex'), 'test', jsonb_build_object('a', jsonb_build_array(repeat('x', 16000))) FROM generate_series(1, 200) n`,
+    `INSERT INTO webhook_deliveries (tenant_id, id, url, body, state)
+     SELECT 'acme', 'm' || n, 'https://a.example', json_build_object('type', 't' || n, 'data', repeat('x', 64000)), 'dead' FROM generate_series(1, 100) n`,
+    `INSERT INTO mcp_entries (tenant_id, name, active, entry)
+     SELECT 'acme', 'e' || n, true, jsonb_build_object('url', 'https://a.example', 'description', repeat('x', 32000)) FROM generate_series(1, 100) n`,
+  ]
+  await database.batch(
+    'acme',
+    insert.map((text) => ({ text })),
+  )
+  const lists = {
+    '/api/api-keys': [200, 'k'],
+    '/api/webhooks/deliveries': [100, 'm'],
+    '/api/mcp/catalog': [100, 'e'],
+  } as const
+  for (const [path, [count, first]] of Object.entries(lists)) {
+    const reads = watchReads(t, database)
+    const reply = await fetch(`${url}${path}`, { headers })
+    const items = (await reply.json()) as { id?: string; name?: string }[]
+    const names = items.map(({ id, name }) => id ?? name).filter((name) => new RegExp(`^${first}\\d+$`).test(name!))
+    assert.equal(new Set(names).size, count, path)
+    assert.equal(reply.headers.get('x-total-count'), String(items.length), path)
+    assert.ok(reads.largest.bytes < 1.5 * megabyte, `${path}: a read of ${reads.largest.bytes} bytes`)
+  }
+})

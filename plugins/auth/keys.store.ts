@@ -146,6 +146,10 @@ export async function listKeys(
 ): Promise<Listing<KeyMetadata>> {
   const list: ListSql = {
     columns,
+    shown: columns,
+    // Permissions of a key are up to 16 KiB; most keys have none.
+    bytes: `300 + coalesce(octet_length(mcp_servers::text), 0) + coalesce(octet_length(mcp_tool_permissions::text), 0)
+      + coalesce(octet_length(allowed_addresses::text), 0)`,
     from: 'tenant_api_keys',
     where: `tenant_id = $1 AND ($2::text IS NULL OR ${issuedBy('$2')})`,
     values: [tenantId, createdBy ?? null],

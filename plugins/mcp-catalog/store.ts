@@ -32,13 +32,13 @@ const columns = `e.name, e.entry, e.active, e."managedBy", e."createdAt", e."upd
   d.succeeded_at AS "succeededAt", d.failed_at AS "failedAt", d.failure`
 
 /** The tenant's entries and those of the role file; the role file wins when both have a name. $1 tenant, $2 names, $3 entries. */
-const all = `(
+const entries = `(
     SELECT name, entry, active, 'user' AS "managedBy", created_at AS "createdAt", updated_at AS "updatedAt"
     FROM mcp_entries WHERE tenant_id = $1 AND name <> ALL ($2::text[])
     UNION ALL
     SELECT c.name, c.entry, true, 'config', NULL, NULL FROM jsonb_to_recordset($3::jsonb) AS c(name text, entry jsonb)
-  ) e
-  LEFT JOIN mcp_discoveries d ON d.tenant_id = $1 AND d.name = e.name
+  ) e`
+const discoveries = `LEFT JOIN mcp_discoveries d ON d.tenant_id = $1 AND d.name = e.name
     AND d.address = coalesce(e.entry ->> 'transport', 'streamable-http') || ' ' || (e.entry ->> 'url')`
 
 const toKnown =
@@ -67,8 +67,13 @@ export function listEntries(
   page: Page,
 ): Promise<Listing<KnownEntry>> {
   const list: ListSql = {
-    columns,
-    from: all,
+    columns: 'e.*',
+    shown: columns,
+    joined: discoveries,
+    from: entries,
+    named: 'e',
+    // Most entries take some hundred bytes, the largest 32 KiB by default.
+    bytes: `octet_length(e.entry::text) + coalesce(octet_length(d.server::text), 0) + coalesce(octet_length(d.failure::text), 0) + 300`,
     where: 'true',
     values: merged(tenantId, config),
     order: { 'e.name': 'text' },
@@ -84,7 +89,10 @@ export async function findEntry(
   name: string,
   config: readonly Entry[],
 ): Promise<KnownEntry> {
-  const find = { text: `SELECT ${columns} FROM ${all} WHERE e.name = $4`, values: [...merged(tenantId, config), name] }
+  const find = {
+    text: `SELECT ${columns} FROM ${entries} ${discoveries} WHERE e.name = $4`,
+    values: [...merged(tenantId, config), name],
+  }
   const [[row]] = await database.batch<[Row[]]>(tenantId, [find])
   if (!row) throw unknownEntry()
   return toKnown(config)(row)

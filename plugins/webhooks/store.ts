@@ -142,6 +142,9 @@ export const createOutbox = (database: Database, limits?: Pick<TenantLimits, 'st
   async list(tenantId: string, filter: Page & { state?: DeliveryState; runId?: string }): Promise<Listing<Delivery>> {
     const list: ListSql = {
       columns,
+      shown: columns,
+      // The type of a message is in its body, which may be as large as the arguments of a call.
+      bytes: 'coalesce(octet_length(body), 0) + octet_length(url) + 300',
       from: 'webhook_deliveries',
       where: 'tenant_id = $1 AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR run_id = $3)',
       values: [tenantId, filter.state ?? null, filter.runId ?? null],
