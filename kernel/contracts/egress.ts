@@ -65,6 +65,7 @@ export const EgressEntry = Type.Object(
     headers: Type.Optional(
       Type.Record(Type.String(), Type.String({ maxLength: 4_096 }), {
         maxProperties: 20,
+        additionalProperties: false,
         description:
           'Headers that the runner adds to each request, replacing those of the sandbox: `{"authorization": "Bearer secret://github"}`.',
       }),

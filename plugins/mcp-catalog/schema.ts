@@ -80,6 +80,7 @@ export const entryFields = {
   headers: Type.Optional(
     Type.Record(Type.String({ maxLength: 200 }), Type.String({ maxLength: 8_000 }), {
       maxProperties: 50,
+      additionalProperties: false,
       description:
         'Sent with every request; a credential as a reference, such as `Bearer secret://github`. Answers show references unchanged, and other values as `********`, which in a `PUT` stands for the stored value.',
     }),

@@ -165,6 +165,7 @@ const ownFields = {
     headers: Type.Optional(
       Type.Record(Type.String({ pattern: "^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$" }), Type.String({ maxLength: 8_192 }), {
         maxProperties: 100,
+        additionalProperties: false,
         description: 'Values are templates; `secret://<name>` stands for a secret of the tenant.',
       }),
     ),

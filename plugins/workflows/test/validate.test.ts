@@ -50,6 +50,14 @@ test('a list that is too long is refused as a whole, and nobody looks at what is
   )
 })
 
+test('a header whose name is none is refused, whatever its value is', async () => {
+  const http = { id: 'a', type: 'http', url: 'https://example.com' }
+  for (const name of ['a b', 'a\nb']) {
+    const [problem] = await check([{ ...http, headers: { [name]: { x: 1 } } }])
+    assert.match(problem?.path ?? '', /^nodes\/0\/headers/)
+  }
+})
+
 test('a node sends only so many secrets, because its answers are searched for each of them', async () => {
   const send = (count: number) => ({
     id: 'a',
