@@ -70,11 +70,11 @@ const rollback: Statement = { name: 'ao_rollback', text: 'ROLLBACK' }
 /** `shares` says which work may use how many connections of the pool. Units are bounded by their lanes. */
 export function createTransactions(pool: ConnectionPool, shares: Shares): Transactions {
   /** Set the tenant only where it changes: most groups have one tenant. */
-  const together = async (units: readonly Unit[]): Promise<object[][]> => {
+  const together = async (units: readonly Unit[], kind: 'units' | 'aside'): Promise<object[][]> => {
     const statements: Statement[] = []
     const places: number[] = []
     units.forEach(({ tenantId, statement }, i) => {
-      if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId, 'units'))
+      if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId, kind))
       places.push(statements.push(statement) - 1)
     })
     try {
@@ -84,11 +84,13 @@ export function createTransactions(pool: ConnectionPool, shares: Shares): Transa
       throw new GroupRefused(error, places.indexOf(placeOf(error) ?? -1))
     }
   }
-  const aside = async ({ tenantId, statement }: Unit): Promise<object[]> => {
-    const send = () => pool.lease((connection) => connection.send([setTenant(tenantId, 'aside'), statement]))
-    return (await shares.within('requests', tenantId, send)).rows[1]!
-  }
-  const unit = createUnits(together, aside) as Database['unit']
+  const aside = (units: readonly Unit[]): Promise<object[][]> =>
+    shares
+      .within('requests', units[0]!.tenantId, () => together(units, 'aside'))
+      .catch((error: unknown) => {
+        throw error instanceof GroupRefused ? error : new GroupRefused(error, -1)
+      })
+  const unit = createUnits((units) => together(units, 'units'), aside) as Database['unit']
   return { unit, of: (work) => transactionsOf(work, pool, shares) }
 }
 

@@ -1,4 +1,5 @@
 import { sqlState, type Statement, type UnitOptions } from '#contracts/database'
+import { databaseBusy } from './errors.ts'
 
 // Units of work of one statement, which share few connections: most of what runs and chats write.
 
@@ -11,6 +12,8 @@ const groupBytes = 1024 * 1024
 const mostOfTenant = { alone: 16, together: 8 }
 /** SQLSTATE of a statement that waited too long for a locked row. */
 const lockedRow = '55P03'
+/** SQLSTATE of a statement that took too long. */
+const tooLong = '57014'
 /** For so long the units of a tenant whose unit met a locked row are sent aside, in milliseconds. */
 const asideMs = 5_000
 
@@ -40,58 +43,47 @@ export type SendTogether = (units: readonly Unit[]) => Promise<object[][]>
 
 /**
  * Runs single-statement units of work. A single unit leaves at once; while the lanes are taken, units wait and leave together as one transaction.
- * Measured with 64 concurrent chats: commits per chat fall from 5 to 0.5, and PostgreSQL's CPU use to a third.
+ * Measured with 64 concurrent chats: commits per chat fall from 5 to 0.5, and PostgreSQL's CPU use to a third. `aside` sends units of one tenant
+ * where no other tenant waits with them, and waits for rows as long as it takes.
  */
 export function createUnits(
   send: SendTogether,
-  aside: (unit: Unit) => Promise<object[]>,
+  aside: SendTogether,
 ): (tenantId: string, statement: Statement, options?: UnitOptions) => Promise<object[]> {
   let waiting: Waiting[] = []
   let busy = 0
   const locked = new LockedTenants()
+  /** The units of each tenant that are sent aside, one group after the other. */
+  const asides = new Map<string, Waiting[]>()
 
   const take = (): Waiting[] => {
     const { turns, tenants } = byTurns(waiting)
     const most = tenants > 1 ? mostOfTenant.together : mostOfTenant.alone
-    let bytes = 0
-    let size = 0
-    const fits = ({ unit, turn }: Ranked): boolean =>
-      size < groupSize && turn < most && (size === 0 || bytes + unit.bytes <= groupBytes)
-    while (size < turns.length && fits(turns[size]!)) bytes += turns[size++]!.unit.bytes
-    const units = turns.map(({ unit }) => unit)
-    waiting = units.slice(size)
-    return units.slice(0, size)
+    const group = firstOf(turns.filter(({ turn }) => turn < most).map(({ unit }) => unit))
+    const taken = new Set(group)
+    waiting = turns.flatMap(({ unit }) => (taken.has(unit) ? [] : [unit]))
+    return group
   }
-  /** Sends a unit on a connection of its tenant, where no other tenant waits with it. */
-  const leave = (unit: Waiting): void => void aside(unit).then(unit.resolve, unit.reject)
-  const together = async (group: Waiting[]): Promise<void> => {
-    // Every transaction uses the same order, so that no two wait for each other's rows. Tenants come first, because some units lock a row of their
-    // tenant beside what they name, as starts and ends of runs do for billing.
-    if (group.length > 1) group.sort((a, b) => compare(a.tenantId, b.tenantId) || compare(a.order, b.order))
-    try {
-      const rows = await send(group)
-      group.forEach((unit, i) => unit.resolve(rows[i]!))
-    } catch (error) {
-      const { cause, unit } = error as GroupRefused
-      const met = sqlState(cause) === lockedRow ? group[unit] : undefined
-      if (met) {
-        // Nothing was committed. What else its tenant has here may meet the same row, and is sent aside with it.
-        locked.note(met.tenantId)
-        for (const one of group) if (one.tenantId === met.tenantId) leave(one)
-        const others = group.filter(({ tenantId }) => tenantId !== met.tenantId)
-        if (others.length > 0) await together(others)
-        return
-      }
-      // A lost answer does not say whether the units were committed. Each caller decides whether to retry.
-      if (group.length === 1 || sqlState(cause) === undefined) for (const one of group) one.reject(cause)
-      else {
-        // The refused unit rolled the others back, so nothing was committed. The others are sent again together. The refused unit runs alone,
-        // because the others may have caused the refusal (a deadlock, a row that they had just written).
-        const alone = unit < 0 ? group.splice(0) : group.splice(unit, 1)
-        if (group.length > 0) await together(group)
-        for (const one of alone) await together([one])
-      }
-    }
+  const together = (group: Waiting[]): Promise<void> =>
+    settle(group, send, async ({ tenantId }) => {
+      // Nothing was committed. What else its tenant has may meet the same row, and is sent aside with it.
+      locked.note(tenantId)
+      const isTheirs = (unit: Waiting): boolean => unit.tenantId === tenantId
+      leave(tenantId, [...group.filter(isTheirs), ...waiting.filter(isTheirs)])
+      waiting = waiting.filter((unit) => !isTheirs(unit))
+      const others = group.filter((unit) => !isTheirs(unit))
+      if (others.length > 0) await together(others)
+    })
+  const leave = (tenantId: string, units: readonly Waiting[]): void => {
+    const under = asides.get(tenantId)
+    if (under) return void under.push(...units)
+    asides.set(tenantId, [...units])
+    void drain(tenantId)
+  }
+  const drain = async (tenantId: string): Promise<void> => {
+    for (let left = asides.get(tenantId)!; left.length > 0;)
+      await settle(left.splice(0, firstOf(left.slice(0, mostOfTenant.alone)).length), aside)
+    asides.delete(tenantId)
   }
   const pump = (): void => {
     while (busy < lanes && waiting.length > 0) {
@@ -105,10 +97,45 @@ export function createUnits(
   return (tenantId, statement, { order = '', bytes = 0 } = {}) =>
     new Promise((resolve, reject) => {
       const unit = { tenantId, statement, order, bytes, resolve, reject }
-      if (locked.has(tenantId)) return leave(unit)
+      if (asides.has(tenantId) || locked.has(tenantId)) return leave(tenantId, [unit])
       waiting.push(unit)
       pump()
     })
+}
+
+/** As many of the first units as fit into a group, one at least. */
+function firstOf(units: readonly Waiting[]): Waiting[] {
+  let bytes = 0
+  let size = 0
+  while (size < units.length && size < groupSize && (size === 0 || bytes + units[size]!.bytes <= groupBytes))
+    bytes += units[size++]!.bytes
+  return units.slice(0, size)
+}
+
+/** Sends a group and settles each of its units. `onLocked` has the group again, without an answer, when a unit waited too long for a row. */
+async function settle(group: Waiting[], send: SendTogether, onLocked?: (met: Waiting) => Promise<void>): Promise<void> {
+  // Every transaction uses the same order, so that no two wait for each other's rows. Tenants come first, because some units lock a row of their
+  // tenant beside what they name, as starts and ends of runs do for billing.
+  if (group.length > 1) group.sort((a, b) => compare(a.tenantId, b.tenantId) || compare(a.order, b.order))
+  try {
+    const rows = await send(group)
+    group.forEach((unit, i) => unit.resolve(rows[i]!))
+  } catch (error) {
+    const { cause, unit } = error as GroupRefused
+    const met = sqlState(cause) === lockedRow ? group[unit] : undefined
+    if (met && onLocked) return onLocked(met)
+    // A lost answer does not say whether the units were committed. Each caller decides whether to retry.
+    if (group.length === 1 || sqlState(cause) === undefined) {
+      const told = sqlState(cause) === tooLong ? databaseBusy(cause) : cause
+      for (const one of group) one.reject(told)
+      return
+    }
+    // The refused unit rolled the others back, so nothing was committed. The others are sent again together. The refused unit runs alone,
+    // because the others may have caused the refusal (a deadlock, a row that they had just written).
+    const alone = unit < 0 ? group.splice(0) : group.splice(unit, 1)
+    if (group.length > 0) await settle(group, send, onLocked)
+    for (const one of alone) await settle([one], send, onLocked)
+  }
 }
 
 const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0)

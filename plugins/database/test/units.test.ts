@@ -23,13 +23,15 @@ function scripted() {
       sent.push({ tenants, names, answer })
     })
   const aside: string[] = []
-  const unit = createUnits(send, async ({ tenantId, statement: { name } }) => {
-    aside.push(`${tenantId} ${name}`)
-    return [{ name: name! }]
+  const held: (() => void)[] = []
+  const unit = createUnits(send, async (units) => {
+    aside.push(units.map(({ tenantId, statement: { name } }) => `${tenantId} ${name}`).join(', '))
+    await new Promise<void>((resolve) => held.push(resolve))
+    return units.map(({ statement: { name } }) => [{ name: name! }])
   })
   const run = (tenant: string, name: string, order = name, bytes = 0) =>
     unit(tenant, { name, text: 'SELECT 1' } satisfies Statement, { order, bytes })
-  return { run, sent, aside }
+  return { run, sent, aside, held }
 }
 
 const turn = () => new Promise((resolve) => setImmediate(resolve))
@@ -116,23 +118,31 @@ test('the backlog of one tenant keeps no unit of another waiting', async () => {
 })
 
 test('whoever meets a locked row waits aside, with all units of its tenant, and nobody else waits for it again', async () => {
-  const { run, sent, aside } = scripted()
-  const held = [run('acme', 'a'), run('globex', 'b')]
+  const { run, sent, aside, held } = scripted()
+  const first = [run('acme', 'a'), run('globex', 'b')]
   const group = [run('acme', 'locked'), run('globex', 'g'), run('acme', 'c')]
-  for (const one of sent.splice(0)) one.answer()
-  await turn()
-  assert.deepEqual(sent[0]!.names, ['c', 'locked', 'g'])
   sent[0]!.answer()
   await turn()
-  assert.deepEqual(aside, ['acme c', 'acme locked'])
-  assert.deepEqual(
-    sent.slice(1).map(({ names }) => names),
-    [['g']],
-  )
-  assert.deepEqual(await run('acme', 'later'), [{ name: 'later' }])
-  assert.equal(sent.length, 2, 'it is sent aside at once')
-  sent[1]!.answer()
-  const other = run('globex', 'h')
+  assert.deepEqual(sent[2]!.names, ['c', 'locked', 'g'])
+  // They are behind it when it meets the row.
+  const behind = [run('acme', 'd'), run('globex', 'h')]
   sent[2]!.answer()
-  await Promise.all([...held, ...group, other])
+  await turn()
+  assert.deepEqual(aside, ['acme c, acme d, acme locked'])
+  assert.deepEqual(sent[3]!.names, ['g'])
+  const later = ['e', 'f'].map((name) => run('acme', name))
+  assert.equal(sent.length, 4, 'they are sent aside as well')
+  for (const n of [1, 3]) sent[n]!.answer()
+  await turn()
+  assert.deepEqual(sent[4]!.names, ['h'])
+  sent[4]!.answer()
+  assert.equal(aside.length, 1, 'one group after the other')
+  held[0]!()
+  await turn()
+  assert.deepEqual(aside.slice(1), ['acme e, acme f'])
+  held[1]!()
+  const names = (await Promise.all([...first, ...group, ...behind, ...later])).map(
+    ([row]) => (row as { name: string }).name,
+  )
+  assert.deepEqual(names, ['a', 'b', 'locked', 'g', 'c', 'd', 'h', 'e', 'f'])
 })
