@@ -44,7 +44,8 @@ BEGIN
 END
 $$;
 
--- Last, because it waits for whoever starts or ends a run.
+-- Last, because it waits for whoever starts or ends a run: these read budgets before their uses, so the lock of budgets comes first.
+LOCK TABLE billing_budgets IN ACCESS EXCLUSIVE MODE;
 CREATE TRIGGER note_former AFTER DELETE ON billing_budgets REFERENCING OLD TABLE AS gone FOR EACH STATEMENT
   EXECUTE FUNCTION note_former_budgets();
 ALTER TABLE billing_budget_uses DROP CONSTRAINT billing_budget_uses_tenant_id_budget_id_fkey;

@@ -9,8 +9,8 @@ const messages = `webhook_deliveries w WHERE w.tenant_id = $1 AND w.run_id IS NU
     OR (w.body::json #>> '{data,scope}' = 'end_user' AND w.body::json #>> '{data,subject}' = $2))`
 /** SQL: what was spent for the end user of budgets that count for each of them, also of those that are gone. */
 const theirUses = `(
-    SELECT id, per FROM billing_budgets WHERE tenant_id = $1 AND scope = 'end_user'
-    UNION ALL SELECT id, per FROM billing_former_budgets WHERE tenant_id = $1 AND scope = 'end_user'
+    SELECT id, per, false AS former FROM billing_budgets WHERE tenant_id = $1 AND scope = 'end_user'
+    UNION ALL SELECT id, per, true FROM billing_former_budgets WHERE tenant_id = $1 AND scope = 'end_user'
   ) b WHERE u.tenant_id = $1 AND b.id = u.budget_id AND u.subject = $2`
 
 /** What names an end user outside of their runs and of the data of plugins, and may be all that is left of them. */
@@ -33,12 +33,12 @@ export const traces = {
     values: [tenantId, endUserId],
   }),
   dropUses: (tenantId, endUserId) => ({
-    text: `DELETE FROM billing_budget_uses u USING ${theirUses} AND u.held = 0`,
+    text: `DELETE FROM billing_budget_uses u USING ${theirUses} AND (u.held = 0 OR b.former)`,
     values: [tenantId, endUserId],
   }),
   /** A row if a run under way still holds a part of a budget, which is counted until the run ends. */
   heldUses: (tenantId, endUserId) => ({
-    text: `SELECT 1 FROM billing_budget_uses u, ${theirUses} LIMIT 1`,
+    text: `SELECT 1 FROM billing_budget_uses u, ${theirUses} AND NOT b.former LIMIT 1`,
     values: [tenantId, endUserId],
   }),
 } satisfies Readonly<Record<string, (tenantId: string, endUserId: string, after?: string, limit?: number) => Statement>>
