@@ -95,12 +95,13 @@ test('a model finds a tool by what it does and calls it; events show the real to
   assert.equal(terminalOf(events).type, 'result')
 })
 
-test('words inside a name are found, however they are joined', async (t) => {
-  const { link, envelope, server, results } = await stage(t, 10)
-  server.next({ toolCalls: [{ id: 'a', name: 'search_tools', arguments: { query: 'pull' } }] })
-  const [found] = results(await collectRun(link, envelope))
-  assert.match(found!.content, /^\[\{"name":"mcp__hub__listPullRequests"/)
-})
+for (const query of ['pull', 'I need to find some tool of any kind that can show me all my pull requests'])
+  test(`words inside a name are found, however they are joined, and however long the question is: ${query}`, async (t) => {
+    const { link, envelope, server, results } = await stage(t, 10)
+    server.next({ toolCalls: [{ id: 'a', name: 'search_tools', arguments: { query } }] })
+    const [found] = results(await collectRun(link, envelope))
+    assert.match(found!.content, /^\[\{"name":"mcp__hub__listPullRequests"/)
+  })
 
 test('what does not exist or makes no sense is answered with what to do instead', async (t) => {
   const { link, envelope, server, results } = await stage(t, 10)

@@ -38,5 +38,8 @@ test('what the servers of a tenant answer has a room that its runs share; it is 
   assert.equal((await other.call('large', {}, 'c')).ok, true)
   busy.keep(0)
   await Promise.all([connection.close(), other.close()])
+  const late = room.of('acme')
+  late.close()
+  assert.equal(late.take(mebi), true)
   assert.equal(room.of('acme').take(10 * mebi), true, 'nothing is held any more')
 })

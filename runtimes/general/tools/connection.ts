@@ -169,7 +169,8 @@ class ServerConnection implements Connection {
     }
   }
   async close(): Promise<void> {
-    this.#held?.keep(0)
+    // What arrives after this, such as the answer to the farewell, is kept by nobody.
+    this.#held?.close()
     await this.#link.close()
   }
 

@@ -8,6 +8,8 @@ export interface Held {
   take(bytes: number): boolean
   /** Gives back all but so many bytes. */
   keep(bytes: number): void
+  /** Gives back everything, and counts nothing more. */
+  close(): void
 }
 
 /**
@@ -23,6 +25,7 @@ export class AnswerRoom {
   }
   of(tenantId: string): Held {
     let own = 0
+    let closed = false
     const change = (bytes: number): void => {
       own += bytes
       const all = (this.#held.get(tenantId) ?? 0) + bytes
@@ -35,10 +38,14 @@ export class AnswerRoom {
       },
       take: (bytes) => {
         const fits = (this.#held.get(tenantId) ?? 0) + bytes <= this.#most
-        if (fits) change(bytes)
+        if (fits && !closed) change(bytes)
         return fits
       },
       keep: (bytes) => change(Math.min(bytes, own) - own),
+      close() {
+        closed = true
+        change(-own)
+      },
     }
   }
 }

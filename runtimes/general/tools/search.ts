@@ -32,7 +32,10 @@ export function createSearch<T extends Searched>(tools: readonly T[]): Search<T>
 }
 
 async function search<T extends Searched>(tools: readonly T[], query: string, limit: number): Promise<T[]> {
-  const asked = wordsOf(query).slice(0, maxQueryWords)
+  // The longest words say what is meant; the others of a long question are mostly those of any.
+  const asked = wordsOf(query)
+    .toSorted((a, b) => b.length - a.length)
+    .slice(0, maxQueryWords)
   const found: { readonly tool: T; readonly fits: readonly number[] }[] = []
   const having = asked.map(() => 0)
   for (const [i, tool] of tools.entries()) {
