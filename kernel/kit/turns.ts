@@ -87,7 +87,9 @@ export class Shares {
     for (const [tenantId, line] of this.#lines) {
       const [begin] = line.waiting
       if (begin === undefined && line.underWay === 0) this.#lines.delete(tenantId)
-      if (begin === undefined || line.underWay >= each || this.#underWay >= together) continue
+      // Nobody else can begin, and there may be thousands of lines.
+      if (this.#underWay >= together) break
+      if (begin === undefined || line.underWay >= each) continue
       line.waiting.delete(begin)
       line.underWay++
       this.#underWay++

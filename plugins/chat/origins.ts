@@ -1,7 +1,7 @@
 import type { FastifyRequest } from 'fastify'
 import { accessErrors } from '#contracts/access-errors'
 import type { Database } from '#contracts/database'
-import { type ClientAddress, countedAs, Counts } from '#kit'
+import { type ClientAddress, countedAs, Counts, SingleFlight } from '#kit'
 import { Shares } from '#kit/turns'
 
 const allowed = {
@@ -27,6 +27,14 @@ const tooMany = (seconds: number) =>
     headers: { 'retry-after': String(seconds) },
   })
 
+interface Asked {
+  readonly tenant: string
+  readonly agent: string
+  /** Both together. */
+  readonly of: string
+  readonly client: string
+}
+
 interface Known {
   readonly origins: readonly string[]
   readonly until: number
@@ -39,7 +47,10 @@ interface Known {
 export class AllowedOrigins {
   readonly #database: Pick<Database, 'unit'>
   readonly #clientOf: ClientAddress
+  /** Agents that allow some origins, also those whose time is over, and others, such as those that do not exist. */
   readonly #known = new Map<string, Known>()
+  readonly #none = new Map<string, Known>()
+  readonly #underWay = new SingleFlight<readonly string[]>()
   readonly #inVain = new Counts(minuteMs)
   readonly #lookUps = new Shares({ together: 2, each: 1, mostWaiting: 1_000, busy: () => tooMany(1) })
 
@@ -52,31 +63,42 @@ export class AllowedOrigins {
   async admits(request: FastifyRequest, origin: string): Promise<boolean> {
     const { tenant, agent } = namesOf(request)
     if (!name.test(tenant) || !name.test(agent)) return false
-    const of = `${tenant}/${agent}`
-    const known = this.#recall(of)
+    const asked = { tenant, agent, of: `${tenant}/${agent}`, client: countedAs(this.#clientOf(request)) }
+    const known = this.#recall(asked)
     if (known) return known.includes(origin)
-    const client = countedAs(this.#clientOf(request))
-    return this.#lookUps.take(client, async () => {
-      // Who was before in this line may have asked the same.
-      const meanwhile = this.#recall(of)
-      if (meanwhile) return meanwhile.includes(origin)
-      if (this.#inVain.of(client) >= mostInVain) throw tooMany(Math.ceil((minuteMs - (Date.now() % minuteMs)) / 1_000))
+    // What was allowed a while ago most likely is, whoever else of this address asks for what: one look-up a second for each such agent.
+    if (this.#known.get(asked.of)?.origins.includes(origin)) return (await this.#lookUp(asked)).includes(origin)
+    return this.#lookUps.take(asked.client, () => this.#admitsNew(asked, origin))
+  }
+
+  async #admitsNew(asked: Asked, origin: string): Promise<boolean> {
+    // Who was before in this line may have asked the same.
+    const meanwhile = this.#recall(asked)
+    if (meanwhile) return meanwhile.includes(origin)
+    const { client } = asked
+    if (this.#inVain.of(client) >= mostInVain) throw tooMany(Math.ceil((minuteMs - (Date.now() % minuteMs)) / 1_000))
+    const isAllowed = (await this.#lookUp(asked)).includes(origin)
+    if (!isAllowed) this.#inVain.count(client)
+    return isAllowed
+  }
+  #lookUp({ tenant, agent, of }: Asked): Promise<readonly string[]> {
+    return this.#underWay.run(of, async () => {
       const [row] = await this.#database.unit<Pick<Known, 'origins'>>(tenant, { ...allowed, values: [tenant, agent] })
       const origins = row?.origins ?? []
       this.#remember(of, origins)
-      const isAllowed = origins.includes(origin)
-      if (!isAllowed) this.#inVain.count(client)
-      return isAllowed
+      return origins
     })
   }
 
-  #recall(of: string): readonly string[] | undefined {
-    const known = this.#known.get(of)
+  #recall({ of }: Asked): readonly string[] | undefined {
+    const known = this.#known.get(of) ?? this.#none.get(of)
     return known && known.until > Date.now() ? known.origins : undefined
   }
+  /** Names that somebody made up displace only each other. */
   #remember(of: string, origins: readonly string[]): void {
-    this.#known.delete(of)
-    this.#known.set(of, { origins, until: Date.now() + keepMs })
-    if (this.#known.size > mostKnown) this.#known.delete(this.#known.keys().next().value!)
+    for (const map of [this.#known, this.#none]) map.delete(of)
+    const map = origins.length > 0 ? this.#known : this.#none
+    map.set(of, { origins, until: Date.now() + keepMs })
+    if (map.size > mostKnown) map.delete(map.keys().next().value!)
   }
 }
