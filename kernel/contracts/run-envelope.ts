@@ -38,6 +38,8 @@ export const RunEnvelope = Type.Object(
     vfs: Type.Optional(Type.Literal(true)),
     /** The servers that are unavailable, with the reasons. */
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
+    /** True: another run waits for this one and may hold what this one needs, so it must not wait until something of its tenant is free. */
+    awaited: Type.Optional(Type.Literal(true)),
     ...promptFields,
     ...attemptFields,
   },

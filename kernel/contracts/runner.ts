@@ -45,6 +45,8 @@ export const ExecuteRun = Type.Object(
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     /** How many delegations led here; 0 by default. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
+    /** True: a run waits for this one, as for what it delegated. */
+    awaited: Type.Optional(Type.Literal(true)),
     /** The epoch of the claim. A run with a higher epoch takes the session from a run whose owner has lost the claim. */
     epoch: Type.Optional(Type.Integer({ minimum: 0 })),
     /**

@@ -56,6 +56,9 @@ const ParentRun = Type.Object({
   rootId: Type.Optional(Type.String({ description: 'The run at the root of these delegations.' })),
   depth: Type.Integer({ minimum: 1, description: 'How many delegations led to this run.' }),
   budgetCents: Type.Optional(Type.Number({ description: 'What the run may cost, if its parent has a limit.' })),
+  awaits: Type.Optional(
+    Type.Literal(true, { description: 'The parent is under way until this run ends; a workflow is not.' }),
+  ),
 })
 export type ParentRun = Static<typeof ParentRun>
 

@@ -74,11 +74,29 @@ export class Shares {
     this.#next()
     await turn
     signal?.removeEventListener('abort', giveUp)
-    return () => {
-      line.underWay--
-      this.#underWay--
-      this.#next()
-    }
+    return () => this.#leave(line)
+  }
+
+  /** As `enter`, at once or not at all, and also beyond the tenant's share: for work that other work which is under way waits for. */
+  enterNow(tenantId: string): () => void {
+    const { together = Infinity, busy } = this.#options
+    if (this.#underWay >= together) throw busy()
+    const line = this.#lines.get(tenantId) ?? { underWay: 0, waiting: new Set() }
+    this.#begin(tenantId, line)
+    return () => this.#leave(line)
+  }
+
+  #begin(tenantId: string, line: Line): void {
+    line.underWay++
+    this.#underWay++
+    this.#lines.delete(tenantId)
+    this.#lines.set(tenantId, line)
+  }
+
+  #leave(line: Line): void {
+    line.underWay--
+    this.#underWay--
+    this.#next()
   }
 
   /** Begins what may begin. A tenant is put to the end with what it begins, so this loop comes to it once more, after all others. */
@@ -91,10 +109,7 @@ export class Shares {
       if (this.#underWay >= together) break
       if (begin === undefined || line.underWay >= each) continue
       line.waiting.delete(begin)
-      line.underWay++
-      this.#underWay++
-      this.#lines.delete(tenantId)
-      this.#lines.set(tenantId, line)
+      this.#begin(tenantId, line)
       begin()
     }
   }
@@ -102,7 +117,8 @@ export class Shares {
 
 /**
  * Slots for runs, each of which holds one for as long as its tenant likes. A tenant has at most half of them, which leaves some to others; what
- * waits is as much as a tenant may have under way by default.
+ * waits is as much as a tenant may have under way by default. A run that another one waits for takes any free slot instead (`enterNow`), because
+ * the slots of its tenant may all be held by runs that wait like that.
  */
 export const runSlots = (slots: number, busy: () => Error): Shares =>
   new Shares({ together: slots, each: Math.ceil(slots / 2), mostWaiting: 500, busy })

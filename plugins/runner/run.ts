@@ -251,6 +251,7 @@ export class Run implements OutputOwner {
       ...(asksRunner ? { sessionMcpToken: this.toolsToken } : {}),
       ...(handle === undefined ? {} : { runtimeSessionId: handle }),
       ...(session.conversation ? { resume: true } : {}),
+      ...(order.awaited ? { awaited: true } : {}),
       firstSeq: this.#relay.next,
       timeoutMs: Math.max(1, order.timeoutMs - (Date.now() - takenAt)),
       ...(order.attachments ? { attachments: order.attachments } : {}),

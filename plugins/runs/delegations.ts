@@ -261,6 +261,7 @@ export class Delegations {
       runId,
       rootId: this.#root,
       depth: this.#depth + 1,
+      awaits: true as const,
       ...(left === undefined ? {} : { budgetCents: left }),
     }
     // A repeated call joins the run that the first call started.

@@ -152,6 +152,7 @@ export function firstAttempt(
     epoch: claim.epoch,
     keepMs,
     ...(depth === 0 ? {} : { depth }),
+    ...(task.parent?.awaits ? { awaited: true } : {}),
     ...(task.metadata === undefined ? {} : { metadata: task.metadata }),
     ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
     ...(task.attachments || task.responseFormat ? promptFieldsOf(task) : {}),

@@ -16,7 +16,8 @@ export const runtimeAErrors = errorTable('runtime_a', {
   runtimeBusy: {
     status: 503,
     retry: true,
-    message: 'Too many runs of this tenant wait for this sidecar to execute them with runtime_a.',
+    message:
+      'Too many runs of this tenant wait for this sidecar to execute them with runtime_a, or nothing is free for a delegated one.',
   },
   toolServerUnavailable: { status: 503, retry: true, message: "The session's tool server cannot be reached." },
   maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },

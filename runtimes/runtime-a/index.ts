@@ -120,7 +120,7 @@ async function* answer(
   const turn = new Turn(envelope, tools, schemas)
   try {
     // Wait inside the conversation, because one that nobody is in may be removed meanwhile.
-    const leave = await slots.enter(envelope.tenantId, signal)
+    const leave = envelope.awaited ? slots.enterNow(envelope.tenantId) : await slots.enter(envelope.tenantId, signal)
     try {
       yield* inScratch(root, (scratch) => {
         const process = vendorProcess()

@@ -17,7 +17,8 @@ export const runtimeBErrors = errorTable('runtime_b', {
   runtimeBusy: {
     status: 503,
     retry: true,
-    message: 'Too many runs of this tenant wait for this sidecar to execute them with runtime_b.',
+    message:
+      'Too many runs of this tenant wait for this sidecar to execute them with runtime_b, or nothing is free for a delegated one.',
   },
   toolServerUnavailable: {
     status: 503,

@@ -115,7 +115,7 @@ export async function* runTurn(
   signal.addEventListener('abort', onAbort, { once: true })
   try {
     // Wait inside the home, because one that nobody is in may be removed meanwhile.
-    leave = await slots.enter(envelope.tenantId, signal)
+    leave = envelope.awaited ? slots.enterNow(envelope.tenantId) : await slots.enter(envelope.tenantId, signal)
     const launch = launchOf(envelope, home.folder, deps.config, deps.egress)
     await writeFile(launch.modelFile, modelFile(launch.model, deps.config.contextTokens))
     signal.throwIfAborted()

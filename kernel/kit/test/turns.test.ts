@@ -48,6 +48,22 @@ test('a tenant has at most half of the slots for runs, and the only one when the
   assert.deepEqual(one.begun, ['a1', 'b1'])
 })
 
+test('a run that another one waits for takes any free slot, and does not wait behind that one', async () => {
+  const slots = runSlots(2, busy)
+  const parent = await slots.enter('a')
+  const child = slots.enterNow('a')
+  assert.throws(() => slots.enterNow('a'), /busy/)
+  const { begun, enter } = noted(slots)
+  void enter('a', 'a1')
+  void enter('b', 'b1')
+  child()
+  await turn()
+  assert.deepEqual(begun, ['b1'], 'others wait for the same slot, and the tenant has its half')
+  parent()
+  await turn()
+  assert.deepEqual(begun, ['b1', 'a1'])
+})
+
 test('who gives up waiting leaves its place to others', async () => {
   const { begun, enter, leave } = noted(new Shares({ together: 1, each: 1, mostWaiting: 1, busy }))
   await enter('a', 'a1')

@@ -98,9 +98,10 @@ test('a delegated task is a run of its own, with the parent in it, and its answe
   const { items: children } = await s.store.listRuns('acme', { parent: s.id })
   assert.deepEqual(
     children.map(({ runId: id, status, parent, subTask }) => [id, status, parent, subTask.profile]),
-    [[`child-d-${s.id}`, 'ok', { runId: s.id, rootId: s.id, depth: 1 }, 'other']],
+    [[`child-d-${s.id}`, 'ok', { runId: s.id, rootId: s.id, depth: 1, awaits: true }, 'other']],
   )
-  assert.equal(s.runner.executed.find(({ runId: id }) => id === `child-d-${s.id}`)!.depth, 1)
+  const { depth, awaited } = s.runner.executed.find(({ runId: id }) => id === `child-d-${s.id}`)!
+  assert.deepEqual([depth, awaited], [1, true])
 })
 
 test('several tasks at once run at once, each one time', async (t) => {

@@ -48,8 +48,13 @@ async function stage(t: TestContext, maxProcesses: number) {
   const config = { apiKey: 'secret', maxProcesses }
   const onStop = (fn: () => Promise<void>): void => t.after(fn)
   const runtime = await runtimeA({ config, egress: undefined, log: pino({ level: 'silent' }), onStop }, vendor)
-  const begin = (tenantId: string, prompt: string, signal?: AbortSignal): Promise<RunEvent[]> => {
-    const events = collectRun(bareSidecar(runtime), testEnvelope({ ...model, tenantId, prompt }), signal)
+  const begin = (
+    tenantId: string,
+    prompt: string,
+    signal?: AbortSignal,
+    more: { readonly awaited?: true } = {},
+  ): Promise<RunEvent[]> => {
+    const events = collectRun(bareSidecar(runtime), testEnvelope({ ...model, tenantId, prompt, ...more }), signal)
     events.catch(() => {})
     return events
   }
@@ -78,4 +83,16 @@ test('a run that waits for a slot gets the next one, and ends when it is stopped
   letGo('first')
   letGo('last')
   for (const run of [first, last]) assert.equal(terminalOf(await run).type, 'result')
+})
+
+test('a delegated run takes the slot that its parent leaves free, or ends at once', { timeout: 30_000 }, async (t) => {
+  const { begin, asked, letGo } = await stage(t, 2)
+  const parent = begin('a', 'parent')
+  await asked('parent')
+  const child = begin('a', 'child', undefined, { awaited: true })
+  await asked('child')
+  const refused = terminalOf(await begin('a', 'another child', undefined, { awaited: true }))
+  assert.deepEqual([refused.type, 'code' in refused && refused.code], ['error', 'runtime_busy'])
+  for (const prompt of ['child', 'parent']) letGo(prompt)
+  for (const run of [child, parent]) assert.equal(terminalOf(await run).type, 'result')
 })

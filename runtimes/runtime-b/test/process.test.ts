@@ -85,6 +85,24 @@ test('runs of a tenant that take all of its slots leave some to others', async (
   }
 })
 
+test('a delegated run takes the slot that its parent leaves free, or ends at once', async (t) => {
+  const { command } = fake('stubborn')
+  const { run } = await stage(t, {}, { command, config: { maxProcesses: 2 } })
+  const abort = new AbortController()
+  const runs: Promise<readonly RunEvent[]>[] = []
+  try {
+    for (const more of [{}, { awaited: true as const }]) {
+      const { promise: begun, resolve } = Promise.withResolvers<void>()
+      runs.push(run('hi', more, abort.signal, ({ type }) => type === 'session_init' && resolve()))
+      await begun
+    }
+    assert.equal(failure(await run('hi', { awaited: true }))[0], 'runtime_busy')
+  } finally {
+    abort.abort()
+    await Promise.allSettled(runs)
+  }
+})
+
 test('a program that cannot be started ends the run with one error', async (t) => {
   const { run } = await stage(t, {}, { command: ['/nowhere/codex'] })
   assert.deepEqual(failure(await run('hi')), ['runtime_error', 'Codex stopped.'])
