@@ -16,20 +16,49 @@ export class Arriving {
     this.#most = most
   }
 
-  /** Throws if the tenant has no room for so many more bytes now: 429 at its own bound, 503 at that of all. */
-  check(tenantId: string, more: number): void {
+  /**
+   * Admits an upload and counts what it announces until its end, so that no later one takes its room. Throws if the tenant has no room for that now:
+   * 429 at its own bound, 503 at that of all.
+   */
+  begin(tenantId: string, announced: number): Upload {
+    this.#check(tenantId, announced)
+    let [counted, came] = [0, 0]
+    const count = (bytes: number): void => {
+      counted += bytes
+      this.#count(tenantId, bytes)
+    }
+    count(announced)
+    return {
+      came: (bytes) => {
+        came += bytes
+        if (came <= counted) return
+        count(came - counted)
+        this.#check(tenantId, 0)
+      },
+      over: () => count(-counted),
+    }
+  }
+
+  #check(tenantId: string, more: number): void {
     const own = (this.#byTenant.get(tenantId) ?? 0) + more
     if (own > this.#mostOfTenant) throw tooMuchAtOnce(this.#mostOfTenant)
     if (own > this.#most - this.#all - more) throw tooMuchOfAll()
   }
 
-  /** Counts bytes that have come, or, below zero, those of an upload that is over. */
-  count(tenantId: string, bytes: number): void {
+  #count(tenantId: string, bytes: number): void {
     const own = (this.#byTenant.get(tenantId) ?? 0) + bytes
     if (own > 0) this.#byTenant.set(tenantId, own)
     else this.#byTenant.delete(tenantId)
     this.#all += bytes
   }
+}
+
+/** One upload under way. */
+interface Upload {
+  /** Counts bytes that have come. Throws as `begin` if they are more than was announced and have no room. */
+  came(bytes: number): void
+  /** Call it once, however the upload ended. */
+  over(): void
 }
 
 const later = { 'retry-after': '1' }

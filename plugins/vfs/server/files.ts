@@ -129,17 +129,15 @@ export class Files {
       const { tree, readOnly } = await this.#mounted(view, mount)
       if (readOnly) throw vfsErrors.readOnlyMount()
       if ((announced ?? 0) > fileBytes) throw tooLarge(fileBytes)
-      arriving.check(view.tenantId, announced ?? 0)
-      await this.#checkPlace(tree, path)
+      const upload = arriving.begin(view.tenantId, announced ?? 0)
       const digest = createHash('sha256')
       let [found, bytes] = ['', 0]
       const measured = async function* (): AsyncGenerator<Uint8Array> {
         try {
           for await (const chunk of body) {
             bytes += chunk.length
-            arriving.count(view.tenantId, chunk.length)
             if (bytes > fileBytes) throw tooLarge(fileBytes)
-            arriving.check(view.tenantId, 0)
+            upload.came(chunk.length)
             digest.update(chunk)
             yield chunk
           }
@@ -151,10 +149,11 @@ export class Files {
         metrics.bytes.inc({ direction: 'in' }, bytes)
       }
       try {
+        await this.#checkPlace(tree, path)
         const { info, replaced } = await tree.put(path, { body: measured(), sha256: () => found, contentType, when })
         return { entry: info, created: replaced === undefined }
       } finally {
-        arriving.count(view.tenantId, -bytes)
+        upload.over()
       }
     }
     return this.#noted(view, { operation: 'write', mount, path }, work, ({ entry }) => entry.bytes)

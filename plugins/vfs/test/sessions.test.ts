@@ -53,9 +53,7 @@ test('bytes, files and sessions have limits, which uploads at once do not pass t
     for (let i = 0; i < 100; i++) yield Buffer.alloc(10)
   }
   await assert.rejects(client.write(one, 'scratch', 'large', { body: stream() }), { code: 'body_too_large' })
-  const tried = await Promise.allSettled(
-    ['a', 'b', 'c', 'd'].map((path) => client.write(one, 'scratch', path, bytes(40))),
-  )
+  const tried = await Promise.allSettled(['a', 'b', 'c'].map((path) => client.write(one, 'scratch', path, bytes(40))))
   assert.equal(tried.filter(({ status }) => status === 'fulfilled').length, 2)
   for (const result of tried)
     if (result.status === 'rejected') assert.equal((result.reason as { code: string }).code, 'limit_exceeded')
