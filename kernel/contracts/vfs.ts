@@ -1,13 +1,13 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { clientIdPattern } from './ids.ts'
 import { errorTable } from './errors.ts'
-import { isKeyPrefix, isNewObjectKey, maxKeyBytes } from './object-store.ts'
+import { isKeyPrefix, isNewObjectKey, isObjectKey, maxKeyBytes } from './object-store.ts'
 
 export const vfsErrors = errorTable('vfs', {
   invalidPath: {
     status: 400,
     message:
-      "A path is 1 to 1024 bytes of UTF-8 in at most 32 segments between '/', none of which is empty, '.' or '..', without backslashes and control characters.",
+      "A path is 1 to 1024 bytes of UTF-8 in segments between '/', at most 32 for a file that is written, none of which is empty, '.' or '..', without backslashes and control characters.",
   },
   invalidMount: { status: 400, about: 'The mount cannot be created in this form; the sentence says why.' },
   mountNotAllowed: {
@@ -55,7 +55,9 @@ export const isMountName = (text: string): boolean => mountForm.test(text)
 export const mountName = Type.String({ pattern: mountPattern, description: 'Name of the mount.' })
 
 /** True for the path of a file below a mount. It can be part of a URL or a path without a special meaning there. */
-export const isVfsPath = (path: string): boolean => isNewObjectKey(path) && !path.includes('\\')
+export const isVfsPath = (path: string): boolean => isObjectKey(path) && !path.includes('\\')
+/** True for a path under which a file may be written. Deeper ones are from before the bound, and are still read, listed and deleted. */
+export const isNewVfsPath = (path: string): boolean => isNewObjectKey(path) && isVfsPath(path)
 /** True for an empty path, and for the path of a folder without a trailing '/'. */
 export const isVfsFolder = (path: string): boolean => path === '' || isVfsPath(path)
 /** True for a valid beginning of a path. */

@@ -46,7 +46,7 @@ const inMount = Type.Object({
   mount: vfs.mountName,
   '*': Type.String({
     maxLength: vfs.maxPathBytes + 1,
-    description: `The path below the mount, ${mostSegments} segments at most.`,
+    description: `The path below the mount; that of a file that is written has ${mostSegments} segments at most.`,
   }),
 })
 const oneMount = Type.Object({ mount: vfs.mountName })

@@ -3,6 +3,7 @@ import { Readable } from 'node:stream'
 import { httpErrors, invalidField, isAppError, notFound } from '#kernel'
 import { mostObjectsAtOnce, type ObjectBackend, objectErrors, type WriteCondition } from '#contracts/object-store'
 import {
+  isNewVfsPath,
   isVfsFolder,
   isVfsPath,
   mostEntriesAtOnce,
@@ -123,7 +124,7 @@ export class Files {
   write(view: VfsView, mount: string, path: string, { body, bytes: announced, contentType, when }: NewFile) {
     const { fileBytes, arriving, metrics } = this.#options
     const work = async () => {
-      check(path)
+      if (!isNewVfsPath(path)) throw vfsErrors.invalidPath()
       if (!/^[\x20-\x7e]{1,255}$/.test(contentType))
         throw httpErrors.unsupportedMediaType({ message: 'A content type is at most 255 characters of ASCII.' })
       const { tree, readOnly } = await this.#mounted(view, mount)

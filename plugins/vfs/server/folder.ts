@@ -245,7 +245,7 @@ async function folderIn(folder: FileHandle, name: string): Promise<FileHandle | 
   }
 }
 
-/** Adds up what is in a folder, in no order, and closes it. Deeper than `depth` no path leads. What the server may not read is left out. */
+/** Adds up what is in a folder, in no order, and closes it. Deeper than `depth` nothing is written. What the server may not read is left out. */
 async function addUp(folder: FileHandle, counts: Counts, depth: number): Promise<void> {
   try {
     for await (const one of await opendir(pathOf(folder), { bufferSize: 512 })) {

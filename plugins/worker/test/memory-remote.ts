@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import { buffer } from 'node:stream/consumers'
 import type { CopyShare, TreeMount } from '#contracts/session-vfs'
-import { isVfsPath } from '#contracts/vfs'
+import { isNewVfsPath } from '#contracts/vfs'
 import { workerErrors } from '../errors.ts'
 import type { RemoteFiles } from '../vfs/remote.ts'
 
@@ -59,7 +59,7 @@ export class MemoryRemote implements RemoteFiles {
     this.asked.push(`write ${path}`)
     if (this.away) throw this.away
     const refused = this.refused.get(path)
-    if (refused !== undefined || !isVfsPath(path)) throw workerErrors.fileRefused({ message: refused ?? 'A path.' })
+    if (refused !== undefined || !isNewVfsPath(path)) throw workerErrors.fileRefused({ message: refused ?? 'A path.' })
     const said = await buffer(body)
     if (said.length !== bytes) throw new Error(`${bytes} bytes were promised, and ${said.length} came`)
     const there = this.of(mount).get(path)

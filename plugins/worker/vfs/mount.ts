@@ -1,7 +1,7 @@
 import pLimit from 'p-limit'
 import { isAppError } from '#kernel'
 import type { CopyShare, TreeMount } from '#contracts/session-vfs'
-import { folderOf, isVfsPath } from '#contracts/vfs'
+import { folderOf, isNewVfsPath } from '#contracts/vfs'
 import type { Notes } from './notes.ts'
 import { type Known, planOf, type RemoteEntry, type Step } from './plan.ts'
 import type { RemoteFiles } from './remote.ts'
@@ -120,6 +120,7 @@ export class MountSettling {
   }
   async #upload(path: string, here: LocalFile, expected: string | undefined, signal: AbortSignal): Promise<void> {
     const { remote, mount, known } = this.#options
+    if (!isNewVfsPath(path)) return this.#refuse(path, 'the virtual file system takes no such name')
     const body = await this.#folder.read(path, here)
     // The file is being written now. The next pass may find it complete.
     if (!body) return
@@ -159,7 +160,7 @@ export class MountSettling {
     const taken = new Set(this.#options.mount.files.map((file) => file.path))
     for (let i = 1; i <= mostNames; i++) {
       const name = `${path}.conflict${i === 1 ? '' : `-${i}`}`
-      if (!isVfsPath(name) || Buffer.byteLength(name.split('/').at(-1)!) > 255) return undefined
+      if (!isNewVfsPath(name) || Buffer.byteLength(name.split('/').at(-1)!) > 255) return undefined
       if (!taken.has(name) && !(await this.#folder.find(name))) return name
     }
     return undefined
