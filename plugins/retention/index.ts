@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { AuditLog } from '#contracts/audit'
 import { ApiGuard } from '#contracts/auth'
-import { Database, needsDatabase } from '#contracts/database'
+import { Database, databaseErrors, needsDatabase } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import {
   EndUserData,
@@ -14,6 +14,7 @@ import {
   retentionNames,
   TenantData,
 } from '#contracts/retention'
+import { fleetErrors } from '#contracts/run-errors'
 import { Fleet } from '#contracts/runner'
 import { Batches } from './batches.ts'
 import { tellHold } from './data.ts'
@@ -53,7 +54,7 @@ export default definePlugin({
       description: 'The tenant whose audit log records the erasure of tenants.',
     }),
   }),
-  errors: retentionErrors,
+  errors: [retentionErrors, databaseErrors, fleetErrors],
   requires: {
     guard: ApiGuard,
     database: Database,

