@@ -81,8 +81,12 @@ export function createUnits(
     void drain(tenantId)
   }
   const drain = async (tenantId: string): Promise<void> => {
-    for (let left = asides.get(tenantId)!; left.length > 0;)
-      await settle(left.splice(0, firstOf(left.slice(0, mostOfTenant.alone)).length), aside)
+    const left = asides.get(tenantId)!
+    while (left.length > 0) {
+      const group = firstOf(left.slice(0, mostOfTenant.alone))
+      left.splice(0, group.length)
+      await settle(group, aside)
+    }
     asides.delete(tenantId)
   }
   const pump = (): void => {
