@@ -63,8 +63,12 @@ async function stage(t: TestContext, maxProcesses: number) {
 
 test('runs of a tenant that take all of its slots leave some to others', async (t) => {
   const { begin, asked, letGo } = await stage(t, 4)
-  const runs = Array.from({ length: 6 }, (_, i) => begin('a', `a${i}`))
+  const beginMany = (from: number, to: number) =>
+    Array.from({ length: to - from }, (_, i) => begin('a', `a${from + i}`))
+  const runs = beginMany(0, 2)
+  // Those that came together would take the slots in any order.
   await Promise.all([asked('a0'), asked('a1')])
+  runs.push(...beginMany(2, 6))
   letGo('b0')
   assert.equal(terminalOf(await begin('b', 'b0')).type, 'result')
   for (let i = 0; i < 6; i++) letGo(`a${i}`)
