@@ -41,7 +41,7 @@ for (const form of forms) {
         'The word is marmalade.',
         'helper',
         'What is the word?',
-        { runId: parent!.runId, rootId: parent!.runId, depth: 1 },
+        { runId: parent!.runId, rootId: parent!.runId, depth: 1, awaits: true },
       ],
     )
     const { events } = (await cluster.api<Run>('GET', `/api/runs/${parent!.runId}`)).body
