@@ -35,7 +35,8 @@ export const isSkillName = (text: string): boolean =>
  */
 const hidden =
   /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]|(?:[\u200B-\u200F\u2060-\u2064\uFEFF]|\p{Variation_Selector}){3}/u
-const control = /(?![\t\n\r])\p{Cc}/u
+/** Control characters, and halves of a character, which PostgreSQL does not take. */
+const control = /(?![\t\n\r])\p{Cc}|\p{Cs}/u
 
 /** Reports a hidden character. Control characters are not reported, because files beside `SKILL.md` may hold them. */
 export function checkSeen(what: string, text: string, problems: string[]): void {

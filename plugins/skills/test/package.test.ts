@@ -170,3 +170,18 @@ test('others get turns while a large folder is read', async () => {
   assert.equal(skill!.files.length, 65)
   assert.ok(turns >= 7, String(turns))
 })
+
+test('half of a character in a field is refused, because no database takes it', () => {
+  const half = '\ud800'
+  const usual = { name: 'a', description: 'What it does', allowedTools: [], metadata: {} }
+  for (const more of [
+    { description: half },
+    { license: half },
+    { allowedTools: [half] },
+    { metadata: { [half]: 'a' } },
+  ]) {
+    const { skill, problems } = readWritten({ ...usual, ...more }, 'body')
+    assert.equal(skill, undefined)
+    assert.match(problems.join(), /holds U\+D800/)
+  }
+})
