@@ -64,9 +64,9 @@ export function createUnits(
     waiting = turns.flatMap(({ unit }) => (taken.has(unit) ? [] : [unit]))
     return group
   }
-  const together = (group: Waiting[]): Promise<void> =>
-    settle(group, send, async ({ tenantId }) => {
-      // Nothing was committed. What else its tenant has may meet the same row, and is sent aside with it.
+  const together = (units: Waiting[]): Promise<void> =>
+    settle(units, send, async ({ tenantId }, group) => {
+      // Nothing of the group was committed. What else its tenant has may meet the same row, and is sent aside with it.
       locked.note(tenantId)
       const isTheirs = (unit: Waiting): boolean => unit.tenantId === tenantId
       leave(tenantId, [...group.filter(isTheirs), ...waiting.filter(isTheirs)])
@@ -116,8 +116,11 @@ function firstOf(units: readonly Waiting[]): Waiting[] {
   return units.slice(0, size)
 }
 
-/** Sends a group and settles each of its units. `onLocked` has the group again, without an answer, when a unit waited too long for a row. */
-async function settle(group: Waiting[], send: SendTogether, onLocked?: (met: Waiting) => Promise<void>): Promise<void> {
+/** Has a group again, of which no unit has an answer, because one of them waited too long for a row. */
+type OnLocked = (met: Waiting, group: readonly Waiting[]) => Promise<void>
+
+/** Sends a group and settles each of its units, or leaves them to `onLocked`. */
+async function settle(group: Waiting[], send: SendTogether, onLocked?: OnLocked): Promise<void> {
   // Every transaction uses the same order, so that no two wait for each other's rows. Tenants come first, because some units lock a row of their
   // tenant beside what they name, as starts and ends of runs do for billing.
   if (group.length > 1) group.sort((a, b) => compare(a.tenantId, b.tenantId) || compare(a.order, b.order))
@@ -127,7 +130,7 @@ async function settle(group: Waiting[], send: SendTogether, onLocked?: (met: Wai
   } catch (error) {
     const { cause, unit } = error as GroupRefused
     const met = sqlState(cause) === lockedRow ? group[unit] : undefined
-    if (met && onLocked) return onLocked(met)
+    if (met && onLocked) return onLocked(met, group)
     // A lost answer does not say whether the units were committed. Each caller decides whether to retry.
     if (group.length === 1 || sqlState(cause) === undefined) {
       const told = sqlState(cause) === tooLong ? databaseBusy(cause) : cause

@@ -12,14 +12,18 @@ function scripted() {
       const tenants = [...new Set(units.map((unit) => unit.tenantId))].join(' ')
       const refusal = Object.assign(new Error('refused'), { code: '23505' })
       const lock = Object.assign(new Error('locked'), { code: '55P03' })
+      // One that is refused in a group and meets a lock when it is sent alone.
+      const isLate = names.includes('late')
       const answer = (): void =>
-        names.includes('bad')
-          ? reject(new GroupRefused(refusal, names.indexOf('bad')))
-          : names.includes('locked')
-            ? reject(new GroupRefused(lock, names.indexOf('locked')))
-            : names.includes('cut')
-              ? reject(new GroupRefused(new Error('gone'), -1))
-              : resolve(names.map((name) => [{ name }]))
+        isLate
+          ? reject(new GroupRefused(names.length > 1 ? refusal : lock, names.indexOf('late')))
+          : names.includes('bad')
+            ? reject(new GroupRefused(refusal, names.indexOf('bad')))
+            : names.includes('locked')
+              ? reject(new GroupRefused(lock, names.indexOf('locked')))
+              : names.includes('cut')
+                ? reject(new GroupRefused(new Error('gone'), -1))
+                : resolve(names.map((name) => [{ name }]))
       sent.push({ tenants, names, answer })
     })
   const aside: string[] = []
@@ -145,4 +149,22 @@ test('whoever meets a locked row waits aside, with all units of its tenant, and 
     ([row]) => (row as { name: string }).name,
   )
   assert.deepEqual(names, ['a', 'b', 'locked', 'g', 'c', 'd', 'h', 'e', 'f'])
+})
+
+test('a unit that is refused with others and meets a locked row alone goes aside alone; those that were committed are not sent again', async () => {
+  const { run, sent, aside, held } = scripted()
+  const first = ['a', 'b'].map((name) => run('acme', name))
+  const group = ['c', 'late', 'd'].map((name) => run('acme', name))
+  for (let n = 0; n < 5; n++) {
+    sent[n]!.answer()
+    await turn()
+  }
+  assert.deepEqual(
+    sent.slice(2).map(({ names }) => names),
+    [['c', 'd', 'late'], ['c', 'd'], ['late']],
+  )
+  assert.deepEqual(aside, ['acme late'])
+  held[0]!()
+  const names = (await Promise.all([...first, ...group])).map(([row]) => (row as { name: string }).name)
+  assert.deepEqual(names, ['a', 'b', 'c', 'late', 'd'])
 })
