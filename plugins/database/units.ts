@@ -57,11 +57,9 @@ export function createUnits(
   const asides = new Map<string, Waiting[]>()
 
   const take = (): Waiting[] => {
-    const { turns, tenants } = byTurns(waiting)
-    const most = tenants > 1 ? mostOfTenant.together : mostOfTenant.alone
-    const group = firstOf(turns.filter(({ turn }) => turn < most).map(({ unit }) => unit))
-    const taken = new Set(group)
-    waiting = turns.flatMap(({ unit }) => (taken.has(unit) ? [] : [unit]))
+    const { units, most } = byTurns(waiting)
+    const group = firstOf(units, most)
+    waiting = units.slice(group.length)
     return group
   }
   const together = (units: Waiting[]): Promise<void> =>
@@ -83,7 +81,7 @@ export function createUnits(
   const drain = async (tenantId: string): Promise<void> => {
     const left = asides.get(tenantId)!
     while (left.length > 0) {
-      const group = firstOf(left.slice(0, mostOfTenant.alone))
+      const group = firstOf(left, mostOfTenant.alone)
       left.splice(0, group.length)
       await settle(group, aside)
     }
@@ -107,11 +105,11 @@ export function createUnits(
     })
 }
 
-/** As many of the first units as fit into a group, one at least. */
-function firstOf(units: readonly Waiting[]): Waiting[] {
+/** As many of the first `most` units as fit into a group, one at least. */
+function firstOf(units: readonly Waiting[], most: number): Waiting[] {
   let bytes = 0
   let size = 0
-  while (size < units.length && size < groupSize && (size === 0 || bytes + units[size]!.bytes <= groupBytes))
+  while (size < Math.min(units.length, most, groupSize) && (size === 0 || bytes + units[size]!.bytes <= groupBytes))
     bytes += units[size++]!.bytes
   return units.slice(0, size)
 }
@@ -147,21 +145,23 @@ async function settle(group: Waiting[], send: SendTogether, onLocked?: OnLocked)
 
 const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0)
 
-interface Ranked {
-  readonly unit: Waiting
-  /** How many units of the same tenant come before it. */
-  readonly turn: number
-}
-
-/** Orders units so that each tenant's units keep their order and tenants take turns. One tenant's backlog then does not delay another's units. */
-function byTurns(units: readonly Waiting[]): { readonly turns: readonly Ranked[]; readonly tenants: number } {
+/**
+ * Orders units so that each tenant's units keep their order and tenants take turns. One tenant's backlog then does not delay another's units. `most`:
+ * how many of the first ones may be in one group, by how many of them are one tenant's.
+ */
+function byTurns(units: Waiting[]): { readonly units: Waiting[]; readonly most: number } {
+  const first = units[0]?.tenantId
+  // Nearly always: one unit, or those of one tenant.
+  if (units.every(({ tenantId }) => tenantId === first)) return { units, most: mostOfTenant.alone }
   const counts = new Map<string, number>()
-  const turns = units.map((unit) => {
+  const ranked = units.map((unit) => {
     const turn = counts.get(unit.tenantId) ?? 0
     counts.set(unit.tenantId, turn + 1)
     return { unit, turn }
   })
-  return { turns: counts.size > 1 ? turns.sort((a, b) => a.turn - b.turn) : turns, tenants: counts.size }
+  ranked.sort((a, b) => a.turn - b.turn)
+  const beyond = ranked.findIndex(({ turn }) => turn >= mostOfTenant.together)
+  return { units: ranked.map(({ unit }) => unit), most: beyond < 0 ? Infinity : beyond }
 }
 
 /**
