@@ -65,12 +65,12 @@ const newRun = (held: string, where: string, from = ''): string => `
   )`
 // Every run rewrites the session row, so it keeps only the beginning of the prompt. The run keeps the whole prompt.
 const preview = 'left(:prompt, 4000)'
-// The session is as old as its first run. One that goes on with the conversation of another has as much to read.
-const newSession = (held: string): string => `
+// The session is as old as its first run.
+const newSession = (held: string, contextTokens = 'NULL::bigint'): string => `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
                         claim_owner, claim_run, claim_epoch, created_at, last_used_at, context_tokens)
   SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', ${preview}, 1, :owner, :run, 1, started_at, started_at,
-    (SELECT context_tokens FROM sessions WHERE tenant_id = :tenant AND id = :insteadOf)
+    ${contextTokens}
   FROM run
   RETURNING id, context_tokens::float8 AS "contextTokens"${held}`
 
@@ -84,6 +84,9 @@ const startChat = ({ held, told }: Holding): string => `
      ON CONFLICT (tenant_id, id) DO UPDATE SET session_id = excluded.session_id WHERE conversations.session_id IS NULL
    ), ${chatFrom('run')} ${newSession(told)}`
 
+// A session that goes on with the conversation of another has as much to read.
+const contextOfFormer = '(SELECT context_tokens FROM sessions WHERE tenant_id = :tenant AND id = :insteadOf)'
+
 /** When two continuations find the session gone, only one of them starts a new one. */
 const startAnew = ({ held, told }: Holding): string => `
    WITH conversation AS (
@@ -91,7 +94,7 @@ const startAnew = ({ held, told }: Holding): string => `
      WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
        AND session_id IS NOT DISTINCT FROM :insteadOf::text AND ${ownerLives} AND ${isFresh} AND ${mayBegin}
      RETURNING id
-   ), ${newRun(held(), '', 'FROM conversation')}, ${chatFrom('run')} ${newSession(told)}`
+   ), ${newRun(held(), '', 'FROM conversation')}, ${chatFrom('run')} ${newSession(told, contextOfFormer)}`
 
 // A session with queued runs is as busy as one that executes a run, so that a later run cannot overtake them. The queue table is nearly always
 // empty.
