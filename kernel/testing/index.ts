@@ -13,6 +13,7 @@ export {
 export { testConductor, type TestCaller, type TestConductor, testRole, type TestRoleOptions } from './kernel.ts'
 export { operatedConductor, type TestAnswer, type TestBody, type TestCall } from './roles.ts'
 export { freshDatabase } from './database.ts'
+export { countingTurns } from './event-loop.ts'
 export { chunkOf } from './run-store-steps.ts'
 export { testRunStore } from './run-store-suite.ts'
 export { type Proxy, startProxy, type Verdict } from './proxy.ts'

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { countingTurns } from '#testing'
 import fc from 'fast-check'
 import { Gathered } from '../gathered.ts'
 
@@ -24,15 +25,7 @@ test('others have their turns while much becomes text, and no character is cut',
   const whole = new Gathered()
   whole.add(Buffer.from(text))
   whole.add(Buffer.from([0xe2, 0x82]))
-  let turns = 0
-  let over = false
-  const count = (): void => {
-    turns++
-    if (!over) setImmediate(count)
-  }
-  setImmediate(count)
-  const made = await whole.text()
-  over = true
+  const { value: made, turns } = await countingTurns(() => whole.text())
   assert.ok(made === `${text}\ufffd`)
   assert.ok(turns > 2, String(turns))
 })

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { countingTurns } from '#testing'
 import { Mask } from '../texts.ts'
 
 async function* inPieces(bytes: Buffer, size: number): AsyncGenerator<Buffer> {
@@ -44,19 +45,11 @@ test('only what may be the beginning of a value is held back', async () => {
 })
 
 test('others have their turns while an answer is searched that was made to take long', async () => {
-  let turns = 0
-  let over = false
-  const count = (): void => {
-    turns++
-    if (!over) setImmediate(count)
-  }
-  setImmediate(count)
   const half = 'a'.repeat(8_000)
   const mask = new Mask(Array.from({ length: 8 }, (_, i) => `${half}${i}${half}`))
   const size = 64 * 1024
   // All of it is one piece that is there already.
-  const hidden = await masked(mask, 'a'.repeat(size), size)
-  over = true
+  const { value: hidden, turns } = await countingTurns(() => masked(mask, 'a'.repeat(size), size))
   assert.equal(hidden, 'a'.repeat(size))
   assert.ok(turns > 2, String(turns))
 })

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { countingTurns } from '#testing'
 import { compare, Writer } from '../bank/write.ts'
 import { asksForNow, asksForPast, timesIn } from '../text/dates.ts'
 import { attributeOf, attributesIn, factOf } from '../text/facts.ts'
@@ -133,15 +134,9 @@ test('others have their turns while a long statement is compared with those that
     stems: { of: async () => new Map() },
     metrics: { written() {} },
   } as unknown as ConstructorParameters<typeof Writer>[0]
-  let turns = 0
-  let over = false
-  const count = (): void => {
-    turns++
-    if (!over) setImmediate(count)
-  }
-  setImmediate(count)
-  const made = await new Writer(parts).create('acme', 'helper', { processedContent: statement('庚') })
-  over = true
+  const { value: made, turns } = await countingTurns(() =>
+    new Writer(parts).create('acme', 'helper', { processedContent: statement('庚') }),
+  )
   assert.deepEqual(made, { stored: false, reason: 'duplicate', id: '庚' })
   assert.ok(turns >= near.length, String(turns))
 })

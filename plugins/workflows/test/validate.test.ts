@@ -1,26 +1,13 @@
 /* oxlint-disable unicorn/no-thenable -- nodes of type condition have a field of that name. */
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { countingTurns } from '#testing'
 import { mostEdges } from '../graph.ts'
 import type { NodeBody } from '../schema.ts'
 import { problemsOf } from '../validate.ts'
 
 const wait = { type: 'wait', seconds: 0 }
 const check = (nodes: object[], more: object = {}) => problemsOf({ name: 'x', nodes: nodes as NodeBody[], ...more })
-
-/** How many turns others had while a definition was checked. */
-async function turnsDuring(work: Promise<unknown>): Promise<number> {
-  let turns = 0
-  let over = false
-  const count = (): void => {
-    turns++
-    if (!over) setImmediate(count)
-  }
-  setImmediate(count)
-  await work
-  over = true
-  return turns
-}
 
 test('a list that is too long is refused as a whole, and nobody looks at what is in it', async () => {
   const zeros = Array<number>(mostEdges + 1).fill(0)
@@ -108,9 +95,9 @@ test('others have their turns while one node is checked, whatever its size is ma
     Array<string>(big).fill(''),
     [Array<string>(big / 100).fill('x'.repeat(1_000))],
   ]) {
-    const turns = await turnsDuring(check([{ id: 'a', type: 'tool', tool: 't', arguments: { list } }]))
+    const { turns } = await countingTurns(() => check([{ id: 'a', type: 'tool', tool: 't', arguments: { list } }]))
     assert.ok(turns > 10, `${turns} turns`)
-    assert.ok((await turnsDuring(check([{ ...wait, id: 'a' }], { output: list }))) > 10)
+    assert.ok((await countingTurns(() => check([{ ...wait, id: 'a' }], { output: list }))).turns > 10)
   }
   // Each of these asks which nodes come before its own.
   const chain = Array.from({ length: 2_000 }, (_, i) => ({
@@ -119,7 +106,7 @@ test('others have their turns while one node is checked, whatever its size is ma
     message: '{{ nodes.n0.output }}',
     ...(i === 0 ? { message: 'x' } : { dependsOn: [`n${i - 1}`] }),
   }))
-  const turns = await turnsDuring(check(chain))
+  const { turns } = await countingTurns(() => check(chain))
   assert.ok(turns > 50, `${turns} turns`)
 })
 
