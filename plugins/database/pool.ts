@@ -130,8 +130,11 @@ async function answer(client: pg.PoolClient, batch: Batch, discard: () => void):
 /** How many connections each kind of work may hold at once. Units are limited by their lanes instead, and figures have those of reads. */
 export type Limits = Readonly<Record<Exclude<Work, 'figures'>, number>>
 
-/** Milliseconds that a unit of work waits for its turn. Reads wait only for other reads, and no other work waits for them. */
-const patience: Readonly<Record<Work, number>> = { claims: 5_000, requests: 5_000, reads: 10_000, figures: 10_000 }
+/**
+ * Milliseconds that a unit of work waits for its turn. Reads wait only for other reads, and no other work waits for them. Figures wait longer than two
+ * of the longest statements (15 s each): a list that is halfway asks for its next turn here, and would break off.
+ */
+const patience: Readonly<Record<Work, number>> = { claims: 5_000, requests: 5_000, reads: 10_000, figures: 35_000 }
 
 interface Waiter {
   readonly enter: () => void

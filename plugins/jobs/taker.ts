@@ -7,7 +7,7 @@ import type { Jobs, Wake } from '#contracts/jobs'
 const abreast = 40
 /** How many one look takes at most. */
 const atOnce = 10
-/** While a process has so many of one tenant it takes no more of it. With those of one look these are always less than half of all. */
+/** While a process has so many of one tenant, or as many as it has places left, it takes no more of it. */
 const each = 10
 /** How often a process looks for wake-ups that were due later. It is notified of those that are due at once. */
 const lookMs = 5_000
@@ -32,6 +32,8 @@ export class Taker {
   readonly #taken = new Set<Taken>()
   readonly #timers: readonly NodeJS.Timeout[]
   readonly #under = new Set<Promise<void>>()
+  /** The tenants that the last look left out. */
+  #passedBy: string[] = []
   #looking = false
   #again = false
   #ended = { done: [] as Taken[], failed: [] as Taken[] }
@@ -74,10 +76,12 @@ export class Taker {
     try {
       while (this.#again && !this.#stopped && this.#taken.size < abreast) {
         this.#again = false
-        const batchSize = Math.min(atOnce, abreast - this.#taken.size)
+        const free = abreast - this.#taken.size
+        // All of one look may be of one tenant. Half of what is free stays for the tenants that come next.
+        const batchSize = Math.min(atOnce, Math.ceil(free / 2))
         const tenants = new Set([...this.#taken].map((job) => job.groupId!))
-        const ignoreGroups = [...tenants].filter((id) => this.#heldOf(id) >= each)
-        const jobs = await boss.fetch<Wake['what']>(name, { batchSize, ignoreGroups })
+        this.#passedBy = [...tenants].filter((id) => this.#hasItsPart(id))
+        const jobs = await boss.fetch<Wake['what']>(name, { batchSize, ignoreGroups: this.#passedBy })
         for (const job of jobs) this.#track(this.#do(job))
         if (jobs.length === batchSize) this.#again = true
       }
@@ -102,7 +106,7 @@ export class Taker {
     const wasFull = this.#taken.size === abreast
     this.#taken.delete(job)
     // What was passed by for want of room is looked for now.
-    if (wasFull || this.#heldOf(job.groupId!) === each - 1) this.look()
+    if (wasFull || this.#passedBy.some((id) => !this.#hasItsPart(id))) this.look()
   }
 
   /** Reports what has ended. While one report is under way the next one gathers. */
@@ -132,10 +136,10 @@ export class Taker {
       .catch((err: unknown) => log.warn({ err, job: name }, 'wake-ups could not be kept'))
   }
 
-  #heldOf(tenantId: string): number {
-    let count = 0
-    for (const { groupId } of this.#taken) if (groupId === tenantId) count++
-    return count
+  #hasItsPart(tenantId: string): boolean {
+    let held = 0
+    for (const { groupId } of this.#taken) if (groupId === tenantId) held++
+    return held >= Math.min(each, abreast - this.#taken.size)
   }
   #track(promise: Promise<void>): void {
     this.#under.add(promise)

@@ -54,6 +54,18 @@ test('figures are reads of which a tenant has one at a time, and they leave one 
   assert.equal((await Promise.all(all)).length, 5)
 })
 
+test('figures wait longer than the longest statements before them: a list that is halfway does not break off', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const { begun, start, end } = scripted(3)
+  const all = [start('a', 'a1', 'figures'), start('b', 'b1', 'figures'), start('c', 'next part', 'figures')]
+  t.mock.timers.tick(15_000)
+  await turn()
+  await end('a1')
+  assert.deepEqual(begun, ['a1', 'b1', 'next part'])
+  for (const name of ['b1', 'next part']) await end(name)
+  await Promise.all(all)
+})
+
 test('tenants whose backlogs are long are served one after the other, whoever came first', async () => {
   const { begun, start, end } = scripted(1)
   const all = [...['a1', 'a2', 'a3'].map((name) => start('a', name)), start('b', 'b1'), start('b', 'b2')]

@@ -27,3 +27,46 @@ test('a process that stops reports the wake-ups that ended, and leaves the other
   await taker.stop(10)
   assert.deepEqual(told, { complete: ['a', 'b', 'c'], fail: ['fails', 'hangs'] })
 })
+
+test('tenants whose wake-ups all wait leave places for others, and go on when theirs end', async (t) => {
+  const hostile = ['a', 'b', 'c', 'd', 'e']
+  const due = hostile.flatMap((groupId) =>
+    Array.from({ length: 20 }, (_, i) => ({ id: `${groupId}${i}`, data: { id: `${groupId}${i}` }, groupId })),
+  )
+  const begun: string[] = []
+  const ends = new Map<string, () => void>()
+  const fetch = async (
+    _: string,
+    options: { readonly batchSize: number; readonly ignoreGroups: readonly string[] },
+  ) => {
+    const some = due.filter((job) => !options.ignoreGroups.includes(job.groupId)).slice(0, options.batchSize)
+    for (const job of some) due.splice(due.indexOf(job), 1)
+    return some
+  }
+  const taker = new Taker({
+    name: 'checks',
+    heartbeatSeconds: 30,
+    log: pino({ level: 'silent' }),
+    boss: { fetch, complete: async () => {}, fail: async () => {} } as unknown as Boss,
+    async work({ id }) {
+      begun.push(id!)
+      await new Promise<void>((resolve) => ends.set(id!, resolve))
+    },
+  })
+  t.after(() => taker.stop(0))
+  const settled = async (): Promise<void> => {
+    for (let i = 0; i < 50; i++) await new Promise((resolve) => setImmediate(resolve))
+  }
+  await settled()
+  assert.deepEqual([...new Set(begun.map((id) => id[0]))], hostile, 'each has its turn')
+  assert.ok(begun.length < 40, 'and all together leave some places')
+  due.push({ id: 'victim', data: { id: 'victim' }, groupId: 'victim' })
+  taker.look()
+  await settled()
+  assert.equal(begun.at(-1), 'victim')
+  for (const end of ends.values()) end()
+  while (begun.length < 101) {
+    await settled()
+    for (const end of ends.values()) end()
+  }
+})
