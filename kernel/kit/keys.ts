@@ -39,8 +39,10 @@ const atOnce = 1_000
 export class KeyWatch {
   readonly #options: KeyWatchOptions
   #timer: NodeJS.Timeout | undefined
-  #looking: Promise<void> | undefined
-  #failing = false
+  /** The tenants whose keys are being checked. Their statements may wait for what a tenant has locked, and nobody else's check waits with them. */
+  readonly #looking = new Map<string, Promise<void>>()
+  /** The tenants whose last check failed. */
+  readonly #failing = new Set<string>()
 
   constructor(options: KeyWatchOptions) {
     this.#options = options
@@ -51,31 +53,38 @@ export class KeyWatch {
   }
   async stop(): Promise<void> {
     clearInterval(this.#timer)
-    await this.#looking
+    await Promise.all(this.#looking.values())
   }
 
-  /** Checks now, or joins the check under way. Never rejects. */
-  look(): Promise<void> {
-    return (this.#looking ??= this.#look().finally(() => (this.#looking = undefined)))
-  }
-
-  async #look(): Promise<void> {
-    const { held, log } = this.#options
+  /** Checks now, or joins a tenant's check that is under way. Never rejects. */
+  async look(): Promise<void> {
     const tenants = new Map<string, Map<string, Held[]>>()
-    for (const one of held()) {
+    for (const one of this.#options.held()) {
       const keys = tenants.get(one.tenantId) ?? new Map<string, Held[]>()
       if (keys.size === 0) tenants.set(one.tenantId, keys)
       const those = keys.get(one.keyId)
       if (those) those.push(one)
       else keys.set(one.keyId, [one])
     }
+    for (const tenantId of this.#failing) if (!tenants.has(tenantId)) this.#failing.delete(tenantId)
+    // Check all tenants concurrently, so that their units share a round trip.
+    const looks = [...tenants].map(([tenantId, keys]) => {
+      const look =
+        this.#looking.get(tenantId) ?? this.#look(tenantId, keys).finally(() => this.#looking.delete(tenantId))
+      this.#looking.set(tenantId, look)
+      return look
+    })
+    await Promise.all(looks)
+  }
+
+  async #look(tenantId: string, keys: ReadonlyMap<string, readonly Held[]>): Promise<void> {
     try {
-      // Check all tenants concurrently, so that their units share a round trip.
-      await Promise.all([...tenants].map(([tenantId, keys]) => this.#end(tenantId, keys)))
-      this.#failing = false
+      await this.#end(tenantId, keys)
+      this.#failing.delete(tenantId)
     } catch (err) {
-      if (!this.#failing) log.warn({ err }, 'the keys of open streams cannot be checked; the streams stay open')
-      this.#failing = true
+      if (this.#failing.size === 0)
+        this.#options.log.warn({ err }, 'the keys of open streams cannot be checked; the streams stay open')
+      this.#failing.add(tenantId)
     }
   }
 

@@ -82,3 +82,22 @@ test('looks do not pile up, and a stopped watch waits for the one under way', as
   t.mock.timers.tick(10_000)
   assert.equal(looks, 1)
 })
+
+test('a tenant whose check waits for what it has locked delays nobody else’s', async (t) => {
+  t.mock.timers.enable({ apis: ['setInterval'] })
+  const { watching, hold, ended } = watch(async (tenantId, keyIds) =>
+    tenantId === 'slow' ? new Promise<never>(() => {}) : keyIds.filter((id) => id !== 'dead'),
+  )
+  hold('slow', 'a')
+  hold('acme', 'a')
+  watching.start()
+  const second = async (): Promise<void> => {
+    t.mock.timers.tick(1_000)
+    await new Promise((resolve) => setImmediate(resolve))
+  }
+  await second()
+  hold('acme', 'dead')
+  assert.deepEqual(ended, [])
+  await second()
+  assert.deepEqual(ended, ['acme dead'], 'within a second; it has half of one to end')
+})
