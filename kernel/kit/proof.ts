@@ -11,6 +11,7 @@ import { guardedIn } from '../plan.ts'
 import type { Role } from '../plugin.ts'
 import type { SignedParts, Signer, SigningFamily, SigningKey } from '#contracts/signing'
 import type { Identity, Signature } from './peer-types.ts'
+import { loopbackNames } from './web-guard.ts'
 
 /**
  * Checks the head of a request, or of the opening of a link, for a proof of its sender. Rejects with an AppError. Resolves to the SHA-256 in hex
@@ -111,12 +112,11 @@ async function* checked(body: Readable, expected: readonly string[]): AsyncGener
 }
 
 type Listeners = Pick<Role, 'listeners' | 'plugins'>
-const loopback: ReadonlySet<string> = new Set(['localhost', '127.0.0.1', '::1', '[::1]'])
 
 /** True for a listener that is switched on and reachable from outside, that is, not only under this machine's own address and names. */
 export function isReachable({ listeners }: Listeners, name: string): boolean {
   const { port, host = '', hosts } = listeners[name] ?? {}
-  const local = loopback.has(host) && hosts?.every((one) => loopback.has(one)) === true
+  const local = loopbackNames.has(host) && hosts?.every((one) => loopbackNames.has(one)) === true
   return port !== undefined && !local
 }
 
@@ -127,7 +127,7 @@ export const isOpen = (role: Listeners, name: string): boolean =>
 /** True for an open listener beyond loopback that answers under any host name: a web page can be led to it. */
 export function answersAnyName(role: Listeners, name: string): boolean {
   const { host = '', hosts } = role.listeners[name] ?? {}
-  return hosts === undefined && !loopback.has(host) && isOpen(role, name)
+  return hosts === undefined && !loopbackNames.has(host) && isOpen(role, name)
 }
 
 /** Whether a role signs its requests of a family, according to the role file. */

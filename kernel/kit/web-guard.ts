@@ -30,7 +30,7 @@ export const webGuardSettings = {
       minItems: 1,
       description:
         'Host names under which it may be addressed: names, `.example.com` with its subdomains, addresses, networks. Other requests are refused. ' +
-        'Absent: anything; where a route asks for no proof, localhost and any address.',
+        'Absent: anything; on a loopback address, and where a route asks for no proof, localhost and any address.',
     }),
   ),
   origins: Type.Optional(
@@ -40,8 +40,10 @@ export const webGuardSettings = {
   ),
 }
 
+export const loopbackNames: ReadonlySet<string> = new Set(['localhost', '127.0.0.1', '::1', '[::1]'])
+
 /**
- * The default hosts of a listener without authentication. A web page that reaches this machine through DNS rebinding uses a name, never an address;
+ * The default hosts of a listener without authentication, and of one that only this machine reaches, where a browser is likely. A web page that reaches this machine through DNS rebinding uses a name, never an address;
  * probes use addresses.
  */
 const withoutProof = ['localhost', '0.0.0.0/0', '::/0'] as const
@@ -74,6 +76,13 @@ function hostMatcher(settings: readonly string[]): (host: string) => boolean {
   }
 }
 
+interface WebGuardOptions {
+  /** The address that the listener is bound to. */
+  readonly host: string
+  readonly hosts?: readonly string[]
+  readonly origins?: readonly string[]
+}
+
 /**
  * Decides what web pages may do at a listener. With DNS rebinding, a page whose name resolves to this machine makes its visitor's browser send
  * requests here and reads the answers; the browser then names the page's host. Requests of other pages name their origin; such a page cannot read
@@ -87,11 +96,12 @@ export class WebGuard {
   anyHost: boolean
   #serves: (host: string) => boolean
 
-  constructor({ hosts, origins = [] }: { readonly hosts?: readonly string[]; readonly origins?: readonly string[] }) {
+  constructor({ host, hosts, origins = [] }: WebGuardOptions) {
     this.#origins = new Set(entriesOf(origins))
     this.#named = hosts !== undefined
     this.anyHost = !hosts
     this.#serves = hosts ? hostMatcher(hosts) : () => true
+    if (loopbackNames.has(host)) this.withoutProof()
   }
 
   /** Called when a route of the listener requires no authentication. Without hosts in the role file the defaults then apply. */

@@ -7,6 +7,7 @@ import { mkdir, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs, promisify } from 'node:util'
+import { defaultLimits, type LimitName } from '#contracts/limits'
 import { publishAgent } from '../bench/agents.ts'
 import { changedRole, type Cluster, command, dataDirectory, startCluster } from '../bench/cluster.ts'
 import { runCommand, say, withProcesses } from '../bench/command.ts'
@@ -27,11 +28,16 @@ interface Options {
   readonly seconds: number
   /** Part of the names of the attacks that are carried out. */
   readonly only: string
+  /** The limits of the hostile tenant; those of the role file where this names none. */
+  readonly limits: Limits
 }
 
-const usage = `npm run abuse -- [--seconds N] [--only TEXT]
+type Limits = Readonly<Partial<Record<LimitName, number>>>
+
+const usage = `npm run abuse -- [--seconds N] [--only TEXT] [--plan small|default]
   --seconds  how long the victim is measured, alone and during each attack; 15 unless given
-  --only     attacks whose name contains this; all unless given`
+  --only     attacks whose name contains this; all unless given
+  --plan     the limits of the hostile tenant: those of a small plan, or the defaults; small unless given`
 
 /** Chats of the victim in a second, each streamed. */
 const perSecond = 20
@@ -42,7 +48,7 @@ const usualWarmMs = 2_000
 const endingMs = 5_000
 
 /** The limits of a small plan: what an operator gives tenants whom nobody knows. */
-const plan = {
+const smallPlan = {
   readsPerMinute: 600,
   writesPerMinute: 300,
   transferBytesPerMinute: 64 * 1024 * 1024,
@@ -61,10 +67,13 @@ const plan = {
 }
 
 function readOptions(args: string[]): Options {
-  const { values } = parseArgs({ args, options: { seconds: { type: 'string' }, only: { type: 'string' } } })
+  const text = { type: 'string' } as const
+  const { values } = parseArgs({ args, options: { seconds: text, only: text, plan: text } })
   const seconds = Number(values.seconds ?? 15)
   if (!(seconds > 0)) throw new Error('--seconds takes a number')
-  return { seconds, only: values.only ?? '' }
+  const { plan = 'small', only = '' } = values
+  if (plan !== 'small' && plan !== 'default') throw new Error('--plan takes small or default')
+  return { seconds, only, limits: plan === 'small' ? smallPlan : {} }
 }
 
 interface Fleet {
@@ -92,7 +101,7 @@ async function stepBehind(pid: number): Promise<void> {
 
 const operatorTenant = 'default'
 
-async function start(processes: Processes): Promise<Fleet> {
+async function start(processes: Processes, limits: Limits): Promise<Fleet> {
   const run: RunJob = createLoad(processes.fork(new URL('../bench/client.ts', import.meta.url).pathname))
   const model = await startModel(processes, 0)
   const files = await startFiles(processes)
@@ -124,7 +133,7 @@ async function start(processes: Processes): Promise<Fleet> {
     async hostile() {
       const tenant = `hostile-${++tenants}`
       await ask(conductor, cluster.apiKey, 'POST', '/api/tenants', { id: tenant })
-      await ask(conductor, cluster.apiKey, 'PATCH', `/api/tenants/${tenant}`, { limits: plan })
+      await ask(conductor, cluster.apiKey, 'PATCH', `/api/tenants/${tenant}`, { limits })
       const key = await issueKey(cluster, tenant)
       const quick = await publishAgent(conductor, key, 'burst-20', tenant)
       const hanging = 'hanging'
@@ -142,7 +151,17 @@ async function start(processes: Processes): Promise<Fleet> {
       await ask(conductor, key, 'DELETE', `/api/api-keys/${gone.id}`)
       const profiles = { quick: quick.profile, hanging, delegating }
       const server = `${String(mcpServer.line['url'])}/mcp`
-      return { tenant, conductor, gateway, key, revoked: gone.token, agent, profiles, mcpServer: server, limits: plan }
+      return {
+        tenant,
+        conductor,
+        gateway,
+        key,
+        revoked: gone.token,
+        agent,
+        profiles,
+        mcpServer: server,
+        limits: { ...defaultLimits, ...limits },
+      }
     },
     async dismiss({ tenant }) {
       await ask(conductor, cluster.apiKey, 'DELETE', `/api/tenants/${tenant}`)
@@ -263,7 +282,8 @@ async function endure({ fleet, loops, processes }: Stand, name: string, asked: n
   const last = await Promise.race([done, sleep(20_000, { answers: { 'no end': 1 } })])
   await processes.stopOne(attacker)
   const answers = 'answers' in last ? last.answers : {}
-  const { succeeded, verdict } = thinness(attack, { answers, seconds: attacked, limits: hostile.limits })
+  // Two processors do not do what the default limits allow. An attack is none the thinner for that.
+  const { succeeded, verdict } = thinness(attack, { answers, seconds: attacked, limits: smallPlan })
   const verdicts = [verdict, ...((await attack.judge?.(hostile)) ?? [])]
   // What it left behind, such as runs that hang and maps with thousands of parts, goes on as its limits allow. The victim is not alone before it is over.
   await fleet.dismiss(hostile)
@@ -282,10 +302,10 @@ async function endure({ fleet, loops, processes }: Stand, name: string, asked: n
   }
 }
 
-await runCommand(usage, readOptions, ({ seconds, only }) =>
+await runCommand(usage, readOptions, ({ seconds, only, limits }) =>
   withProcesses(async (processes) => {
     say('starting one process of each role')
-    const fleet = await start(processes)
+    const fleet = await start(processes, limits)
     say('first some chats, so that no process is cold')
     await fleet.measure(5)
     const loops = new LoopFigures(fleet.cluster)
@@ -294,6 +314,6 @@ await runCommand(usage, readOptions, ({ seconds, only }) =>
       say(name)
       seen.push(await endure({ fleet, loops, processes }, name, seconds))
     }
-    if (!report(seen, plan)) process.exitCode = 1
+    if (!report(seen, limits)) process.exitCode = 1
   }),
 )

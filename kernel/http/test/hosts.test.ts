@@ -34,12 +34,20 @@ test('a listener with hosts answers requests for those alone, on any port, whate
   assert.equal((await ask('evil.example', '/openapi.json')).status, 421)
 })
 
-test('a listener without hosts answers requests for any', async (t) => {
-  const listeners = { gateway: { host: '127.0.0.1', port: 0 } }
-  const kernel = await boot({ name: 'test', listeners, plugins: [{ name: 'open', plugin: open }] }, { listen: false })
-  t.after(() => kernel.stop())
-  const reply = await kernel.listeners['gateway']!.inject({ url: '/open', headers: { host: 'any.example' } })
-  assert.equal(reply.statusCode, 200)
+test('a listener without hosts answers requests for any, unless only this machine reaches it', async (t) => {
+  for (const [host, name, status] of [
+    ['0.0.0.0', 'any.example', 200],
+    ['127.0.0.1', 'any.example', 421],
+    ['127.0.0.1', 'localhost:1', 200],
+    ['localhost', '127.0.0.1', 200],
+    ['::1', 'any.example', 421],
+  ] as const) {
+    const listeners = { gateway: { host, port: 0 } }
+    const kernel = await boot({ name: 'test', listeners, plugins: [{ name: 'open', plugin: open }] }, { listen: false })
+    t.after(() => kernel.stop())
+    const reply = await kernel.listeners['gateway']!.inject({ url: '/open', headers: { host: name } })
+    assert.equal(reply.statusCode, status, `${name} at ${host}`)
+  }
 })
 
 const booted = async (t: TestContext, settings: object, who = 'public') => {

@@ -14,7 +14,7 @@ async function listener(t: TestContext, limitMs: number) {
   await app
     .register(errorAnswers)
     .register(openStreams)
-    .register(requestArrival, { leaving: new AbortController().signal, guard: new WebGuard({}) })
+    .register(requestArrival, { leaving: new AbortController().signal, guard: new WebGuard({ host: '0.0.0.0' }) })
   app.addHook('onRequest', async (request, reply) => {
     if (request.headers.authorization === undefined && request.url === '/guarded') await reply.code(401).send()
   })
