@@ -314,6 +314,6 @@ await runCommand(usage, readOptions, ({ seconds, only, limits }) =>
       say(name)
       seen.push(await endure({ fleet, loops, processes }, name, seconds))
     }
-    if (!report(seen, limits)) process.exitCode = 1
+    if (!report(seen, { ...defaultLimits, ...limits })) process.exitCode = 1
   }),
 )
