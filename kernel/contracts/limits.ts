@@ -66,7 +66,12 @@ export const limitKinds = {
       'Large requests, and files that it sends and fetches, in each process; beyond that they wait for their turn.',
   },
   runningRuns: { default: 500, unit: 'runs', relief: 'later', about: 'Concurrent runs, on all conductors.' },
-  queuedRuns: { default: 2_000, unit: 'runs', relief: 'later', about: 'Runs that wait for their sessions.' },
+  queuedRuns: {
+    default: 2_000,
+    unit: 'runs',
+    relief: 'later',
+    about: 'Runs that wait for their sessions, for a slot, or for room for their attachments.',
+  },
   openStreams: {
     default: 1_000,
     unit: 'streams',
@@ -131,7 +136,7 @@ export const limitKinds = {
     default: 600,
     unit: 'deliveries',
     relief: 'later',
-    about: 'Concurrent deliveries of webhooks; further ones wait.',
+    about: 'Attempts to deliver webhooks, from all conductors together; further ones wait.',
   },
   toolCallsPerMinute: {
     default: 30_000,
@@ -146,18 +151,8 @@ export const limitKinds = {
     relief: 'held',
     about: 'Runs that one run may start by delegation, including those of its children.',
   },
-  delegationDepth: {
-    default: 3,
-    unit: 'levels',
-    relief: 'held',
-    about: 'How deep delegations may nest.',
-  },
-  delegatedAtOnce: {
-    default: 32,
-    unit: 'runs',
-    relief: 'later',
-    about: 'Concurrent runs of one tree of delegations.',
-  },
+  delegationDepth: { default: 3, unit: 'levels', relief: 'held', about: 'How deep delegations may nest.' },
+  delegatedAtOnce: { default: 32, unit: 'runs', relief: 'later', about: 'Concurrent runs of one tree of delegations.' },
   keysPerMember: {
     default: 10,
     unit: 'keys',
@@ -226,12 +221,7 @@ export const limitKinds = {
     relief: 'held',
     about: 'Sessions with a lease of the VirtualFS server.',
   },
-  memories: {
-    default: 1_000_000,
-    unit: 'memories',
-    relief: 'held',
-    about: 'Memories, including superseded ones.',
-  },
+  memories: { default: 1_000_000, unit: 'memories', relief: 'held', about: 'Memories, including superseded ones.' },
   memoryBytes: { default: 2 * gibi, unit: 'bytes', relief: 'held', about: 'The texts of its memories together.' },
 } as const satisfies Readonly<Record<string, LimitKind>>
 

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { pino } from 'pino'
+import { defaultLimits } from '#contracts/limits'
+import { HitWindows } from '#kit'
 import { outcomeOf, schedule } from '../attempt.ts'
-import { Deliverer } from '../deliverer.ts'
+import { createRate, Deliverer } from '../deliverer.ts'
 import type { Settled, TakenMessage } from '../store.ts'
 
 const log = pino({ level: 'silent' })
@@ -16,12 +18,15 @@ const message = (id: string, attempt = 1): TakenMessage => ({
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
 
 /** A deliverer of queued messages. Attempts of tenants whose names begin with `slow`, and looks of `busy` ones, hang until they are let go. */
-function slowStage(queued: ReadonlyMap<string, TakenMessage[]>) {
+function slowStage(
+  queued: ReadonlyMap<string, TakenMessage[]>,
+  rate: ReturnType<typeof createRate> = createRate(undefined, undefined),
+) {
   const begun: string[] = []
   const held: (() => void)[] = []
   const deliverer = new Deliverer({
     log,
-    rate: { left: async () => Infinity, made: async () => {} },
+    rate,
     outbox: {
       async take(tenantId, limit) {
         if (tenantId.startsWith('busy')) await new Promise<void>((resolve) => held.push(resolve))
@@ -88,6 +93,46 @@ test('a tenant whose outbox cannot be read for a while delays nobody', async () 
   while (begun.length === 0) await turn()
   assert.deepEqual([begun, held.length], [['quick-0'], 2])
   await finish(41)
+})
+
+test('attempts beyond those of a minute wait until some of it has passed, and those of another tenant do not wait for them', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout', 'Date'] })
+  let now = 0
+  const tenants = ['acme', 'globex']
+  const queued = new Map(tenants.map((id) => [id, twenty(id).slice(0, 4)]))
+  const most: Record<string, number> = { acme: 2, globex: 600 }
+  const of = (id: string) => ({ ...defaultLimits, webhookDeliveriesPerMinute: most[id]! })
+  const { deliverer, begun, finish } = slowStage(queued, createRate(new HitWindows(() => now), { of }))
+  const ofAcme = () => begun.filter((id) => id.startsWith('acme'))
+  /** Lets all happen that needs no time, then so many seconds pass. */
+  const pass = async (seconds: number): Promise<void> => {
+    for (let i = 0; i <= seconds; i++) {
+      for (let turns = 0; turns < 20; turns++) await turn()
+      if (i === seconds) return
+      now += 1_000
+      t.mock.timers.tick(1_000)
+    }
+  }
+  for (const id of tenants) deliverer.wake(id)
+  await pass(0)
+  assert.deepEqual(ofAcme(), ['acme-0', 'acme-1'])
+  assert.equal(begun.length, 6)
+  // Waking it makes none of them begin, as a new message of it would.
+  deliverer.wake('acme')
+  await pass(58)
+  assert.equal(ofAcme().length, 2)
+  await pass(4)
+  assert.deepEqual(ofAcme(), ['acme-0', 'acme-1', 'acme-2', 'acme-3'])
+  await finish(8)
+})
+
+test('a limit of no deliveries holds all of them', async () => {
+  const of = () => ({ ...defaultLimits, webhookDeliveriesPerMinute: 0 })
+  const { deliverer, begun } = slowStage(new Map([['acme', [message('acme-0')]]]), createRate(new HitWindows(), { of }))
+  deliverer.wake('acme')
+  for (let turns = 0; turns < 20; turns++) await turn()
+  assert.deepEqual(begun, [])
+  await deliverer.stop()
 })
 
 test('the waits grow, are spread, and end; a receiver may ask for longer ones, within bounds', () => {

@@ -2,11 +2,14 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test, type TestContext } from 'node:test'
 import { Webhook } from 'standardwebhooks'
-import { definePlugin } from '#kernel'
+import { definePlugin, type Plugin } from '#kernel'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { Kv } from '#contracts/kv'
+import { defaultLimits, TenantLimits } from '#contracts/limits'
 import { type FindRun, Webhooks } from '#contracts/webhooks'
+import { HitWindows } from '#kit'
 import webhooks from '../index.ts'
 import { startReceiver } from './support.ts'
 
@@ -31,7 +34,11 @@ const settled = ({ state, nextAttemptAt }: Delivery): boolean =>
 
 async function conductor(
   t: TestContext,
-  { key = randomBytes(32).toString('base64'), allowHosts = [] as readonly string[] } = {},
+  {
+    key = randomBytes(32).toString('base64'),
+    allowHosts = [] as readonly string[],
+    more = [] as readonly Plugin[],
+  } = {},
 ) {
   const found: { database?: Database; webhooks?: Webhooks } = {}
   const findRun: FindRun = async (_tenantId, runId) => ({
@@ -63,6 +70,7 @@ async function conductor(
         plugin: webhooks,
         config: { ...(key === '' ? {} : { key }), allowHosts },
       },
+      ...more,
       grab,
     ],
     { listeners: ['conductor'] },
@@ -161,6 +169,30 @@ test('a receiver that fails is asked again under the same id, and given up after
   assert.equal(revived.body.state, 'pending')
   await receiver.received(9)
   assert.equal(receiver.posts[8]!.headers['webhook-id'], dead[0]!.id)
+})
+
+test('attempts count for webhookDeliveriesPerMinute of their tenant alone; beyond it the others wait', async (t) => {
+  const receiver = await startReceiver(t)
+  const of = (tenantId: string) => ({
+    ...defaultLimits,
+    webhookDeliveriesPerMinute: tenantId === 'acme' ? 1 : 600,
+  })
+  const limits = { of, stored: { add: () => {} } } as unknown as TenantLimits
+  const counted = { hit: new HitWindows().hit } as unknown as Kv
+  const c = await conductor(t, {
+    allowHosts: [receiver.allowed],
+    more: [fake(TenantLimits, limits), fake(Kv, counted)],
+  })
+  for (const id of ['r1', 'r2']) await c.insert(id, receiver.url)
+  await c.insert('g1', receiver.url, 'globex')
+  await c.end('r1')
+  await c.until('r1', (d) => d.state === 'delivered')
+  await c.end('r2')
+  await c.end('g1', 'globex')
+  await receiver.received(2)
+  assert.match(receiver.posts[1]!.body, /"g1"/)
+  const { state, attempts } = await c.until('r2', () => true)
+  assert.deepEqual([state, attempts], ['pending', 0])
 })
 
 test('a receiver that is gone for good is asked once; redirects are failures and are not followed', async (t) => {
