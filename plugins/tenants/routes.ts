@@ -30,7 +30,7 @@ export function limitRoutes(app: App, guard: Guard, service: TenantService): voi
         tags,
         summary: 'Show the limits of this tenant',
         description:
-          'Every limit with its use. Above a limit the answer is 429 `limit_reached` or 409 `limit_exceeded`, and names it. Operators change them by `PATCH /api/tenants/{id}`.',
+          'Every limit, with its use where it is counted. Above a limit the answer is 429 `limit_reached` or 409 `limit_exceeded`, and names it. Operators change them by `PATCH /api/tenants/{id}`.',
         response: { 200: Type.Object({ limits: Type.Array(TenantLimit) }) },
       },
     },
