@@ -102,8 +102,11 @@ type Told = NonNullable<Static<typeof ProgressEvent>['delegation']>
 
 const refused = (content: string): ToolResult => ({ ok: false, content })
 
-/** The tool `delegate`: an agent gives a task to another agent. A conductor runs it while the call waits here. */
-export const createDelegate = (waiting: WaitingDelegations, maxDepth: number): PlatformTool => ({
+/**
+ * The tool `delegate`: an agent gives a task to another agent. A conductor runs it while the call waits here, and refuses it beyond the limits of the
+ * tenant. `maxDepth`: how many delegations may lead to a task on this runner, in addition to those limits.
+ */
+export const createDelegate = (waiting: WaitingDelegations, maxDepth = Infinity): PlatformTool => ({
   name: 'delegate',
   description:
     'Gives a task to another agent and returns its answer. The other agent knows nothing of this conversation: say in the prompt all that it needs.',
@@ -120,7 +123,8 @@ export const createDelegate = (waiting: WaitingDelegations, maxDepth: number): P
   async execute(input, context) {
     if (context.runId === '') return refused('Tasks are delegated from runs only.')
     if (context.depth >= maxDepth) {
-      return refused(`This task is ${context.depth} delegations deep already: it cannot be delegated further.`)
+      const why = `the setting delegationDepth of the runner is ${maxDepth}`
+      return refused(`This task is ${context.depth} delegations deep already: it cannot be delegated further (${why}).`)
     }
     const delegation = delegationOf(context, String(input['profile']), String(input['prompt']))
     const { id, runId, profile } = delegation

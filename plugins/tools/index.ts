@@ -30,12 +30,13 @@ export default definePlugin({
     httpFetchHosts: CommaList(
       'Hosts that `http_fetch` may read, `.example.com` with its subdomains; any public one by default.',
     ),
-    delegationDepth: Type.Integer({
-      default: 3,
-      minimum: 0,
-      maximum: 20,
-      description: 'How deep delegations may nest; 0 allows none.',
-    }),
+    // Conductors keep the limit of the tenant. A default here would hold whatever that limit says.
+    delegationDepth: Type.Optional(
+      Type.Integer({
+        minimum: 0,
+        description: 'How deep delegations may nest on this runner, whatever the limits of tenants; 0 allows none.',
+      }),
+    ),
   }),
   errors: toolErrors,
   requires: { added: PlatformTools },

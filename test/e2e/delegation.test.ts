@@ -16,6 +16,8 @@ const delegate = (profile: string, prompt = 'Do it.') => ({
   toolCalls: [{ id: 'call_1', name: 'delegate', arguments: { profile, prompt } }],
 })
 
+const depthOf = ({ parent }: Run): number => parent?.depth ?? 0
+
 const runsOf = async (cluster: Cluster, query: string): Promise<Run[]> =>
   (await cluster.api<Run[]>('GET', `/api/runs?${query}`)).body
 
@@ -64,7 +66,7 @@ for (const form of forms) {
   })
 }
 
-test('delegations end at the depth that is allowed', async (t) => {
+test('delegations end at the depth that a runner allows, if that is less than the limit of the tenant', async (t) => {
   const cluster = await startCluster(t, 'single', { env: { AGENT_ORC_DELEGATION_DEPTH: '2' } })
   const lead = await cluster.agent('lead', { tools: ['delegate'] })
   const deeper = delegate('lead')
@@ -72,14 +74,30 @@ test('delegations end at the depth that is allowed', async (t) => {
   const reply = await chat(lead, { message: 'Go down.' })
   assert.equal(reply.body['message'], 'none')
   const runs = await runsOf(cluster, 'profile=lead')
-  assert.deepEqual(runs.map(({ parent, result }) => [parent?.depth ?? 0, result]).toSorted(), [
+  assert.deepEqual(runs.map((run) => [depthOf(run), run.result]).toSorted(), [
     [0, 'none'],
     [1, 'one'],
     [2, 'two'],
   ])
-  const deepest = (await cluster.api<Run>('GET', `/api/runs/${runs.find(({ parent }) => parent?.depth === 2)!.runId}`))
-    .body
+  const deepest = (await cluster.api<Run>('GET', `/api/runs/${runs.find((run) => depthOf(run) === 2)!.runId}`)).body
   assert.match(String(deepest.events.find(({ type }) => type === 'tool_result')!['content']), /2 delegations deep/)
+})
+
+test('a tenant whose limit is more than the default delegates as deep as the limit says, and no deeper', async (t) => {
+  const cluster = await startCluster(t, 'single')
+  assert.equal((await cluster.api('PATCH', '/api/tenants/default', { limits: { delegationDepth: 4 } })).status, 200)
+  const lead = await cluster.agent('lead', { tools: ['delegate'] })
+  const deeper = Array.from({ length: 5 }, () => delegate('lead'))
+  const answers = ['four', 'three', 'two', 'one', 'none']
+  cluster.model.next(...deeper, ...answers.map((text) => ({ text })))
+  assert.equal((await chat(lead, { message: 'Go down.' })).body['message'], 'none')
+  const runs = (await runsOf(cluster, 'profile=lead')).toSorted((a, b) => depthOf(a) - depthOf(b))
+  assert.deepEqual(
+    runs.map((run) => [depthOf(run), run.result]),
+    answers.toReversed().map((text, depth) => [depth, text]),
+  )
+  const { events } = (await cluster.api<Run>('GET', `/api/runs/${runs.at(-1)!.runId}`)).body
+  assert.match(String(events.find(({ type }) => type === 'tool_result')!['content']), /limit delegationDepth, 4/)
 })
 
 test('a foreign or unknown profile is the same to an agent that delegates, and cancelling ends the child', async (t) => {

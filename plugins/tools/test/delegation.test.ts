@@ -56,11 +56,12 @@ test('a call that is made again asks for the same child run', async () => {
   assert.deepEqual(await again, { ok: false, content: 'no' })
 })
 
-test('outside a run, and too deep, nothing is delegated', async () => {
+test('outside a run, and deeper than its runner allows, nothing is delegated; the model is told what said no', async () => {
   const { tool, delegations, context } = staged(2)
   assert.equal((await tool.execute(task, { ...context, runId: '' })).ok, false)
   const deep = await tool.execute(task, { ...context, depth: 2 })
   assert.match(deep.content, /2 delegations deep/)
+  assert.match(deep.content, /delegationDepth of the runner/)
   assert.deepEqual(delegations.take('t', 's'), [])
 })
 
