@@ -164,4 +164,15 @@ test('operators find every limit in their table', async () => {
     limitNames.filter((name) => !rows.some((row) => row.includes(`\`${name}\``))),
     [],
   )
+  const role = await readFile(new URL('../config/conductor.yaml', import.meta.url), 'utf8')
+  const byVariable = [...role.matchAll(/^    (\w+): \$\{AGENT_ORC_LIMIT_(\w+):-/gm)]
+  assert.ok(byVariable.length > 0)
+  assert.deepEqual(
+    byVariable.filter(([, name, variable]) => {
+      const row = rows.find((one) => one.includes(`\`${name}\``))
+      return !row?.includes(`\`${variable}\``)
+    }),
+    [],
+    'the row of each names the rest of its variable',
+  )
 })

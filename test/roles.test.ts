@@ -5,6 +5,7 @@ import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { parseEnv } from 'node:util'
 import { parse } from 'yaml'
+import { type LimitName, limitKinds } from '#contracts/limits'
 import { BootError, plan } from '#kernel'
 import { loadRole } from '../kernel/config.ts'
 import { settings } from '../kernel/plan.ts'
@@ -186,4 +187,72 @@ test('no role file switches plain processes on as sandboxes by itself', async ()
     assert.equal(await on({}), has ? false : undefined, role)
     assert.equal(await on({ AGENT_ORC_SANDBOX_PROCESS: 'true' }), has ? true : undefined, role)
   }
+})
+
+/** The limits in a role file, with their variables and defaults. */
+async function limitsIn(name: string) {
+  const { plugins } = parse(await readFile(file(name), 'utf8')) as {
+    plugins: { limits?: Partial<Record<LimitName, string>> }
+  }
+  return Object.entries(plugins.limits ?? {}).map(([limit, value]) => {
+    const [, variable, standard] = /^\$\{(AGENT_ORC_LIMIT_[A-Z_]+):-(\d+)\}$/.exec(value) ?? []
+    return { limit: limit as LimitName, variable, standard: Number(standard) }
+  })
+}
+
+test('a variable of a limit means the same in every role: what conductors show holds everywhere', async () => {
+  const shown = await limitsIn('conductor')
+  for (const role of ['conductor', 'gateway', 'vfs', 'dev', 'memory']) {
+    const limits = await limitsIn(role)
+    assert.ok(limits.length > 0, role)
+    for (const one of limits) {
+      assert.deepEqual(
+        one,
+        shown.find(({ limit }) => limit === one.limit),
+        `${role}.yaml: ${one.limit}`,
+      )
+      assert.ok(one.variable, `${role}.yaml: ${one.limit} has no variable`)
+      assert.equal(one.standard, limitKinds[one.limit].default, `${role}.yaml: the default of ${one.limit}`)
+    }
+  }
+  assert.equal(new Set(shown.map(({ variable }) => variable)).size, shown.length, 'no two limits have one variable')
+  const lacks = async (role: string): Promise<LimitName[]> => {
+    const has = new Set((await limitsIn(role)).map(({ limit }) => limit))
+    return shown.map(({ limit }) => limit).filter((limit) => !has.has(limit))
+  }
+  assert.deepEqual(await lacks('dev'), [])
+  // Without a database, sandboxes and a VirtualFS there is nothing that these could bound.
+  assert.deepEqual((await lacks('memory')).toSorted(), [
+    'sandboxes',
+    'storedBytes',
+    'vfsBytes',
+    'vfsEntries',
+    'vfsSessions',
+    'webhookDeliveriesPerMinute',
+    'workspaceBytes',
+  ])
+})
+
+test('what one tenant may cost others is bounded by the role file, in plain sight', async () => {
+  const named = (await limitsIn('conductor')).map(({ limit }) => limit)
+  const expected: LimitName[] = [
+    ...(['readsPerMinute', 'writesPerMinute', 'chatsPerMinute', 'runningRuns', 'queuedRuns', 'openStreams'] as const),
+    ...(['sessions', 'sandboxes', 'profiles', 'profileBytes', 'storedBytes', 'eventLogBytesPerDay'] as const),
+    ...(['webhookDeliveriesPerMinute', 'delegatedRuns', 'delegationDepth', 'delegatedAtOnce'] as const),
+    ...(['attachmentBytes', 'stateBytes', 'workspaceBytes'] as const),
+  ]
+  assert.deepEqual(
+    expected.filter((limit) => !named.includes(limit)),
+    [],
+  )
+})
+
+test('an operator who sets a limit by its variable finds it in every role that keeps it', async () => {
+  const env = { AGENT_ORC_LIMIT_CHATS: '600', AGENT_ORC_LIMIT_VFS_BYTES: '1000' }
+  const limitsOf = async (role: string) => {
+    const { plugins } = await loadRole(file(role), { env: { ...sample, ...env } })
+    return settings(plugins.find(({ name }) => name === 'limits')!) as Record<LimitName, number>
+  }
+  for (const role of ['conductor', 'gateway', 'dev']) assert.equal((await limitsOf(role)).chatsPerMinute, 600, role)
+  for (const role of ['conductor', 'vfs', 'dev']) assert.equal((await limitsOf(role)).vfsBytes, 1000, role)
 })
