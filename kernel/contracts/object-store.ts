@@ -145,10 +145,21 @@ export interface ObjectBackend {
   put(tenantId: string, key: string, object: NewObject): Promise<{ info: ObjectInfo; replaced: number | undefined }>
   open(tenantId: string, key: string): Promise<OpenObject | undefined>
   list(tenantId: string, query: ObjectQuery): Promise<ObjectPage>
-  /** Resolves to the bytes of the removed object; undefined when there was none. Rejects with 412 when its etag is not `ifMatch`. */
-  remove(tenantId: string, key: string, ifMatch?: string): Promise<number | undefined>
-  /** Removes up to `most` objects whose keys begin with `prefix`. `more`: others remain. */
-  removeAll(tenantId: string, prefix: string, most: number): Promise<StoreUse & { readonly more: boolean }>
+  /**
+   * Resolves to the bytes of the removed object; undefined when there was none. Rejects with 412 when its etag is not `ifMatch`, and when `signal`
+   * aborts, after which no removal is begun.
+   */
+  remove(tenantId: string, key: string, ifMatch?: string, signal?: AbortSignal): Promise<number | undefined>
+  /**
+   * Removes up to `most` objects whose keys begin with `prefix`. `more`: others remain. When `signal` aborts, or a removal fails, it resolves to what is
+   * gone by then, or rejects if that is nothing; no removal is begun any more.
+   */
+  removeAll(
+    tenantId: string,
+    prefix: string,
+    most: number,
+    signal?: AbortSignal,
+  ): Promise<StoreUse & { readonly more: boolean }>
   /** Counts all objects of a tenant. */
   use(tenantId: string): Promise<StoreUse>
   /** Throws a sentence when the store says that its settings are wrong. Resolves when the store cannot be reached. Called before the role starts. */
@@ -230,8 +241,13 @@ export interface ObjectStore {
   ): Promise<{ readonly info: ObjectInfo; readonly created: boolean; readonly replaced?: number | undefined }>
   open(tenantId: string, key: string): Promise<OpenObject | undefined>
   list(tenantId: string, query: Partial<ObjectQuery>): Promise<ObjectPage>
-  remove(tenantId: string, key: string, ifMatch?: string): Promise<boolean>
-  /** Removes up to 1000 objects whose keys begin with `prefix`. `more`: others remain. */
-  removeAll(tenantId: string, prefix: string): Promise<{ readonly deleted: number; readonly more: boolean }>
+  /** As that of the backend. Resolves to false when there was no such object. */
+  remove(tenantId: string, key: string, ifMatch?: string, signal?: AbortSignal): Promise<boolean>
+  /** As that of the backend, of up to 1000 objects. */
+  removeAll(
+    tenantId: string,
+    prefix: string,
+    signal?: AbortSignal,
+  ): Promise<{ readonly deleted: number; readonly more: boolean }>
 }
 export const ObjectStore = capability<ObjectStore>('core.object-store')

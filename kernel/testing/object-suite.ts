@@ -202,6 +202,8 @@ function keysAndLists(check: Check, odd: readonly string[], inOrder: (keys: stri
   })
 }
 
+const isUnavailable = { code: objectErrors.storageUnavailable.row.code, status: 503 }
+
 function removals(check: Check): void {
   check('removing says what went, and what was not there', async (store) => {
     await store.put('acme', 'k', newObject('four'))
@@ -218,6 +220,18 @@ function removals(check: Check): void {
       objects.map(({ key }) => key),
       ['p', 'pp', 'q'],
     )
+  })
+  check('nothing is removed for somebody who has given up', async (store) => {
+    for (const key of ['p/1', 'p/2']) await store.put('acme', key, newObject('x'))
+    const signal = AbortSignal.abort()
+    await assert.rejects(store.remove('acme', 'p/1', undefined, signal), isUnavailable)
+    await assert.rejects(store.removeAll('acme', 'p/', 9, signal), isUnavailable)
+    assert.deepEqual(await store.use('acme'), { bytes: 2, objects: 2 })
+    assert.deepEqual(await store.removeAll('acme', 'p/', 9, new AbortController().signal), {
+      objects: 2,
+      bytes: 2,
+      more: false,
+    })
   })
   check('tenants do not meet, also where the id of one begins like that of another', async (store) => {
     for (const tenant of ['acme', 'acme-2', 'acm']) await store.put(tenant, 'k', newObject(tenant))

@@ -89,20 +89,20 @@ export class CheckedStore implements ObjectStore {
     })
   }
 
-  remove(tenantId: string, key: string, ifMatch?: string): Promise<boolean> {
+  remove(tenantId: string, key: string, ifMatch?: string, signal?: AbortSignal): Promise<boolean> {
     return this.#metrics.timed('delete', async () => {
       check(key)
-      const bytes = await this.#objects.remove(tenantId, key, ifMatch)
+      const bytes = await this.#objects.remove(tenantId, key, ifMatch, signal)
       if (bytes === undefined) return false
       await this.#usage.removed(tenantId, { bytes, objects: 1 })
       return true
     })
   }
 
-  removeAll(tenantId: string, prefix: string) {
+  removeAll(tenantId: string, prefix: string, signal?: AbortSignal) {
     return this.#metrics.timed('delete', async () => {
       if (!isKeyPrefix(prefix)) throw objectErrors.invalidKey()
-      const { more, ...gone } = await this.#objects.removeAll(tenantId, prefix, mostObjectsAtOnce)
+      const { more, ...gone } = await this.#objects.removeAll(tenantId, prefix, mostObjectsAtOnce, signal)
       await this.#usage.removed(tenantId, gone)
       return { deleted: gone.objects, more }
     })
@@ -212,14 +212,16 @@ export function visibleArea(store: ObjectStore): ObjectStore {
     },
     open: async (tenantId, key) => (isReserved(key) ? undefined : store.open(tenantId, key)),
     list,
-    remove: async (tenantId, key, ifMatch) => !isReserved(key) && store.remove(tenantId, key, ifMatch),
-    async removeAll(tenantId, prefix) {
+    remove: async (tenantId, key, ...how) => !isReserved(key) && store.remove(tenantId, key, ...how),
+    async removeAll(tenantId, prefix, signal) {
       if (isReserved(prefix)) return { deleted: 0, more: false }
-      if (!reserved.startsWith(prefix)) return store.removeAll(tenantId, prefix)
+      if (!reserved.startsWith(prefix)) return store.removeAll(tenantId, prefix, signal)
       const { objects, next }: ObjectPage = await list(tenantId, { prefix, limit: mostObjectsAtOnce })
       let deleted = 0
       for (let from = 0; from < objects.length; from += atOnce) {
-        const gone = await Promise.all(objects.slice(from, from + atOnce).map(({ key }) => store.remove(tenantId, key)))
+        const gone = await Promise.all(
+          objects.slice(from, from + atOnce).map(({ key }) => store.remove(tenantId, key, undefined, signal)),
+        )
         deleted += gone.filter(Boolean).length
       }
       return { deleted, more: next !== undefined }
@@ -249,7 +251,7 @@ export function reservedArea(store: ObjectStore): ObjectStore {
         ...(next === undefined ? {} : { next: next.slice(reserved.length) }),
       }
     },
-    remove: (tenantId, key, ifMatch) => store.remove(tenantId, reserved + key, ifMatch),
-    removeAll: (tenantId, prefix) => store.removeAll(tenantId, reserved + prefix),
+    remove: (tenantId, key, ...how) => store.remove(tenantId, reserved + key, ...how),
+    removeAll: (tenantId, prefix, signal) => store.removeAll(tenantId, reserved + prefix, signal),
   }
 }

@@ -104,12 +104,13 @@ export class DiskBackend implements ObjectBackend {
     })
   }
 
-  remove(tenantId: string, key: string, ifMatch?: string): Promise<number | undefined> {
+  remove(tenantId: string, key: string, ifMatch?: string, signal?: AbortSignal): Promise<number | undefined> {
     return told(() =>
       this.#inTurn(tenantId, key, async (path) => {
         const before = await infoOf(path)
         if (!before) return undefined
         if (ifMatch !== undefined && !holds({ ifMatch }, before)) throw objectErrors.preconditionFailed()
+        if (signal?.aborted) throw objectErrors.storageUnavailable({ cause: signal.reason })
         await rm(path, { force: true })
         await syncFolder(dirname(path))
         await removeEmpty(dirname(path), this.#dir)
@@ -118,16 +119,21 @@ export class DiskBackend implements ObjectBackend {
     )
   }
 
-  removeAll(tenantId: string, prefix: string, most: number) {
+  removeAll(tenantId: string, prefix: string, most: number, signal?: AbortSignal) {
     return told(async () => {
       let objects = 0
       let bytes = 0
-      for await (const { key } of new Walk(this.#listings, this.#folderOf(tenantId), prefix, '').files()) {
-        if (objects === most) return { objects, bytes, more: true }
-        const gone = await this.remove(tenantId, key)
-        if (gone === undefined) continue
-        objects++
-        bytes += gone
+      try {
+        for await (const { key } of new Walk(this.#listings, this.#folderOf(tenantId), prefix, '').files()) {
+          if (objects === most) return { objects, bytes, more: true }
+          const gone = await this.remove(tenantId, key, undefined, signal)
+          if (gone === undefined) continue
+          objects++
+          bytes += gone
+        }
+      } catch (error) {
+        if (objects === 0) throw error
+        return { objects, bytes, more: true }
       }
       return { objects, bytes, more: false }
     })

@@ -147,31 +147,53 @@ export class S3Backend implements ObjectBackend {
     }
   }
 
-  async remove(tenantId: string, key: string, ifMatch?: string): Promise<number | undefined> {
+  async remove(tenantId: string, key: string, ifMatch?: string, signal?: AbortSignal): Promise<number | undefined> {
     if (ifMatch !== undefined) {
-      return this.#turns.take(this.#keyOf(tenantId, key), () => this.#removeIf(tenantId, key, ifMatch))
+      return this.#turns.take(this.#keyOf(tenantId, key), () => this.#removeIf(tenantId, key, ifMatch, signal))
     }
-    const found = await this.#head(tenantId, key)
+    const found = await this.#head(tenantId, key, this.#until(signal))
     if (!found) return undefined
-    await this.#delete(tenantId, key)
+    await this.#delete(tenantId, key, {}, signal)
     return found.info.bytes
   }
   // A server without conditional deletion ignores the condition, or says so.
-  async #removeIf(tenantId: string, key: string, ifMatch: string): Promise<number | undefined> {
-    const found = await this.#head(tenantId, key)
+  async #removeIf(
+    tenantId: string,
+    key: string,
+    ifMatch: string,
+    signal: AbortSignal | undefined,
+  ): Promise<number | undefined> {
+    const found = await this.#head(tenantId, key, this.#until(signal))
     if (!found) return undefined
     if (!isTag(ifMatch, found.info)) throw objectErrors.preconditionFailed()
-    const status = await this.#delete(tenantId, key, { 'if-match': found.tag })
+    const status = await this.#delete(tenantId, key, { 'if-match': found.tag }, signal)
     if (status === 412) throw objectErrors.preconditionFailed()
-    if (status === 501) await this.#delete(tenantId, key)
+    if (status === 501) await this.#delete(tenantId, key, {}, signal)
     return found.info.bytes
   }
 
-  async removeAll(tenantId: string, prefix: string, most: number) {
-    const { objects, truncated } = await this.#list(tenantId, prefix, '', Math.min(most, mostObjectsAtOnce), false)
+  async removeAll(tenantId: string, prefix: string, most: number, signal?: AbortSignal) {
+    const limit = Math.min(most, mostObjectsAtOnce)
+    const { objects, truncated } = await this.#list(tenantId, prefix, '', limit, false, this.#until(signal))
     const slots = pLimit(atOnce)
-    await Promise.all(objects.map(({ key }) => slots(() => this.#delete(tenantId, key))))
-    return { objects: objects.length, bytes: sum(objects), more: truncated }
+    let failure: unknown
+    const ends = objects.map(({ key }) =>
+      slots(async () => {
+        // One that fails is the last one that is begun. Those under way are waited for: none is left when this has ended.
+        if (failure !== undefined) return false
+        try {
+          await this.#delete(tenantId, key, {}, signal)
+        } catch (error) {
+          failure = error
+          return false
+        }
+        return true
+      }),
+    )
+    const isGone = await Promise.all(ends)
+    const gone = objects.filter((_, i) => isGone[i])
+    if (failure !== undefined && gone.length === 0) throw failure
+    return { objects: gone.length, bytes: sum(gone), more: truncated || failure !== undefined }
   }
 
   async use(tenantId: string) {
@@ -195,6 +217,11 @@ export class S3Backend implements ObjectBackend {
     }
   }
 
+  /** Ends a request when the caller says so, and at its usual time. */
+  #until(signal: AbortSignal | undefined): AbortSignal {
+    const deadline = this.#client.deadline()
+    return signal ? AbortSignal.any([signal, deadline]) : deadline
+  }
   #keyOf(tenantId: string, key: string): string {
     return `${this.#rootOf(tenantId)}${key}`
   }
@@ -276,11 +303,17 @@ export class S3Backend implements ObjectBackend {
   }
 
   /** Resolves to the server's status. An object that is already gone counts as deleted. */
-  async #delete(tenantId: string, key: string, headers: Readonly<Record<string, string>> = {}): Promise<number> {
+  async #delete(
+    tenantId: string,
+    key: string,
+    headers: Readonly<Record<string, string>>,
+    signal: AbortSignal | undefined,
+  ): Promise<number> {
     const { statusCode, body } = await this.#client.send({
       method: 'DELETE',
       key: this.#keyOf(tenantId, key),
       headers,
+      signal: this.#until(signal),
       expected: [404, ...(headers['if-match'] === undefined ? [] : [412, 501])],
     })
     await body.dump()

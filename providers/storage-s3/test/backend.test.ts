@@ -267,6 +267,40 @@ test('a server that says for ever that it is at work is left', { timeout: 60_000
   assert.deepEqual(await readdir(dir), [])
 })
 
+test('a removal of many ends with its last request, and counts what is gone', { timeout: 60_000 }, async (t) => {
+  const waiting: (() => void)[] = []
+  const removed: string[] = []
+  const heard = Promise.withResolvers<void>()
+  const server = createServer((request, response) => {
+    const { searchParams, pathname } = new URL(request.url!, 'http://s3')
+    const root = searchParams.get('prefix')
+    if (request.method === 'GET')
+      return response.end(listed(Array.from({ length: 40 }, (_, i) => object('3', `${root}${i}`)).join('')))
+    const key = pathname.split('/').at(-1)!
+    if (key === '1') return response.writeHead(403).end()
+    // The others of the first sixteen are answered when the one that is refused has been, or never.
+    waiting.push(() => void (removed.push(key), response.writeHead(204).end()))
+    return waiting.length === 15 ? heard.resolve() : undefined
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const { port } = server.address() as { port: number }
+  const { store } = await backend(t, `http://127.0.0.1:${port}`, { timeoutMs: 20_000 })
+  const some = store.removeAll('acme', '', 1_000)
+  await heard.promise
+  for (const answer of waiting) answer()
+  assert.deepEqual(await some, { objects: 15, bytes: 45, more: true })
+  assert.equal(removed.length, 15, 'nothing goes behind its end')
+
+  waiting.length = 0
+  const giveUp = new AbortController()
+  const none = store.removeAll('acme', '', 1_000, giveUp.signal)
+  while (waiting.length < 15) await new Promise((resolve) => setImmediate(resolve))
+  giveUp.abort()
+  await assert.rejects(none, { status: 503 })
+  assert.equal(waiting.length, 15)
+})
+
 test('an object of which a server does not say how long it is is not opened', async (t) => {
   const { store } = await scripted(t, [200])
   await assert.rejects(store.open('acme', 'k'), { code: 'storage_unavailable', message: /how long/ })
