@@ -54,6 +54,12 @@ export const retentionErrors = errorTable('retention', {
     message:
       'The legal hold is stored, but a server that keeps data of the tenant could not be told of it; send the request again.',
   },
+  storeSilent: {
+    status: 503,
+    retry: true,
+    message:
+      'What keeps data of tenants outside the database did not answer in time. What is deleted there is deleted later, by the next pass of retention at the latest.',
+  },
   noRetention: {
     status: 503,
     message: 'This server deletes no data by age: its role file has no plugin `retention`.',
@@ -86,20 +92,24 @@ export interface Retention {
 }
 export const Retention = capability<Retention>('conductor.retention')
 
-/** Data of tenants that a plugin keeps outside the database's tables. */
+/**
+ * Data of tenants that a plugin keeps outside the database's tables. What has a signal is called within a transaction, for which a legal hold waits and
+ * which has one of the connections for reads: it takes no other one of these. The signal aborts after a few seconds. From then on nothing more is begun,
+ * and what is under way is left; a little later the transaction ends, whether the call has or not.
+ */
 export interface TenantDataStore {
   /**
-   * Deletes a part of a tenant's data, for about a second. `more`: something is left, so the call is repeated. It is called within a transaction for
-   * which a legal hold waits, and which has one of the connections for reads: it takes no other one of these.
+   * Deletes a part of a tenant's data, for about a second. `more`: something is left, so the call is repeated. When the signal aborts it resolves to
+   * what is gone by then, or rejects if that is nothing.
    */
-  erase(tenantId: string): Promise<ErasedPart>
+  erase(tenantId: string, signal: AbortSignal): Promise<ErasedPart>
   /** Deletes a part of the data of deleted runs, like `erase`, and in that transaction. Called after runs were deleted. */
-  sweep?(tx: TenantTx): Promise<ErasedPart>
+  sweep?(tx: TenantTx, signal: AbortSignal): Promise<ErasedPart>
   /**
    * For a store that deletes by age: keeps all data of the tenant, or no longer. It lasts, also over a restart, until the store is told otherwise. When
    * it resolves, nothing is being deleted any more.
    */
-  hold?(tenantId: string, held: boolean): Promise<void>
+  hold?(tenantId: string, held: boolean, signal: AbortSignal): Promise<void>
   /** Counts the data again, for a limit of the tenant. Called every night. */
   recount?(tenantId: string): Promise<void>
 }

@@ -188,8 +188,8 @@ export interface RunnerLink {
   /** Returns the tenants of which the runner has an older revision than these. */
   behind(revisions: BroadcastRevisions): Promise<string[]>
   getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
-  /** Shuts down the session and its MCP endpoint. Idempotent. */
-  deleteSession(tenantId: string, sessionId: string): Promise<void>
+  /** Shuts down the session and its MCP endpoint. Idempotent. A call that `signal` cuts off counts as taken and not answered. */
+  deleteSession(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<void>
   /**
    * Idempotent: does nothing when the runner already has the session, unless told to replace an old copy. Without `bundle` the conversation starts
    * empty.

@@ -85,7 +85,8 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
       const session = await peer.ask(runnerWire.getSession, { tenant, params: { id } })
       return session && { ...session, status: decodeSessionStatus(session.status) ?? 'errored' }
     },
-    deleteSession: async (tenant, id) => void (await peer.ask(runnerWire.deleteSession, { tenant, params: { id } })),
+    deleteSession: async (tenant, id, signal) =>
+      void (await peer.ask(runnerWire.deleteSession, { tenant, params: { id }, signal })),
     async hydrate(tenant, sessionId, profile, bundle, replace) {
       const state = bundle && {
         stateB64: Buffer.from(bundle.bytes).toString('base64'),

@@ -1,13 +1,17 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type Database, databaseErrors, type TenantTx } from '#contracts/database'
+import { isAppError } from '#kernel'
 import { retentionErrors, unlessHeld } from '#contracts/retention'
 import { Shares } from '#kit/turns'
+import { inSeconds, type Patience } from './outside.ts'
 
 /** A batch that takes longer than this is followed by a smaller one. No statement should take 200 ms. */
 const targetMs = 80
 const first = 50
 const least = 5
 const most = 1_000
+/** Milliseconds for which a store that did not answer is left alone: each try costs everybody a connection for some seconds. */
+const restMs = 30_000
 
 /** The position of a walk: the values of the columns it is ordered by, as text. Undefined: the beginning. */
 export type Place = readonly string[] | undefined
@@ -22,19 +26,30 @@ export interface Done {
 
 /** One transaction's share of a deletion: at most about `limit` rows, from `place` on. */
 export type Batch = (tx: TenantTx, limit: number, place: Place) => Promise<Done>
+/** As `Batch`, with work outside the database, of which nothing more is begun once the signal has aborted. */
+export type OutsideBatch = (tx: TenantTx, limit: number, place: Place, signal: AbortSignal) => Promise<Done>
 
 /** Deletes in small transactions with pauses between them, so that no other work has to wait. */
 export class Batches {
   readonly #database: Database
   readonly #pauseMs: number
   readonly #onDeleted: (rows: Done['deleted']) => void
+  readonly #patience: Patience | undefined
   readonly #turns = new Shares({ together: 1, each: 1, mostWaiting: 100, busy: databaseErrors.databaseBusy })
+  /** The names of those who did not answer, with the time until which they are left alone. */
+  readonly #silent = new Map<string, number>()
 
-  constructor(database: Database, pauseMs: number, onDeleted: (rows: Done['deleted']) => void = () => {}) {
+  constructor(
+    database: Database,
+    pauseMs: number,
+    onDeleted: (rows: Done['deleted']) => void = () => {},
+    patience?: Patience,
+  ) {
     // The connections for reads are shared with lists and figures. No run and no chat waits for them.
     this.#database = database.as('reads')
     this.#pauseMs = pauseMs
     this.#onDeleted = onDeleted
+    this.#patience = patience
   }
 
   /** Does work in one transaction. Rejects with 409 `legal_hold`. */
@@ -47,30 +62,39 @@ export class Batches {
   }
   /** Runs batches until the walk ends. Resolves to the deleted rows by kind. The signal stops it between two batches. */
   all(tenantId: string, batch: Batch, signal: AbortSignal): Promise<Record<string, number>> {
-    return this.#all(tenantId, batch, signal, async () => () => {})
+    return this.#all(signal, (limit, place) => this.once(tenantId, (tx) => batch(tx, limit, place)))
   }
   /**
-   * As `all`, for data outside the database. A connection is held while its store answers, which keeps a legal hold waiting, so a process has one of
-   * these batches under way at a time. Tenants take turns.
+   * As `all`, for data outside the database, kept by whoever has this name. A connection is held while they answer, which keeps a legal hold waiting:
+   * for a few seconds, after which they are left alone for a while, and a process has one of these batches under way at a time. Tenants take turns.
+   * Rejects with 503 `store_silent`.
    */
-  outside(tenantId: string, batch: Batch, signal: AbortSignal): Promise<Record<string, number>> {
-    return this.#all(tenantId, batch, signal, () => this.#turns.enter(tenantId, signal))
+  outside(tenantId: string, name: string, batch: OutsideBatch, signal: AbortSignal): Promise<Record<string, number>> {
+    return this.#all(signal, async (limit, place) => {
+      const leave = await this.#turns.enter(tenantId, signal)
+      try {
+        if (performance.now() < (this.#silent.get(name) ?? 0)) throw retentionErrors.storeSilent()
+        const work = (tx: TenantTx) => inSeconds((until) => batch(tx, limit, place, until), this.#patience)
+        return await this.once(tenantId, work).catch((error: unknown) => {
+          if (isSilence(error)) this.#silent.set(name, performance.now() + restMs)
+          throw error
+        })
+      } finally {
+        leave()
+      }
+    })
   }
   async #all(
-    tenantId: string,
-    batch: Batch,
     signal: AbortSignal,
-    enter: () => Promise<() => void>,
+    one: (limit: number, place: Place) => Promise<Done>,
   ): Promise<Record<string, number>> {
     const total: Record<string, number> = {}
     let limit = first
     let place: Place
     do {
       signal.throwIfAborted()
-      const from = place
-      const leave = await enter()
       const began = performance.now()
-      const { deleted, next } = await this.once(tenantId, (tx) => batch(tx, limit, from)).finally(leave)
+      const { deleted, next } = await one(limit, place)
       const tookMs = performance.now() - began
       for (const [kind, rows] of Object.entries(deleted)) total[kind] = (total[kind] ?? 0) + rows
       this.#onDeleted(deleted)
@@ -82,6 +106,8 @@ export class Batches {
     return total
   }
 }
+
+const isSilence = (error: unknown): boolean => isAppError(error) && error.code === retentionErrors.storeSilent.row.code
 
 /** Does work that the signal stops by an error. */
 export async function inTime<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T | undefined> {

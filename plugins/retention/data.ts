@@ -1,12 +1,14 @@
-import type { Database, TenantTx } from '#contracts/database'
+import { type Database, databaseErrors, type TenantTx } from '#contracts/database'
 import { type ErasedPart, retentionErrors, type TenantDataStore } from '#contracts/retention'
-import type { Batch, Batches } from './batches.ts'
+import { Shares } from '#kit/turns'
+import type { Batches, OutsideBatch } from './batches.ts'
+import { inSeconds, type Patience } from './outside.ts'
 
 /** Wraps a plugin's deletion outside the database as a batch. Like for rows, nothing is deleted once the tenant is under a legal hold. */
 export const partOf =
-  (name: string, some: (tx: TenantTx) => Promise<ErasedPart>, count?: CountPart): Batch =>
-  async (tx) => {
-    const { deleted, more } = await some(tx)
+  (name: string, some: (tx: TenantTx, signal: AbortSignal) => Promise<ErasedPart>, count?: CountPart): OutsideBatch =>
+  async (tx, _limit, _place, signal) => {
+    const { deleted, more } = await some(tx, signal)
     if (deleted > 0) await count?.(tx, name, deleted)
     return { deleted: { [name]: deleted }, next: more ? [] : undefined }
   }
@@ -20,27 +22,39 @@ export async function sweepData(
   signal: AbortSignal,
 ): Promise<Record<string, number>> {
   const deleted: Record<string, number> = {}
-  for (const [name, { sweep }] of data) {
-    if (sweep) Object.assign(deleted, await batches.outside(tenantId, partOf(name, sweep), signal))
+  for (const [name, store] of data) {
+    if (!store.sweep) continue
+    const sweep = partOf(name, (...some) => store.sweep!(...some))
+    Object.assign(deleted, await batches.outside(tenantId, name, sweep, signal))
   }
   return deleted
 }
 
-/** Tells the stores whether the tenant is under a legal hold. Its row is locked meanwhile, so that the last state is told last. */
-export async function tellHold(
-  database: Database,
-  data: ReadonlyMap<string, TenantDataStore>,
-  tenantId: string,
-): Promise<void> {
-  await database.as('reads').tenant(tenantId, async (tx) => {
-    const [tenant] = await tx.query<{ held: boolean }>({
-      text: 'SELECT legal_hold AS held FROM tenants WHERE id = $1 AND erased_at IS NULL FOR SHARE',
-      values: [tenantId],
-    })
-    if (!tenant) return
-    for (const store of data.values())
-      await store.hold?.(tenantId, tenant.held).catch((cause: unknown) => {
+interface HoldParts {
+  readonly database: Database
+  readonly data: ReadonlyMap<string, TenantDataStore>
+  readonly patience?: Patience
+}
+
+/**
+ * Makes the function that tells the stores whether a tenant is under a legal hold. The row of the tenant is locked meanwhile, so that the last state is
+ * told last. It rejects with 503 `hold_not_told`. Of a process one connection waits for stores at a time, and that for a few seconds.
+ */
+export function holdTeller({ database, data, patience }: HoldParts): (tenantId: string) => Promise<void> {
+  const turns = new Shares({ together: 1, each: 1, mostWaiting: 100, busy: databaseErrors.databaseBusy })
+  const tell = (tenantId: string): Promise<void> =>
+    database.as('reads').tenant(tenantId, async (tx) => {
+      const [tenant] = await tx.query<{ held: boolean }>({
+        text: 'SELECT legal_hold AS held FROM tenants WHERE id = $1 AND erased_at IS NULL FOR SHARE',
+        values: [tenantId],
+      })
+      if (!tenant) return
+      const all = async (signal: AbortSignal): Promise<void> => {
+        for (const store of data.values()) await store.hold?.(tenantId, tenant.held, signal)
+      }
+      await inSeconds(all, patience).catch((cause: unknown) => {
         throw retentionErrors.holdNotTold({ cause })
       })
-  })
+    })
+  return (tenantId) => turns.take(tenantId, () => tell(tenantId))
 }

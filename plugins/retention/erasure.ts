@@ -102,11 +102,8 @@ export async function eraseTenant(
   const round = async (): Promise<number> => {
     let rows = 0
     for (const [name, store] of data) {
-      const deleted = await batches.outside(
-        tenantId,
-        partOf(name, (tx) => store.erase(tx.tenantId), count),
-        signal,
-      )
+      const part = partOf(name, (tx, until) => store.erase(tx.tenantId, until), count)
+      const deleted = await batches.outside(tenantId, name, part, signal)
       rows += deleted[name] ?? 0
     }
     for (const table of tables) {

@@ -17,7 +17,7 @@ import {
 import { fleetErrors } from '#contracts/run-errors'
 import { Fleet } from '#contracts/runner'
 import { Batches } from './batches.ts'
-import { tellHold } from './data.ts'
+import { holdTeller } from './data.ts'
 import { eraseTenant } from './erasure.ts'
 import { Figures } from './figures.ts'
 import { pass } from './pass.ts'
@@ -73,7 +73,8 @@ export default definePlugin({
     const batches = new Batches(database, pauseMs, figures.deleted)
     const endUsers = new EndUsers({ database, batches, pauseMs, trail, fleet, people, data, log })
     const erasure = { database, batches, data, fleet, trail, log, operatorTenant }
-    const parts = { database, batches, endUsers, defaults, figures, data, log }
+    const tellHold = holdTeller({ database, data })
+    const parts = { database, batches, endUsers, defaults, figures, data, log, tellHold }
     jobs.every(job, schedule, (signal) =>
       pass({ ...parts, eraseTenant: (id, until, away) => eraseTenant({ ...erasure, away }, id, until) }, signal),
     )
@@ -87,6 +88,6 @@ export default definePlugin({
       needsDatabase(app, database)
       endUserRoutes(app, guard, { database, endUsers, people }, () => void wake())
     })
-    return { retention: { defaults, eraseAfter, wake, tellHold: (id: string) => tellHold(database, data, id) } }
+    return { retention: { defaults, eraseAfter, wake, tellHold } }
   },
 })

@@ -9,7 +9,7 @@ import {
   type TenantDataStore,
 } from '#contracts/retention'
 import type { Batches } from './batches.ts'
-import { sweepData, tellHold } from './data.ts'
+import { sweepData } from './data.ts'
 import type { Figures } from './figures.ts'
 import { batchOf } from './kinds.ts'
 import type { EndUsers } from './people.ts'
@@ -43,6 +43,7 @@ interface PassParts {
   readonly data: ReadonlyMap<string, TenantDataStore>
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
   readonly turnMs?: number
+  tellHold(tenantId: string): Promise<void>
   eraseTenant(tenantId: string, signal: AbortSignal, away: Away): Promise<unknown>
 }
 
@@ -61,7 +62,7 @@ export async function pass(parts: PassParts, signal: AbortSignal): Promise<void>
   // keep the tenant's data for ever. One that does not answer is waited for once for all tenants without a hold.
   const tell = async ({ id, legal_hold }: Tenant): Promise<void> => {
     if (isUnheard && !legal_hold) return
-    await tellHold(database, parts.data, id).catch((err: unknown) => {
+    await parts.tellHold(id).catch((err: unknown) => {
       if (legal_hold) throw err
       isUnheard = true
       log.warn({ err, tenant: id }, 'it could not be told that there is no legal hold')

@@ -1,15 +1,12 @@
 import type { FastifyBaseLogger } from 'fastify'
-import pLimit from 'p-limit'
 import { isAppError } from '#kernel'
 import type { TenantTx } from '#contracts/database'
 import { fleetErrors } from '#contracts/run-errors'
 import type { Fleet } from '#contracts/runner'
-import type { Batch, Batches } from './batches.ts'
+import type { Batches, OutsideBatch } from './batches.ts'
 
-/** Calls of runners at once for one deletion. */
-const callsAtOnce = 16
-/** Sessions of one page. When each is on another runner that does not answer, their transaction is still in time. */
-const sessionsAtOnce = 48
+/** Sessions of one page. The runners of all of them are asked at once, so that none is passed by because another one does not answer. */
+const sessionsAtOnce = 16
 
 /** SQL: an erasure whose first untold session is so long ago waits for no runner any more. */
 export const isLate = `coalesce(untold_since < now() - interval '1 day', false)`
@@ -65,21 +62,32 @@ async function tellRunners(
   { fleet, away, log }: Runners,
   tenantId: string,
   sessions: readonly LeftSession[],
+  until?: AbortSignal,
 ): Promise<ReadonlySet<string>> {
   const untold = new Set<string>()
-  const some = pLimit(callsAtOnce)
+  const cut = until ? [cutBy(until)] : []
   const tell = async ({ id, runner }: LeftSession): Promise<void> => {
     const link = fleet?.owner(id, runner ?? undefined)
     if (!link) return
     try {
-      if (!away.has(link.hash)) return await away.ask(link.hash, () => link.deleteSession(tenantId, id))
+      if (!away.has(link.hash))
+        return await away.ask(link.hash, () => Promise.race([link.deleteSession(tenantId, id, until), ...cut]))
     } catch (err) {
       log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased')
     }
     untold.add(id)
   }
-  await Promise.all(sessions.map((session) => some(() => tell(session))))
+  await Promise.all(sessions.map(tell))
   return untold
+}
+
+/** Rejects when the signal aborts: a runner has then taken a call and not answered it. */
+function cutBy(until: AbortSignal): Promise<never> {
+  const { promise, reject } = Promise.withResolvers<never>()
+  promise.catch(() => {})
+  const cut = (): void => reject(fleetErrors.runnerUnreachable({ cause: until.reason, retryable: false }))
+  until.addEventListener('abort', cut, { once: true })
+  return promise
 }
 
 /** The sessions of an erasure. */
@@ -94,7 +102,8 @@ export interface Leaving {
 
 /**
  * Deletes a deleted tenant's sessions, each after its runner was told, so that a walk that is cut off goes on where it was. Resolves to how many runners
- * were not told of, because they did not answer. The tenant's row is locked meanwhile, so no runner is told any more when a legal hold was answered.
+ * were not told of, because they did not answer. The tenant's row is locked meanwhile, so no runner is told any more when a legal hold was answered;
+ * who has not answered after a few seconds is not waited for.
  */
 export async function leaveRunners(
   parts: Runners,
@@ -103,15 +112,15 @@ export async function leaveRunners(
   signal: AbortSignal,
 ): Promise<number> {
   let untold = 0
-  const some: Batch = async (tx, most, place) => {
+  const some: OutsideBatch = async (tx, most, place, until) => {
     const limit = Math.min(most, sessionsAtOnce)
     const found = await leaving.page(tx, place?.[0] ?? '', limit)
-    const left = await tellRunners(parts, tenantId, found)
+    const left = await tellRunners(parts, tenantId, found, until)
     untold += left.size
     const deleted = await dropTold(tx, leaving, found, left)
     return { deleted: { sessions: deleted }, next: found.length < limit ? undefined : [found.at(-1)!.id] }
   }
-  await parts.batches.all(tenantId, some, signal)
+  await parts.batches.outside(tenantId, 'runners', some, signal)
   return untold
 }
 

@@ -71,7 +71,7 @@ export default definePlugin({
       data: counter
         ? {
             objects: {
-              erase: (tenantId) => all.removeAll(tenantId, ''),
+              erase: (tenantId, signal) => all.removeAll(tenantId, '', signal),
               recount: (tenantId) => counter.recount(tenantId),
             },
           }

@@ -3,7 +3,7 @@ import { join, resolve } from 'node:path'
 import { definePlugin, isAppError, maybe } from '#kernel'
 import { defaultLimits, limitErrors, TenantLimits } from '#contracts/limits'
 import { Buckets, objectErrors, ObjectFolders, ObjectStore } from '#contracts/object-store'
-import { TenantData } from '#contracts/retention'
+import { type ErasedPart, retentionErrors, TenantData } from '#contracts/retention'
 import { Secrets } from '#contracts/secrets'
 import { runnerHeaders, signedHeaders, type Signer, Signers } from '#contracts/signing'
 import { vfsErrors } from '#contracts/vfs'
@@ -33,6 +33,32 @@ const callersOf = (conductors: Signer, runners: Signer | undefined): Callers =>
     ...(runners ? [{ signer: runners, header: runnerHeaders.signature, areConductors: false }] : []),
   ])
 
+interface Erased {
+  readonly sessions: Sessions
+  readonly mounts: Mounts
+  readonly audit: Audit
+  readonly dirOf: (tenantId: string) => string
+}
+
+/**
+ * Erases a part of a tenant. 409 under a legal hold; one that is set meanwhile waits for the end of the part, because the conductor that has asked for
+ * it goes on without an answer after a while.
+ */
+const eraserOf =
+  ({ sessions, mounts, audit, dirOf }: Erased) =>
+  async (tenantId: string): Promise<ErasedPart> => {
+    const erased = await sessions.unlessHeld(tenantId, async () => {
+      const part = await sessions.erase(tenantId)
+      if (part.more) return part
+      mounts.forget(tenantId)
+      audit.forget(tenantId)
+      await rm(dirOf(tenantId), { recursive: true, force: true })
+      return part
+    })
+    if (!erased) throw retentionErrors.legalHold()
+    return erased
+  }
+
 /**
  * A VirtualFS server: tenants' files behind mounts, with a separate view for each agent's session. All its data is in one folder, so it needs no
  * database, and only one process may use that folder. Specification 4.18.
@@ -42,7 +68,7 @@ export default definePlugin({
   config: serverSettings,
   guards: () => [listener],
   risks: ({ mounts }) => mountRisks(mounts),
-  errors: [vfsErrors, objectErrors, limitErrors],
+  errors: [vfsErrors, objectErrors, limitErrors, retentionErrors],
   requires: {
     signers: Signers,
     folders: ObjectFolders,
@@ -104,14 +130,7 @@ export default definePlugin({
     const arriving = arrivingIn(config)
     const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, arriving, requestsAtOnce })
     const callers = callersOf(signer, deps.signers.get('runner'))
-    const erase = async (tenantId: string) => {
-      const part = await sessions.erase(tenantId)
-      if (part.more) return part
-      mounts.forget(tenantId)
-      audit.forget(tenantId)
-      await rm(ofTenant(tenantId), { recursive: true, force: true })
-      return part
-    }
+    const erase = eraserOf({ sessions, mounts, audit, dirOf: ofTenant })
     routes(listener, async (app) => {
       callers.protect(app)
       fileRoutes(app, callers, mounts, files)

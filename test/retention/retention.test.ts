@@ -58,9 +58,9 @@ test('who keeps data elsewhere is told of a legal hold, and of its end, before t
   let away = false
   const files = {
     erase: async () => ({ deleted: 0, more: false }),
-    async hold(...hold: [string, boolean]) {
+    async hold(tenantId: string, held: boolean) {
       if (away) throw new Error('no answer')
-      told.push(hold)
+      told.push([tenantId, held])
     },
   }
   const { pass, call } = await stage(t, {}, undefined, { files })
@@ -270,6 +270,7 @@ test(
       defaults: { runs: 1 },
       figures: { begin() {}, oldest() {}, end: (whole: boolean) => done.push(String(whole)) },
       data: new Map(),
+      tellHold: async () => {},
       log: { info() {}, warn() {} },
       turnMs: 5,
     }

@@ -4,6 +4,7 @@ import { httpErrors, invalidRequest, notFound } from '../http-errors.ts'
 import { clientIdPattern } from '../ids.ts'
 import { limitErrors } from '../limits.ts'
 import { mostSegments, objectErrors } from '../object-store.ts'
+import { retentionErrors } from '../retention.ts'
 import * as vfs from '../vfs.ts'
 import { vfsErrors } from '../vfs.ts'
 import type { Wire } from './route.ts'
@@ -267,6 +268,7 @@ export const vfsWire = {
     summary: 'Erase the tenant',
     description: 'Its sessions, its own mounts and the audit, a part at a time. The storage of mounts is not deleted.',
     headers: view,
+    errors: [retentionErrors.legalHold],
     reply: { status: 200, json: Type.Object({ deleted: Type.Integer(), more: Type.Boolean() }) },
   },
 } as const satisfies Wire

@@ -129,13 +129,16 @@ export class Accounts implements AppAccounts {
       if (before?.state === 'initiated') await this.#end(tx, before, 'failed', reason)
     })
   }
-  /** Revokes a connection at its app. A failure is retried later, up to `mostRevocations` times, unless the connection has moved on since it was read. */
-  async revoke(tenantId: string, connection: Connection): Promise<void> {
+  /**
+   * Revokes a connection at its app, which has until `signal` aborts, and ten seconds at most. A failure is retried later, up to `mostRevocations`
+   * times, unless the connection has moved on since it was read.
+   */
+  async revoke(tenantId: string, connection: Connection, signal?: AbortSignal): Promise<void> {
     const { database, metrics, log } = this.#options
     const secret = connection.secret === null ? undefined : this.open(tenantId, connection.id, connection.secret)
     const provider = this.#providers.get(connection.provider)
     try {
-      if (secret !== undefined && provider) await provider.revoke(this.#callerOf(tenantId, connection, secret))
+      if (secret !== undefined && provider) await provider.revoke(this.#callerOf(tenantId, connection, secret, signal))
       metrics.revocations.inc({ outcome: 'done' })
     } catch (err) {
       metrics.revocations.inc({ outcome: 'failed' })
@@ -164,8 +167,8 @@ export class Accounts implements AppAccounts {
     const opened = valid && secret !== null ? this.open(tenantId, id, secret) : undefined
     return opened === undefined ? undefined : { id, fence, secret: opened }
   }
-  #callerOf(tenantId: string, { toolkit }: Connection, secret: string) {
-    const signal = AbortSignal.any([this.#options.stopping, AbortSignal.timeout(patienceMs)])
+  #callerOf(tenantId: string, { toolkit }: Connection, secret: string, until = this.#options.stopping) {
+    const signal = AbortSignal.any([this.#options.stopping, until, AbortSignal.timeout(patienceMs)])
     return { tenantId, toolkit, secret, signal }
   }
 

@@ -162,6 +162,7 @@ async function eraseAccount(
   accounts: Pick<Accounts, 'revoke'>,
   tenantId: string,
   id: string,
+  signal?: AbortSignal,
 ): Promise<boolean> {
   const revoked = await database.tenant(tenantId, async (tx) => {
     if ((await tx.query(unlessHeld(tenantId))).length === 0) throw retentionErrors.legalHold()
@@ -170,18 +171,18 @@ async function eraseAccount(
     return lockConnection(tx, id)
   })
   if (!revoked) return false
-  await accounts.revoke(tenantId, revoked)
+  await accounts.revoke(tenantId, revoked, signal)
   await database.tenant(tenantId, (tx) => deleteConnection(tx, id))
   return true
 }
 
 /** The accounts of a tenant and of its end users, for the erasure of the tenant. */
 export const createTenantData = (database: Database, accounts: Pick<Accounts, 'revoke'>): TenantDataStore => ({
-  async erase(tenantId) {
+  async erase(tenantId, signal) {
     const list = { text: 'SELECT id FROM app_connections WHERE tenant_id = $1 LIMIT $2', values: [tenantId, abreast] }
     const [rows] = await database.batch<[Due[]]>(tenantId, [list])
     // All are over when this is: one that went on behind a refusal might revoke an account after a legal hold was set.
-    const ends = await Promise.allSettled(rows.map(({ id }) => eraseAccount(database, accounts, tenantId, id)))
+    const ends = await Promise.allSettled(rows.map(({ id }) => eraseAccount(database, accounts, tenantId, id, signal)))
     const failed = ends.find((end) => end.status === 'rejected')
     if (failed) throw failed.reason
     const deleted = ends.filter((end) => end.status === 'fulfilled' && end.value).length

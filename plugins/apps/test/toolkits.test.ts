@@ -207,7 +207,7 @@ test('under a legal hold nothing of a person is revoked', async (t) => {
 test('the accounts of a tenant that is erased are revoked at their apps before, and not under a legal hold', async (t) => {
   const s = await stageWithOAuth(t)
   for (const endUserId of ['ann', 'bob']) await s.connect({ endUserId })
-  const erase = () => s.data.get('connections')!.erase('default')
+  const erase = (signal = new AbortController().signal) => s.data.get('connections')!.erase('default', signal)
   await s.rows("UPDATE tenants SET legal_hold = true WHERE id = 'default'")
   await assert.rejects(erase(), { code: 'legal_hold' })
   assert.deepEqual(s.issuer.revoked, [])
@@ -215,6 +215,11 @@ test('the accounts of a tenant that is erased are revoked at their apps before, 
   assert.deepEqual(await erase(), { deleted: 2, more: false })
   assert.deepEqual(s.issuer.revoked.toSorted(), ['access-1', 'access-2', 'refresh-1', 'refresh-2'])
   assert.deepEqual(await s.rows('SELECT id FROM app_connections'), [])
+  // An app that does not answer is not waited for.
+  await s.connect({ endUserId: 'ann' })
+  const before = s.issuer.revoked.length
+  assert.deepEqual(await erase(AbortSignal.abort()), { deleted: 1, more: false })
+  assert.equal(s.issuer.revoked.length, before)
 })
 
 test('a tenant has as many accounts as its limit lets it, and links of one account end one another', async (t) => {

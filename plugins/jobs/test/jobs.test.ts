@@ -143,7 +143,7 @@ test('the wake-ups of an erased tenant go with it, also those that are due much 
     afterMs: 9e6,
   })
   await wakeUps.send([...Array.from({ length: 1_001 }, (_, i) => wake('acme', i)), wake('globex', 0)])
-  const erase = () => data.get('jobs')!.erase('acme')
+  const erase = () => data.get('jobs')!.erase('acme', new AbortController().signal)
   assert.deepEqual(
     [await erase(), await erase()],
     [

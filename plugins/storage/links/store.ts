@@ -188,19 +188,23 @@ export class PostgresLinks implements LinkedObjects {
   }
 
   /** Deletes some of the objects that no run uses, or the links of runs that never began, which then use none any more. */
-  async sweep(tx: TenantTx): Promise<{ deleted: number; more: boolean }> {
+  async sweep(tx: TenantTx, signal: AbortSignal): Promise<{ deleted: number; more: boolean }> {
     const { tenantId } = tx
     // In a transaction of their own: whoever keeps these objects again does not wait for the store.
     const unbegun = await tx.query({ text: unbegunText, values: [tenantId] })
     if (unbegun.length > 0) return { deleted: 0, more: true }
     const unused = await tx.query<{ key: string }>({ text: unusedText, values: [tenantId, sweptAtOnce] })
     const keys = unused.map(({ key }) => key)
-    await Promise.all(keys.map((key) => this.#objects.remove(tenantId, key)))
+    // All have ended when this goes on: a removal behind the transaction might follow a legal hold, or an upload of the same content.
+    const ends = await Promise.allSettled(keys.map((key) => this.#objects.remove(tenantId, key, undefined, signal)))
+    const gone = keys.filter((_, i) => ends[i]!.status === 'fulfilled')
+    const failed = ends.find((end) => end.status === 'rejected')
+    if (failed && gone.length === 0) throw failed.reason
     await tx.query({
       text: 'DELETE FROM linked_objects WHERE tenant_id = $1 AND key = ANY($2)',
-      values: [tenantId, keys],
+      values: [tenantId, gone],
     })
-    return { deleted: keys.length, more: keys.length === sweptAtOnce }
+    return { deleted: gone.length, more: failed !== undefined || keys.length === sweptAtOnce }
   }
 
   async #put(tenantId: string, key: string, { bytes, contentType }: Content): Promise<void> {

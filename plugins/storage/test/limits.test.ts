@@ -62,7 +62,7 @@ test('what a process finds in the store counts, and all of it is erased with the
   await put('other', '1', { tenant: 'globex' })
   const { data, used, call } = await startStorage(t, { dir })
   assert.deepEqual([await used('objectBytes'), await used('objects')], [15, 3])
-  assert.deepEqual(await data.get('objects')!.erase('acme'), { deleted: 3, more: false })
+  assert.deepEqual(await data.get('objects')!.erase('acme', new AbortController().signal), { deleted: 3, more: false })
   assert.deepEqual((await call('GET', '/objects')).json(), { objects: [], prefixes: [] })
   assert.equal((await call('GET', '/objects/other', { headers: { tenant: 'globex' } })).statusCode, 200)
   assert.deepEqual([await used('objectBytes'), await used('objects')], [0, 0])

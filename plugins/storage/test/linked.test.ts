@@ -78,8 +78,8 @@ async function started(
     sql,
     call,
     /** Sweeps until nothing is left, as retention does. */
-    async sweep(tenantId = 'acme') {
-      const some = (tx: TenantTx) => parts.data.get('linked objects')!.sweep!(tx)
+    async sweep(tenantId = 'acme', signal = new AbortController().signal) {
+      const some = (tx: TenantTx) => parts.data.get('linked objects')!.sweep!(tx, signal)
       for (let deleted = 0; ;) {
         const part = await parts.database.as('reads').tenant(tenantId, some)
         deleted += part.deleted
@@ -121,6 +121,8 @@ test('equal contents are kept once, for as long as one of their runs is there', 
   await s.sql('acme', `DELETE FROM runs WHERE id = 'r1'`)
   assert.equal(await s.sweep(), 0)
   await s.sql('acme', `DELETE FROM runs WHERE id = 'r2'`)
+  await assert.rejects(s.sweep('acme', AbortSignal.abort()), { code: 'storage_unavailable' })
+  assert.equal((await s.kept()).length, 1)
   assert.equal(await s.sweep(), 1)
   assert.deepEqual(await s.kept(), [])
   assert.deepEqual(await s.sql('acme', 'SELECT bytes::int, objects::int FROM tenant_objects'), [
@@ -268,7 +270,10 @@ test('reserved keys are none to the tenant and its agents, count as its own, and
   assert.deepEqual(keys, ['.zz', 'a', '~'])
   assert.deepEqual(await s.store.removeAll('acme', ''), { deleted: 3, more: false })
   assert.equal((await s.kept()).length, 1)
-  assert.deepEqual(await s.data.get('objects')!.erase('acme'), { deleted: 1, more: false })
+  assert.deepEqual(await s.data.get('objects')!.erase('acme', new AbortController().signal), {
+    deleted: 1,
+    more: false,
+  })
   assert.deepEqual(await s.kept(), [])
 })
 

@@ -90,7 +90,14 @@ export default definePlugin({
     // A VirtualFS server in this process reports usage and erases data by itself.
     if (!client || listeners.includes('vfs')) return { data: {} }
     if (limits) tellUsage(limits, client)
-    return { data: { vfs: { erase: (tenantId) => client.erase(tenantId), hold: (...hold) => client.hold(...hold) } } }
+    return {
+      data: {
+        vfs: {
+          erase: (tenantId, signal) => client.erase(tenantId, { signal }),
+          hold: (tenantId, held, signal) => client.hold(tenantId, held, { signal }),
+        },
+      },
+    }
   },
 })
 

@@ -204,7 +204,7 @@ export class Sessions {
     return idle
   }
 
-  /** Sets or lifts the legal hold of a tenant. When it resolves, what was being deleted by age is gone, and nothing more goes. */
+  /** Sets or lifts the legal hold of a tenant. When it resolves, what was being deleted is gone, and nothing more goes. */
   hold(tenantId: string, held: boolean): Promise<void> {
     return this.#turns.take(tenantId, async () => {
       if (!held) return rm(this.#holdOf(tenantId), { force: true })
@@ -213,11 +213,9 @@ export class Sessions {
     })
   }
 
-  /** Does work that deletes by age, unless the tenant is under a legal hold. One that is set meanwhile waits for the end of the work. */
-  unlessHeld(tenantId: string, work: () => Promise<void>): Promise<void> {
-    return this.#turns.take(tenantId, async () => {
-      if (!(await this.isHeld(tenantId))) await work()
-    })
+  /** Does work that deletes, unless the tenant is under a legal hold: then it resolves to undefined. One that is set meanwhile waits for its end. */
+  unlessHeld<T>(tenantId: string, work: () => Promise<T>): Promise<T | undefined> {
+    return this.#turns.take(tenantId, async () => ((await this.isHeld(tenantId)) ? undefined : work()))
   }
 
   /** Whether the tenant is under a legal hold, as far as this server was told. */

@@ -365,11 +365,12 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
       ({ size }) => size,
       () => undefined,
     )
-  await data.get('vfs')!.hold!('acme', true)
+  const { signal } = new AbortController()
+  await data.get('vfs')!.hold!('acme', true, signal)
   assert.equal(await held(), 0)
-  await data.get('vfs')!.hold!('acme', false)
+  await data.get('vfs')!.hold!('acme', false, signal)
   assert.equal(await held(), undefined)
-  assert.deepEqual(await data.get('vfs')!.erase('acme'), { deleted: 2, more: false })
+  assert.deepEqual(await data.get('vfs')!.erase('acme', signal), { deleted: 2, more: false })
   assert.equal(await uses.get('vfsSessions')!('acme'), 0)
 })
 

@@ -133,4 +133,12 @@ test('a legal hold and an erasure wait for the files of their own tenant only', 
   slow.resolve()
   assert.equal(await own, 'held')
   await sessions.settled()
+  // Whoever asked for an erasure may have gone by now.
+  const order: string[] = []
+  const erased = sessions.unlessHeld('globex', async () =>
+    order.push('erased', String(await sessions.isHeld('globex'))),
+  )
+  await sessions.hold('globex', true)
+  assert.deepEqual([order, await erased], [['erased', 'false'], 2])
+  assert.equal(await sessions.unlessHeld('globex', assert.fail), undefined)
 })

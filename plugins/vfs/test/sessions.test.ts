@@ -260,7 +260,7 @@ test('a session that nobody uses is closed, and one that is erased leaves nothin
   assert.equal(await client.session('acme', 's1'), undefined)
   assert.ok(await client.session('acme', 's2'))
   const { erase } = found[0]!.get('vfs')!
-  assert.deepEqual(await erase('acme'), { deleted: 1, more: false })
+  assert.deepEqual(await erase('acme', new AbortController().signal), { deleted: 1, more: false })
   assert.deepEqual(await readdir(join(before.dir, 'vfs/tenants')), [])
   assert.equal(await client.session('acme', 's2'), undefined)
 })
@@ -283,6 +283,7 @@ test('under a legal hold nothing is deleted by age, also after a start at which 
   }
   assert.equal((await client.session('acme', 's1'))?.bytes, 3)
   assert.ok((await stat(audit)).size > 0)
+  await assert.rejects(client.erase('acme'), { status: 409, code: 'legal_hold' })
   await client.hold('acme', false)
   await until(async () => (await client.usage('acme')).bytes === 0, 'the hold is lifted')
   assert.equal(await client.session('acme', 's1'), undefined)
