@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database, TenantTx } from '#contracts/database'
 import type { TenantDataStore } from '#contracts/retention'
@@ -82,7 +83,7 @@ export async function eraseTenant(
   tenantId: string,
   signal: AbortSignal,
 ): Promise<Readonly<Record<string, number>> | undefined> {
-  const { database, batches, data, trail, log, operatorTenant } = parts
+  const { database, trail, log, operatorTenant } = parts
   const look = { ...underWay, values: [tenantId] }
   const [[state]] = await database.batch<[{ busy: boolean; late: boolean }[]]>(tenantId, [look])
   if (state!.busy) return undefined
@@ -92,11 +93,38 @@ export async function eraseTenant(
     action: 'tenants.erase',
     target: tenantId,
   })
-  const untold = await leaveRunners(parts, tenantId, sessionsOf(state!.late), signal)
-  if (untold > 0 && !state!.late) {
+  try {
+    const { rows, untold } = await eraseAll(parts, tenantId, signal, state!.late)
+    await trail.end(
+      entry,
+      rows ? { status: 200, detail: { rows } } : { status: 202, detail: { untold_sessions: untold } },
+    )
+    if (rows) log.info({ tenant: tenantId, rows }, 'a tenant was erased')
+    return rows
+  } catch (error) {
+    // Its turn is over, or something failed: it goes on in another turn or pass, with an entry of its own.
+    await trail.end(entry, { status: signal.aborted ? 202 : isAppError(error) ? error.status : 500 })
+    throw error
+  }
+}
+
+interface Erased {
+  /** Undefined: it is not over, because of the runners that could not be told of so many sessions. */
+  readonly rows: Readonly<Record<string, number>> | undefined
+  readonly untold: number
+}
+
+async function eraseAll(
+  parts: TenantErasureParts,
+  tenantId: string,
+  signal: AbortSignal,
+  late: boolean,
+): Promise<Erased> {
+  const { database, batches, data } = parts
+  const untold = await leaveRunners(parts, tenantId, sessionsOf(late), signal)
+  if (untold > 0 && !late) {
     await batches.once(tenantId, (tx) => tx.query({ text: noteUntold, values: [tenantId] }))
-    await trail.end(entry, { status: 202, detail: { untold_sessions: untold } })
-    return undefined
+    return { rows: undefined, untold }
   }
   const tables = await database.system((tx) => tenantedTables(tx))
   const round = async (): Promise<number> => {
@@ -120,7 +148,5 @@ export async function eraseTenant(
   // From now on no sweep looks at the tenant. A last round deletes what a sweep had just written.
   await round()
   const [{ erased_rows: rows } = { erased_rows: {} }] = await close()
-  await trail.end(entry, { status: 200, detail: { rows } })
-  log.info({ tenant: tenantId, rows }, 'a tenant was erased')
-  return rows
+  return { rows, untold }
 }

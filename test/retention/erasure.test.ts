@@ -132,7 +132,7 @@ test('an erasure that was cut off goes on, and counts every row once', async (t)
   const log = (await call('GET', '/api/audit', 'acme')).json()
   assert.deepEqual(
     log.map(({ status }: { status: number | null }) => status),
-    [200, null],
+    [200, 500],
   )
 })
 
@@ -208,4 +208,28 @@ test('runners are told of every session of an erased tenant; one that does not a
   assert.deepEqual(new Set(told).size, 240)
   assert.deepEqual(told.at(-1), 'gone globex sess-run_away')
   assert.equal(await count('acme', 'sessions'), 1)
+})
+
+test('a try of an erasure that fails, or for which there is no time, says so in the audit log', async (t) => {
+  let fails: 'fails' | 'hangs' | 'works' = 'fails'
+  const turn = new AbortController()
+  const objects = {
+    async erase() {
+      if (fails === 'fails') throw new AppError('storage_unavailable', 503)
+      if (fails === 'hangs') turn.abort()
+      return { deleted: 0, more: fails === 'hangs' }
+    },
+  }
+  const { pass, call } = await stage(t, { operatorTenant: 'acme' }, undefined, { objects })
+  await call('DELETE', '/api/tenants/globex?erase=true', 'acme')
+  await assert.rejects(pass())
+  fails = 'hangs'
+  await assert.rejects(pass(turn.signal))
+  fails = 'works'
+  await pass()
+  const entries = (await call('GET', '/api/audit?action=tenants.erase', 'acme')).json<{ status: number | null }[]>()
+  assert.deepEqual(
+    entries.map(({ status }) => status),
+    [200, 202, 503],
+  )
 })
