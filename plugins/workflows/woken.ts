@@ -170,42 +170,49 @@ const atOnce = 1_000
  * backup, or emptied by hand.
  */
 export async function sweep(database: Database, wakeUps: WakeUps, signal: AbortSignal): Promise<void> {
+  const failures: unknown[] = []
   for await (const tenantId of tenantIds(database, 'active')) {
     if (signal.aborted) return
-    type Over = { id: string; run_id: string; node: string; type: string }
-    const [runs, over, schedules] = await database.batch<[{ id: string }[], Over[], { id: string }[]]>(tenantId, [
-      {
-        text: `SELECT id FROM workflow_runs r WHERE tenant_id = $1 AND status = 1 AND moved_at < now() - interval '10 minutes'
+    // A tenant with so many waiting nodes that they are not read in time keeps nobody else's runs waiting.
+    await sweepTenant(database, wakeUps, tenantId).catch((error: unknown) => failures.push(error))
+    await turn()
+  }
+  if (failures.length > 0) throw new Error(`${failures.length} tenants failed`, { cause: failures[0] })
+}
+
+async function sweepTenant(database: Database, wakeUps: WakeUps, tenantId: string): Promise<void> {
+  type Over = { id: string; run_id: string; node: string; type: string }
+  const [runs, over, schedules] = await database.batch<[{ id: string }[], Over[], { id: string }[]]>(tenantId, [
+    {
+      text: `SELECT id FROM workflow_runs r WHERE tenant_id = $1 AND status = 1 AND moved_at < now() - interval '10 minutes'
                  AND (unfinished = 0 OR EXISTS (SELECT FROM workflow_nodes n WHERE n.tenant_id = $1 AND n.run_id = r.id
                    AND (n.status = 1 AND coalesce(n.due_at, '-infinity') < now() OR n.status = 2 AND least(n.due_at, n.lease_until) < now())))
                ORDER BY random() LIMIT ${atOnce}`,
-        values: [tenantId],
-      },
-      {
-        text: `SELECT n.waits_for AS id, n.run_id, n.id AS node, n.type FROM workflow_nodes n
+      values: [tenantId],
+    },
+    {
+      text: `SELECT n.waits_for AS id, n.run_id, n.id AS node, n.type FROM workflow_nodes n
                  LEFT JOIN runs a ON n.type = 'agent' AND a.tenant_id = $1 AND a.id = n.waits_for
                  LEFT JOIN workflow_runs c ON n.type = 'workflow' AND c.tenant_id = $1 AND c.id = n.waits_for
                  WHERE n.tenant_id = $1 AND n.waits_for IS NOT NULL AND n.status = 2 AND n.type IN ('agent', 'workflow')
                  AND n.started_at < now() - interval '10 minutes'
                  AND (n.type = 'agent' AND (a.id IS NULL OR a.finished_at IS NOT NULL) OR c.status > 2) ORDER BY random() LIMIT ${atOnce}`,
-        values: [tenantId],
-      },
-      {
-        text: `SELECT id FROM workflow_schedules WHERE tenant_id = $1 AND status = 'active' AND next_at < now() - interval '2 minutes'
+      values: [tenantId],
+    },
+    {
+      text: `SELECT id FROM workflow_schedules WHERE tenant_id = $1 AND status = 'active' AND next_at < now() - interval '2 minutes'
                LIMIT ${atOnce}`,
-        values: [tenantId],
-      },
-    ])
-    const wakes: Wake[] = [
-      ...runs.map(({ id }) => ({ tenantId, what: { tenantId, runId: id }, key: id })),
-      ...over.map(({ id, run_id: runId, node, type }) => ({
-        tenantId,
-        what: type === 'agent' ? { tenantId, agent: id } : { tenantId, runId, node, child: id },
-        key: `${id}/sweep`,
-      })),
-      ...schedules.map(({ id }) => ({ tenantId, what: { tenantId, scheduleId: id }, key: `${id}/sweep` })),
-    ]
-    await wakeUps.send(wakes)
-    await turn()
-  }
+      values: [tenantId],
+    },
+  ])
+  const wakes: Wake[] = [
+    ...runs.map(({ id }) => ({ tenantId, what: { tenantId, runId: id }, key: id })),
+    ...over.map(({ id, run_id: runId, node, type }) => ({
+      tenantId,
+      what: type === 'agent' ? { tenantId, agent: id } : { tenantId, runId, node, child: id },
+      key: `${id}/sweep`,
+    })),
+    ...schedules.map(({ id }) => ({ tenantId, what: { tenantId, scheduleId: id }, key: `${id}/sweep` })),
+  ]
+  await wakeUps.send(wakes)
 }
