@@ -59,10 +59,13 @@ export class Schedules {
   }
 
   async create({ tenantId, keyId }: Caller, body: ScheduleBody): Promise<Schedule> {
+    const { limits } = this.#deps
+    limits?.stored.admit(tenantId)
     await checkSchedule(this.#deps, tenantId, body)
     const id = newId('wfsch')
-    const most = this.#deps.limits?.of(tenantId).workflowSchedules ?? Infinity
-    return this.#deps.database.tenant(tenantId, async (tx) => {
+    const most = limits?.of(tenantId).workflowSchedules ?? Infinity
+    const document = JSON.stringify(body)
+    const made = await this.#deps.database.tenant(tenantId, async (tx) => {
       await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 60))', values: [tenantId] })
       const [{ count, now }] = (await tx.query<{ count: number; now: string }>({
         text: 'SELECT count(*)::int AS count, now() AS now FROM workflow_schedules WHERE tenant_id = $1',
@@ -73,11 +76,13 @@ export class Schedules {
       const [row] = await tx.query<Row>({
         text: `INSERT INTO workflow_schedules (tenant_id, id, document, definition_id, status, next_at, created_by)
                VALUES ($1, $2, $3, $4, 'active', $5, $6) RETURNING ${columns}`,
-        values: [tenantId, id, JSON.stringify(body), body.workflowDefinitionId ?? null, next ?? null, keyId],
+        values: [tenantId, id, document, body.workflowDefinitionId ?? null, next ?? null, keyId],
       })
       await this.#wakeAt(tx, id, body, next, new Date(now))
       return toSchedule(row!)
     })
+    limits?.stored.add(tenantId, document.length)
+    return made
   }
 
   list(tenantId: string, page: Page): Promise<Listing<Schedule>> {
@@ -128,10 +133,14 @@ export class Schedules {
     })
   }
   async remove(tenantId: string, id: string): Promise<void> {
-    const [rows] = await this.#deps.database.batch<[object[]]>(tenantId, [
-      { text: 'DELETE FROM workflow_schedules WHERE tenant_id = $1 AND id = $2 RETURNING 1', values: [tenantId, id] },
+    const [[gone]] = await this.#deps.database.batch<[{ document: string }[]]>(tenantId, [
+      {
+        text: 'DELETE FROM workflow_schedules WHERE tenant_id = $1 AND id = $2 RETURNING document',
+        values: [tenantId, id],
+      },
     ])
-    if (rows.length === 0) throw unknownSchedule()
+    if (!gone) throw unknownSchedule()
+    this.#deps.limits?.stored.add(tenantId, -gone.document.length)
   }
 
   /** Starts a run now, regardless of the times of the schedule and of runs under way. */

@@ -168,6 +168,8 @@ export class WorkflowService {
       })
       if (count!.count >= 100)
         throw workflowErrors.nodeOver({ message: 'A hundred signals wait for this run already.' })
+      // What a run waits for it gets, so that runs of a tenant whose store is full can end. What nobody waits for is refused then.
+      this.#deps.limits?.stored.admit(tenantId)
       await tx.query({
         text: `INSERT INTO workflow_signals (tenant_id, run_id, name, payload) VALUES ($1, $2, $3, $4)
                ON CONFLICT (tenant_id, run_id, name) DO UPDATE SET later = workflow_signals.later || excluded.payload`,
@@ -221,6 +223,7 @@ export class WorkflowService {
       const problems = await nodeProblems({ ...node, id: nodeId }, this.#deps.lookups(tenantId))
       if (problems.length > 0) throw invalidWorkflow(problems)
       mayWrite(caller.role, [node as NodeBody])
+      this.#deps.limits?.stored.admit(tenantId)
     }
     await this.#change(tenantId, runId, async (transition, tx) => {
       if (transition.run.status !== 'paused') throw workflowErrors.notPaused()
@@ -255,6 +258,8 @@ export class WorkflowService {
       }
       transition.notices.wake()
     })
+    // What it replaced is taken off by the nightly count.
+    if (action === 'replace_node') this.#deps.limits?.stored.add(tenantId, JSON.stringify(node).length)
     if (action === 'abort') this.#deps.engine.leave(tenantId, runId)
   }
 
