@@ -180,8 +180,9 @@ export const limitKinds = {
     default: 1_000,
     unit: 'runs',
     relief: 'later',
-    about: 'Workflow runs that are running or paused, without their children.',
+    about: 'Workflow runs that are running or paused, on each level of nesting; further children wait for their turn.',
   },
+  pendingWorkflowRuns: { default: 2_000, unit: 'runs', relief: 'held', about: 'Workflow runs not started yet.' },
   workflowNodes: {
     default: 20_000,
     unit: 'nodes',

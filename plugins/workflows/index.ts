@@ -118,7 +118,8 @@ export default definePlugin({
     if (!database.absent) {
       jobs.every('workflows-sweep', '*/5 * * * *', (signal) => sweep(database, wakeUps, signal))
       limits?.uses('workflowDefinitions', (tenantId) => countDefinitions(database, tenantId))
-      limits?.uses('workflowRuns', (tenantId) => store.countOpen(tenantId))
+      limits?.uses('workflowRuns', (tenantId) => store.count(tenantId, 'open'))
+      limits?.uses('pendingWorkflowRuns', (tenantId) => store.count(tenantId, 'pending'))
       limits?.uses('workflowCalls', (tenantId) => engine.callsOf(tenantId))
       limits?.uses('workflowSchedules', (tenantId) => schedules.count(tenantId))
       const listening: (() => Promise<void>)[] = []

@@ -43,10 +43,22 @@ export type Over = Extract<Outcome, { kind: 'over' }>
 /** Whether an attempt succeeded and skips no nodes, as most do. Only the nodes that depend on it change, so one statement can store the outcome. */
 export const isWell = (one: Outcome): one is Over => one.kind === 'over' && one.status === 'ok' && !one.skips?.length
 
-/** About how many bytes an outcome stores. Characters count as bytes, since most take one byte. */
+/** Bytes of an event about a node, besides its error. */
+const bytesOfEvent = 200
+/** About how many bytes an outcome stores, with the event that tells it. Characters count as bytes, since most take one byte. */
 export function bytesOf(outcome: Come): number {
-  if (outcome.kind === 'parts') return outcome.items.reduce((sum, item) => sum + bytesOfPart + item.length, 0)
-  return outcome.kind === 'over' ? (outcome.output?.length ?? 0) : 0
+  switch (outcome.kind) {
+    case 'parts':
+      return outcome.items.reduce((sum, item) => sum + bytesOfPart + item.length, 0)
+    case 'parked':
+      return bytesOfEvent + (outcome.approval?.message.length ?? 0)
+    case 'over': {
+      const { output, error } = outcome
+      return bytesOfEvent + (output?.length ?? 0) + (error ? 2 * JSON.stringify(error).length : 0)
+    }
+    default:
+      return bytesOfEvent
+  }
 }
 
 /** A node that a process has claimed, as its attempt sees it. */

@@ -1,14 +1,25 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import { isAppError } from '#kernel'
 import type { Billing } from '#contracts/billing'
-import type { Database, TenantTx } from '#contracts/database'
+import type { Database, Statement, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { isId } from '#contracts/ids'
 import { overLimit, type TenantLimits, type WaitForTurn } from '#contracts/limits'
 import { ahead } from '#kit'
 import type { OutputSchemas } from '#kit/schemas'
 import type { FirstClaim } from './claims.store.ts'
-import { type Begun, creationOf, firstOf, lockOf, longBytes, type NewRun, openOf } from './creation.store.ts'
+import {
+  type Begun,
+  countOf,
+  creationOf,
+  firstOf,
+  limitOf,
+  lockOf,
+  longBytes,
+  type NewRun,
+  type Peers,
+  peersOf,
+} from './creation.store.ts'
 import {
   definitionOf,
   type DefinitionRow,
@@ -26,6 +37,13 @@ import { unknownRun } from './views.store.ts'
 
 /** A run of a stored definition takes a turn more for each part of this size: its request has a few bytes, and reads and writes megabytes. */
 const bytesOfTurn = 32 * 1024
+
+const open: Peers = { pending: false, depth: 0 }
+const thereOf = (tenantId: string, id = ''): Statement => ({
+  name: 'workflow-there',
+  text: 'SELECT 1 FROM workflow_runs WHERE tenant_id = $1 AND id = $2',
+  values: [tenantId, id],
+})
 
 /** A running node that waits for an agent run, a child run, a signal or an approval. */
 export interface Waiting {
@@ -75,12 +93,12 @@ export class WorkflowRunStore {
     await this.#billing?.gate(tenantId)
   }
 
-  /** Enforces the limit on open runs for a run that this transaction begins, under the tenant's lock. Rejects with 429. */
+  /** Enforces the limit on open runs for a run without a parent that this transaction begins, under the tenant's lock. Rejects with 429. */
   async admitIn(tx: TenantTx): Promise<void> {
     const most = this.#limits?.of(tx.tenantId).workflowRuns
     if (most === undefined) return
-    await tx.query(lockOf(tx.tenantId))
-    const [row] = await tx.query<{ count: number }>(openOf(tx.tenantId))
+    await tx.query(lockOf(tx.tenantId, open))
+    const [row] = await tx.query<{ count: number }>(countOf(tx.tenantId, open, most))
     if (row!.count >= most) throw overLimit('workflowRuns', most)
   }
 
@@ -96,7 +114,10 @@ export class WorkflowRunStore {
     }
   }
 
-  /** Stores a run with its nodes and begins it. An existing run of the same id stays as it is. Rejects with 404, 400 `invalid_input`, 402, 429. */
+  /**
+   * Stores a run with its nodes and begins it. An existing run of the same id stays as it is. Rejects with 404, 400 `invalid_input`, 402, and at the
+   * limit on runs with 429, or with 409 if it would be pending.
+   */
   async create(tenantId: string, wanted: NewRun): Promise<{ id: string; status: RunStatus }> {
     await this.admit(tenantId)
     const recent = this.#recent.of(tenantId, wanted.workflowDefinitionId)
@@ -107,16 +128,18 @@ export class WorkflowRunStore {
       // Nothing was inserted: the definition changed, the tenant is at its limit, or the id is taken. The look below tells which.
       this.#recent.forget(tenantId, recent)
     }
-    const most = wanted.parent ? undefined : this.#limits?.of(tenantId).workflowRuns
-    const { found, open } = await this.#look(tenantId, wanted, most !== undefined)
-    // The limit is checked before the insertion, because a refused insertion still stores its wake-up. Thousands of such wake-ups would delay the
-    // tenant's real work.
-    if (most !== undefined && open >= most) throw overLimit('workflowRuns', most)
-    const made = await this.#createOf(tenantId, wanted, found, false)
-    // Only child runs bring an id, and they have no limit (`most`). Under a limit, no row means that the tenant reached it meanwhile.
-    if (!made && most !== undefined) throw overLimit('workflowRuns', most)
+    const found = await this.#look(tenantId, wanted)
+    const made = found && (await this.#createOf(tenantId, wanted, found, false))
     if (made && wanted.workflowDefinitionId !== undefined) this.#recent.keep(tenantId, found)
+    // Under a limit, no row means that the tenant reached it meanwhile. Should another attempt have stored this child, the next look finds it.
+    if (found && !made) this.#refuse(tenantId, peersOf(wanted))
     return made ?? { id: wanted.id!, status: wanted.start ? 'running' : 'pending' }
+  }
+  /** Throws if there is a limit on runs like these. */
+  #refuse(tenantId: string, peers: Peers): void {
+    const limit = limitOf(peers)
+    const most = this.#limits?.of(tenantId)[limit]
+    if (most !== undefined) throw overLimit(limit, most)
   }
   /** Makes this process begin new runs at once: the statement that stores a run also claims its first nodes. */
   beginsWith(beginner: Beginner): void {
@@ -141,10 +164,10 @@ export class WorkflowRunStore {
     try {
       const limits = this.#limits?.of(tenantId)
       const creation = await creationOf(tenantId, wanted, found, { edges, limits, claim, isRecent })
-      const { insertion, wake, begun, most, id, status } = creation
+      const { insertion, wake, begun, lock, id, status } = creation
       // What was made is written out anew for the database.
       if (creation.bytes > longBytes) await turn()
-      const before = most === undefined ? [] : [lockOf(tenantId)]
+      const before = lock ? [lock] : []
       const after = wake ? await this.#wakeUps.statements([wake]) : []
       const rows = await this.#database.batch<object[][]>(tenantId, [...before, insertion, ...after])
       const [row] = rows[before.length] as { now_ms: number }[]
@@ -168,22 +191,36 @@ export class WorkflowRunStore {
     else await this.#limits?.turn(tenantId, 'writesPerMinute', turns)
   }
 
-  /** Finds the definition and counts the open runs, in one round trip. A large definition is read with another one, when it is its turn. */
-  async #look(tenantId: string, wanted: NewRun, counts: boolean): Promise<{ found: FoundDefinition; open: number }> {
-    const { definition, workflowDefinitionId: id = '' } = wanted
+  /**
+   * Finds the definition, and counts what counts for the limit, in one round trip; a large definition is read with another one, when it is its turn.
+   * The limit is checked before the insertion, because a refused insertion still stores its wake-up: thousands of such wake-ups would delay the
+   * tenant's real work. Undefined: a run of this id exists, which an attempt stored whose process has died.
+   */
+  async #look(tenantId: string, wanted: NewRun): Promise<FoundDefinition | undefined> {
+    const { definition, workflowDefinitionId: id = '', id: child } = wanted
+    const peers = peersOf(wanted)
+    const most = this.#limits?.of(tenantId)[limitOf(peers)] ?? 0
     const isStored = !definition && isId('wfdef', id)
-    const asked = [...(counts ? [openOf(tenantId)] : []), ...(isStored ? [glanceAt(tenantId, id)] : [])]
-    const rows = await this.#database.batch<object[][]>(tenantId, asked)
-    const open = counts ? (rows.shift() as [{ count: number }])[0].count : 0
-    if (definition) return { found: { id: undefined, version: undefined, definition }, open }
-    const [glance] = (rows.shift() ?? []) as Glance[]
+    const asked = [
+      countOf(tenantId, peers, most),
+      thereOf(tenantId, child),
+      ...(isStored ? [glanceAt(tenantId, id)] : []),
+    ]
+    const [[counted], there, glances = []] = await this.#database.batch<[[{ count: number }], object[], Glance[]]>(
+      tenantId,
+      asked,
+    )
+    if (there.length > 0) return undefined
+    if (counted.count >= most) this.#refuse(tenantId, peers)
+    if (definition) return { id: undefined, version: undefined, definition }
+    const [glance] = glances
     if (!glance) throw unknownDefinition()
     const { size } = glance
     await this.#takeTurns(tenantId, wanted, size)
     const { version, document } = glance.document === null ? await this.#large(tenantId, id) : glance
     const found = { id, version, definition: JSON.parse(document!) as Definition, size }
     if (size > longBytes) await turn()
-    return { found, open }
+    return found
   }
   async #large(tenantId: string, id: string): Promise<DefinitionRow> {
     const [[row]] = await this.#database.batch<[DefinitionRow[]]>(tenantId, [definitionOf(tenantId, id)])
@@ -196,18 +233,24 @@ export class WorkflowRunStore {
     const { tenantId } = tx
     const edges = edgesOf(found.definition.nodes)
     const creation = await creationOf(tenantId, wanted, found, { edges, limits: this.#limits?.of(tenantId) })
-    const { id, status, insertion, wake, most, bytes } = creation
-    const before = most === undefined ? [] : [lockOf(tenantId)]
-    const rows = (await tx.queries<object[][]>([...before, insertion])).at(-1)!
+    const { id, status, insertion, wake, lock, bytes } = creation
+    const rows = (await tx.queries<object[][]>([...(lock ? [lock] : []), insertion])).at(-1)!
     // A refused run gets no wake-up, because the caller may commit the transaction without the run.
-    if (rows.length === 0 && most !== undefined) throw overLimit('workflowRuns', most)
+    if (rows.length === 0) this.#refuse(tenantId, peersOf(wanted))
     for (const statement of wake ? await this.#wakeUps.statements([wake]) : []) tx.atEnd(statement)
     if (rows.length > 0) this.#limits?.stored.add(tenantId, bytes)
     return { id, status }
   }
 
-  async countOpen(tenantId: string): Promise<number> {
-    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [openOf(tenantId)])
+  /** Runs that are pending; or those that are running or paused, of the level of nesting that has most of them. */
+  async count(tenantId: string, which: 'pending' | 'open'): Promise<number> {
+    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [
+      {
+        text: `SELECT coalesce(max(count), 0)::int AS count FROM (
+                 SELECT count(*) FROM workflow_runs WHERE tenant_id = $1 AND status < 3 AND (status = 0) = $2 GROUP BY depth) levels`,
+        values: [tenantId, which === 'pending'],
+      },
+    ])
     return row!.count
   }
 

@@ -62,6 +62,7 @@ const smallPlan = {
   delegationDepth: 2,
   delegatedAtOnce: 10,
   workflowRuns: 50,
+  pendingWorkflowRuns: 50,
   workflowCalls: 50,
   workflowSchedules: 20,
 }

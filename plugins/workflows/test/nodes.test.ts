@@ -330,5 +330,11 @@ test('what nodes put out is stored for their tenant, and a node of one whose sto
   assert.deepEqual(await make(), { ...done, status: 'ok', output: 'true', skips: [] })
   full = true
   const { error, ...refused } = (await make()) as { error: { code: string } }
-  assert.deepEqual([refused, error.code, stored], [{ ...done, status: 'error' }, 'limit_exceeded', [['acme', 4]]])
+  assert.deepEqual([refused, error.code], [{ ...done, status: 'error' }, 'limit_exceeded'])
+  // Each with its event, which has the error as well.
+  const failure = 2 * JSON.stringify(error).length
+  assert.deepEqual(stored, [
+    ['acme', 204],
+    ['acme', 200 + failure],
+  ])
 })

@@ -53,7 +53,7 @@ test('however many nodes of a tenant wait at a limit, few of them try in a secon
   const execution = new Execution({
     scopes: { of: () => Promise.reject(overLimit('runningRuns', 1)) },
     large: new LargeTurns(),
-    limits: { of: () => ({ runningRuns: limit }), stored: { admit() {} } },
+    limits: { of: () => ({ runningRuns: limit }), stored: { admit() {}, add() {} } },
   } as unknown as ExecutionDeps)
   let limit = 0
   const tried = async (tenantId: string): Promise<number> => {
