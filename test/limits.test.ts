@@ -114,6 +114,9 @@ test('a tenant that has stored as much as it may starts no run and writes no pro
       [refused.statusCode, refused.json().error, refused.json().limit],
       [409, 'limit_exceeded', 'storedBytes'],
     )
+  const { id } = (await call(key, 'GET', '/api/api-keys')).json()[0]
+  const rotated = await call(key, 'POST', `/api/api-keys/${id}/rotate`, { graceSeconds: 600 })
+  assert.equal(rotated.statusCode, 201, 'a key that leaked is replaced in any case')
   assert.equal((await call(key, 'DELETE', '/api/profiles/one')).statusCode, 204, 'what frees is allowed')
   await call(operator, 'PATCH', '/api/tenants/initech', { limits: { storedBytes: 10_000_000 } })
   assert.equal((await call(key, 'POST', '/api/profiles', { name: 'two', instructions })).statusCode, 201)

@@ -286,8 +286,8 @@ export interface StoredBytes {
   add(tenantId: string, bytes: number): void
   /** True when the tenant has reached the limit. */
   isFull(tenantId: string): boolean
-  /** Throws 409 `limit_exceeded` when the tenant has reached the limit. */
-  admit(tenantId: string): void
+  /** Throws 409 `limit_exceeded` when the tenant has reached the limit. `few`: a full tenant may make a few of these small writes, too. */
+  admit(tenantId: string, few?: 'few'): void
 }
 
 export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined

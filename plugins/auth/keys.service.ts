@@ -121,7 +121,8 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
      */
     async rotate(caller: Caller, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw notFound()
-      limits?.stored?.admit(caller.tenantId)
+      // A key that leaked is replaced also by a tenant that is full.
+      limits?.stored?.admit(caller.tenantId, 'few')
       const { token, ...issued } = mint(tokens)
       const added = await database.tenant(caller.tenantId, async (tx) => {
         await lockKeys(tx)

@@ -43,7 +43,8 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
     /** The new key is the caller's, whose token it was given, not that of whoever issued the old one. */
     async rotate(caller: Caller, profile: string, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw unknownKey()
-      limits?.stored.admit(caller.tenantId)
+      // A key that leaked is replaced also by a tenant that is full.
+      limits?.stored.admit(caller.tenantId, 'few')
       const { token, ...minted } = mint()
       const key = await database.tenant(caller.tenantId, async (tx) => {
         const latest = await issuer.expiryFor(tx, caller, undefined)

@@ -45,6 +45,18 @@ test('what processes write is added up, and each hears of it with its next look'
   })
 })
 
+test('a full tenant may still make a few small writes, and not as many as it likes', async (t) => {
+  const { process } = await stage(t)
+  const here = process()
+  here.add('default', max)
+  const refused = { code: 'limit_exceeded', detail: { limit: 'storedBytes', max } }
+  assert.throws(() => here.admit('default'), refused)
+  assert.doesNotThrow(() => {
+    for (let i = 0; i < 1_000; i++) here.admit('default', 'few')
+  })
+  assert.throws(() => here.admit('default', 'few'), refused)
+})
+
 test('a process that has just begun soon knows what others have written', async (t) => {
   const { process } = await stage(t)
   const former = process()
