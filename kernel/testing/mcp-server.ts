@@ -145,12 +145,19 @@ function serveCalls(server: Server, catalogue: ReadonlyMap<string, ExternalTool>
 /** These servers of this machine as a setting that names hosts with ports and tenants, for all tenants. */
 export const asOwnHosts = (urls: readonly string[]): string => urls.map((url) => `${new URL(url).host}=*`).join(',')
 
-/** A server of the older transport with one tool, `look`; resolves to its URL. */
-export async function startSseServer(t: Pick<TestContext, 'after'>): Promise<string> {
+/** A server of the older transport with one tool, `look`; resolves to its URL. `looked` is called with the stream in which a call was answered. */
+export async function startSseServer(
+  t: Pick<TestContext, 'after'>,
+  looked: (stream: ServerResponse) => void = () => {},
+): Promise<string> {
   const streams = new Map<string, SSEServerTransport>()
   const http = createServer(async (request, response) => {
     const id = new URL(request.url!, 'http://x').searchParams.get('sessionId')
-    if (request.method === 'POST') return void streams.get(id!)!.handlePostMessage(request, response)
+    if (request.method === 'POST')
+      return void streams
+        .get(id!)!
+        .handlePostMessage(request, response)
+        .catch(() => {})
     const transport = new SSEServerTransport('/messages', response)
     streams.set(transport.sessionId, transport)
     const server = new Server({ name: 'old', version: '1' }, { capabilities: { tools: {} } })
@@ -158,6 +165,11 @@ export async function startSseServer(t: Pick<TestContext, 'after'>): Promise<str
     server.setRequestHandler(ListToolsRequestSchema, async () => ({ tools }))
     server.setRequestHandler(CallToolRequestSchema, async () => ({ content: [{ type: 'text', text: 'looked' }] }))
     await server.connect(transport)
+    const send = transport.send.bind(transport)
+    transport.send = async (message) => {
+      await send(message)
+      if ('result' in message && 'content' in message.result) looked(response)
+    }
   })
   await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
   t.after(() => {

@@ -25,13 +25,13 @@ interface McpFetchOptions {
 
 type Take = McpFetchOptions['take']
 
-/** Bytes that a server may send unsolicited within a period. A notice of a changed list has a hundred bytes. */
-const unaskedBytes = 256 * 1024
-const unaskedMs = 60_000
 /** The most messages in the stream of one answer. Each costs more than its bytes. */
 const mostMessages = 5_000
 /** The most values and names of all messages in the stream of one answer. */
 const mostParts = 200_000
+/** What a server may send unsolicited within a period. A notice of a changed list has a hundred bytes. */
+const unaskedMost = { bytes: 256 * 1024, messages: mostMessages, parts: mostParts }
+const unaskedMs = 60_000
 /** A chunk costs at least as much as so many bytes, in memory and in work, however short it is. */
 const leastOfChunk = 256
 /** A longer refusal is not read, only its status. */
@@ -48,7 +48,7 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
   const unasked = createUnasked(options)
   let listenedAt = -Infinity
   return async (input, init) => {
-    const { method, headers, body, signal } = init ?? {}
+    const { method = 'GET', headers, body, signal } = init ?? {}
     if (method === 'GET') {
       const resumes = new Headers(headers).has('last-event-id')
       if (unasked.over || (!resumes && !listens())) return new Response(null, { status: 405 })
@@ -69,8 +69,10 @@ export function createMcpFetch(fetch: ModelFetch, options: McpFetchOptions): Mod
       const watch = watchFor(id)
       const onEnd = (large: boolean): void => {
         if (watch.answered) return
-        if (watch.resumable) unasked.expect(most)
-        onCut(id, watch.resumable, large)
+        // What would go on in the stream that was given up is not waited for.
+        const resumes = watch.resumable && !unasked.over
+        if (resumes) unasked.expect(most)
+        onCut(id, resumes, large)
       }
       return withBody(response, read(response.body, most, take, watch, onEnd))
     }
@@ -115,12 +117,12 @@ async function wholeOf(body: ReadableStream<Uint8Array>, limit: number, take: Ta
   return whole.bytes
 }
 
-function isTooMuch(data: string): boolean {
+/** Infinity for a message that has too many values, or nests too deep. */
+function partsIn(data: string): number {
   try {
-    partsOf(Buffer.from(data))
-    return false
+    return partsOf(Buffer.from(data))
   } catch {
-    return true
+    return Infinity
   }
 }
 
@@ -211,39 +213,42 @@ function createUnasked({
   onFlood,
   take: hasRoom,
 }: Pick<McpFetchOptions, 'maxAnswerBytes' | 'onFlood' | 'take'>) {
-  let left = unaskedBytes
+  const left = { ...unaskedMost }
   let since = performance.now()
   let over = false
-  const take = (bytes: number): void => {
+  const take = (what: keyof typeof left, count: number): void => {
     const now = performance.now()
     if (now - since > unaskedMs) {
       since = now
-      left = Math.max(left, unaskedBytes)
+      for (const one of ['bytes', 'messages', 'parts'] as const) left[one] = Math.max(left[one], unaskedMost[one])
     }
-    left -= bytes
-    if (left < 0) over = true
+    left[what] -= count
+    if (left[what] < 0) over = true
   }
   return {
     get over() {
       return over
     },
-    /** Raises the limit, because a requested answer will arrive through this stream. */
+    /** Raises the limits, because a requested answer will arrive through this stream. */
     expect(bytes: number): void {
-      left += bytes
+      left.bytes += bytes
+      left.messages += mostMessages
+      left.parts += mostParts
     },
     async *read(body: ReadableStream<Uint8Array>): AsyncGenerator<Uint8Array> {
       const decoder = new TextDecoder()
       const parser = createParser({
         maxBufferSize: maxAnswerBytes,
         onEvent({ data }) {
-          over ||= isTooMuch(data)
+          take('messages', 1)
+          take('parts', partsIn(data))
         },
         onError({ type }) {
           if (type === 'max-buffer-size-exceeded') over = true
         },
       })
       for await (const chunk of body) {
-        take(costOf(chunk))
+        take('bytes', costOf(chunk))
         over ||= !hasRoom(costOf(chunk))
         if (!over) parser.feed(decoder.decode(chunk, { stream: true }))
         if (over) {

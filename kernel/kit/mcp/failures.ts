@@ -53,6 +53,8 @@ export function failureOf(error: unknown, inSession: boolean): Failure {
     return error.code === ProtocolErrorCode.InvalidParams ? 'arguments' : 'refused'
   }
   if (error instanceof SdkError && error.code === SdkErrorCode.ConnectionClosed) return 'cut'
+  // The library says so, without a code, of a session that has ended already.
+  if (error instanceof Error && error.message === 'Not connected') return 'unreached'
   const codes = codesOf(error)
   if (codes.some((code) => beforeConnection.has(code))) return 'unreached'
   return codes.some((code) => behindConnection.has(code)) ? 'cut' : 'refused'

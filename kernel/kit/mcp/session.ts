@@ -5,6 +5,7 @@ import {
   type Progress,
   ProtocolError,
   SSEClientTransport,
+  SseError,
   StreamableHTTPClientTransport,
   type Tool,
   type Transport,
@@ -194,9 +195,10 @@ function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
   if (address.transport === undefined) {
     return new StreamableHTTPClientTransport(url, { fetch: createMcpFetch(fetch, watch), ...init })
   }
-  // Its answers arrive through the single stream that it listens to.
-  const flooded = { onFlood: () => void client.close().catch(() => {}), listens: () => true, answersThere: true }
-  return new SSEClientTransport(url, { fetch: createMcpFetch(fetch, { ...watch, ...flooded }), ...init })
+  // Its answers arrive through the single stream that it listens to, and the server's session ends with that. The library would open another one.
+  client.onerror = (error) => void (error instanceof SseError && client.close().catch(() => {}))
+  const stream = { listens: () => true, answersThere: true }
+  return new SSEClientTransport(url, { fetch: createMcpFetch(fetch, { ...watch, ...stream }), ...init })
 }
 
 const usualBytes = 16 * 1024 * 1024

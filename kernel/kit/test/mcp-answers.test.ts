@@ -3,6 +3,8 @@ import { createServer, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { json as read } from 'node:stream/consumers'
 import { test, type TestContext } from 'node:test'
+import { setImmediate } from 'node:timers/promises'
+import { startSseServer } from '#testing'
 import { createModelConnections } from '../models.ts'
 import { failureOf, listTools, type McpAddress, openMcp, reasonOf } from '../mcp/index.ts'
 
@@ -203,6 +205,24 @@ test('what a server says unasked is bounded: one event, and all of a while; then
   }
 })
 
+test(
+  'behind a flood nobody waits for an answer that the server would continue in the stream that is given up',
+  { timeout: 10_000 },
+  async (t) => {
+    const left = Promise.withResolvers<void>()
+    const { call } = await sessionWith(t, {
+      answer: (_, response) => void asStream(response).end('retry: 1\nid: 1\ndata: {"jsonrpc":"2.0","method":"x"}\n\n'),
+      listen(response) {
+        response.on('close', left.resolve)
+        const more = (): void => void (response.destroyed || response.write('x'.repeat(1_000), more))
+        more()
+      },
+    })
+    await left.promise
+    await assert.rejects(call(), (error) => failureOf(error, false) === 'cut')
+  },
+)
+
 test('of a list are left out tools that nobody can name and second ones of a name; its pages are one answer', async (t) => {
   const named = (...names: string[]) => names.map((name) => ({ name, inputSchema }))
   const pages: Record<string, object> = {
@@ -245,3 +265,46 @@ test('of a list are left out tools that nobody can name and second ones of a nam
   await assert.rejects(fat.list(), (error) => reasonOf(error).kind === 'too_large')
   assert.equal(page, 2)
 })
+
+/** Opens a session with a server of the older transport. */
+async function oldSession(t: TestContext, looked: (stream: ServerResponse) => void) {
+  const { fetch, close } = createModelConnections()
+  t.after(close)
+  const { signal } = new AbortController()
+  const session = await openMcp(fetch, { url: await startSseServer(t, looked), transport: 'sse' }, signal)
+  t.after(() => session.close())
+  return { session, call: () => session.call({ name: 'look', input: {}, signal }) }
+}
+
+test(
+  'the stream of the older transport is bounded by its answers, and not as one answer',
+  { timeout: 10_000 },
+  async (t) => {
+    const news = JSON.stringify({
+      jsonrpc: '2.0',
+      method: 'notifications/message',
+      params: { data: 'x'.repeat(200_000) },
+    })
+    const { call } = await oldSession(t, (stream) => void stream.write(`data: ${news}\n\n`))
+    for (let i = 0; i < 4; i++) assert.deepEqual((await call()).content, [{ type: 'text', text: 'looked' }], String(i))
+  },
+)
+
+test(
+  'a session of the older transport ends with its stream, and nothing is sent any more',
+  { timeout: 10_000 },
+  async (t) => {
+    const ends: ((stream: ServerResponse) => void)[] = [
+      (stream) => void stream.end(),
+      function flood(stream) {
+        if (!stream.destroyed) stream.write('data: {"jsonrpc":"2.0","method":"x"}\n\n'.repeat(100), () => flood(stream))
+      },
+    ]
+    for (const [i, end] of ends.entries()) {
+      const { session, call } = await oldSession(t, end)
+      await call()
+      while (session.client.transport) await setImmediate()
+      await assert.rejects(call(), (error) => failureOf(error, false) === 'unreached', String(i))
+    }
+  },
+)

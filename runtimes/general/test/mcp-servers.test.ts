@@ -326,3 +326,26 @@ test('a server of the older transport is used like any other', async (t) => {
   assert.deepEqual(results(events), ['mcp__old__look true: looked'])
   assert.equal(terminalOf(events).type, 'result')
 })
+
+test('a server of the older transport that says too much unasked is left, and connected anew for the next call', async (t) => {
+  const left = Promise.withResolvers<void>()
+  const url = await startSseServer(t, (stream) => {
+    stream.on('close', left.resolve)
+    const notice = 'event: message\ndata: {"jsonrpc":"2.0","method":"notifications/message"}\n\n'
+    const more = (): void => void (stream.destroyed || stream.write(notice.repeat(100), more))
+    more()
+  })
+  const other = await startExternalServer(t, { wait: { run: () => left.promise.then(() => 'left') } })
+  const { runtime, server } = await generalOnStandIn(t, { reply: { text: 'done' } })
+  server.next(asks('mcp__old__look'), asks('mcp__other__wait'), asks('mcp__old__look'))
+  const mcpServers = [
+    { name: 'old', url, transport: 'sse' as const },
+    { name: 'other', url: other.url },
+  ]
+  const events = await collectRun(bareSidecar(runtime), testEnvelope({ ...model, mcpServers }))
+  assert.deepEqual(results(events), [
+    'mcp__old__look true: looked',
+    'mcp__other__wait true: left',
+    'mcp__old__look true: looked',
+  ])
+})
