@@ -3,13 +3,7 @@ import { type BigIntStats, constants } from 'node:fs'
 import { type FileHandle, lstat, mkdir, open, opendir, rename, rm, rmdir, unlink } from 'node:fs/promises'
 import { Readable } from 'node:stream'
 import { isAppError } from '#kernel'
-import {
-  type ByteRange,
-  mostSegments,
-  type NewObject,
-  objectErrors,
-  type WriteCondition,
-} from '#contracts/object-store'
+import { type ByteRange, maxKeyBytes, type NewObject, objectErrors, type WriteCondition } from '#contracts/object-store'
 import { asExecutable, isExecutable, isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
 import { contentTypeOf } from '#kit/files'
 import { belowOf, type FileInfo, First, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
@@ -19,6 +13,11 @@ const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY
 
 /** Folder of incomplete uploads. It is inside the mount, because a rename works only within one file system, and is not shown. */
 export const incoming = '.agent-orc-incoming'
+
+/** The most levels that a path leads through: what is deeper no tenant reads, writes or deletes. */
+const deepest = maxKeyBytes / 2
+/** No file system of Linux takes longer names, in bytes. */
+const longestName = 255
 
 /**
  * A folder of this machine. Each segment of a path is opened below the previous one without following links. So no link leads out of the folder,
@@ -51,7 +50,7 @@ export class FolderTree implements Tree {
     return told(async () => {
       const counts = { bytes: 0, entries: 0 }
       const root = await this.#enter([])
-      if (root) await addUp(root, counts, mostSegments)
+      if (root) await addUp(root, counts, deepest)
       return counts
     })
   }
@@ -91,6 +90,8 @@ export class FolderTree implements Tree {
   put(path: string, { body, contentType, when }: NewObject) {
     return told(async () => {
       if (isHidden(path)) throw vfsErrors.invalidPath()
+      // Before any folder is made: nothing would delete those above it.
+      if (path.split('/').some((name) => Buffer.byteLength(name) > longestName)) throw nameTooLong()
       const root = await this.#enter([])
       if (!root) throw vfsErrors.mountUnavailable({ message: 'The folder of this mount is not there.' })
       try {
@@ -184,8 +185,12 @@ export class FolderTree implements Tree {
   async #enter(steps: readonly string[], make = false): Promise<FileHandle | undefined> {
     let at = await open(this.#root, O_RDONLY | O_DIRECTORY)
     for (const step of steps) {
-      if (make) await mkdir(`${pathOf(at)}/${step}`, { mode: 0o755 }).catch(unless('EEXIST'))
-      const next: FileHandle | undefined = await folderIn(at, step).finally(() => at.close())
+      const above = at
+      const entering = async (): Promise<FileHandle | undefined> => {
+        if (make) await mkdir(`${pathOf(above)}/${step}`, { mode: 0o755 }).catch(unless('EEXIST'))
+        return folderIn(above, step)
+      }
+      const next = await entering().finally(() => above.close())
       if (!next) return undefined
       at = next
     }
@@ -245,7 +250,7 @@ async function folderIn(folder: FileHandle, name: string): Promise<FileHandle | 
   }
 }
 
-/** Adds up what is in a folder, in no order, and closes it. Deeper than `depth` nothing is written. What the server may not read is left out. */
+/** Adds up what is in a folder, in no order, to this depth, and closes it. What the server may not read is left out. */
 async function addUp(folder: FileHandle, counts: Counts, depth: number): Promise<void> {
   try {
     for await (const one of await opendir(pathOf(folder), { bufferSize: 512 })) {
@@ -299,6 +304,9 @@ async function write(path: string, body: AsyncIterable<Uint8Array>, mode: number
   }
 }
 
+const nameTooLong = (): Error =>
+  vfsErrors.invalidPath({ message: 'A segment of the path is longer than the file system takes.' })
+
 /** Maps errors of the file system to errors for callers. */
 async function told<T>(work: () => Promise<T>): Promise<T> {
   try {
@@ -307,8 +315,7 @@ async function told<T>(work: () => Promise<T>): Promise<T> {
     const { code = '', syscall } = cause as NodeJS.ErrnoException
     if (isAppError(cause) || syscall === undefined) throw cause
     if (code === 'EISDIR') throw vfsErrors.isFolder({ cause })
-    if (code === 'ENAMETOOLONG')
-      throw vfsErrors.invalidPath({ message: 'A segment of the path is longer than the file system takes.' })
+    if (code === 'ENAMETOOLONG') throw nameTooLong()
     if (code === 'ENOSPC' || code === 'EDQUOT') throw objectErrors.storageFull({ cause })
     if (code === 'EACCES' || code === 'EPERM' || code === 'EROFS') {
       throw vfsErrors.mountUnavailable({ message: 'The server may not do this in the folder of the mount.', cause })

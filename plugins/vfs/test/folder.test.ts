@@ -229,6 +229,28 @@ test('a folder has as many bytes and files as its mount says, with those of othe
   await put('g', 15)
 })
 
+test('a file that is deeper than one may be written counts as well', { skip }, async (t) => {
+  const { folder, client } = await withFolder(t, { mostBytes: 40 })
+  const deep = 'a/'.repeat(60)
+  await mkdir(join(folder, deep), { recursive: true })
+  await writeFile(join(folder, deep, 'old'), Buffer.alloc(30))
+  await assert.rejects(client.write(acme, 'docs', 'b', { body: Buffer.alloc(6) }), { code: 'limit_exceeded' })
+  await client.write(acme, 'docs', 'b', { body: Buffer.alloc(5) })
+})
+
+test(
+  'a path that the file system cannot have leaves no folders behind, which nothing would count',
+  { skip },
+  async (t) => {
+    const { folder, client } = await withFolder(t)
+    const long = 'x'.repeat(256)
+    for (const path of [`new/a/b/${long}`, `new/a/${long}/b`])
+      await assert.rejects(client.write(acme, 'docs', path, { body: Buffer.from('x') }), { code: 'invalid_path' }, path)
+    assert.equal((await readdir(folder)).includes('new'), false)
+    await client.write(acme, 'docs', `new/${long.slice(1)}`, { body: Buffer.from('x') })
+  },
+)
+
 test('what other programs have done in a folder is counted after ten minutes', async (t) => {
   t.mock.timers.enable({ apis: ['Date'] })
   let [found, times] = [{ bytes: 5, entries: 1 }, 0]
