@@ -3,6 +3,7 @@ import { mkdir, mkdtemp, readdir, rm, utimes, writeFile } from 'node:fs/promises
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
+import { isNewObjectKey, maxKeyBytes, mostSegments } from '#contracts/object-store'
 import { newObject, testObjectBackend } from '#testing'
 import { DiskBackend } from '../backend.ts'
 import { namesOf } from '../names.ts'
@@ -26,6 +27,17 @@ test('names on disk are plain, short and of one case, whatever the key is', () =
       assert.ok(name.length <= 241 && !name.endsWith('.'))
     }
   }
+})
+
+test('an object is in 43 folders at most, which is what bounds them: only objects are counted', () => {
+  // A longer segment has more folders than its share of the segments, in whole pieces.
+  for (let segments = 1; segments <= mostSegments; segments++) {
+    const long = 'x'.repeat(maxKeyBytes - 2 * (segments - 1))
+    const key = `${'x/'.repeat(segments - 1)}${long}`
+    assert.ok(isNewObjectKey(key))
+    assert.ok(namesOf(key).length - 1 <= 43, String(segments))
+  }
+  assert.equal(namesOf(`${'x/'.repeat(31)}${'x'.repeat(maxKeyBytes - 62)}`).length - 1, 43)
 })
 
 test('nothing is left of a broken upload, of removed objects, nor of dead processes', async (t) => {
