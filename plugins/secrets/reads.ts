@@ -15,7 +15,7 @@ const flushEveryMs = 5_000
 /** The most readers of all tenants that are held between two writes. Further ones are not counted, because each would become a row. */
 const maxNoted = 10_000
 const maxReader = 200
-/** The most readers that are stored for a secret: the most recent ones. */
+/** The most readers that are stored for a secret: the most recent ones. A legal hold keeps all: who read a secret is evidence. */
 const maxReaders = 100
 
 /** Counts who reads which secret. The counts are written in the background, so that a read costs no write. */
@@ -92,6 +92,7 @@ const trim = (tenantId: string, reads: readonly Read[]): Statement => ({
            SELECT name, reader, row_number() OVER (PARTITION BY name ORDER BY last_read_at DESC, reader) AS place
            FROM secret_reads WHERE tenant_id = $1 AND name = ANY ($2)
          ) n
-         WHERE r.tenant_id = $1 AND r.name = n.name AND r.reader = n.reader AND n.place > ${maxReaders}`,
+         WHERE r.tenant_id = $1 AND r.name = n.name AND r.reader = n.reader AND n.place > ${maxReaders}
+           AND EXISTS (SELECT FROM tenants WHERE id = $1 AND NOT legal_hold)`,
   values: [tenantId, [...new Set(reads.map(({ name }) => name))]],
 })

@@ -14,9 +14,12 @@ export async function sweepTenants(
   }
 }
 
+/** A legal hold keeps also what is needed no more. It counts for the tenant's stored bytes meanwhile. */
+const unlessHeld = 'EXISTS (SELECT FROM tenants WHERE id = $1 AND NOT legal_hold)'
+
 /** Versions to which nothing points: no name, no staging and no session that may still go on. */
 const deleteUnused = (which: string): string => `
-  DELETE FROM skill_contents WHERE tenant_id = $1 AND digest = ANY (ARRAY(
+  DELETE FROM skill_contents WHERE tenant_id = $1 AND ${unlessHeld} AND digest = ANY (ARRAY(
     SELECT digest FROM skill_contents c WHERE tenant_id = $1
       AND NOT EXISTS (SELECT FROM skills s WHERE s.tenant_id = $1 AND s.digest = c.digest)
       AND NOT EXISTS (SELECT FROM skill_stagings t WHERE t.tenant_id = $1 AND t.digest = c.digest)
@@ -25,7 +28,7 @@ const deleteUnused = (which: string): string => `
         WHERE p.tenant_id = $1 AND p.digest = c.digest AND o.status <> 'shutdown')
     ${which} LIMIT 100)) RETURNING 1`
 
-/** Deletes every version that nobody needs. */
+/** Deletes every version that nobody needs, unless the tenant is under a legal hold. */
 export const unused = (tenantId: string): Statement => ({ text: deleteUnused(''), values: [tenantId] })
 
 /** The most unneeded versions of a tenant that may wait for the sweep. */
@@ -41,6 +44,6 @@ export const tooManyUnused = (tenantId: string): Statement => ({
 })
 
 export const expired = (tenantId: string): Statement => ({
-  text: 'DELETE FROM skill_stagings WHERE tenant_id = $1 AND expires_at <= now() RETURNING 1',
+  text: `DELETE FROM skill_stagings WHERE tenant_id = $1 AND expires_at <= now() AND ${unlessHeld} RETURNING 1`,
   values: [tenantId],
 })

@@ -127,6 +127,35 @@ test('what nobody needs any more goes: imports that expired, and versions of no 
   assert.deepEqual(rows, [{ digest: now }])
 })
 
+test('a legal hold keeps versions that were replaced and imports that expired, however many there are, until it is lifted', async (t) => {
+  const { call, upload, database } = await startSkills(t, { dsn: await freshDatabase(t) })
+  const stage = async (body: string): Promise<string> =>
+    (await upload({ 'pdf/SKILL.md': skillText('pdf', '', body) })).json().stagingId
+  const hold = (held: boolean) =>
+    database.systemBatch([{ text: `UPDATE tenants SET legal_hold = $1 WHERE id = 'acme'`, values: [held] }])
+  const kept = async () => {
+    const [[row]] = await database.batch<[{ versions: number; imports: number }[]]>('acme', [
+      {
+        text: `SELECT (SELECT count(*)::int FROM skill_contents WHERE manifest ->> 'name' = 'pdf') AS versions,
+                 (SELECT count(*)::int FROM skill_stagings) AS imports`,
+      },
+    ])
+    return row
+  }
+  await call('GET', '/api/skills')
+  await hold(true)
+  for (let n = 0; n < 25; n++) await call('POST', `/api/skills/import/${await stage(`version ${n}`)}/commit`)
+  const expired = await stage('expired')
+  await database.batch('acme', [{ text: `UPDATE skill_stagings SET expires_at = now()` }])
+  const sweep = () => sweepTenants(database, new PostgresSkillStore(database), new AbortController().signal)
+  await sweep()
+  assert.deepEqual(await kept(), { versions: 26, imports: 1 })
+  assert.equal((await call('POST', `/api/skills/import/${expired}/commit`)).statusCode, 404)
+  await hold(false)
+  await sweep()
+  assert.deepEqual(await kept(), { versions: 1, imports: 0 })
+})
+
 test('an import is committed at another conductor than it came to, and what was deleted there leaves the platform its place', async (t) => {
   const dsn = await freshDatabase(t)
   const [here, there] = [await startSkills(t, { dsn }), await startSkills(t, { dsn })]
