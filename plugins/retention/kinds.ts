@@ -129,8 +129,23 @@ const meters = [
    WHERE u.tenant_id = $1 AND u.meter = due.meter AND u.subject = due.subject AND u.minute = due.minute RETURNING 1`,
 ]
 
+// What the meters of runs were added up to goes by whole days, since all shorter spans end within one. The ends of sessions go with the spans that count
+// them: otherwise the next run of a session would subtract it from a span that is gone.
+const day = `date_bin('1 day', $2::timestamptz, '2000-01-01T00:00:00Z')`
+const earlier = (table: string, time: string): string =>
+  `DELETE FROM ${table} WHERE ctid = ANY (ARRAY(
+     SELECT ctid FROM ${table} WHERE tenant_id = $1 AND ${time} < ${day} LIMIT $3)) RETURNING 1`
+const addedUp = [
+  ...['run_rollups', 'run_totals', 'run_durations'].map((table) => earlier(table, 'span IN (1, 5, 60, 1440) AND at')),
+  earlier('session_ends', 'last_at'),
+]
+// Whoever adds up locks this row as well, so after the last batch there is neither an old span nor a session that is counted in one.
+const edge = 'SELECT FROM rollup_edges WHERE tenant_id = $1 FOR UPDATE'
+
 async function oldMeters(tx: TenantTx, before: Date, limit: number): Promise<Done> {
   const counts: number[] = []
-  for (const text of meters) counts.push((await tx.query({ text, values: [tx.tenantId, before, limit] })).length)
+  await tx.query({ text: edge, values: [tx.tenantId] })
+  for (const text of [...meters, ...addedUp])
+    counts.push((await tx.query({ text, values: [tx.tenantId, before, limit] })).length)
   return { deleted: { meters: counts.reduce((a, b) => a + b) }, next: ended(Math.max(...counts), limit) }
 }
