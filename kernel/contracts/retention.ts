@@ -14,6 +14,11 @@ export const retentionKinds = {
     least: 1,
     about: 'Days after its end that a run is kept, with its event log, its files and its webhook message.',
   },
+  logs: {
+    least: 1,
+    about:
+      'Days after its end that the event log of a run is kept; of an older one only the last event stays, with the run. Unset: as long as the run.',
+  },
   workflows: {
     least: 1,
     about:

@@ -63,6 +63,8 @@ export const ProgressEvent = open({
  */
 export const calledStage = 'tool_called'
 export const unsaidCallsStage = 'unsaid_tool_calls'
+/** The stage by which a log says that retention has deleted the events before it. Only the terminal event follows. */
+export const logDeletedStage = 'log_deleted'
 const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
 /** A chunk of model text. All chunks of a run joined are its text. */
 export const AssistantEvent = open({ type: Type.Literal('assistant'), text: Type.String(), delta: Type.Literal(true) })

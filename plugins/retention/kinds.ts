@@ -2,6 +2,7 @@ import type { TenantTx } from '#contracts/database'
 import type { RetentionName } from '#contracts/retention'
 import type { Batch, Done, Place } from './batches.ts'
 import { clearConversations, closeIdle, idleConversations } from './conversations.ts'
+import { oldLogs } from './event-logs.ts'
 
 interface Row {
   readonly deleted: number
@@ -11,6 +12,7 @@ interface Row {
 /** Deletes records of one kind that are older than `before`. The statements walk along an index from the oldest row, and skip rows that must stay. */
 export function batchOf(kind: RetentionName, before: Date): Batch {
   if (kind === 'messages') return (tx, limit, place) => oldConversations(tx, before, limit, place)
+  if (kind === 'logs') return oldLogs(before)
   if (kind === 'audit') return (tx, limit) => oldEntries(tx, before, limit)
   if (kind === 'meters') return (tx, limit) => oldMeters(tx, before, limit)
   const text = walks[kind]

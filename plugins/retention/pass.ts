@@ -130,6 +130,10 @@ const oldNotes: Parameters<Batches['all']>[1] = async (tx, limit) => {
 /** The oldest record of each kind. Each query reads only the first entry of an index. */
 const times: Readonly<Record<RetentionName, string>> = {
   runs: 'min(started_at) AS at FROM runs',
+  // Of the runs behind the place up to which logs were deleted.
+  logs: `min(started_at) AS at FROM (
+    SELECT tenant_id, started_at FROM runs WHERE tenant_id = $1 AND started_at > coalesce((
+      SELECT started_at FROM run_logs_seen WHERE tenant_id = $1), '-infinity')) unseen`,
   workflows: 'min(created_at) AS at FROM workflow_runs',
   messages: 'min(created_at) AS at FROM public_runs',
   audit: 'min(at) AS at FROM audit_entries',

@@ -81,7 +81,7 @@ function downloadRoute(app: App, guard: Guard, store: PostgresLinks | undefined)
         tags: ['runs'],
         summary: 'Get a linked object of a run',
         description:
-          'An attachment, or the whole result of a tool whose event shows only the beginning: the bytes, with `Range` and `ETag`. It is kept as long as the run.',
+          'An attachment, or the whole result of a tool whose event shows only the beginning: the bytes, with `Range` and `ETag`. An attachment is kept as long as the run shows it, a result as long as the event log does.',
         params: ObjectParams,
         response: {
           200: negotiated('The bytes.', {

@@ -16,7 +16,7 @@ const seeds = (count: number): string[] => {
   // Those under a hundredth of all are the others', so the tenant's own have every status all the same.
   const mixed = status.replaceAll('n % 100', '(n / 7) % 100')
   return [
-    `TRUNCATE runs, sessions, run_meters, run_events, usage_meters, ${rolledUp} CASCADE`,
+    `TRUNCATE runs, sessions, run_meters, run_events, usage_meters, run_logs_seen, run_logs_left, ${rolledUp} CASCADE`,
     `INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, created_at, last_used_at, last_prompt,
        last_run_status, run_count)
      SELECT tenant, 'sess_' || lpad(session::text, 12, '0') || tenant, ${profile('session * 5')}, 'general', '{}', 'idle', ${at}, ${at}, 'Hello there',

@@ -99,6 +99,16 @@ function worksOf(store: PostgresRunStore, db: Database, rollups: Rollups): Stage
           if (deleted['runs'] !== aged) throw new Error(`retention deleted ${deleted['runs']} runs`)
         }),
       ),
+    async [`event logs of ${aged} runs`]() {
+      await db.batch(tenant, [logNext])
+      return timed(() =>
+        db.tenant(tenant, async (tx) => {
+          const some = batchOf('logs', new Date(Date.now() - 10 * 86_400_000))
+          // The first batches delete the events before the last ones.
+          for (let logs = 0; logs === 0;) logs = (await some(tx, aged, undefined)).deleted['logs'] ?? 0
+        }),
+      )
+    },
     async [`sweep of ${left} runs of a dead process`]() {
       // The other conductor sweeps, too, and may be first.
       for (;;) {
@@ -116,6 +126,15 @@ function worksOf(store: PostgresRunStore, db: Database, rollups: Rollups): Stage
   }
 }
 
+/** Logs of four parts for the runs that retention comes to next. */
+const logNext = {
+  text: `INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
+         SELECT '${tenant}', id, 2 * n - 1, 2, convert_to(E'{"type":"assistant"}\n{"type":"result"}\n', 'UTF8') FROM (
+           SELECT id FROM runs WHERE tenant_id = '${tenant}' AND (started_at, id) > (
+             coalesce((SELECT started_at FROM run_logs_seen WHERE tenant_id = '${tenant}'), '-infinity'),
+             coalesce((SELECT run_id FROM run_logs_seen WHERE tenant_id = '${tenant}'), ''))
+           ORDER BY started_at, id LIMIT ${aged}) next, generate_series(1, 4) n`,
+}
 /** Twenty profiles, and a session for every other run. */
 const endRuns = {
   text: `INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens, cost_microcents)
