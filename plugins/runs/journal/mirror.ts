@@ -174,6 +174,13 @@ export class JournalMirror {
     if (!run) return true
     if (run.finishedAt === undefined) return false
     const reopened = await this.#folder.reopen({ tenantId, runId })
+    const has = reopened?.lastSeq ?? 0
+    const [next] = (await this.#truth.readLog(tenantId, runId, has))?.chunks ?? []
+    // Retention has deleted the log, and the file goes with it.
+    if (next && next.firstSeq > has + 1) {
+      await reopened?.close()
+      return true
+    }
     const file = reopened ?? (await this.#folder.create(await headerOf(this.#truth, tenantId, run)))
     await complete(this.#truth, this.#folder, file, run)
     return true

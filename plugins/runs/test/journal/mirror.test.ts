@@ -96,6 +96,32 @@ test('a folder that cannot be written costs a warning and no run, and is mended 
   assert.equal((await finishedLines(dir, 'r1')).length, 4)
 })
 
+test('a file whose log was deleted by age is not mended, and none is begun again for it', async (t) => {
+  const dir = await emptyFolder(t)
+  const truth = await sharedStore(t)
+  const first = await mirrored(truth, dir)
+  const claim = await begin(first.store, 'r1', 's1')
+  await first.store.append(claim, chunk(claim, 1, [text('one')]))
+  await first.stop()
+  await truth.append(claim, chunk(claim, 2, [text('two'), text('three')]))
+  await finish(truth, claim, 4)
+  const before = await readFile(pathOf(dir, 'r1'))
+  let looks = 0
+  // Of the log there is the end.
+  const cut: RunStore = {
+    ...truth,
+    async readLog(tenantId, runId, afterSeq) {
+      looks++
+      return truth.readLog(tenantId, runId, Math.max(afterSeq, 3))
+    },
+  }
+  const second = await mirrored(cut, dir)
+  while (looks === 0) await new Promise((resolve) => setTimeout(resolve, 20))
+  await second.stop()
+  assert.deepEqual(second.warnings, [])
+  assert.deepEqual(await readFile(pathOf(dir, 'r1')), before)
+})
+
 test('the file of a run that is taken back is gone', async (t) => {
   const dir = await emptyFolder(t)
   const { store, stop } = await mirrored(await sharedStore(t), dir)
