@@ -59,23 +59,21 @@ const leftRuns = (tx: TenantTx, before: Date, limit: number, from: string): Prom
     values: [tx.tenantId, before, limit, from],
   })
 
-/** The last stored events of each of the runs in $2. */
+// Rows to delete or to write are found first, by their keys, and then taken by their place: a join reads the whole table when it is planned while the table
+// is small.
 const lastOf = (columns: string): string => `
-  SELECT r.id, r.session_id, ${columns} FROM unnest($2::text[]) AS due (id)
-  CROSS JOIN LATERAL (SELECT id, session_id FROM runs WHERE tenant_id = $1 AND id = due.id OFFSET 0) r
-  CROSS JOIN LATERAL (
-    SELECT * FROM run_events WHERE tenant_id = $1 AND run_id = r.id ORDER BY first_seq DESC LIMIT 1) l`
+  SELECT ${columns} FROM unnest($2::text[]) AS due (id) CROSS JOIN LATERAL (
+    SELECT ctid, * FROM run_events WHERE tenant_id = $1 AND run_id = due.id ORDER BY first_seq DESC LIMIT 1) l`
 
 /** Deletes at most `limit` rows of the logs, but not the last of each. Resolves to how many it deleted. */
 async function deleteEvents(tx: TenantTx, runs: readonly string[], limit: number): Promise<number> {
   if (runs.length === 0) return 0
   const gone = await tx.query({
     name: 'retention-logs-events',
-    text: `DELETE FROM run_events e USING (
-             SELECT l.run_id, l.first_seq FROM (${lastOf('l.first_seq')}) last CROSS JOIN LATERAL (
-               SELECT run_id, first_seq FROM run_events WHERE tenant_id = $1 AND run_id = last.id AND first_seq < last.first_seq OFFSET 0) l
-             LIMIT $3) old
-           WHERE e.tenant_id = $1 AND e.run_id = old.run_id AND e.first_seq = old.first_seq RETURNING 1`,
+    text: `DELETE FROM run_events WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
+             SELECT e.ctid FROM (${lastOf('l.run_id, l.first_seq')}) last CROSS JOIN LATERAL (
+               SELECT ctid FROM run_events WHERE tenant_id = $1 AND run_id = last.run_id AND first_seq < last.first_seq OFFSET 0) e
+             LIMIT $3)) RETURNING 1`,
     values: [tx.tenantId, runs, limit],
   })
   return gone.length
@@ -84,28 +82,28 @@ async function deleteEvents(tx: TenantTx, runs: readonly string[], limit: number
 // The last line is found in the escaped form of the bytes, which never fails, whatever a worker has sent. What is written anew is no deletion, so no
 // trigger subtracts its bytes.
 const cutText = `
-  WITH last AS MATERIALIZED (${lastOf(`l.first_seq, l.first_seq + l.count - 1 AS seq, octet_length(l.lines) AS bytes,
-      decode(split_part(encode(l.lines, 'escape'), E'\\n', l.count), 'escape') AS line`)}
-    WHERE l.first_seq + l.count > 2
+  WITH last AS MATERIALIZED (
+    ${lastOf('l.ctid AS place, octet_length(l.lines) AS bytes')} WHERE l.first_seq + l.count > 2
   ), cut AS (
-    UPDATE run_events e SET first_seq = last.seq - 1, count = 2, lines = convert_to(format(
+    UPDATE run_events e SET first_seq = e.first_seq + e.count - 2, count = 2, lines = convert_to(format(
         E'{"type":"progress","runId":%s,"sessionId":%s,"seq":%s,"at":"%s","stage":"${logDeletedStage}","message":"%s"}\\n',
-        to_json(last.id), to_json(last.session_id), last.seq - 1,
-        to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
-        'The events before this one were deleted, because they were older than event logs are kept.'), 'UTF8') || last.line || '\\x0a'::bytea
-    FROM last WHERE e.tenant_id = $1 AND e.run_id = last.id AND e.first_seq = last.first_seq
-    RETURNING e.run_id, last.bytes - octet_length(e.lines) AS freed
+        to_json(e.run_id), (SELECT to_json(r.session_id) FROM runs r WHERE r.tenant_id = $1 AND r.id = e.run_id),
+        e.first_seq + e.count - 2, to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
+        'The events before this one were deleted, because they were older than event logs are kept.'), 'UTF8')
+      || decode(split_part(encode(e.lines, 'escape'), E'\\n', e.count), 'escape') || '\\x0a'::bytea
+    WHERE e.tenant_id = $1 AND e.ctid = ANY (ARRAY(SELECT place FROM last))
+    RETURNING e.run_id, octet_length(e.lines) AS bytes
   ), freed AS (
-    UPDATE tenant_storage SET bytes = greatest(0, bytes - (SELECT coalesce(sum(freed), 0) FROM cut)) WHERE tenant_id = $1
+    UPDATE tenant_storage SET bytes = greatest(0, bytes - coalesce(
+      (SELECT sum(bytes) FROM last) - (SELECT sum(bytes) FROM cut), 0)) WHERE tenant_id = $1
   ), files AS (
     INSERT INTO erased_runs (tenant_id, run_id) SELECT $1, run_id FROM cut ON CONFLICT DO NOTHING
   ), objects AS (
-    DELETE FROM linked_object_runs o USING (
-      SELECT l.run_id, l.key FROM cut CROSS JOIN LATERAL (
-        SELECT run_id, key FROM linked_object_runs WHERE tenant_id = $1 AND run_id = cut.run_id OFFSET 0) l
+    DELETE FROM linked_object_runs WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
+      SELECT l.ctid FROM cut CROSS JOIN LATERAL (
+        SELECT ctid, key FROM linked_object_runs WHERE tenant_id = $1 AND run_id = cut.run_id OFFSET 0) l
       CROSS JOIN LATERAL (SELECT input FROM runs WHERE tenant_id = $1 AND id = cut.run_id OFFSET 0) r
-      WHERE position(l.key IN coalesce(r.input::text, '')) = 0) unnamed
-    WHERE o.tenant_id = $1 AND o.run_id = unnamed.run_id AND o.key = unnamed.key
+      WHERE position(l.key IN coalesce(r.input::text, '')) = 0))
   )
   SELECT count(*)::int AS logs FROM cut`
 
