@@ -59,8 +59,8 @@ const leftRuns = (tx: TenantTx, before: Date, limit: number, from: string): Prom
     values: [tx.tenantId, before, limit, from],
   })
 
-// Rows to delete or to write are found first, by their keys, and then taken by their place: a join reads the whole table when it is planned while the table
-// is small.
+// Rows to delete or to write are found first, by their keys, and then taken by their place. The statements have no name, so each is planned for the size that
+// the table has by then: by a plan from when it was small it was read whole.
 const lastOf = (columns: string): string => `
   SELECT ${columns} FROM unnest($2::text[]) AS due (id) CROSS JOIN LATERAL (
     SELECT ctid, * FROM run_events WHERE tenant_id = $1 AND run_id = due.id ORDER BY first_seq DESC LIMIT 1) l`
@@ -69,7 +69,6 @@ const lastOf = (columns: string): string => `
 async function deleteEvents(tx: TenantTx, runs: readonly string[], limit: number): Promise<number> {
   if (runs.length === 0) return 0
   const gone = await tx.query({
-    name: 'retention-logs-events',
     text: `DELETE FROM run_events WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
              SELECT e.ctid FROM (${lastOf('l.run_id, l.first_seq')}) last CROSS JOIN LATERAL (
                SELECT ctid FROM run_events WHERE tenant_id = $1 AND run_id = last.run_id AND first_seq < last.first_seq OFFSET 0) e
@@ -114,7 +113,7 @@ const cutText = `
 async function cut(tx: TenantTx, runs: readonly string[]): Promise<number> {
   if (runs.length === 0) return 0
   const values = [tx.tenantId, runs]
-  const [row] = await tx.query<{ logs: number }>({ name: 'retention-logs-cut', text: cutText, values })
+  const [row] = await tx.query<{ logs: number }>({ text: cutText, values })
   return row!.logs
 }
 
