@@ -79,8 +79,7 @@ function checkLocks() {
 }
 
 /** Where this line of work began, or the commit before this one. */
-async function baseCommit() {
-  if (process.argv[2]) return process.argv[2]
+async function beginning() {
   const head = await git('rev-parse', 'HEAD')
   for (const branch of ['origin/main', 'main']) {
     const base = await git('merge-base', 'HEAD', branch)
@@ -89,20 +88,51 @@ async function baseCommit() {
   return git('rev-parse', '--verify', '--quiet', 'HEAD~1')
 }
 
+/**
+ * What HEAD was before its youngest age, or the first commit that is known. One that says it is older than the commit that it follows
+ * is as young as that one.
+ */
+async function lastOld() {
+  const log = await git('log', '--first-parent', '--format=%H %ct')
+  if (!log) return undefined
+  const history = log.split('\n').map((line) => line.split(' '))
+  const young = (at) => Date.now() - Number(at) * 1_000 < leastAgeDays * dayMs
+  const [old] = history[history.findLastIndex(([, at]) => young(at)) + 1] ?? []
+  if (old) return old
+  const shallow = (await git('rev-parse', '--is-shallow-repository')) === 'true'
+  const [first] = history.at(-1)
+  const why = shallow ? 'the clone is shallow' : 'the history is that young'
+  say(`skipped the age of what was locked by ${first.slice(0, 12)}, the first commit here: ${why}`)
+  return history.length > 1 ? first : undefined
+}
+
+/**
+ * The commits to compare with: a version is not new when all of them have it. Whatever was locked as long ago as a version has to
+ * wait is old enough; but a commit has the date that its author likes, so what this line of work brings is looked at in any case.
+ */
+async function baseCommits() {
+  if (process.argv[2]) return [process.argv[2]]
+  return [...new Set([await lastOld(), await beginning()])].filter(Boolean)
+}
+
 const versionsOf = (lock) =>
   new Set(entriesOf(lock).map(([place, entry]) => `${nameOf(place, entry)}@${entry.version ?? ''}`))
 
 /** No version is used in its first days. */
 async function checkAges() {
-  const base = await baseCommit()
-  if (!base) return say('skipped the age of new versions: there is no earlier commit to compare with')
+  const bases = await baseCommits()
+  if (bases.length === 0) return say('skipped the age of new versions: there is no earlier commit to compare with')
   const fresh = new Set()
   for (const folder of folders) {
-    const before = parsed((await git('show', `${base}:./${join(folder, 'package-lock.json')}`)) ?? '{}') ?? {}
-    const known = versionsOf(before)
-    for (const one of versionsOf(lockOf(folder))) if (!known.has(one)) fresh.add(one)
+    const known = await Promise.all(
+      bases.map(async (base) => {
+        const before = await git('show', `${base}:./${join(folder, 'package-lock.json')}`)
+        return versionsOf(parsed(before ?? '{}') ?? {})
+      }),
+    )
+    for (const one of versionsOf(lockOf(folder))) if (!known.every((versions) => versions.has(one))) fresh.add(one)
   }
-  if (fresh.size === 0) return say(`no version is new since ${base.slice(0, 12)}`)
+  if (fresh.size === 0) return say(`no version is new since ${bases.map((base) => base.slice(0, 12)).join(' and ')}`)
   const asked = [...fresh].slice(0, mostAsked)
   if (fresh.size > asked.length) say(`skipped the age of ${fresh.size - asked.length} versions: there are too many`)
   let old = 0

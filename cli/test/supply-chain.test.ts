@@ -31,8 +31,25 @@ if (!(args in answers)) {
 console.log(JSON.stringify(answers[args]))
 `
 
-/** Runs the script in a repository whose lock file was \`before\` one commit ago and is \`now\` today. */
-async function check(t: TestContext, now: Record<string, Locked>, answers: Answers = {}, before = now) {
+interface History {
+  /** How old the commit is that has the lock file of before, in days. */
+  readonly daysBefore?: number
+  /** And of the one that changes it. */
+  readonly daysNow?: number
+  /** How many more commits follow on the one that changes it. */
+  readonly later?: number
+  /** How many commits the repository has of it, when it is a shallow clone. */
+  readonly depth?: number
+}
+
+/** Runs the script in a repository whose lock file was `before`, was changed in a commit of its own, and is `now` today. */
+async function check(
+  t: TestContext,
+  now: Record<string, Locked>,
+  answers: Answers = {},
+  before = now,
+  { daysBefore = 0, daysNow = 0, later = 0, depth }: History = {},
+) {
   const folder = await mkdtemp(join(tmpdir(), 'ao-supply-'))
   t.after(() => rm(folder, { recursive: true }))
   const bin = join(folder, 'bin')
@@ -46,17 +63,24 @@ async function check(t: TestContext, now: Record<string, Locked>, answers: Answe
     PATH: `${bin}${delimiter}${process.env['PATH']}`,
     FAKE_NPM: join(folder, 'answers.json'),
   }
-  const git = (...args: string[]) => promisify(execFile)('git', args, { cwd: folder })
+  const days = [daysBefore, daysNow]
+  let committed = ''
+  const git = (...args: string[]) =>
+    promisify(execFile)('git', args, { cwd: folder, env: { ...env, GIT_COMMITTER_DATE: committed } })
   await git('init', '-q', '-b', 'trunk')
-  for (const packages of [before, now]) {
+  for (const packages of [before, now, ...Array<typeof now>(later).fill(now)]) {
     const places = Object.fromEntries(Object.entries(packages).map(([name, one]) => [`node_modules/${name}`, one]))
     await writeFile(join(folder, 'package-lock.json'), JSON.stringify({ packages: { '': {}, ...places } }))
     await git('add', '.')
+    committed = daysAgo(days.shift() ?? 0)
     const who = ['-c', 'user.name=test', '-c', 'user.email=test@example.com']
     await git(...who, 'commit', '-q', '--allow-empty', '-m', 'state')
   }
+  const clone = join(folder, 'clone')
+  if (depth !== undefined) await git('clone', '-q', '--depth', String(depth), `file://${folder}`, clone)
+  const cwd = depth === undefined ? folder : clone
   return new Promise<{ code: number; said: string }>((resolve) =>
-    execFile(process.execPath, [script], { cwd: folder, env }, (error, stdout, stderr) =>
+    execFile(process.execPath, [script], { cwd, env }, (error, stdout, stderr) =>
       resolve({ code: Number(error?.code ?? 0), said: stdout + stderr }),
     ),
   )
@@ -99,6 +123,51 @@ test('a new version waits until it is a week old; those that were there already 
   const later = await check(t, now, answers(8), before)
   assert.equal(later.code, 0, later.said)
   assert.match(later.said, /2 of 2 new versions are at least 7 days old/)
+})
+
+test('a version that was locked within the week is looked at, however many commits ago', async (t) => {
+  const [before, now] = [{ a: locked('1.0.0') }, { a: locked('1.1.0') }]
+  const answers: Answers = { 'view a@1.1.0 time': { '1.1.0': daysAgo(6) } }
+  for (const history of [{ daysBefore: 8, later: 2 }, { later: 2 }, { daysBefore: 8, later: 2, depth: 4 }]) {
+    const { code, said } = await check(t, now, answers, before, history)
+    assert.equal(code, 1, said)
+    assert.match(said, /FAILED: a@1\.1\.0 was published at/)
+  }
+  // What was locked longer ago is not asked for: it has been there for a week itself.
+  const old = await check(t, now, answers, now, { daysBefore: 8, later: 2 })
+  assert.equal(old.code, 0, old.said)
+  assert.match(old.said, /no version is new since/)
+  assert.doesNotMatch(old.said, /skipped the age/)
+})
+
+test('a commit that says it is old is looked at all the same', async (t) => {
+  const [before, now] = [{ a: locked('1.0.0') }, { a: locked('1.1.0') }]
+  const answers: Answers = { 'view a@1.1.0 time': { '1.1.0': daysAgo(6) } }
+  for (const history of [
+    { daysNow: 8, daysBefore: 9 },
+    { daysNow: 8, later: 2 },
+  ]) {
+    const { code, said } = await check(t, now, answers, before, history)
+    assert.equal(code, 1, said)
+  }
+})
+
+test('a history that is not known for a week is compared with its first commit, and that is said', async (t) => {
+  const [before, now] = [{ a: locked('1.0.0') }, { a: locked('1.1.0') }]
+  const young = await check(t, now, {}, before)
+  assert.match(
+    young.said,
+    /skipped the age of what was locked by \w{12}, the first commit here: the history is that young/,
+  )
+  assert.match(young.said, /skipped the age of a@1\.1\.0: /)
+  const old = { daysBefore: 8, later: 2 }
+  for (const depth of [1, 2]) {
+    const { code, said } = await check(t, now, {}, before, { ...old, depth })
+    assert.equal(code, 0, said)
+    assert.match(said, /skipped the age of what was locked by \w{12}, the first commit here: the clone is shallow/)
+    const rest = depth === 1 ? /skipped the age of new versions: there is no earlier commit/ : /no version is new since/
+    assert.match(said, rest)
+  }
 })
 
 test('a signature that is not valid and a serious known weakness fail; a slight one is told', async (t) => {
