@@ -3,7 +3,8 @@ import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { parseEnv } from 'node:util'
-import { BootError, definePlugin, risksOf } from '#kernel'
+import { parseAllDocuments } from 'yaml'
+import { BootError, definePlugin, plan, risksOf } from '#kernel'
 import { testKernel } from '#testing'
 import { loadRole, root } from '../kernel/config.ts'
 import health from '../plugins/health/index.ts'
@@ -88,6 +89,51 @@ test('every shipped role is without risks as config/check.env has it', async () 
   for (const role of ['conductor', 'gateway', 'runner', 'sidecar', 'vfs', 'worker', 'dev', 'memory']) {
     assert.deepEqual(await risks(role, sample), [], role)
   }
+})
+
+/** Part of a container of a Kubernetes example: a variable has a text, or what the cluster knows. */
+interface Container {
+  readonly args: readonly string[]
+  readonly env: readonly {
+    readonly name: string
+    readonly value?: string
+    readonly valueFrom?: { readonly secretKeyRef?: object; readonly fieldRef?: { readonly fieldPath: string } }
+  }[]
+}
+/** What a pod has of its environment: $(NAME) in a text is a variable above it. */
+const environmentOf = ({ env }: Container): Record<string, string> => {
+  const fields: Readonly<Record<string, string>> = { 'metadata.name': 'runner-0', 'status.podIP': '10.0.0.7' }
+  const known: Record<string, string> = {}
+  for (const { name, value = '', valueFrom } of env) {
+    const given = valueFrom?.secretKeyRef ? secret : fields[valueFrom?.fieldRef?.fieldPath ?? '']
+    known[name] = given ?? value.replaceAll(/\$\((\w+)\)/g, (_, other: string) => known[other]!)
+  }
+  return known
+}
+
+test('the runners of the Kubernetes example can boot as it has them, without a risk', async () => {
+  const documents = parseAllDocuments(await readFile(join(root, 'examples/kubernetes/runners.yaml'), 'utf8'))
+  const all = documents.map((one) => one.toJS() as { kind: string; spec: unknown })
+  const { spec } = all.find(({ kind }) => kind === 'StatefulSet')!
+  const [container] = (spec as { template: { spec: { containers: Container[] } } }).template.spec.containers
+  const { args } = container!
+  const file = join(root, args[args.indexOf('--config') + 1]!)
+  const env = environmentOf(container!)
+  assert.deepEqual(
+    [env['RUNNER_BASE_URL'], env['AGENT_ORC_WORKER_BASE_URL']],
+    ['http://runner-0.runners.agent-orc.svc:7060', 'http://10.0.0.7:7061'],
+  )
+  const role = await loadRole(file, { env })
+  plan(role)
+  assert.deepEqual(risksOf(role), [])
+  // A name that the file does not read would be a setting that does nothing.
+  const text = await readFile(file, 'utf8')
+  const read = new Set([...text.matchAll(/\$\{([A-Z0-9_|]+)/g)].flatMap(([, names]) => names!.split('|')))
+  const own = ['POD_NAME', 'POD_IP']
+  assert.deepEqual(
+    Object.keys(env).filter((name) => !read.has(name)),
+    own,
+  )
 })
 
 test('risks are in the log of the boot and in /readyz, ready or not', async (t) => {

@@ -5,6 +5,7 @@ import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
+import { fileURLToPath } from 'node:url'
 import { emptyFolder, type Finished, run, severally, start } from './spawned.ts'
 
 const noStack = (text: string): void => assert.doesNotMatch(text, /^\s+at .+:\d+/m)
@@ -68,6 +69,21 @@ test('check-config: every problem as JSON on stdout, 1 when a file cannot boot, 
   assert.doesNotMatch(result.stdout + result.stderr, /hunter2/)
   noStack(result.stderr)
   assert.equal((await run(t, ['check-config', good])).code, 0)
+})
+
+test('check-config --strict: a role that can boot and should not is its risks, with 1; without the flag it is ok', async (t) => {
+  // As shipped, without a key: anybody who reaches the port may use it.
+  const file = fileURLToPath(new URL('../../config/runner.yaml', import.meta.url))
+  const [lax, strict] = (await severally(
+    t,
+    [[], ['--strict']].map((flags) => ['check-config', file, '--json', ...flags]),
+  )) as [Finished, Finished]
+  assert.deepEqual([lax.code, JSON.parse(lax.stdout)], [0, { file, ok: true, problems: [] }])
+  assert.equal(strict.code, 1)
+  const { ok, problems } = JSON.parse(strict.stdout) as { ok: boolean; problems: string[] }
+  assert.equal(ok, false)
+  assert.match(problems[0]!, /the listener runner has no authentication; set RUNNER_SIGNING_KEY_CURRENT/)
+  assert.match(strict.stderr, /1 role file cannot boot, or should not/)
 })
 
 test('a role that cannot boot is its sentences on stderr and exit code 1, without a stack', async (t) => {
