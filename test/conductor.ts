@@ -35,6 +35,7 @@ export async function startConductor(
   const runner = kernel.listeners['runner']!
   const workers = kernel.listeners['workers']!
   const sidecar = kernel.listeners['sidecar']!
+  const vfs = kernel.listeners['vfs']!
 
   /** `body` is sent as JSON text. */
   const call = (key: string | undefined, method: Method, url: string, body?: unknown) =>
@@ -49,5 +50,5 @@ export async function startConductor(
     })
   const issue = (tenantId: string, role: TenantRole) =>
     issueKey(database, tokens, { tenantId, role, label: role, createdBy: 'test' })
-  return { app, internal, gateway, runner, workers, sidecar, database, signers, call, issue }
+  return { app, internal, gateway, runner, workers, sidecar, vfs, database, signers, call, issue }
 }

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { randomBytes } from 'node:crypto'
+import { createHash, randomBytes } from 'node:crypto'
 import { test, type TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Ajv } from 'ajv'
@@ -7,6 +7,7 @@ import formats from 'ajv-formats'
 import fc from 'fast-check'
 import type { FastifyInstance } from 'fastify'
 import type { Signer } from '#contracts/signing'
+import { signedForm, streamDigest, vfsDigestHeader, vfsSessionHeader } from '#contracts/vfs'
 import { LoopWatch, type Step } from '../plugins/health/event-loop.ts'
 import { startConductor } from './conductor.ts'
 import { type Operation, operationsOf } from './openapi-operations.ts'
@@ -35,16 +36,20 @@ const inUrl = (value: unknown): string => {
 // No dots alone: a client folds them away, and asks another route.
 const rawText = fc.constantFrom('%zz', '%', '%00', '%252e', '%ff', '%c0%ae', ';', '@', '*', '%20')
 
-const headers = fc.record(
-  {
-    'last-event-id': fc.constantFrom('1', '0', '-1', 'x', '1.1', '9'.repeat(30), ''),
-    'idempotency-key': fc.constantFrom('k1', 'k2', 'x'.repeat(255), 'x'.repeat(256), ''),
-    accept: fc.constantFrom('*/*', 'application/problem+json', 'application/x-ndjson', 'text/html', 'junk'),
-    origin: fc.constantFrom('https://example.com', 'null', 'junk'),
-    'x-tenant-id': fc.constantFrom('acme', 'globex', ''),
-    'if-match': fc.constantFrom('"1"', '*', 'junk'),
-  },
-  { requiredKeys: [] },
+const usualHeaders = {
+  'last-event-id': fc.constantFrom('1', '0', '-1', 'x', '1.1', '9'.repeat(30), ''),
+  'idempotency-key': fc.constantFrom('k1', 'k2', 'x'.repeat(255), 'x'.repeat(256), ''),
+  accept: fc.constantFrom('*/*', 'application/problem+json', 'application/x-ndjson', 'text/html', 'junk'),
+  'if-match': fc.constantFrom('"1"', '*', 'junk'),
+}
+/** With these most listeners refuse a request before they look at it. */
+const foreignHeaders = {
+  origin: fc.constantFrom('https://example.com', 'null', 'junk'),
+  'x-tenant-id': fc.constantFrom('acme', 'globex', ''),
+}
+const headers = fc.oneof(
+  { weight: 7, arbitrary: fc.record(usualHeaders, { requiredKeys: [] }) },
+  { weight: 1, arbitrary: fc.record({ ...usualHeaders, ...foreignHeaders }, { requiredKeys: [] }) },
 )
 const contentTypes = fc.oneof(
   { weight: 12, arbitrary: fc.constant('application/json') },
@@ -106,7 +111,8 @@ function requestsTo(operation: Operation, known: readonly string[]): fc.Arbitrar
       bodies(operation, known),
     )
     .map(([url, pairs, more, some, contentType, payload]) => ({
-      url: `${url}?${pairs.join('&')}${more}`,
+      // A question mark without a query is folded away, so that what was signed would be something else.
+      url: pairs.length === 0 && more === '' ? url : `${url}?${pairs.join('&')}${more}`,
       headers: { ...some, ...(takesBody && payload ? { 'content-type': contentType } : {}) },
       payload: takesBody ? payload : undefined,
     }))
@@ -208,14 +214,18 @@ class RequestSteps {
   }
 }
 
-/** Resolves to how many requests were made. */
+/** Resolves to how many requests were made. `sign` makes one, also that for the document, what the listener takes. */
 async function fuzz(
   app: FastifyInstance,
   steps: RequestSteps,
-  sign: (sent: Sent, operation: Operation) => Sent,
+  sign: (sent: Sent, operation: Pick<Operation, 'method' | 'path'>) => Sent,
 ): Promise<number> {
   const before = steps.asked
-  for (const operation of await operationsOf(app)) {
+  const document = sign(
+    { url: '/openapi.json', headers: {}, payload: undefined },
+    { method: 'GET', path: '/openapi.json' },
+  )
+  for (const operation of await operationsOf(app, document.headers)) {
     await fc.assert(
       fc.asyncProperty(requestsTo(operation, known), async (sent) => {
         await ask(app, operation, sign(sent, operation), steps).catch((error: Error) => {
@@ -229,19 +239,34 @@ async function fuzz(
   return steps.asked - before
 }
 
+const ofSession = 'sess-00000000-00000001'
 const known = [
   'writer',
   'writer-two',
   'run-1',
   'run-2',
-  'sess-00000000-00000001',
+  ofSession,
   '1',
   '2',
   'fuzz-slug',
   'default',
   'e2b',
   'secret://writer',
+  'objects',
 ]
+
+/** As conductors sign what is for the VirtualFS server, mostly about a mount and a session that are there, and some in the view of that one. */
+function signedForFiles(signer: Signer, method: string, { url: given, headers, payload }: Sent): Sent {
+  const ours = given.replace(/^\/vfs\/(files|list)\/[^/?]+/, '/vfs/$1/objects')
+  const url = given.length % 4 ? ours.replace(/^\/vfs\/sessions\/[^/?]+/, `/vfs/sessions/${ofSession}`) : given
+  const session = url.length % 2 ? ofSession : ''
+  const isFile = method === 'PUT' && url.startsWith('/vfs/files/')
+  const digest = !payload?.length ? '' : isFile ? streamDigest : createHash('sha256').update(payload).digest('hex')
+  const signed = signer.sign({ tenant: 'default', method, target: url, body: signedForm(session, digest) })
+  const named = { [vfsSessionHeader]: session, [vfsDigestHeader]: digest }
+  const proof = Object.fromEntries(Object.entries(named).filter(([, value]) => value !== ''))
+  return { url, payload, headers: { ...headers, ...proof, ...signed } }
+}
 
 test('no request makes a listener of the control plane fail, and every answer is a documented one', async (t) => {
   // Webhook messages go nowhere, and rate limits are out of the way.
@@ -281,7 +306,7 @@ test('no request makes a listener of the control plane fail, and every answer is
   assert.ok(externally > 30 * runs)
 })
 
-test('no request makes the gateway, a runner or a sidecar fail, and every answer is a documented one', async (t) => {
+test('no request makes the gateway, a runner, a sidecar or the VirtualFS server fail, and every answer is a documented one', async (t) => {
   const conductor = await startConductor(t, {}, asInProduction)
   const { token } = await conductor.issue('default', 'owner')
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer' })
@@ -303,5 +328,12 @@ test('no request makes the gateway, a runner or a sidecar fail, and every answer
   }))
   await fuzz(conductor.workers, steps, (sent) => sent)
   await fuzz(conductor.sidecar, steps, (sent) => sent)
+  const signer = conductor.signers.get('vfs')!
+  const url = `/vfs/sessions/${ofSession}`
+  const payload = Buffer.from('{"allowedMounts":["objects"]}')
+  const { headers } = signedForFiles(signer, 'PUT', { url, headers: { 'content-type': 'application/json' }, payload })
+  assert.equal((await conductor.vfs.inject({ method: 'PUT', url, headers, payload })).statusCode, 200)
+  const files = await fuzz(conductor.vfs, steps, (sent, { method }) => signedForFiles(signer, method, sent))
+  assert.ok(files > 14 * runs)
   await steps.assertNoStall(t)
 })

@@ -32,8 +32,12 @@ interface Raw {
   readonly responses: Operation['responses']
 }
 
-export async function operationsOf(app: FastifyInstance): Promise<Operation[]> {
-  const document = (await app.inject('/openapi.json')).json<{
+/** `headers` are for a listener that shows its document only to those who prove who they are. */
+export async function operationsOf(
+  app: FastifyInstance,
+  headers: Readonly<Record<string, string>> = {},
+): Promise<Operation[]> {
+  const document = (await app.inject({ url: '/openapi.json', headers })).json<{
     paths: Record<string, Record<string, Raw>>
     components?: { responses?: Record<string, Operation['responses'][string]> }
   }>()

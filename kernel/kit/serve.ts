@@ -174,6 +174,7 @@ function schemaOf(route: Route): object {
     ...(streams ? { consumes: [anyBytes], body: Type.String({ format: 'binary', description: 'Of any type.' }) } : {}),
     response: {
       [route.reply.status]: responseOf(route.reply),
+      ...('created' in route.reply ? { 201: responseOf(route.reply) } : {}),
       ...('file' in route.reply ? ofRanges : {}),
       ...failures(...(route.errors ?? [])),
     },

@@ -8,6 +8,8 @@ export type Forms = Readonly<Record<string, TSchema>>
 export interface JsonReply {
   readonly status: 200 | 201 | 202
   readonly json: TSchema
+  /** The handler sends the same document with 201 for what is new. */
+  readonly created?: true
 }
 /** 204 without a body. */
 export interface NoReply {

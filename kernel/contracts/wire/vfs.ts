@@ -152,7 +152,7 @@ export const vfsWire = {
     params: inMount,
     headers: writing,
     streams: true,
-    reply: { status: 200, json: vfs.VfsEntry },
+    reply: { status: 200, json: vfs.VfsEntry, created: true },
     errors: [...written, objectErrors.uploadBroken, objectErrors.checksumMismatch, httpErrors.bodyTooLarge],
   },
   remove: {
