@@ -19,7 +19,15 @@ export interface Operation {
   readonly body: Schema | undefined
   readonly bodyRequired: boolean
   /** By status, as documented: `200`, `4XX`. */
-  readonly responses: Readonly<Record<string, { readonly content?: Readonly<Record<string, { schema?: Schema }>> }>>
+  readonly responses: Readonly<
+    Record<
+      string,
+      {
+        readonly content?: Readonly<Record<string, { schema?: Schema }>>
+        readonly headers?: Readonly<Record<string, object>>
+      }
+    >
+  >
 }
 
 interface Raw {

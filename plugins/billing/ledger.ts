@@ -222,7 +222,7 @@ export class Ledger {
         values: [tenantId, of ?? null, kind ?? null, runId ?? null],
         order: { created_at: 'timestamptz', id: 'bigint' },
         newestFirst: true,
-        atOnce: 500,
+        atOnce: 200,
       },
       page,
       (row) => row,
