@@ -100,8 +100,13 @@ async function* eventsOf(
 
 const conversation = `SELECT id, published_id AS "publishedId", created_at AS "createdAt" FROM conversations
   WHERE tenant_id = $1 AND id = $2`
+/** Bytes of the messages of one read, unless the first one alone has more. */
+const mostBytes = 1024 * 1024
 const messages = `SELECT position, conversation_id AS "conversationId", public_run_id AS "publicRunId", role, content, attachments, failed, at
-  FROM messages WHERE tenant_id = $1 AND conversation_id = $2 AND position > $3::bigint ORDER BY position LIMIT $4`
+  FROM (SELECT *, row_number() OVER (ORDER BY position) AS nth,
+      sum(octet_length(content) + coalesce(octet_length(attachments::text), 0)) OVER (ORDER BY position) AS bytes
+    FROM (SELECT * FROM messages WHERE tenant_id = $1 AND conversation_id = $2 AND position > $3::bigint ORDER BY position LIMIT $4) near) weighed
+  WHERE nth = 1 OR bytes <= ${mostBytes} ORDER BY position`
 const ofRun = `r.id AS "runId", r.session_id AS "sessionId", r.profile, r.status, r.prompt, r.metadata, r.input, r.result, r.error_code AS error,
     r.usage, r.started_at AS "startedAt", r.finished_at AS "finishedAt"`
 const runs = `SELECT p.conversation_id AS "conversationId", p.id AS "publicRunId", ${ofRun}

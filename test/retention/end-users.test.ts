@@ -1,8 +1,12 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { get, type IncomingMessage, type ServerResponse } from 'node:http'
 import { test } from 'node:test'
+import { setImmediate } from 'node:timers/promises'
 import { EndUserData } from '#contracts/retention'
 import { fake } from '#testing'
 import approvals from '../../plugins/approvals/index.ts'
+import { watchReads } from '../reads.ts'
 import { chat, rolledUp, run, stage } from './stage.ts'
 
 test('an end user is erased whole, with what their runs delegated; other people and other tenants stay; meters stay', async (t) => {
@@ -191,6 +195,39 @@ test('an export has all of an end user and nothing of anybody else, however much
   assert.ok(!reply.body.includes('bob'))
   for (let i = 0; i < 60; i++)
     assert.ok(reply.body.includes(`secret of a${i}"`) || reply.body.includes(`secret of run_a${i}"`), String(i))
+})
+
+test('an export of megabytes is read by and by: a part when the one before was taken, and none of them is large', async (t) => {
+  const { sql, app, database } = await stage(t)
+  await sql(
+    'acme',
+    ...chat('acme', 'a', 0, 'conv_a', 'ann'),
+    `INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
+     SELECT 'acme', 'run_a', n, 1, convert_to(json_build_object('seq', n, 'text', repeat('é', 50000))::text || chr(10), 'UTF8') FROM generate_series(2, 121) n`,
+    `INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content)
+     SELECT 'acme', 'conv_a', 'prun_more' || n, 'assistant', n || repeat('é', 250000) FROM generate_series(1, 40) n`,
+  )
+  const url = await app.listen({ port: 0, host: '127.0.0.1' })
+  const answers: ServerResponse[] = []
+  app.server.on('request', (_: IncomingMessage, answer: ServerResponse) => answers.push(answer))
+  const reads = watchReads(t, database)
+  const request = get(`${url}/api/end-users/ann/export`, { headers: { tenant: 'acme' } })
+  const [reply] = (await once(request, 'response')) as [IncomingMessage]
+  reply.pause()
+  // Full is full: what the sockets between take is taken, and nothing more is read.
+  for (let still = 0; still < 200; await setImmediate()) still = answers[0]!.writableNeedDrain ? still + 1 : 0
+  const before = reads.count
+  assert.equal(reads.underWay, 0)
+  let text = ''
+  reply.setEncoding('utf8').on('data', (part: string) => (text += part))
+  reply.resume()
+  await once(reply, 'end')
+  const { items } = JSON.parse(text) as { items: { type: string }[] }
+  const of = (type: string): number => items.filter((one) => one.type === type).length
+  assert.deepEqual([of('message'), of('run'), of('events')], [42, 1, 121])
+  assert.ok(before < reads.count - 100, `${before} of ${reads.count} reads before anybody took any`)
+  // In this form a byte of a log has four characters.
+  assert.ok(reads.largest.bytes < 2 * 1024 * 1024, `a read of ${reads.largest.bytes} bytes`)
 })
 
 test('an export is a document also of a conversation whose row retention has just deleted', async (t) => {

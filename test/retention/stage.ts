@@ -21,6 +21,8 @@ const openGuard: Guard = {
 export interface Stage {
   readonly database: Database
   readonly logs: TestKernel['logs']
+  /** The listener, for what an injected request does not show. */
+  readonly app: TestKernel['listeners'][string]
   metrics(): Promise<string>
   /** One pass over all tenants, as a job would make it. */
   pass(signal?: AbortSignal): Promise<void>
@@ -73,6 +75,7 @@ export async function stage(
   return {
     database,
     logs: kernel.logs,
+    app: kernel.listeners['conductor']!,
     metrics: () => registries[0]!.metrics(),
     pass: (signal = new AbortController().signal) => works.get('retention')!(signal),
     recount: (signal = new AbortController().signal) => works.get('stored-bytes')!(signal),
