@@ -21,6 +21,43 @@ async function runThrough(client: Client, body: object): Promise<string | undefi
   return sessionId
 }
 
+/** Who said all that is exported. */
+const endUser = 'somebody'
+
+/** What is summed up, what a person is given of theirs, and what a run has logged. */
+const figuresExportsAndLogs: Attack = {
+  name: 'figures, exports and logs, 16 at a time',
+  async prepare(hostile, told) {
+    const client = clientOf(hostile, told)
+    const metadata = { end_user_id: endUser }
+    const body = around((prompt) => ({ profile: hostile.profiles.quick, prompt, metadata }))
+    for (let n = 0; n < 30; n++) await runThrough(client, body('x'.repeat(300_000)))
+    await client.close()
+  },
+  async run(hostile, told, stop) {
+    const client = clientOf(hostile, told)
+    // Exports whose parts take turns would go on for half a minute.
+    stop.addEventListener('abort', () => void client.close(), { once: true })
+    const found = await client.send('GET', '/api/runs?limit=20&status=ok')
+    const ids = (found === '' ? [] : JSON.parse(found)) as { runId: string }[]
+    const paths = [
+      '/api/stats/overview?window=30d',
+      `/api/end-users/${endUser}/export`,
+      '/api/stats/agents?window=30d',
+      '/api/runs/(run)',
+      '/api/stats/timeseries?window=30d',
+      '/api/runs/(run)/events',
+      '/api/webhooks/deliveries',
+      '/api/usage?window=30d',
+    ]
+    await flood(16, stop, (n) => {
+      const { runId = 'none' } = ids[n % Math.max(1, ids.length)] ?? {}
+      return client.send('GET', paths[n % paths.length]!.replace('(run)', runId))
+    })
+    await client.close()
+  },
+}
+
 const single: readonly Attack[] = [
   {
     name: 'heavy schemas, 14 at a time',
@@ -164,6 +201,7 @@ const single: readonly Attack[] = [
     },
     judge: judgeDelegations,
   },
+  figuresExportsAndLogs,
   ...attacksOnStores,
 ]
 
