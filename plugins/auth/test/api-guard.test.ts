@@ -153,7 +153,7 @@ test('two Authorization headers, or one over the header limit, never authenticat
       socket.on('data', (data) => resolve(String(data).split(' ')[1]!)).on('error', reject)
       t.after(() => socket.destroy())
     })
-  const request = (...lines: string[]) => ['GET /member HTTP/1.1', 'Host: x', ...lines, '', ''].join('\r\n')
+  const request = (...lines: string[]) => ['GET /member HTTP/1.1', 'Host: localhost', ...lines, '', ''].join('\r\n')
   const good = 'Authorization: Bearer ao_dev_m'
   assert.equal(await status(request(good)), '200')
   assert.equal(await status(request(good, good)), '401')

@@ -264,7 +264,7 @@ test('two Authorization headers never authenticate, whichever is right', async (
     const status = await new Promise<number | undefined>((resolve, reject) => {
       const headers = [
         'host',
-        'x',
+        'localhost',
         'authorization',
         pair[0]!,
         'authorization',

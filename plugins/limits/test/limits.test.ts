@@ -113,7 +113,7 @@ test('whoever leaves before the request is counted holds nothing', async (t) => 
   app.get('/', { preHandler: async () => counted.resolve() }, async () => 'nobody reads this')
   await app.listen({ port: 0, host: '127.0.0.1' })
   const socket = connect((app.server.address() as AddressInfo).port, '127.0.0.1')
-  socket.write('GET / HTTP/1.1\r\nhost: x\r\n\r\n')
+  socket.write('GET / HTTP/1.1\r\nhost: localhost\r\n\r\n')
   await Promise.all([left.promise, counted.promise])
   assert.equal((await limits.usedBy('acme')).openAnswers, 0)
 })
@@ -146,7 +146,7 @@ test('bytes of answers that nobody reads are bounded by tenant, and each may hav
   const used = async (): Promise<number | undefined> => (await limits.usedBy('acme')).answerBytes
   const { port } = app.server.address() as AddressInfo
   const socket = connect(port, '127.0.0.1').pause()
-  socket.write('GET /large HTTP/1.1\r\nhost: x\r\ntenant: acme\r\n\r\n')
+  socket.write('GET /large HTTP/1.1\r\nhost: localhost\r\ntenant: acme\r\n\r\n')
   while ((await used()) === 0) await new Promise(setImmediate)
   assert.equal(await used(), 20 * mebi, 'the whole limit, though the answer is larger')
   const read = await get('/large', 'acme')

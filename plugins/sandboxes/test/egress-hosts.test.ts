@@ -376,7 +376,7 @@ test('without the key of the run under way nothing is passed, not to a route of 
     assert.equal(reply.headers['proxy-authenticate'], 'Basic realm="egress"')
   }
   assert.equal((await ask(url, `${url}/runner/worker/x/poll`)).status, 407)
-  assert.equal(codeOf(await get('/runner/egress')), 'invalid_target')
+  assert.equal(codeOf(await get('/runner/egress', { headers: { host: 'localhost' } })), 'invalid_target')
   run.end()
   assert.equal((await get(`http://localhost:${host.port}/`)).status, 407)
   assert.deepEqual(host.asked, [])
