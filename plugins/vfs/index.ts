@@ -42,13 +42,13 @@ interface Erased {
 
 /**
  * Erases a part of a tenant. 409 under a legal hold; one that is set meanwhile waits for the end of the part, because the conductor that has asked for
- * it goes on without an answer after a while.
+ * it goes on without an answer after a while. A part whose conductor has gone before its turn deletes nothing: nobody would count that.
  */
 const eraserOf =
   ({ sessions, mounts, audit, dirOf }: Erased) =>
-  async (tenantId: string): Promise<ErasedPart> => {
+  async (tenantId: string, signal: AbortSignal): Promise<ErasedPart> => {
     const erased = await sessions.unlessHeld(tenantId, async () => {
-      const part = await sessions.erase(tenantId)
+      const part = await sessions.erase(tenantId, signal)
       if (part.more) return part
       mounts.forget(tenantId)
       audit.forget(tenantId)

@@ -1,6 +1,7 @@
 import type { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
 import { type App, httpErrors, notFound } from '#kernel'
+import type { ErasedPart } from '#contracts/retention'
 import { type VfsMountInput, vfsSessionHeader, type VfsView } from '#contracts/vfs'
 import { vfsWire } from '#contracts/wire/vfs'
 import { optionsOf, serve, takeStreams } from '#kit'
@@ -170,8 +171,8 @@ async function* arriving({ body }: FastifyRequest): AsyncGenerator<Uint8Array> {
 interface Parts {
   readonly sessions: Sessions
   readonly audit: Audit
-  /** Deletes some of a tenant's data, and says if there is more. */
-  erase(tenantId: string): Promise<{ deleted: number; more: boolean }>
+  /** Deletes some of a tenant's data, and says if there is more. It begins nothing more once the signal has aborted. */
+  erase(tenantId: string, signal: AbortSignal): Promise<ErasedPart>
 }
 
 /** Routes for leases of sessions, for their audit, and for a tenant's usage, legal hold and erasure. */
@@ -223,5 +224,5 @@ export function sessionRoutes(app: App, callers: Callers, { sessions, audit, era
   serve(app, vfsWire.usage, async ({ caller }) => ({ json: await sessions.usage(caller.tenantId) }), callers)
   const { conductors } = callers
   serve(app, vfsWire.hold, async ({ caller, body }) => sessions.hold(caller.tenantId, body.held), conductors)
-  serve(app, vfsWire.erase, async ({ caller }) => ({ json: await erase(caller.tenantId) }), conductors)
+  serve(app, vfsWire.erase, async ({ caller, signal }) => ({ json: await erase(caller.tenantId, signal) }), conductors)
 }

@@ -4,6 +4,7 @@ import { dirname, join } from 'node:path'
 import { isClientId } from '#contracts/ids'
 import { overLimit } from '#contracts/limits'
 import { mostObjectsAtOnce, type ObjectBackend } from '#contracts/object-store'
+import type { ErasedPart } from '#contracts/retention'
 import type { OpenVfsSession, VfsLimits, VfsSession } from '#contracts/vfs'
 import { vfsErrors } from '#contracts/vfs'
 import { Turns } from '#kit/turns'
@@ -11,6 +12,8 @@ import { type Account, count, type Counts, sessionAccount, tenantAccount } from 
 
 /** Milliseconds. The time of last use on disk is updated at most this often. */
 const touchMs = 60_000
+/** For so long one part of an erasure deletes: whoever asked for it waits a few seconds for the answer, which counts what is gone. */
+const partMs = 1_000
 
 /** The record of an open session on disk. */
 interface Kept {
@@ -172,17 +175,30 @@ export class Sessions {
     return { ...counts, sessions: sessions.size }
   }
 
-  /** Closes the tenant's sessions and deletes some of its files. Resolves to the number deleted, and whether there is more. */
-  async erase(tenantId: string): Promise<{ deleted: number; more: boolean }> {
+  /**
+   * Closes the tenant's sessions and deletes some of its files, for about a second. Resolves to the number deleted, and whether there is more. Nothing
+   * more is begun once the signal has aborted.
+   */
+  async erase(tenantId: string, signal: AbortSignal): Promise<ErasedPart> {
+    const until = AbortSignal.any([signal, AbortSignal.timeout(partMs)])
     const { sessions, counts } = await this.#tenant(tenantId)
-    for (const id of sessions.keys()) await rm(this.#recordOf(tenantId, id), { force: true })
-    const closed = sessions.size
-    sessions.clear()
+    let deleted = 0
+    for (const id of [...sessions.keys()]) {
+      if (until.aborted) break
+      await rm(this.#recordOf(tenantId, id), { force: true })
+      sessions.delete(id)
+      deleted++
+    }
     await this.settled(tenantId)
-    const { objects, bytes, more } = await this.#options.files.removeAll(tenantId, '', mostObjectsAtOnce)
-    counts.bytes = Math.max(0, counts.bytes - bytes)
-    counts.entries = Math.max(0, counts.entries - objects)
-    return { deleted: objects + closed, more }
+    if (until.aborted) return { deleted, more: true }
+    const gone = await this.#options.files.removeAll(tenantId, '', mostObjectsAtOnce, until).catch((error: unknown) => {
+      // The closed sessions are counted, and the next part says what is wrong.
+      if (deleted === 0) throw error
+      return { objects: 0, bytes: 0, more: true }
+    })
+    counts.bytes = Math.max(0, counts.bytes - gone.bytes)
+    counts.entries = Math.max(0, counts.entries - gone.objects)
+    return { deleted: deleted + gone.objects, more: gone.more }
   }
 
   /**

@@ -105,6 +105,37 @@ test('a session has its scratch space and its layer; closing drops both, opening
   assert.deepEqual(await pathsIn(client, one, 'scratch'), [])
 })
 
+test('a part of an erasure ends after about a second with what is gone, and deletes nothing for who has left', async (t) => {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  let asked = 0
+  const files = {
+    use: async () => ({ bytes: 0, objects: 0 }),
+    /** A disk with more files than it could remove in any time. */
+    async removeAll(_tenantId: string, _prefix: string, _most: number, signal?: AbortSignal) {
+      asked++
+      assert.ok(signal, 'it is told when to end')
+      let objects = 0
+      for (; !signal.aborted; objects++) await new Promise((resolve) => setImmediate(resolve))
+      return { bytes: 0, objects, more: true }
+    },
+  }
+  const sessions = new Sessions({
+    dir,
+    files: files as never,
+    defaults: () => ({ bytes: 1, entries: 1, sessions: 1, objects: 1, objectBytes: 1 }),
+    perSession: { bytes: 1, entries: 1 },
+    onFailed: assert.fail,
+  })
+  await sessions.open('acme', 's1', {})
+  assert.deepEqual(await sessions.erase('acme', AbortSignal.abort()), { deleted: 0, more: true })
+  assert.equal((await sessions.usage('acme')).sessions, 1)
+  assert.equal(asked, 0)
+  const { deleted, more } = await sessions.erase('acme', new AbortController().signal)
+  assert.deepEqual([deleted > 1, more, asked], [true, true, 1])
+  assert.equal((await sessions.usage('acme')).sessions, 0)
+})
+
 test('a legal hold and an erasure wait for the files of their own tenant only', { timeout: 30_000 }, async (t) => {
   const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-'))
   t.after(() => rm(dir, { recursive: true, force: true }))
@@ -127,7 +158,7 @@ test('a legal hold and an erasure wait for the files of their own tenant only', 
   await sessions.open('acme', 's1', {})
   await sessions.close('acme', 's1')
   await sessions.hold('globex', true)
-  assert.deepEqual(await sessions.erase('globex'), { deleted: 0, more: false })
+  assert.deepEqual(await sessions.erase('globex', new AbortController().signal), { deleted: 0, more: false })
   const own = sessions.hold('acme', true).then(() => 'held')
   assert.equal(await Promise.race([own, sessions.hold('globex', false).then(() => 'other')]), 'other')
   slow.resolve()
