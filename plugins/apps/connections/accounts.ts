@@ -131,9 +131,9 @@ export class Accounts implements AppAccounts {
   }
   /**
    * Revokes a connection at its app, which has until `signal` aborts, and ten seconds at most. A failure is retried later, up to `mostRevocations`
-   * times, unless the connection has moved on since it was read.
+   * times, unless the connection has moved on since it was read. Resolves to whether it is over: the app has revoked it, or is not asked again.
    */
-  async revoke(tenantId: string, connection: Connection, signal?: AbortSignal): Promise<void> {
+  async revoke(tenantId: string, connection: Connection, signal?: AbortSignal): Promise<boolean> {
     const { database, metrics, log } = this.#options
     const secret = connection.secret === null ? undefined : this.open(tenantId, connection.id, connection.secret)
     const provider = this.#providers.get(connection.provider)
@@ -144,7 +144,7 @@ export class Accounts implements AppAccounts {
       metrics.revocations.inc({ outcome: 'failed' })
       if (connection.failures + 1 < mostRevocations) {
         const failure = { reason: 'It could not be taken back yet.', inSeconds: pauseAfter(connection.failures) }
-        if (await this.#under(tenantId, connection, (tx) => storeFailure(tx, connection.id, failure))) return
+        if (await this.#under(tenantId, connection, (tx) => storeFailure(tx, connection.id, failure))) return false
       }
       log.warn(
         { err, tenantId, connection: connection.id },
@@ -154,6 +154,7 @@ export class Accounts implements AppAccounts {
     await database.tenant(tenantId, async (tx) => {
       if (await lockConnection(tx, connection.id, connection.fence)) await storeEnd(tx, connection.id, 'revoked', null)
     })
+    return true
   }
 
   async #find(tenantId: string, key: AccountKey): Promise<Connection> {
@@ -199,7 +200,7 @@ export class Accounts implements AppAccounts {
   }
   async #doWhatIsDue(tenantId: string, leased: Connection): Promise<void> {
     const { state, secret } = leased
-    if (state === 'revoked' && secret !== null) return this.revoke(tenantId, leased)
+    if (state === 'revoked' && secret !== null) return void (await this.revoke(tenantId, leased))
     if (!isUsable(leased)) return void (await this.#under(tenantId, leased, (tx) => deleteConnection(tx, leased.id)))
     const opened = this.open(tenantId, leased.id, secret!)
     if (opened === undefined) return this.#unreadable(tenantId, leased)

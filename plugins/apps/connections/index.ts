@@ -153,9 +153,12 @@ async function nextOf(database: Database, tenantId: string, seconds: number): Pr
 /** The most connections of one page. A person has one for each toolkit. */
 const atOnce = 50
 
+/** How often an app is asked to revoke an account that is erased, when it was given less time than usual. */
+const mostCut = 3
+
 /**
- * Erases an account, and revokes it at its app before: once, since an app that does not answer must not keep the data here. False when there was no
- * such account any more. Rejects with 409 under a legal hold.
+ * Erases an account, and revokes it at its app before: once, since an app that does not answer must not keep the data here; up to `mostCut` times where
+ * the signal cut the call. False when there is no such account any more, or it stays for another call. Rejects with 409 under a legal hold.
  */
 async function eraseAccount(
   database: Database,
@@ -171,7 +174,8 @@ async function eraseAccount(
     return lockConnection(tx, id)
   })
   if (!revoked) return false
-  await accounts.revoke(tenantId, revoked, signal)
+  const isOver = await accounts.revoke(tenantId, revoked, signal)
+  if (!isOver && signal?.aborted && revoked.failures + 1 < mostCut) return false
   await database.tenant(tenantId, (tx) => deleteConnection(tx, id))
   return true
 }
@@ -179,14 +183,19 @@ async function eraseAccount(
 /** The accounts of a tenant and of its end users, for the erasure of the tenant. */
 export const createTenantData = (database: Database, accounts: Pick<Accounts, 'revoke'>): TenantDataStore => ({
   async erase(tenantId, signal) {
-    const list = { text: 'SELECT id FROM app_connections WHERE tenant_id = $1 LIMIT $2', values: [tenantId, abreast] }
-    const [rows] = await database.batch<[Due[]]>(tenantId, [list])
+    const list = {
+      text: 'SELECT id, failures FROM app_connections WHERE tenant_id = $1 ORDER BY id LIMIT $2',
+      values: [tenantId, abreast],
+    }
+    const [found] = await database.batch<[Pick<Connection, 'id' | 'failures'>[]]>(tenantId, [list])
+    // After a call that was cut fewer of them are asked at once, so that each has more of the time.
+    const rows = found.slice(0, Math.max(1, Math.floor(abreast / 2 ** (found[0]?.failures ?? 0))))
     // All are over when this is: one that went on behind a refusal might revoke an account after a legal hold was set.
     const ends = await Promise.allSettled(rows.map(({ id }) => eraseAccount(database, accounts, tenantId, id, signal)))
     const failed = ends.find((end) => end.status === 'rejected')
     if (failed) throw failed.reason
     const deleted = ends.filter((end) => end.status === 'fulfilled' && end.value).length
-    return { deleted, more: rows.length === abreast }
+    return { deleted, more: found.length === abreast || deleted < found.length }
   },
 })
 

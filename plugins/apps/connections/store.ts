@@ -153,11 +153,11 @@ export async function doubtGrant(database: Database, tenantId: string, id: strin
   return rows.length > 0
 }
 
-/** Ends the use of a connection. Its secret is kept until the app has revoked it. */
+/** Ends the use of a connection. Its secret is kept until the app has revoked it. The failures of revocations are counted on. */
 export async function markRevoked(tx: TenantTx, id: string): Promise<void> {
   await tx.query({
-    text: `UPDATE app_connections SET state = 'revoked', reason = NULL, fence = fence + 1, failures = 0,
-             leased_until = now() + ${leaseFor}, due_at = now(), updated_at = now()
+    text: `UPDATE app_connections SET state = 'revoked', reason = NULL, fence = fence + 1,
+             failures = CASE WHEN state = 'revoked' THEN failures ELSE 0 END, leased_until = now() + ${leaseFor}, due_at = now(), updated_at = now()
            WHERE tenant_id = $1 AND id = $2`,
     values: [tx.tenantId, id],
   })

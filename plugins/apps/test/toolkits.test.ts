@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { startExternalServer } from '#testing'
-import { createEndUserData } from '../connections/index.ts'
+import { createEndUserData, createTenantData } from '../connections/index.ts'
 import { failureOf, itemsOf, sentenceOf, stage, stageWithOAuth } from './stage.ts'
 
 const call = (name: string, input?: unknown) => ({ name, ...(input === undefined ? {} : { arguments: input }) })
@@ -215,11 +215,43 @@ test('the accounts of a tenant that is erased are revoked at their apps before, 
   assert.deepEqual(await erase(), { deleted: 2, more: false })
   assert.deepEqual(s.issuer.revoked.toSorted(), ['access-1', 'access-2', 'refresh-1', 'refresh-2'])
   assert.deepEqual(await s.rows('SELECT id FROM app_connections'), [])
-  // An app that does not answer is not waited for.
+  // An account whose app was given no time to answer stays, and its app is asked again.
+  const cut = () => erase(AbortSignal.abort())
+  s.issuer.revoked.length = 0
   await s.connect({ endUserId: 'ann' })
-  const before = s.issuer.revoked.length
-  assert.deepEqual(await erase(AbortSignal.abort()), { deleted: 1, more: false })
-  assert.equal(s.issuer.revoked.length, before)
+  assert.deepEqual(await cut(), { deleted: 0, more: true })
+  assert.deepEqual(await erase(), { deleted: 1, more: false })
+  assert.equal(s.issuer.revoked.length, 2)
+  // One that never answers keeps nothing here for ever.
+  await s.connect({ endUserId: 'bob' })
+  assert.deepEqual(await cut(), { deleted: 0, more: true })
+  assert.deepEqual(await cut(), { deleted: 0, more: true })
+  assert.deepEqual(await cut(), { deleted: 1, more: false })
+  assert.equal(s.issuer.revoked.length, 2)
+})
+
+test('fewer accounts are revoked at once after a call that was cut', async (t) => {
+  const s = await stageWithOAuth(t)
+  await s.rows(
+    `INSERT INTO app_connections (tenant_id, id, provider, toolkit, end_user_id, state)
+     SELECT 'default', 'con_' || lpad(i::text, 2, '0'), 'x', 't', 'u' || i, 'active' FROM generate_series(1, 20) i`,
+  )
+  const asked: number[] = []
+  const told = new AbortController()
+  let atOnce = 0
+  const revoke = async (_: string, { id }: { readonly id: string }) => {
+    atOnce++
+    await s.rows(`UPDATE app_connections SET failures = failures + 1 WHERE id = '${id}'`)
+    told.abort()
+    return false
+  }
+  const { erase } = createTenantData(s.database, { revoke })
+  for (let i = 0; i < 3; i++) {
+    atOnce = 0
+    await erase('default', told.signal)
+    asked.push(atOnce)
+  }
+  assert.deepEqual(asked, [16, 8, 4])
 })
 
 test('a tenant has as many accounts as its limit lets it, and links of one account end one another', async (t) => {
