@@ -98,6 +98,12 @@ export interface Retention {
 export const Retention = capability<Retention>('conductor.retention')
 
 /**
+ * Asks whoever keeps the data, with a signal that aborts after a few seconds. Rejects with 503 `store_silent` when there was no answer a little later;
+ * who did not answer is then left alone for a while, for all tenants.
+ */
+export type AskStore = <T>(ask: (signal: AbortSignal) => Promise<T>) => Promise<T>
+
+/**
  * Data of tenants that a plugin keeps outside the database's tables. What has a signal is called within a transaction, for which a legal hold waits and
  * which has one of the connections for reads: it takes no other one of these. The signal aborts after a few seconds. From then on nothing more is begun,
  * and what is under way is left; a little later the transaction ends, whether the call has or not.
@@ -108,8 +114,11 @@ export interface TenantDataStore {
    * what is gone by then, or rejects if that is nothing.
    */
   erase(tenantId: string, signal: AbortSignal): Promise<ErasedPart>
-  /** Deletes a part of the data of deleted runs, like `erase`, and in that transaction. Called after runs were deleted. */
-  sweep?(tx: TenantTx, signal: AbortSignal): Promise<ErasedPart>
+  /**
+   * Deletes a part of the data of deleted runs, like `erase`, and in that transaction. Called after runs were deleted. Only what it does by `ask` has
+   * the signal: a statement of one tenant that takes long says nothing about the store.
+   */
+  sweep?(tx: TenantTx, ask: AskStore): Promise<ErasedPart>
   /**
    * For a store that deletes by age: keeps all data of the tenant, or no longer. It lasts, also over a restart, until the store is told otherwise. When
    * it resolves, nothing is being deleted any more.

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type Database, databaseErrors, type TenantTx } from '#contracts/database'
 import { isAppError } from '#kernel'
-import { retentionErrors, unlessHeld } from '#contracts/retention'
+import { type AskStore, retentionErrors, unlessHeld } from '#contracts/retention'
 import { Shares } from '#kit/turns'
 import { inSeconds, type Patience } from './outside.ts'
 
@@ -26,8 +26,8 @@ export interface Done {
 
 /** One transaction's share of a deletion: at most about `limit` rows, from `place` on. */
 export type Batch = (tx: TenantTx, limit: number, place: Place) => Promise<Done>
-/** As `Batch`, with work outside the database, of which nothing more is begun once the signal has aborted. */
-export type OutsideBatch = (tx: TenantTx, limit: number, place: Place, signal: AbortSignal) => Promise<Done>
+/** As `Batch`, with work outside the database, which is done by `ask`. */
+export type OutsideBatch = (tx: TenantTx, limit: number, place: Place, ask: AskStore) => Promise<Done>
 
 /** Deletes in small transactions with pauses between them, so that no other work has to wait. */
 export class Batches {
@@ -74,11 +74,12 @@ export class Batches {
       const leave = await this.#turns.enter(tenantId, signal)
       try {
         if (performance.now() < (this.#silent.get(name) ?? 0)) throw retentionErrors.storeSilent()
-        const work = (tx: TenantTx) => inSeconds((until) => batch(tx, limit, place, until), this.#patience)
-        return await this.once(tenantId, work).catch((error: unknown) => {
-          if (isSilence(error)) this.#silent.set(name, performance.now() + restMs)
-          throw error
-        })
+        const ask: AskStore = (what) =>
+          inSeconds(what, this.#patience).catch((error: unknown) => {
+            if (isSilence(error)) this.#silent.set(name, performance.now() + restMs)
+            throw error
+          })
+        return await this.once(tenantId, (tx) => batch(tx, limit, place, ask))
       } finally {
         leave()
       }

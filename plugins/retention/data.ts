@@ -1,14 +1,14 @@
 import { type Database, databaseErrors, type TenantTx } from '#contracts/database'
-import { type ErasedPart, retentionErrors, type TenantDataStore } from '#contracts/retention'
+import { type AskStore, type ErasedPart, retentionErrors, type TenantDataStore } from '#contracts/retention'
 import { Shares } from '#kit/turns'
 import type { Batches, OutsideBatch } from './batches.ts'
 import { inSeconds, type Patience } from './outside.ts'
 
 /** Wraps a plugin's deletion outside the database as a batch. Like for rows, nothing is deleted once the tenant is under a legal hold. */
 export const partOf =
-  (name: string, some: (tx: TenantTx, signal: AbortSignal) => Promise<ErasedPart>, count?: CountPart): OutsideBatch =>
-  async (tx, _limit, _place, signal) => {
-    const { deleted, more } = await some(tx, signal)
+  (name: string, some: (tx: TenantTx, ask: AskStore) => Promise<ErasedPart>, count?: CountPart): OutsideBatch =>
+  async (tx, _limit, _place, ask) => {
+    const { deleted, more } = await some(tx, ask)
     if (deleted > 0) await count?.(tx, name, deleted)
     return { deleted: { [name]: deleted }, next: more ? [] : undefined }
   }

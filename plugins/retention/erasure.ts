@@ -130,7 +130,7 @@ async function eraseAll(
   const round = async (): Promise<number> => {
     let rows = 0
     for (const [name, store] of data) {
-      const part = partOf(name, (tx, until) => store.erase(tx.tenantId, until), count)
+      const part = partOf(name, (tx, ask) => ask((until) => store.erase(tx.tenantId, until)), count)
       const deleted = await batches.outside(tenantId, name, part, signal)
       rows += deleted[name] ?? 0
     }

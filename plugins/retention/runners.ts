@@ -112,10 +112,10 @@ export async function leaveRunners(
   signal: AbortSignal,
 ): Promise<number> {
   let untold = 0
-  const some: OutsideBatch = async (tx, most, place, until) => {
+  const some: OutsideBatch = async (tx, most, place, ask) => {
     const limit = Math.min(most, sessionsAtOnce)
     const found = await leaving.page(tx, place?.[0] ?? '', limit)
-    const left = await tellRunners(parts, tenantId, found, until)
+    const left = await ask((until) => tellRunners(parts, tenantId, found, until))
     untold += left.size
     const deleted = await dropTold(tx, leaving, found, left)
     return { deleted: { sessions: deleted }, next: found.length < limit ? undefined : [found.at(-1)!.id] }

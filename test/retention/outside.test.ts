@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { test } from 'node:test'
 import type { TenantTx } from '#contracts/database'
+import type { AskStore } from '#contracts/retention'
 import { Batches } from '../../plugins/retention/batches.ts'
 import { holdTeller, sweepData } from '../../plugins/retention/data.ts'
 import { Away, leaveRunners, type Leaving } from '../../plugins/retention/runners.ts'
@@ -55,7 +56,7 @@ const { signal } = new AbortController()
 test('a store that never answers has a connection for a moment, and is then left alone for a while', async (t) => {
   const s = await stage(t)
   const asked: string[] = []
-  const sweep = ({ tenantId }: TenantTx) => (asked.push(tenantId), never)
+  const sweep = ({ tenantId }: TenantTx, ask: AskStore) => ask(() => (asked.push(tenantId), never))
   const batches = new Batches(s.database, 0, undefined, patience)
   const swept = (id: string) => sweepData(batches, new Map([['objects', { ...none, sweep }]]), id, signal)
   await assert.rejects(swept('acme'), { status: 503, code: 'store_silent' })
@@ -67,15 +68,27 @@ test('a store that never answers has a connection for a moment, and is then left
   assert.deepEqual(await sweepData(batches, new Map([['others', other]]), 'globex', signal), { others: 1 })
 })
 
+test('a statement of one tenant that takes long is no silence of the store, and keeps it from nobody', async (t) => {
+  const s = await stage(t)
+  const sweep = async ({ tenantId, query }: TenantTx) => {
+    if (tenantId === 'acme') await query({ text: 'SELECT pg_sleep(0.2)' })
+    return { deleted: 1, more: false }
+  }
+  const batches = new Batches(s.database, 0, undefined, patience)
+  const data = new Map([['objects', { ...none, sweep }]])
+  for (const id of ['acme', 'globex']) assert.deepEqual(await sweepData(batches, data, id, signal), { objects: 1 })
+})
+
 test('a store that is told to end keeps what it has done by then, and is asked for the rest', async (t) => {
   const s = await stage(t)
   let left = 3
-  const sweep = async (_: TenantTx, until: AbortSignal) => {
-    // One of them goes, the next one would take for ever.
-    left--
-    if (left > 0) await once(until, 'abort')
-    return { deleted: 1, more: left > 0 }
-  }
+  const sweep = (_: TenantTx, ask: AskStore) =>
+    ask(async (until) => {
+      // One of them goes, the next one would take for ever.
+      left--
+      if (left > 0) await once(until, 'abort')
+      return { deleted: 1, more: left > 0 }
+    })
   const batches = new Batches(s.database, 0, undefined, patience)
   const data = new Map([['objects', { ...none, sweep }]])
   await sweepData(batches, data, 'acme', signal)

@@ -59,7 +59,7 @@ export default definePlugin({
         // The linked objects are erased with all other objects of the tenant, so nothing is left to erase here.
         'linked objects': {
           erase: async () => ({ deleted: 0, more: false }),
-          sweep: (tx, signal) => store.sweep(tx, signal),
+          sweep: (tx, ask) => store.sweep(tx, ask),
         },
       },
     }

@@ -3,12 +3,15 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database, Statement, TenantTx } from '#contracts/database'
 import { type Content, linkErrors, type LinkedObjects, type ObjectLink, type Upload } from '#contracts/linked-objects'
 import { objectErrors, type ObjectStore, type OpenObject } from '#contracts/object-store'
+import type { AskStore, ErasedPart } from '#contracts/retention'
 import { newId } from '#contracts/ids'
 import { maxAttachmentBytes } from '#contracts/prompt'
 import { contentOf } from '#kit/linked-files'
 
 /** Objects that one batch of a sweep deletes. Their rows stay locked meanwhile. */
 const sweptAtOnce = 20
+/** Links to runs that never began that one batch deletes. */
+const unbegunAtOnce = 500
 /** The most uploads of a tenant that wait for a run. */
 const mostWaiting = 1_000
 const chunkBytes = 256 * 1024
@@ -60,10 +63,12 @@ const ofRunText = `
 // A process that dies between linking objects and starting the run leaves links to a run that never begins. This statement deletes them; it runs
 // hourly.
 const unbegunText = `
-  DELETE FROM linked_object_runs l WHERE l.tenant_id = $1
-    AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
-    AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)
-    AND NOT EXISTS (SELECT FROM workflow_runs w WHERE w.tenant_id = $1 AND w.id = l.run_id) RETURNING 1`
+  DELETE FROM linked_object_runs WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
+    SELECT l.ctid FROM linked_object_runs l WHERE l.tenant_id = $1
+      AND l.added_at BETWEEN now() - interval '7 days' AND now() - interval '1 hour'
+      AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.id = l.run_id)
+      AND NOT EXISTS (SELECT FROM workflow_runs w WHERE w.tenant_id = $1 AND w.id = l.run_id)
+    LIMIT $2)) RETURNING 1`
 // The row is written before the upload arrives, and it expires. If the process dies, the sweep deletes the partial object with the row.
 const beginText = `
   INSERT INTO linked_objects (tenant_id, key, sha256, bytes, content_type, expires_at)
@@ -93,6 +98,8 @@ export class PostgresLinks implements LinkedObjects {
   readonly #db: Database
   readonly #objects: ObjectStore
   readonly #options: Options
+  /** Removals under way, by tenant and key. One that a disk holds up outlives the transaction that had locked its row. */
+  readonly #leaving = new Map<string, Promise<void>>()
 
   constructor(db: Database, objects: ObjectStore, options: Options) {
     this.above = options.above
@@ -188,15 +195,17 @@ export class PostgresLinks implements LinkedObjects {
   }
 
   /** Deletes some of the objects that no run uses, or the links of runs that never began, which then use none any more. */
-  async sweep(tx: TenantTx, signal: AbortSignal): Promise<{ deleted: number; more: boolean }> {
+  async sweep(tx: TenantTx, ask: AskStore): Promise<ErasedPart> {
     const { tenantId } = tx
     // In a transaction of their own: whoever keeps these objects again does not wait for the store.
-    const unbegun = await tx.query({ text: unbegunText, values: [tenantId] })
+    const unbegun = await tx.query({ text: unbegunText, values: [tenantId, unbegunAtOnce] })
     if (unbegun.length > 0) return { deleted: 0, more: true }
     const unused = await tx.query<{ key: string }>({ text: unusedText, values: [tenantId, sweptAtOnce] })
-    const keys = unused.map(({ key }) => key)
-    // All have ended when this goes on: a removal behind the transaction might follow a legal hold, or an upload of the same content.
-    const ends = await Promise.allSettled(keys.map((key) => this.#objects.remove(tenantId, key, undefined, signal)))
+    // What an earlier batch has given up, and the store still has, goes with a later one.
+    const keys = unused.flatMap(({ key }) => (this.#leaving.has(idOf(tenantId, key)) ? [] : [key]))
+    if (keys.length === 0) return { deleted: 0, more: false }
+    // All have ended when this goes on, unless the store hangs: a removal behind the transaction might follow a legal hold.
+    const ends = await ask((signal) => Promise.allSettled(keys.map((key) => this.#remove(tenantId, key, signal))))
     const gone = keys.filter((_, i) => ends[i]!.status === 'fulfilled')
     const failed = ends.find((end) => end.status === 'rejected')
     if (failed && gone.length === 0) throw failed.reason
@@ -204,10 +213,19 @@ export class PostgresLinks implements LinkedObjects {
       text: 'DELETE FROM linked_objects WHERE tenant_id = $1 AND key = ANY($2)',
       values: [tenantId, gone],
     })
-    return { deleted: gone.length, more: failed !== undefined || keys.length === sweptAtOnce }
+    return { deleted: gone.length, more: failed !== undefined || unused.length === sweptAtOnce }
   }
 
+  #remove(tenantId: string, key: string, signal: AbortSignal): Promise<boolean> {
+    const id = idOf(tenantId, key)
+    const removal = this.#objects.remove(tenantId, key, undefined, signal)
+    const ended = (): void => void this.#leaving.delete(id)
+    this.#leaving.set(id, removal.then(ended, ended))
+    return removal
+  }
   async #put(tenantId: string, key: string, { bytes, contentType }: Content): Promise<void> {
+    // No sweep begins to remove it any more, because a run uses it. An object that is still being removed would be found here, and then go.
+    await this.#leaving.get(idOf(tenantId, key))
     const there = await this.#objects.open(tenantId, key)
     await there?.close()
     if (there?.info.bytes === bytes.length) return
@@ -223,6 +241,8 @@ export class PostgresLinks implements LinkedObjects {
     return rows
   }
 }
+
+const idOf = (tenantId: string, key: string): string => JSON.stringify([tenantId, key])
 
 /** The digest of large contents is computed outside the main thread. */
 async function digestOf(bytes: Buffer): Promise<string> {

@@ -13,6 +13,7 @@ import { ObjectStore } from '#contracts/object-store'
 import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { databasePlugin, diskStoragePlugin, fake, freshDatabase, testKernel } from '#testing'
 import links from '../links/index.ts'
+import { PostgresLinks } from '../links/store.ts'
 import storage from '../index.ts'
 
 const openGuard: Guard = {
@@ -79,7 +80,7 @@ async function started(
     call,
     /** Sweeps until nothing is left, as retention does. */
     async sweep(tenantId = 'acme', signal = new AbortController().signal) {
-      const some = (tx: TenantTx) => parts.data.get('linked objects')!.sweep!(tx, signal)
+      const some = (tx: TenantTx) => parts.data.get('linked objects')!.sweep!(tx, (ask) => ask(signal))
       for (let deleted = 0; ;) {
         const part = await parts.database.as('reads').tenant(tenantId, some)
         deleted += part.deleted
@@ -131,6 +132,55 @@ test('equal contents are kept once, for as long as one of their runs is there', 
   // Content that was deleted can be kept again.
   await s.links.keep('acme', 'r4', [one])
   assert.equal((await s.kept()).length, 1)
+})
+
+test('content that is kept again while a disk still removes it is there when that has ended', async (t) => {
+  const s = await started(t)
+  const one = content()
+  const disk = Promise.withResolvers<void>()
+  let begun = 0
+  const objects: ObjectStore = {
+    ...s.reserved,
+    async remove(...what) {
+      begun++
+      await disk.promise
+      return s.reserved.remove(...what)
+    },
+  }
+  const store = new PostgresLinks(s.database, objects, { above: 1, uploadMs: 1_000, log: { warn() {} } })
+  await store.keep('acme', 'r1', [one])
+  await store.release('acme', 'r1')
+  const silent = new Error('the disk hangs')
+  // It is begun, and then given up: the transaction that has locked the row ends.
+  const givenUp = (tx: TenantTx) =>
+    store.sweep(tx, async (ask) => (void ask(AbortSignal.any([])), Promise.reject(silent)))
+  const sweep = () => s.database.as('reads').tenant('acme', givenUp)
+  await assert.rejects(sweep(), silent)
+  assert.deepEqual(await sweep(), { deleted: 0, more: false })
+  assert.equal(begun, 1, 'what is under way is not begun again')
+  const kept = store.keep('acme', 'r2', [one])
+  // Its row is there by now.
+  while ((await s.sql('acme', `SELECT 1 FROM linked_object_runs WHERE run_id = 'r2'`)).length === 0);
+  const first = await Promise.race([kept.then(() => 'kept'), s.sql('acme', 'SELECT 1').then(() => 'nothing yet')])
+  disk.resolve()
+  const [link] = await kept
+  assert.ok(one.bytes.equals((await store.read('acme', 'r2', link!))!))
+  assert.equal(first, 'nothing yet')
+})
+
+test('links of runs that never began go in parts', async (t) => {
+  const s = await started(t)
+  await s.sql(
+    'acme',
+    `INSERT INTO linked_object_runs (tenant_id, run_id, key, added_at)
+     SELECT 'acme', 'r' || i, 'k', now() - interval '2 hours' FROM generate_series(1, 600) i`,
+  )
+  const part = (tx: TenantTx) => s.data.get('linked objects')!.sweep!(tx, (ask) => ask(new AbortController().signal))
+  const left = async () => (await s.sql('acme', 'SELECT count(*)::int AS n FROM linked_object_runs'))[0]!['n']
+  const more = { deleted: 0, more: true }
+  assert.deepEqual([await s.database.as('reads').tenant('acme', part), await left()], [more, 100])
+  assert.equal(await s.sweep(), 0)
+  assert.equal(await left(), 0)
 })
 
 test('what was kept for a run that did not begin goes, also when its process died, and not before', async (t) => {

@@ -108,7 +108,8 @@ export async function stage(
     database: parts[0]!.database,
     limits: parts[0]!.limits,
     sweepObjects: async () => {
-      const sweep = (tx: TenantTx) => parts[0]!.data.get('linked objects')!.sweep!(tx, new AbortController().signal)
+      const sweep = (tx: TenantTx) =>
+        parts[0]!.data.get('linked objects')!.sweep!(tx, (ask) => ask(new AbortController().signal))
       while ((await parts[0]!.database.as('reads').tenant('default', sweep)).more);
     },
     call,
