@@ -286,8 +286,11 @@ export interface StoredBytes {
   add(tenantId: string, bytes: number): void
   /** True when the tenant has reached the limit. */
   isFull(tenantId: string): boolean
-  /** Throws 409 `limit_exceeded` when the tenant has reached the limit. `few`: a full tenant may make a few of these small writes, too. */
-  admit(tenantId: string, few?: 'few'): void
+  /**
+   * Throws 409 `limit_exceeded` when the tenant has reached the limit. `few`: a full tenant may make a few
+   * small writes, too, for each such name.
+   */
+  admit(tenantId: string, few?: string): void
 }
 
 export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined

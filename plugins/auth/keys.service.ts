@@ -121,8 +121,6 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
      */
     async rotate(caller: Caller, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw notFound()
-      // A key that leaked is replaced also by a tenant that is full.
-      limits?.stored?.admit(caller.tenantId, 'few')
       const { token, ...issued } = mint(tokens)
       const added = await database.tenant(caller.tenantId, async (tx) => {
         await lockKeys(tx)
@@ -132,6 +130,8 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
         const latest = latestOf(unbound, maxLifetimeMs)?.at
         const key = await replaceKey(tx, id, { ...issued, latest, graceSeconds })
         if (!key) throw replacedAlready()
+        // A key that leaked is replaced also by a tenant that is full. The other holders of its role are all that a leaked key can shut out.
+        limits?.stored?.admit(caller.tenantId, caller.role)
         return { ...key, token }
       })
       limits?.stored?.add(caller.tenantId, bytesOf(added))

@@ -15,7 +15,10 @@ interface Count {
 
 const sweepEveryMs = 10_000
 const forgetAfterMs = 600_000
-/** How many small writes a full tenant may make at once, and how often one after these: some 25 MB a day at most, since a key takes 17 KiB at most. */
+/**
+ * How many small writes of a name a full tenant may make at once, and how often one after these: some 25 MB a day at most, since a key takes 17 KiB at
+ * most, for each role.
+ */
 const mostBeyond = 1_000
 const oneBeyondEveryMs = 60_000
 
@@ -64,9 +67,9 @@ export class KeptStoredBytes implements StoredBytes {
   isFull(tenantId: string): boolean {
     return this.#database !== undefined && this.#exceeds(tenantId, this.#of(tenantId))
   }
-  admit(tenantId: string, few?: 'few'): void {
+  admit(tenantId: string, few?: string): void {
     if (!this.isFull(tenantId)) return
-    if (few && this.#beyond.turnOf(tenantId, oneBeyondEveryMs) !== undefined) return
+    if (few !== undefined && this.#beyond.turnOf(`${tenantId} ${few}`, oneBeyondEveryMs) !== undefined) return
     throw overLimit('storedBytes', this.#limitOf(tenantId))
   }
   /** The stored bytes of a tenant: the total in the database, plus what this process has not added yet. */

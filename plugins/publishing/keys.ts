@@ -43,12 +43,13 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
     /** The new key is the caller's, whose token it was given, not that of whoever issued the old one. */
     async rotate(caller: Caller, profile: string, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
       if (!keyIdForm.test(id)) throw unknownKey()
-      // A key that leaked is replaced also by a tenant that is full.
-      limits?.stored.admit(caller.tenantId, 'few')
       const { token, ...minted } = mint()
       const key = await database.tenant(caller.tenantId, async (tx) => {
         const latest = await issuer.expiryFor(tx, caller, undefined)
-        return replaceKey(tx, { profile, id, latest, graceSeconds }, { ...minted, createdBy: caller.keyId })
+        const key = await replaceKey(tx, { profile, id, latest, graceSeconds }, { ...minted, createdBy: caller.keyId })
+        // A key that leaked is replaced also by a tenant that is full.
+        if (typeof key === 'object') limits?.stored.admit(caller.tenantId, caller.role)
+        return key
       })
       if (key === 'over') throw keyOver()
       if (key === undefined) throw unknownKey()

@@ -94,7 +94,9 @@ test('a client that sends its whole body before it reads gets the 413, and nothi
   const send = (text: string) =>
     new Promise<void>((resolve, reject) => socket.write(text, (e) => (e ? reject(e) : resolve())))
   const bytes = 4 * 1024 * 1024
-  await send(`POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ${bytes}\r\n\r\n`)
+  await send(
+    `POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ${bytes}\r\n\r\n`,
+  )
   await ended
   for (let sent = 0; sent < bytes; sent += 65_536) await send('x'.repeat(65_536))
   await send('GET /behind HTTP/1.1\r\nhost: localhost\r\n\r\n')

@@ -694,12 +694,14 @@ test('a key with addresses is found everywhere, and is for use from those alone'
 
 test('a new key and a replacement count with all that their rows hold, and a full tenant gets a replacement only', async (t) => {
   const added: [string, number][] = []
+  const few: (string | undefined)[] = []
   let full = false
   const stored = {
     add: (tenantId: string, bytes: number) => void added.push([tenantId, bytes]),
     isFull: () => full,
-    admit: (_tenantId: string, few?: 'few') => {
-      if (full && !few) throw overLimit('storedBytes', 1)
+    admit: (_tenantId: string, name?: string) => {
+      few.push(name)
+      if (full && !name) throw overLimit('storedBytes', 1)
     },
   }
   const { call } = await conductor(t, countingTokens(), { limits: { of: () => defaultLimits, stored } })
@@ -718,6 +720,10 @@ test('a new key and a replacement count with all that their rows hold, and a ful
   full = true
   const another = await call('POST', '/api/api-keys', {}, { label: 'more' })
   assert.deepEqual([another.statusCode, another.json<{ error: string }>().error], [409, 'limit_exceeded'])
+  const asked = few.length
+  assert.equal((await rotate(`${key.slice(0, -4)}none`)).statusCode, 404)
+  assert.equal(few.length, asked, 'whoever replaces no key takes no place of those who do')
   assert.equal((await rotate(rotated.json<{ id: string }>().id)).statusCode, 201)
+  assert.deepEqual(few.slice(asked), ['owner'])
   assert.equal(added.length, 3)
 })

@@ -234,7 +234,7 @@ test('a replacement counts for the stored bytes of its tenant as a new key does,
   const stored = {
     add: (_tenantId: string, bytes: number) => void added.push(bytes),
     isFull: () => full,
-    admit: (_tenantId: string, few?: 'few') => {
+    admit: (_tenantId: string, few?: string) => {
       if (full && !few) throw overLimit('storedBytes', 1)
     },
   }
