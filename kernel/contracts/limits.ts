@@ -180,7 +180,7 @@ export const limitKinds = {
     default: 1_000,
     unit: 'runs',
     relief: 'later',
-    about: 'Workflow runs that are running or paused, on each level of nesting; further children wait for their turn.',
+    about: 'Workflow runs that are running or paused, without their children.',
   },
   pendingWorkflowRuns: { default: 2_000, unit: 'runs', relief: 'held', about: 'Workflow runs not started yet.' },
   workflowNodes: {

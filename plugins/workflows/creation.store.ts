@@ -40,32 +40,34 @@ export const bytesOfNode = 400
 /** To write out a run of so many bytes takes some milliseconds, after which others have their turns. */
 export const longBytes = 512 * 1024
 
-/** Runs that a new run counts itself to: the pending ones, or those of its level of nesting that are running or paused. */
-export interface Peers {
-  readonly pending: boolean
-  readonly depth: number
-}
-export const peersOf = ({ start, parent }: NewRun): Peers => ({ pending: !start, depth: parent?.depth ?? 0 })
-/** How many of these a tenant may have. Each level has as many: runs that wait for children never hold the places of these. */
-export const limitOf = ({ pending }: Peers): LimitName => (pending ? 'pendingWorkflowRuns' : 'workflowRuns')
+/** The runs without a parent that a new one counts itself to: the pending ones, or those that are running or paused. */
+export type Peers = 'pending' | 'open'
+/** Undefined for a child, which was counted with its run. */
+export const peersOf = ({ start, parent }: NewRun): Peers | undefined =>
+  parent ? undefined : start ? 'open' : 'pending'
+/** How many of these a tenant may have. */
+export const limitOf = { pending: 'pendingWorkflowRuns', open: 'workflowRuns' } as const satisfies Record<
+  Peers,
+  LimitName
+>
 
 /** The lock of a tenant for beginning runs. It makes concurrent requests count each other's runs, so that the limits on runs hold. */
-export const lockOf = (tenantId: string, { pending, depth }: Peers): Statement => ({
+export const lockOf = (tenantId: string, peers: Peers): Statement => ({
   name: 'workflow-lock',
   text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 58))',
-  values: [pending ? `${tenantId} pending` : depth > 0 ? `${tenantId} ${depth}` : tenantId],
+  values: [peers === 'pending' ? `${tenantId} pending` : tenantId],
 })
 /**
  * Counts peers of a run of a status, 0 or 1, but no more than `most`: where a limit was lowered there may be far more. The order is the index's, so that
  * a plan from when the table was nearly empty takes no other index and reads all runs of the tenant.
  */
-const counted = (depth: string, status: string, most: string): string => `
-  (SELECT count(*)::int FROM (SELECT FROM workflow_runs WHERE tenant_id = $1 AND depth = ${depth}::int AND status < 3
-     AND status BETWEEN ${status}::int AND 2 * ${status}::int ORDER BY status, moved_at LIMIT ${most}::int) peers)`
-export const countOf = (tenantId: string, { pending, depth }: Peers, most: number): Statement => ({
+const counted = (status: string, most: string): string => `
+  (SELECT count(*)::int FROM (SELECT FROM workflow_runs WHERE tenant_id = $1 AND depth = 0 AND status < 3
+     AND status BETWEEN ${status}::int AND 2 * ${status}::int ORDER BY status LIMIT ${most}::int) peers)`
+export const countOf = (tenantId: string, peers: Peers, most: number): Statement => ({
   name: 'workflow-peers',
-  text: `SELECT ${counted('$2', '$3', '$4')} AS count`,
-  values: [tenantId, depth, pending ? 0 : 1, most],
+  text: `SELECT ${counted('$2', '$3')} AS count`,
+  values: [tenantId, peers === 'pending' ? 0 : 1, most],
 })
 
 /** Whether a node, or the inner node of a map or loop, has a concurrency key. */
@@ -99,7 +101,7 @@ export interface Creation {
   readonly wake: Wake | undefined
   readonly begun: Begun | undefined
   readonly bytes: number
-  /** The lock under which the insertion counts. Undefined: there is no limit. */
+  /** The lock under which the insertion counts. Undefined: there is no limit, or the run is a child of a run that was counted. */
   readonly lock: Statement | undefined
 }
 
@@ -130,7 +132,7 @@ export async function creationOf(
   const settings: RunSettings = { ...own, ...(caps.length > 0 ? { maxCostCents: Math.min(...caps) } : {}) }
   if (limits && nodes.length > limits.workflowNodes) throw overLimit('workflowNodes', limits.workflowNodes)
   const peers = peersOf(wanted)
-  const most = limits?.[limitOf(peers)]
+  const most = peers && limits?.[limitOf[peers]]
   const id = wanted.id ?? newId('wfrun')
   const status: RunStatus = wanted.start ? 'running' : 'pending'
   const keyed = nodes.some(isKeyed)
@@ -190,7 +192,7 @@ export async function creationOf(
         ? { runId: id, rootId: parent?.rootId ?? id, depth: parent?.depth ?? 0, nodes: begun, guard }
         : undefined,
     bytes: written.specs.length + bytesOfNode * nodes.length + asked.length + given.length,
-    lock: most === undefined ? undefined : lockOf(tenantId, peers),
+    lock: peers && most !== undefined ? lockOf(tenantId, peers) : undefined,
   }
 }
 
@@ -237,7 +239,7 @@ const insertionText = `
       CASE WHEN $8::smallint = 1 THEN clock_timestamp() END,
       coalesce($26, (SELECT webhook_url FROM workflow_runs WHERE tenant_id = $1 AND id = $11)),
       CASE WHEN $30::text IS NULL THEN 0 ELSE 1 END
-    WHERE ($17::int IS NULL OR $17::int > ${counted('$10', '$8', '$17')})
+    WHERE ($17::int IS NULL OR $17::int > ${counted('$8', '$17')})
       AND (NOT $27::boolean OR EXISTS (SELECT FROM workflow_definitions WHERE tenant_id = $1 AND id = $3 AND version = $4::int))
     ON CONFLICT DO NOTHING RETURNING tenant_id, id
   ), nodes AS (

@@ -2,6 +2,7 @@ import { isAppError } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
 import { endingOnly, type RunDispatch, type Task } from '#contracts/runs'
+import { Pace } from '#kit'
 import { type Calls, inputOf, requestOf } from './calls.ts'
 import { type Evaluator, textOf, valueOf } from './evaluator.ts'
 import { ExpressionError, type Scope } from './expressions.ts'
@@ -20,7 +21,6 @@ import {
 } from './outcome.ts'
 import { isLinked, type Outputs } from './outputs.ts'
 import { itemOf, type Scopes } from './scopes.ts'
-import { Patience } from './patience.ts'
 import { dueIn } from './times.ts'
 import { templated } from './validate.ts'
 
@@ -40,6 +40,12 @@ type Done = Outcome extends infer O ? (O extends Outcome ? Omit<O, 'node' | 'att
 const callSeconds = 60
 /** How deep child workflows may nest. */
 const mostDepth = 5
+/** How long a node is retried that cannot start because a limit is reached or no runner is available. It waits for a second, and then for its turn. */
+const [patienceMs, leastWaitMs] = [3_600_000, 1_000]
+/** Of however many, a process tries as many in this time as the tenant may have runs at once: so soon are all these places taken again. */
+const refillMs = 5_000
+const leastTries = 20
+
 export interface ExecutionDeps {
   readonly store: WorkflowRunStore
   readonly dispatch: RunDispatch
@@ -59,35 +65,35 @@ interface Making {
 /** Makes attempts at nodes: executes each type of node, and returns the outcome. */
 export class Execution {
   readonly #deps: ExecutionDeps
-  readonly #patience: Patience
+  readonly #tries = new Pace({ atOnce: 1, longestMs: Infinity })
   constructor(deps: ExecutionDeps) {
     this.#deps = deps
-    this.#patience = new Patience(deps.limits)
   }
 
   /** Executes an attempt. Rejects only when `signal` aborted or the database cannot be reached: then the outcome is unknown. */
   async make(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
-    const outcome = await this.#outcomeOf(attempt, signal)
+    const outcome = { node: attempt.id, attempt: attempt.attempt, ...(await this.#doneOf(attempt, signal)) } as Outcome
     this.#deps.limits?.stored.add(attempt.tenantId, bytesOf(outcome))
     return outcome
   }
 
-  async #outcomeOf(attempt: Attempt, signal: AbortSignal): Promise<Outcome> {
-    const of = { node: attempt.id, attempt: attempt.attempt }
+  async #doneOf(attempt: Attempt, signal: AbortSignal): Promise<Done> {
     const large = this.#deps.large.ticket(attempt.tenantId)
     try {
       // Outputs may be far larger than requests, so a run makes no further attempt once its tenant's store is full.
       this.#deps.limits?.stored.admit(attempt.tenantId)
-      return { ...of, ...(await this.#kept(attempt, await this.#do(attempt, { signal, large }))) } as Outcome
+      return await this.#kept(attempt, await this.#do(attempt, { signal, large }))
     } catch (cause) {
       if (signal.aborted) throw cause
       // A rejection with 429 or 503 means that nothing was started. Failures of a started call are part of its outcome instead.
       const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
-      const inMs = isEarly ? this.#patience.againIn(attempt) : undefined
-      if (inMs !== undefined) return { ...of, kind: 'later', inMs }
+      if (isEarly && attempt.nowMs - attempt.startedMs < patienceMs) {
+        const tries = Math.max(leastTries, this.#deps.limits?.of(attempt.tenantId).runningRuns ?? 0)
+        return { kind: 'later', inMs: leastWaitMs + this.#tries.turnOf(attempt.tenantId, refillMs / tries)! }
+      }
       const error = failureOf(cause)
       if (!error) throw cause
-      return { ...of, kind: 'over', status: 'error', error }
+      return { kind: 'over', status: 'error', error }
     } finally {
       large.leave()
     }

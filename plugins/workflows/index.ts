@@ -116,7 +116,7 @@ export default definePlugin({
       await calls.close()
     })
     if (!database.absent) {
-      jobs.every('workflows-sweep', '*/5 * * * *', (signal) => sweep(database, wakeUps, signal))
+      jobs.every('workflows-sweep', '*/5 * * * *', (signal) => sweep({ database, wakeUps, log }, signal))
       limits?.uses('workflowDefinitions', (tenantId) => countDefinitions(database, tenantId))
       limits?.uses('workflowRuns', (tenantId) => store.count(tenantId, 'open'))
       limits?.uses('pendingWorkflowRuns', (tenantId) => store.count(tenantId, 'pending'))

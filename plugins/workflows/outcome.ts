@@ -44,7 +44,7 @@ export type Over = Extract<Outcome, { kind: 'over' }>
 export const isWell = (one: Outcome): one is Over => one.kind === 'over' && one.status === 'ok' && !one.skips?.length
 
 /** Bytes of an event about a node, besides its error. */
-const bytesOfEvent = 200
+export const bytesOfEvent = 200
 /** About how many bytes an outcome stores, with the event that tells it. Characters count as bytes, since most take one byte. */
 export function bytesOf(outcome: Come): number {
   switch (outcome.kind) {

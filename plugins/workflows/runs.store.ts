@@ -1,7 +1,7 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import { isAppError } from '#kernel'
 import type { Billing } from '#contracts/billing'
-import type { Database, Statement, TenantTx } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import type { WakeUps } from '#contracts/jobs'
 import { isId } from '#contracts/ids'
 import { overLimit, type TenantLimits, type WaitForTurn } from '#contracts/limits'
@@ -38,12 +38,8 @@ import { unknownRun } from './views.store.ts'
 /** A run of a stored definition takes a turn more for each part of this size: its request has a few bytes, and reads and writes megabytes. */
 const bytesOfTurn = 32 * 1024
 
-const open: Peers = { pending: false, depth: 0 }
-const thereOf = (tenantId: string, id = ''): Statement => ({
-  name: 'workflow-there',
-  text: 'SELECT 1 FROM workflow_runs WHERE tenant_id = $1 AND id = $2',
-  values: [tenantId, id],
-})
+/** At least so many runs are counted for those who look at their use. */
+const mostShown = 10_000
 
 /** A running node that waits for an agent run, a child run, a signal or an approval. */
 export interface Waiting {
@@ -97,8 +93,8 @@ export class WorkflowRunStore {
   async admitIn(tx: TenantTx): Promise<void> {
     const most = this.#limits?.of(tx.tenantId).workflowRuns
     if (most === undefined) return
-    await tx.query(lockOf(tx.tenantId, open))
-    const [row] = await tx.query<{ count: number }>(countOf(tx.tenantId, open, most))
+    await tx.query(lockOf(tx.tenantId, 'open'))
+    const [row] = await tx.query<{ count: number }>(countOf(tx.tenantId, 'open', most))
     if (row!.count >= most) throw overLimit('workflowRuns', most)
   }
 
@@ -129,17 +125,17 @@ export class WorkflowRunStore {
       this.#recent.forget(tenantId, recent)
     }
     const found = await this.#look(tenantId, wanted)
-    const made = found && (await this.#createOf(tenantId, wanted, found, false))
+    const made = await this.#createOf(tenantId, wanted, found, false)
+    // Only child runs bring an id, and they have no limit. Under a limit, no row means that the tenant reached it meanwhile.
+    if (!made) this.#refuse(tenantId, peersOf(wanted))
     if (made && wanted.workflowDefinitionId !== undefined) this.#recent.keep(tenantId, found)
-    // Under a limit, no row means that the tenant reached it meanwhile. Should another attempt have stored this child, the next look finds it.
-    if (found && !made) this.#refuse(tenantId, peersOf(wanted))
     return made ?? { id: wanted.id!, status: wanted.start ? 'running' : 'pending' }
   }
   /** Throws if there is a limit on runs like these. */
-  #refuse(tenantId: string, peers: Peers): void {
-    const limit = limitOf(peers)
-    const most = this.#limits?.of(tenantId)[limit]
-    if (most !== undefined) throw overLimit(limit, most)
+  #refuse(tenantId: string, peers: Peers | undefined): void {
+    const limit = peers && limitOf[peers]
+    const most = limit && this.#limits?.of(tenantId)[limit]
+    if (most !== undefined) throw overLimit(limit!, most)
   }
   /** Makes this process begin new runs at once: the statement that stores a run also claims its first nodes. */
   beginsWith(beginner: Beginner): void {
@@ -194,26 +190,20 @@ export class WorkflowRunStore {
   /**
    * Finds the definition, and counts what counts for the limit, in one round trip; a large definition is read with another one, when it is its turn.
    * The limit is checked before the insertion, because a refused insertion still stores its wake-up: thousands of such wake-ups would delay the
-   * tenant's real work. Undefined: a run of this id exists, which an attempt stored whose process has died.
+   * tenant's real work.
    */
-  async #look(tenantId: string, wanted: NewRun): Promise<FoundDefinition | undefined> {
-    const { definition, workflowDefinitionId: id = '', id: child } = wanted
+  async #look(tenantId: string, wanted: NewRun): Promise<FoundDefinition> {
+    const { definition, workflowDefinitionId: id = '' } = wanted
     const peers = peersOf(wanted)
-    const most = this.#limits?.of(tenantId)[limitOf(peers)] ?? 0
+    const most = peers && this.#limits?.of(tenantId)[limitOf[peers]]
     const isStored = !definition && isId('wfdef', id)
-    const asked = [
-      countOf(tenantId, peers, most),
-      thereOf(tenantId, child),
-      ...(isStored ? [glanceAt(tenantId, id)] : []),
-    ]
-    const [[counted], there, glances = []] = await this.#database.batch<[[{ count: number }], object[], Glance[]]>(
-      tenantId,
-      asked,
-    )
-    if (there.length > 0) return undefined
-    if (counted.count >= most) this.#refuse(tenantId, peers)
+    const counts = peers && most !== undefined ? [countOf(tenantId, peers, most)] : []
+    const asked = [...counts, ...(isStored ? [glanceAt(tenantId, id)] : [])]
+    const rows = await this.#database.batch<object[][]>(tenantId, asked)
+    const [counted] = (counts.length > 0 ? rows.shift()! : []) as { count: number }[]
+    if (counted && counted.count >= most!) this.#refuse(tenantId, peers)
     if (definition) return { id: undefined, version: undefined, definition }
-    const [glance] = glances
+    const [glance] = (rows.shift() ?? []) as Glance[]
     if (!glance) throw unknownDefinition()
     const { size } = glance
     await this.#takeTurns(tenantId, wanted, size)
@@ -242,15 +232,10 @@ export class WorkflowRunStore {
     return { id, status }
   }
 
-  /** Runs that are pending; or those that are running or paused, of the level of nesting that has most of them. */
-  async count(tenantId: string, which: 'pending' | 'open'): Promise<number> {
-    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [
-      {
-        text: `SELECT coalesce(max(count), 0)::int AS count FROM (
-                 SELECT count(*) FROM workflow_runs WHERE tenant_id = $1 AND status < 3 AND (status = 0) = $2 GROUP BY depth) levels`,
-        values: [tenantId, which === 'pending'],
-      },
-    ])
+  /** Counts runs without a parent, up to their limit and 10,000 at least: there may be millions from before there was a limit. */
+  async count(tenantId: string, peers: Peers): Promise<number> {
+    const most = Math.max(this.#limits?.of(tenantId)[limitOf[peers]] ?? 0, mostShown)
+    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [countOf(tenantId, peers, most)])
     return row!.count
   }
 

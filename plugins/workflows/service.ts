@@ -25,16 +25,16 @@ import {
   type Repair,
   type RunStatus,
 } from './schema.ts'
-import { approvalOutcome, type Failure, hasTooManyParts, mostParts, type Outcome } from './outcome.ts'
+import { approvalOutcome, bytesOfEvent, type Failure, hasTooManyParts, mostParts, type Outcome } from './outcome.ts'
 import type { Transition } from './transition.ts'
 import { checkedDefinition, type Lookups, nodeProblems, problemsOf, sendsSecrets } from './validate.ts'
 
 /** The most characters of an error that a client gives a node. */
 const mostFailure = 20_000
-
+/** The most characters of one that a tenant whose store is full may give. */
+const shortFailure = 500
 /** The most characters of a definition. */
 const longestDefinition = 8 * 1024 * 1024
-
 /** So often a change of a definition is made anew because another one came first. */
 const mostChanges = 5
 
@@ -127,6 +127,8 @@ export class WorkflowService {
     // Lists, events and snapshots repeat it.
     if (failure && JSON.stringify(failure).length > mostFailure)
       throw invalidField('body/error', `has at most ${mostFailure} characters as JSON`)
+    // A full tenant may end its nodes, with a failure of a line.
+    if (failure && JSON.stringify(failure).length > shortFailure) this.#deps.limits?.stored.admit(caller.tenantId)
     const kept = output === undefined ? undefined : await this.#given({ tenantId: caller.tenantId, runId }, output)
     await this.#change(caller.tenantId, runId, async (transition, tx) => {
       if (!transition.open) throw workflowErrors.runOver()
@@ -143,6 +145,8 @@ export class WorkflowService {
       })
       transition.notices.wake()
     })
+    const told = failure ? 2 * JSON.stringify(failure).length : 0
+    this.#deps.limits?.stored.add(caller.tenantId, bytesOfEvent + told + (kept?.length ?? 0))
   }
 
   /**
@@ -176,6 +180,7 @@ export class WorkflowService {
         values: [tenantId, runId, name, text],
       })
     })
+    this.#deps.limits?.stored.add(tenantId, bytesOfEvent + text.length)
   }
 
   /** Converts an output that a client sent to its stored form: JSON, or a link to the object store. */
@@ -187,9 +192,7 @@ export class WorkflowService {
       // Rejects with 404 before anything is written to the object store for a run that does not exist.
       await this.#deps.store.statusOf(key.tenantId, key.runId)
     }
-    const kept = await this.#deps.outputs.keep(key, json)
-    this.#deps.limits?.stored.add(key.tenantId, kept.length)
-    return kept
+    return this.#deps.outputs.keep(key, json)
   }
 
   /** Decides an approval and ends its node. 409 `already_resolved` for every decision after the first. */
@@ -223,8 +226,9 @@ export class WorkflowService {
       const problems = await nodeProblems({ ...node, id: nodeId }, this.#deps.lookups(tenantId))
       if (problems.length > 0) throw invalidWorkflow(problems)
       mayWrite(caller.role, [node as NodeBody])
-      this.#deps.limits?.stored.admit(tenantId)
     }
+    // A full tenant may end what it has, and brings nothing more: a node that is tried again writes events each time.
+    if (action !== 'abort') this.#deps.limits?.stored.admit(tenantId)
     await this.#change(tenantId, runId, async (transition, tx) => {
       if (transition.run.status !== 'paused') throw workflowErrors.notPaused()
       if (action === 'abort') return transition.endRun('failed', { code: 'aborted', message: 'The run was given up.' })
@@ -259,7 +263,8 @@ export class WorkflowService {
       transition.notices.wake()
     })
     // What it replaced is taken off by the nightly count.
-    if (action === 'replace_node') this.#deps.limits?.stored.add(tenantId, JSON.stringify(node).length)
+    const brought = action === 'replace_node' ? JSON.stringify(node).length : 0
+    this.#deps.limits?.stored.add(tenantId, bytesOfEvent + brought)
     if (action === 'abort') this.#deps.engine.leave(tenantId, runId)
   }
 

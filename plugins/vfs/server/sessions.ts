@@ -8,7 +8,7 @@ import type { ErasedPart } from '#contracts/retention'
 import type { OpenVfsSession, VfsLimits, VfsSession } from '#contracts/vfs'
 import { vfsErrors } from '#contracts/vfs'
 import { Turns } from '#kit/turns'
-import { type Account, count, type Counts, sessionAccount, tenantAccount } from './usage.ts'
+import { type Account, count, type Counts, removeSome, sessionAccount, tenantAccount } from './usage.ts'
 
 /** Milliseconds. The time of last use on disk is updated at most this often. */
 const touchMs = 60_000
@@ -183,7 +183,7 @@ export class Sessions {
     const until = AbortSignal.any([signal, AbortSignal.timeout(partMs)])
     const { sessions, counts } = await this.#tenant(tenantId)
     let deleted = 0
-    for (const id of [...sessions.keys()]) {
+    for (const id of sessions.keys()) {
       if (until.aborted) break
       await rm(this.#recordOf(tenantId, id), { force: true })
       sessions.delete(id)
@@ -191,13 +191,11 @@ export class Sessions {
     }
     await this.settled(tenantId)
     if (until.aborted) return { deleted, more: true }
-    const gone = await this.#options.files.removeAll(tenantId, '', mostObjectsAtOnce, until).catch((error: unknown) => {
+    const gone = await removeSome(this.#options.files, [tenantId, ''], counts, until).catch((error: unknown) => {
       // The closed sessions are counted, and the next part says what is wrong.
       if (deleted === 0) throw error
-      return { objects: 0, bytes: 0, more: true }
+      return { objects: 0, more: true }
     })
-    counts.bytes = Math.max(0, counts.bytes - gone.bytes)
-    counts.entries = Math.max(0, counts.entries - gone.objects)
     return { deleted: deleted + gone.objects, more: gone.more }
   }
 
@@ -264,12 +262,7 @@ export class Sessions {
   #drop(tenantId: string, space: string): void {
     const work = async (): Promise<void> => {
       const { counts } = await this.#tenant(tenantId)
-      for (let more = true; more;) {
-        const gone = await this.#options.files.removeAll(tenantId, `${space}/`, mostObjectsAtOnce)
-        counts.bytes = Math.max(0, counts.bytes - gone.bytes)
-        counts.entries = Math.max(0, counts.entries - gone.objects)
-        more = gone.more
-      }
+      while ((await removeSome(this.#options.files, [tenantId, `${space}/`], counts)).more);
     }
     const sweeping = work()
       .catch((err: unknown) =>

@@ -25,11 +25,23 @@ function take(accounts: readonly Account[], bytes: number, entries: number): voi
   give(accounts, -bytes, -entries)
 }
 
-function give(accounts: readonly Account[], bytes: number, entries: number): void {
+function give(accounts: readonly Pick<Account, 'counts'>[], bytes: number, entries: number): void {
   for (const { counts } of accounts) {
     counts.bytes = Math.max(0, counts.bytes - bytes)
     counts.entries = Math.max(0, counts.entries - entries)
   }
+}
+
+/** Removes some of the objects below a prefix, as `ObjectBackend.removeAll` does, and takes them off the counts of their tenant. */
+export async function removeSome(
+  objects: ObjectBackend,
+  [tenantId, prefix]: readonly [string, string],
+  counts: Counts,
+  signal?: AbortSignal,
+): ReturnType<ObjectBackend['removeAll']> {
+  const gone = await objects.removeAll(tenantId, prefix, mostObjectsAtOnce, signal)
+  give([{ counts }], gone.bytes, gone.objects)
+  return gone
 }
 
 /** A tenant in all its sessions. */

@@ -246,7 +246,8 @@ async function swept(s: Stage): Promise<void> {
   )
   const woken: unknown[] = []
   const wakeUps = { send: async (wakes: Body[]) => void woken.push(...wakes.map(({ what }) => what)) }
-  await sweep(s.database, wakeUps as unknown as WakeUps, new AbortController().signal)
+  const log = { warn: (about: object) => assert.fail(JSON.stringify(about)) }
+  await sweep({ database: s.database, wakeUps: wakeUps as unknown as WakeUps, log }, new AbortController().signal)
   const tenantId = 'default'
   assert.deepEqual(woken, [
     { tenantId, runId: stuck },
