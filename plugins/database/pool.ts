@@ -136,6 +136,9 @@ export type Limits = Readonly<Record<Exclude<Work, 'figures'>, number>>
  */
 const patience: Readonly<Record<Work, number>> = { claims: 5_000, requests: 5_000, reads: 10_000, figures: 35_000 }
 
+/** How much work of one tenant waits at most. Lists wait for long, and each is an open request; of the others requests a minute are bound enough. */
+const mostWaiting: Readonly<Partial<Record<Work, number>>> = { figures: 200 }
+
 interface Waiter {
   readonly enter: () => void
   readonly timer: NodeJS.Timeout
@@ -192,6 +195,8 @@ class Share {
     }
   }
   #wait(tenant: string): Promise<void> {
+    if ((this.#waiting.get(tenant)?.size ?? 0) >= (mostWaiting[this.#work] ?? Infinity))
+      return Promise.reject(databaseBusy())
     return new Promise((resolve, reject) => {
       const waiter: Waiter = {
         enter: resolve,

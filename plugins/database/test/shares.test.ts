@@ -66,6 +66,17 @@ test('figures wait longer than the longest statements before them: a list that i
   await Promise.all(all)
 })
 
+test('two hundred figures of a tenant wait and no more, while others wait as well', async () => {
+  const { shares, begun, start, end } = scripted(2)
+  const all = [start('a', 'a1', 'figures')]
+  for (let i = 0; i < 200; i++) all.push(start('a', `w${i}`, 'figures'))
+  await assert.rejects(start('a', 'more', 'figures'), (error) => isAppError(error) && error.code === 'database_busy')
+  all.push(start('b', 'b1', 'figures'))
+  assert.equal(shares.waiting().figures, 201)
+  for (let ended = 0; ended < all.length; await turn()) while (ended < begun.length) await end(begun[ended++]!)
+  assert.equal((await Promise.all(all)).length, 202)
+})
+
 test('tenants whose backlogs are long are served one after the other, whoever came first', async () => {
   const { begun, start, end } = scripted(1)
   const all = [...['a1', 'a2', 'a3'].map((name) => start('a', name)), start('b', 'b1'), start('b', 'b2')]
