@@ -88,11 +88,13 @@ const upsert = (tenantId: string, reads: readonly Read[]): Statement => ({
 
 const trim = (tenantId: string, reads: readonly Read[]): Statement => ({
   name: 'secrets_reads_trim',
-  text: `DELETE FROM secret_reads r USING (
+  // The tenant's row is locked, so that nothing goes any more when a legal hold was answered.
+  text: `WITH free AS MATERIALIZED (SELECT FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE)
+         DELETE FROM secret_reads r USING (
            SELECT name, reader, row_number() OVER (PARTITION BY name ORDER BY last_read_at DESC, reader) AS place
            FROM secret_reads WHERE tenant_id = $1 AND name = ANY ($2)
          ) n
          WHERE r.tenant_id = $1 AND r.name = n.name AND r.reader = n.reader AND n.place > ${maxReaders}
-           AND EXISTS (SELECT FROM tenants WHERE id = $1 AND NOT legal_hold)`,
+           AND EXISTS (SELECT FROM free)`,
   values: [tenantId, [...new Set(reads.map(({ name }) => name))]],
 })
