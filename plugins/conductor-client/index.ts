@@ -7,7 +7,7 @@ import { Signers } from '#contracts/signing'
 import { followTls, PeerTls, type LinesAnswer, type Peer, retry } from '#kit'
 import { conductorAddress, conductorErrors, conductorPeers, ConductorLost, meaningOf, unexpected } from './peer.ts'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
+import { hasStamp, isTerminalType, logDeletedStage, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
 
 /** Submits and follows runs of a conductor in another process, over its signed internal listener. */
@@ -196,9 +196,12 @@ function chunkOf(lines: Buffer, runId: string, firstSeq: number): LogChunk {
   for (let at = end; at >= 0; at = lines.indexOf(0x0a, at + 1)) count++
   const first = end < 0 ? lines : lines.subarray(0, end)
   if (first.length === 0 || hasStamp(first, runId, firstSeq)) return { firstSeq, count, lines }
-  const seq = Number(parseLine(first)?.['seq'])
+  const line = parseLine(first)
+  const seq = Number(line?.['seq'])
   const isEnding = count === 1 && seq < firstSeq && isTerminalType(peekType(first))
-  if (seq !== firstSeq && !isEnding) throw new OutOfOrder(`expected event ${firstSeq}`)
+  // What was before it was deleted by age.
+  const isCut = seq > firstSeq && line?.['stage'] === logDeletedStage
+  if (seq !== firstSeq && !isEnding && !isCut) throw new OutOfOrder(`expected event ${firstSeq}`)
   return { firstSeq: seq, count, lines }
 }
 

@@ -40,8 +40,8 @@ async function nextRuns(tx: TenantTx, before: Date, limit: number): Promise<Seen
     text: 'SELECT started_at::text AS time, run_id AS id FROM run_logs_seen WHERE tenant_id = $1',
     values: [tx.tenantId],
   })
+  // Without a name, so that it is planned for the size that the table has by then.
   return tx.query({
-    name: 'retention-logs-next',
     text: `SELECT id, started_at::text AS time, coalesce(finished_at < $2::timestamptz, false) AS due, false AS gone FROM runs
            WHERE tenant_id = $1 AND started_at < $2::timestamptz AND (started_at, id) > ($4::timestamptz, $5::text)
            ORDER BY started_at, id LIMIT $3`,
@@ -78,11 +78,11 @@ async function deleteEvents(tx: TenantTx, runs: readonly string[], limit: number
   return gone.length
 }
 
-// The last line is found in the escaped form of the bytes, which never fails, whatever a worker has sent. What is written anew is no deletion, so no
+// The first of two events says that the run began, and nothing that was said: the event in its place would be larger. The last line is found in the escaped form of the bytes, which never fails, whatever a worker has sent. What is written anew is no deletion, so no
 // trigger subtracts its bytes.
 const cutText = `
   WITH last AS MATERIALIZED (
-    ${lastOf('l.ctid AS place, octet_length(l.lines) AS bytes')} WHERE l.first_seq + l.count > 2
+    ${lastOf('l.ctid AS place, octet_length(l.lines) AS bytes')} WHERE l.first_seq + l.count > 3
   ), cut AS (
     UPDATE run_events e SET first_seq = e.first_seq + e.count - 2, count = 2, lines = convert_to(format(
         E'{"type":"progress","runId":%s,"sessionId":%s,"seq":%s,"at":"%s","stage":"${logDeletedStage}","message":"%s"}\\n',
@@ -94,7 +94,7 @@ const cutText = `
     RETURNING e.run_id, octet_length(e.lines) AS bytes
   ), freed AS (
     UPDATE tenant_storage SET bytes = greatest(0, bytes - coalesce(
-      (SELECT sum(bytes) FROM last) - (SELECT sum(bytes) FROM cut), 0)) WHERE tenant_id = $1
+      (SELECT sum(bytes) FROM last) - (SELECT sum(bytes) FROM cut), 0)) WHERE tenant_id = $1 AND EXISTS (SELECT FROM cut)
   ), files AS (
     INSERT INTO erased_runs (tenant_id, run_id) SELECT $1, run_id FROM cut ON CONFLICT DO NOTHING
   ), objects AS (

@@ -149,5 +149,6 @@ async function oldMeters(tx: TenantTx, before: Date, limit: number): Promise<Don
   await tx.query({ text: edge, values: [tx.tenantId] })
   for (const text of [...meters, ...addedUp])
     counts.push((await tx.query({ text, values: [tx.tenantId, before, limit] })).length)
-  return { deleted: { meters: counts.reduce((a, b) => a + b) }, next: ended(Math.max(...counts), limit) }
+  const deleted = counts.slice(0, meters.length).reduce((a, b) => a + b)
+  return { deleted: { meters: deleted }, next: ended(Math.max(...counts), limit) }
 }

@@ -124,6 +124,8 @@ class ReplayReader {
   #items: Item[] = []
   #text = ''
   #answer = ''
+  /** The beginning of the log was deleted by age, and so may be the beginning of the text. */
+  #isCutOff = false
   readonly #readers: Readonly<Record<string, (event: Parsed, seq: number) => void>> = {
     assistant: ({ text }, seq) => {
       this.#text += String(text)
@@ -162,10 +164,11 @@ class ReplayReader {
   }
   /** The last text before the run's end, which a runtime need not have streamed. */
   get rest(): string {
-    return this.#text || this.#answer
+    return (this.#isCutOff && this.#answer) || this.#text || this.#answer
   }
   read(chunk: LogChunk): void {
     let seq = chunk.firstSeq
+    if (this.lastSeq === 0 && seq > 1) this.#isCutOff = true
     for (const line of linesOf(chunk.lines)) {
       const type = peekType(line)
       this.#usage?.read(type, line, seq)

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { logDeletedStage, type RuntimeEvent } from '#contracts/run-event'
 import { follow } from '../index.ts'
 import { conductorPeers } from '../peer.ts'
 import {
@@ -62,6 +63,15 @@ test('a log that goes on with another event than the next is asked for again', a
   }
   assert.equal(await logOf(dispatch.follow('acme', 'run_1', 0, signal)), linesFrom('run_1', events))
   assert.equal(answers, 2)
+})
+
+test('a log of which all but the end was deleted by age begins where it says so', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  const cut = [...events.slice(0, 8), { type: 'progress', stage: logDeletedStage } as RuntimeEvent, events[9]!]
+  conductor.answer = (_seen, response) => void beginLog(response, 200, 'run_1').end(linesFrom('run_1', cut, 9))
+  assert.equal(await logOf(dispatch.follow('acme', 'run_1', 0, signal), 8), linesFrom('run_1', cut, 9))
+  assert.equal(conductor.seen.length, 1)
 })
 
 test('a conductor that restarts is waited for', async (t) => {
