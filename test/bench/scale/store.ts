@@ -133,7 +133,7 @@ const logNext = {
            SELECT id FROM runs WHERE tenant_id = '${tenant}' AND (started_at, id) > (
              coalesce((SELECT started_at FROM run_logs_seen WHERE tenant_id = '${tenant}'), '-infinity'),
              coalesce((SELECT run_id FROM run_logs_seen WHERE tenant_id = '${tenant}'), ''))
-           ORDER BY started_at, id LIMIT ${aged}) next, generate_series(1, 4) n`,
+           ORDER BY started_at, id LIMIT ${aged}) next, generate_series(1, 4) n ON CONFLICT DO NOTHING`,
 }
 /** Twenty profiles, and a session for every other run. */
 const endRuns = {
