@@ -94,7 +94,11 @@ export async function readTurns(
 function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun): Turns['turns'][number] {
   const reader = new ReplayReader({ isTurn: true })
   for (const chunk of log) reader.read(chunk)
-  const { rest, replay } = reader
+  // Retention deletes a log from its beginning, a long one over several transactions. What is left of it may be the end of a text, or the result of a
+  // call that is gone: of such a run only the answer is left.
+  const isCut = log.length > 0 && log[0]!.firstSeq > 1
+  const replay = isCut ? [] : reader.replay
+  const rest = isCut ? reader.answer : reader.rest
   return {
     runId,
     prompt,
@@ -123,9 +127,8 @@ class ReplayReader {
   #earlier: Item[] = []
   #items: Item[] = []
   #text = ''
-  #answer = ''
-  /** The beginning of the log was deleted by age, and so may be the beginning of the text. */
-  #isCutOff = false
+  /** The text of the result. */
+  answer = ''
   readonly #readers: Readonly<Record<string, (event: Parsed, seq: number) => void>> = {
     assistant: ({ text }, seq) => {
       this.#text += String(text)
@@ -149,7 +152,7 @@ class ReplayReader {
     },
     progress: ({ stage }) => this.#progressed(stage),
     result: ({ text }) => {
-      this.#answer = String(text)
+      this.answer = String(text)
     },
   }
 
@@ -164,11 +167,10 @@ class ReplayReader {
   }
   /** The last text before the run's end, which a runtime need not have streamed. */
   get rest(): string {
-    return (this.#isCutOff && this.#answer) || this.#text || this.#answer
+    return this.#text || this.answer
   }
   read(chunk: LogChunk): void {
     let seq = chunk.firstSeq
-    if (this.lastSeq === 0 && seq > 1) this.#isCutOff = true
     for (const line of linesOf(chunk.lines)) {
       const type = peekType(line)
       this.#usage?.read(type, line, seq)

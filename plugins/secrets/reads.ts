@@ -86,15 +86,17 @@ const upsert = (tenantId: string, reads: readonly Read[]): Statement => ({
   ],
 })
 
+// The tenant's row is locked, so that nothing goes any more when a legal hold was answered, but only if there is something to delete.
 const trim = (tenantId: string, reads: readonly Read[]): Statement => ({
   name: 'secrets_reads_trim',
-  // The tenant's row is locked, so that nothing goes any more when a legal hold was answered.
-  text: `WITH free AS MATERIALIZED (SELECT FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE)
-         DELETE FROM secret_reads r USING (
-           SELECT name, reader, row_number() OVER (PARTITION BY name ORDER BY last_read_at DESC, reader) AS place
-           FROM secret_reads WHERE tenant_id = $1 AND name = ANY ($2)
-         ) n
-         WHERE r.tenant_id = $1 AND r.name = n.name AND r.reader = n.reader AND n.place > ${maxReaders}
-           AND EXISTS (SELECT FROM free)`,
+  text: `WITH due AS MATERIALIZED (
+           SELECT name, reader FROM (
+             SELECT name, reader, row_number() OVER (PARTITION BY name ORDER BY last_read_at DESC, reader) AS place
+             FROM secret_reads WHERE tenant_id = $1 AND name = ANY ($2)) n
+           WHERE place > ${maxReaders}
+         ), free AS MATERIALIZED (
+           SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold AND EXISTS (SELECT FROM due) FOR SHARE)
+         DELETE FROM secret_reads r USING due
+         WHERE EXISTS (SELECT FROM free) AND r.tenant_id = $1 AND r.name = due.name AND r.reader = due.reader`,
   values: [tenantId, [...new Set(reads.map(({ name }) => name))]],
 })

@@ -2,6 +2,7 @@ import type { Database, Statement, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { overLimit } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
+import { unlessHeld } from '#contracts/retention'
 import { type SkillContent, sha256 } from '#contracts/skills'
 import { type ListSql, readList } from '#kit/lists'
 import { nameTaken } from './errors.ts'
@@ -17,7 +18,7 @@ import {
   type WholeSkill,
   type Write,
 } from './store.ts'
-import { expired, tooManyUnused, unused } from './sweep.ts'
+import { expired, notHeld, tooManyUnused, unused } from './sweep.ts'
 
 /** The stored description of a version, without its body and the content of its files. */
 interface Manifest extends SkillHeader {
@@ -222,7 +223,7 @@ export class PostgresSkillStore implements SkillStore {
         values,
       },
       {
-        text: `DELETE FROM skill_stagings WHERE tenant_id = $1 AND id IN (
+        text: `DELETE FROM skill_stagings WHERE tenant_id = $1 AND ${notHeld} AND id IN (
                  SELECT id FROM skill_stagings WHERE tenant_id = $1 ORDER BY expires_at DESC, id DESC OFFSET $2)`,
         values: [tenantId, mostStaged],
       },
@@ -274,9 +275,9 @@ export class PostgresSkillStore implements SkillStore {
   }
   /** Deletes stagings and versions that nobody needs. Resolves to the numbers of deleted stagings and versions. */
   async sweep(tenantId: string): Promise<number> {
-    const [stagings, contents] = await this.#database
+    const [, stagings, contents] = await this.#database
       .as('reads')
-      .batch<[object[], object[]]>(tenantId, [expired(tenantId), unused(tenantId)])
+      .batch<[object[], object[], object[]]>(tenantId, [unlessHeld(tenantId), expired(tenantId), unused(tenantId)])
     return stagings.length + contents.length
   }
 }

@@ -15,15 +15,14 @@ export async function sweepTenants(
 }
 
 /**
- * A legal hold keeps also what is needed no more. It counts for the tenant's stored bytes meanwhile. The tenant's row is locked, so that nothing goes any
- * more when a hold was answered.
+ * A legal hold keeps also what is needed no more. It counts for the tenant's stored bytes meanwhile. An earlier statement of the transaction has locked
+ * the tenant, so that nothing goes any more when a hold was answered.
  */
-const free = 'WITH free AS MATERIALIZED (SELECT FROM tenants WHERE id = $1 AND NOT legal_hold FOR SHARE)'
-const unlessHeld = 'EXISTS (SELECT FROM free)'
+export const notHeld = 'EXISTS (SELECT FROM tenants WHERE id = $1 AND NOT legal_hold)'
 
 /** Versions to which nothing points: no name, no staging and no session that may still go on. */
 const deleteUnused = (which: string): string => `
-  ${free} DELETE FROM skill_contents WHERE tenant_id = $1 AND ${unlessHeld} AND digest = ANY (ARRAY(
+  DELETE FROM skill_contents WHERE tenant_id = $1 AND ${notHeld} AND digest = ANY (ARRAY(
     SELECT digest FROM skill_contents c WHERE tenant_id = $1
       AND NOT EXISTS (SELECT FROM skills s WHERE s.tenant_id = $1 AND s.digest = c.digest)
       AND NOT EXISTS (SELECT FROM skill_stagings t WHERE t.tenant_id = $1 AND t.digest = c.digest)
@@ -48,6 +47,6 @@ export const tooManyUnused = (tenantId: string): Statement => ({
 })
 
 export const expired = (tenantId: string): Statement => ({
-  text: `${free} DELETE FROM skill_stagings WHERE tenant_id = $1 AND expires_at <= now() AND ${unlessHeld} RETURNING 1`,
+  text: `DELETE FROM skill_stagings WHERE tenant_id = $1 AND expires_at <= now() AND ${notHeld} RETURNING 1`,
   values: [tenantId],
 })

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { Database, Statement } from '#contracts/database'
+import { setImmediate as nextTurn } from 'node:timers/promises'
+import type { Database, Statement, TenantTx } from '#contracts/database'
 import { createResolver, PlainCache } from '../resolver.ts'
 import { Reads } from '../reads.ts'
 import { keyringOf } from '../settings.ts'
@@ -167,6 +168,17 @@ test('who has read a secret is counted in memory, and written for many reads at 
   await reads.flush()
   assert.equal(await readers(), 120)
   await hold(false)
+  // A hold that is being set is waited for.
+  let flush: Promise<void> | undefined
+  note('b', 1, 'a reader beside the hold')
+  await database.tenant('default', async (tx) => {
+    await tx.query({ text: `UPDATE tenants SET legal_hold = true WHERE id = 'default'` })
+    flush = reads.flush()
+    await Promise.race([flush, blocksAnother(tx)])
+  })
+  await flush
+  assert.equal(await readers(), 121)
+  await hold(false)
   note('b', 1, 'the last reader')
   await reads.flush()
   assert.equal(await readers(), 100)
@@ -233,3 +245,9 @@ test('headers get the values of what they refer to, and no value that would make
   await assert.rejects(headers({ a: 'secret://user/x' }), { code: 'invalid_ref' })
   await assert.rejects(headers({ a: 'Bearer secret://nobody' }), { code: 'unknown_secret: nobody' })
 })
+
+/** Resolves when another transaction waits for this one. */
+async function blocksAnother(tx: TenantTx): Promise<void> {
+  const text = 'SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))'
+  while ((await tx.query({ text })).length === 0) await nextTurn()
+}

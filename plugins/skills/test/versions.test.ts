@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { Statement } from '#contracts/database'
+import { setImmediate as nextTurn } from 'node:timers/promises'
+import type { Statement, TenantTx } from '#contracts/database'
 import { freshDatabase } from '#testing'
 import { PostgresSkillStore } from '../postgres.ts'
 import { sweepTenants } from '../sweep.ts'
@@ -151,9 +152,28 @@ test('a legal hold keeps versions that were replaced and imports that expired, h
   await sweep()
   assert.deepEqual(await kept(), { versions: 26, imports: 1 })
   assert.equal((await call('POST', `/api/skills/import/${expired}/commit`)).statusCode, 404)
+  // Nor do newer imports push out older ones.
+  for (let n = 0; n < 11; n++) await stage(`waiting ${n}`)
+  assert.equal((await kept())!.imports, 12)
   await hold(false)
+  await database.batch('acme', [{ text: `UPDATE skill_stagings SET expires_at = now()` }])
   await sweep()
   assert.deepEqual(await kept(), { versions: 1, imports: 0 })
+})
+
+test('a sweep that comes while a legal hold is being set waits for it, and deletes nothing', async (t) => {
+  const { call, upload, database } = await startSkills(t, { dsn: await freshDatabase(t) })
+  await call('GET', '/api/skills')
+  await upload({ 'pdf/SKILL.md': skillText('pdf', '', 'waits') })
+  await database.batch('acme', [{ text: `UPDATE skill_stagings SET expires_at = now()` }])
+  const store = new PostgresSkillStore(database)
+  let sweep: Promise<number> | undefined
+  await database.tenant('acme', async (tx) => {
+    await tx.query({ text: `UPDATE tenants SET legal_hold = true WHERE id = 'acme'` })
+    sweep = store.sweep('acme')
+    await Promise.race([sweep, blocksAnother(tx)])
+  })
+  assert.equal(await sweep, 0)
 })
 
 test('an import is committed at another conductor than it came to, and what was deleted there leaves the platform its place', async (t) => {
@@ -210,3 +230,9 @@ test('what profiles need of skills is read without the descriptions of their fil
     ],
   )
 })
+
+/** Resolves when another transaction waits for this one. */
+async function blocksAnother(tx: TenantTx): Promise<void> {
+  const text = 'SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))'
+  while ((await tx.query({ text })).length === 0) await nextTurn()
+}
