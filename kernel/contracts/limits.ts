@@ -287,8 +287,7 @@ export interface StoredBytes {
   /** True when the tenant has reached the limit. */
   isFull(tenantId: string): boolean
   /**
-   * Throws 409 `limit_exceeded` when the tenant has reached the limit. `few`: a full tenant may make a few
-   * small writes, too, for each such name.
+   * Throws 409 `limit_exceeded` when the tenant has reached the limit. `few`: a full tenant may make a few small writes, too, for each such name.
    */
   admit(tenantId: string, few?: string): void
 }

@@ -43,8 +43,8 @@ export const webGuardSettings = {
 export const loopbackNames: ReadonlySet<string> = new Set(['localhost', '127.0.0.1', '::1', '[::1]'])
 
 /**
- * The default hosts of a listener without authentication, and of one that only this machine reaches, where a browser is likely. A web page that reaches this machine through DNS rebinding uses a name, never an address;
- * probes use addresses.
+ * The default hosts of a listener without authentication, and of one that only this machine reaches, where a browser is likely. A web page that reaches
+ * this machine through DNS rebinding uses a name, never an address; probes use addresses.
  */
 const withoutProof = ['localhost', '0.0.0.0/0', '::/0'] as const
 

@@ -3,9 +3,10 @@ import { mkdtemp, rm, statfs } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
-import { setTimeout as sleep } from 'node:timers/promises'
+import { setImmediate as nextTurn, setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { Redis } from 'ioredis'
+import type { TenantTx } from '#contracts/database'
 import { startPostgres } from '#kit/postgres'
 
 /** A server with a migrated template database, which the test script passes to every test process. */
@@ -214,4 +215,10 @@ export async function redisForTests(t: Pick<TestContext, 'after' | 'skip'>): Pro
   const url = new URL(address)
   url.searchParams.set('keyPrefix', prefix)
   return url.href
+}
+
+/** Resolves when another transaction waits for a row that this one has locked. */
+export async function blocksAnother(tx: Pick<TenantTx, 'query'>): Promise<void> {
+  const text = 'SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))'
+  while ((await tx.query({ text })).length === 0) await nextTurn()
 }

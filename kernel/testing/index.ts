@@ -12,7 +12,7 @@ export {
 } from './kernel.ts'
 export { testConductor, type TestCaller, type TestConductor, testRole, type TestRoleOptions } from './kernel.ts'
 export { operatedConductor, type TestAnswer, type TestBody, type TestCall } from './roles.ts'
-export { freshDatabase } from './database.ts'
+export { blocksAnother, freshDatabase } from './database.ts'
 export { countingTurns } from './event-loop.ts'
 export { chunkOf } from './run-store-steps.ts'
 export { testRunStore } from './run-store-suite.ts'

@@ -1,11 +1,10 @@
-import { isAppError } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
 import { endingOnly, type RunDispatch, type Task } from '#contracts/runs'
 import { Pace } from '#kit'
 import { type Calls, inputOf, requestOf } from './calls.ts'
 import { type Evaluator, textOf, valueOf } from './evaluator.ts'
-import { ExpressionError, type Scope } from './expressions.ts'
+import type { Scope } from './expressions.ts'
 import type { LargeTicket, LargeTurns } from './large-turns.ts'
 import type { NodeOf } from './node.schema.ts'
 import type { WorkflowRunStore } from './runs.store.ts'
@@ -13,6 +12,8 @@ import {
   bytesOf,
   type Claimed,
   type Failure,
+  failureOf,
+  isEarly,
   mostOutput,
   type Outcome,
   startedBy,
@@ -40,8 +41,10 @@ type Done = Outcome extends infer O ? (O extends Outcome ? Omit<O, 'node' | 'att
 const callSeconds = 60
 /** How deep child workflows may nest. */
 const mostDepth = 5
-/** How long a node is retried that cannot start because a limit is reached or no runner is available. It waits for a second, and then for its turn. */
-const [patienceMs, leastWaitMs] = [3_600_000, 1_000]
+/** How long a node is retried that cannot start because a limit is reached or no runner is available. */
+const patienceMs = 3_600_000
+/** It waits for a second, and then for its turn among those of its tenant that wait like it. */
+const leastWaitMs = 1_000
 /** Of however many, a process tries as many in this time as the tenant may have runs at once: so soon are all these places taken again. */
 const refillMs = 5_000
 const leastTries = 20
@@ -85,9 +88,7 @@ export class Execution {
       return await this.#kept(attempt, await this.#do(attempt, { signal, large }))
     } catch (cause) {
       if (signal.aborted) throw cause
-      // A rejection with 429 or 503 means that nothing was started. Failures of a started call are part of its outcome instead.
-      const isEarly = isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
-      if (isEarly && attempt.nowMs - attempt.startedMs < patienceMs) {
+      if (isEarly(cause) && attempt.nowMs - attempt.startedMs < patienceMs) {
         const tries = Math.max(leastTries, this.#deps.limits?.of(attempt.tenantId).runningRuns ?? 0)
         return { kind: 'later', inMs: leastWaitMs + this.#tries.turnOf(attempt.tenantId, refillMs / tries)! }
       }
@@ -334,17 +335,3 @@ export class Execution {
 const keyOf = ({ runId, id, effect }: Attempt): string => `${runId}/${id}/${effect}`
 
 const over = (error: Failure): Done => ({ kind: 'over', status: 'error', error })
-
-/** Converts an error to a failure on which the author or caller can act. Undefined: an internal error, so the outcome of the attempt is unknown. */
-function failureOf(cause: unknown): Failure | undefined {
-  if (cause instanceof ExpressionError) {
-    return {
-      code: 'bad_expression',
-      message: `A template or condition could not be used: ${cause.message}.`,
-      retryable: false,
-    }
-  }
-  if (!isAppError(cause)) return undefined
-  const { code, sentence, status } = cause
-  return { code, message: sentence ?? code, ...(status < 500 && status !== 429 ? { retryable: false } : {}) }
-}

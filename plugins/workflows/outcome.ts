@@ -1,6 +1,8 @@
 import { createHash } from 'node:crypto'
 import type { AskedNode } from '#contracts/approvals'
+import { isAppError } from '#kernel'
 import { measureJson } from '#kit'
+import { ExpressionError } from './expressions.ts'
 import type { NodeOf, WorkflowNode } from './node.schema.ts'
 import type { TerminalStatus } from './schema.ts'
 
@@ -145,4 +147,22 @@ export function timeUp(spec: WorkflowNode): { kind: 'over'; status: 'ok' | 'erro
       ? { code: 'timeout', message: `The signal '${spec.signal}' did not come in time.`, retryable: false }
       : { code: 'timeout', message: 'The node took longer than its limit.' }
   return { kind: 'over', status: 'error', error }
+}
+
+/** A rejection with 429 or 503 means that nothing was started. Failures of a started call are part of its outcome instead. */
+export const isEarly = (cause: unknown): boolean =>
+  isAppError(cause) && (cause.status === 429 || (cause.status === 503 && cause.retryable))
+
+/** Converts an error to a failure on which the author or caller can act. Undefined: an internal error, so the outcome of the attempt is unknown. */
+export function failureOf(cause: unknown): Failure | undefined {
+  if (cause instanceof ExpressionError) {
+    return {
+      code: 'bad_expression',
+      message: `A template or condition could not be used: ${cause.message}.`,
+      retryable: false,
+    }
+  }
+  if (!isAppError(cause)) return undefined
+  const { code, sentence, status } = cause
+  return { code, message: sentence ?? code, ...(status < 500 && status !== 429 ? { retryable: false } : {}) }
 }

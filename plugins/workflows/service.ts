@@ -125,10 +125,10 @@ export class WorkflowService {
     const failure: Failure | undefined =
       typeof error === 'string' ? { code: 'failed', message: error } : (error as Failure | undefined)
     // Lists, events and snapshots repeat it.
-    if (failure && JSON.stringify(failure).length > mostFailure)
-      throw invalidField('body/error', `has at most ${mostFailure} characters as JSON`)
+    const told = failure ? JSON.stringify(failure).length : 0
+    if (told > mostFailure) throw invalidField('body/error', `has at most ${mostFailure} characters as JSON`)
     // A full tenant may end its nodes, with a failure of a line.
-    if (failure && JSON.stringify(failure).length > shortFailure) this.#deps.limits?.stored.admit(caller.tenantId)
+    if (told > shortFailure) this.#deps.limits?.stored.admit(caller.tenantId)
     const kept = output === undefined ? undefined : await this.#given({ tenantId: caller.tenantId, runId }, output)
     await this.#change(caller.tenantId, runId, async (transition, tx) => {
       if (!transition.open) throw workflowErrors.runOver()
@@ -145,8 +145,7 @@ export class WorkflowService {
       })
       transition.notices.wake()
     })
-    const told = failure ? 2 * JSON.stringify(failure).length : 0
-    this.#deps.limits?.stored.add(caller.tenantId, bytesOfEvent + told + (kept?.length ?? 0))
+    this.#deps.limits?.stored.add(caller.tenantId, bytesOfEvent + 2 * told + (kept?.length ?? 0))
   }
 
   /**

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { setImmediate as nextTurn } from 'node:timers/promises'
 import { pino } from 'pino'
 import { Gauge, Registry } from 'prom-client'
+import { blocksAnother } from '#testing'
 import { upkeep } from '../../plugins/billing/upkeep.ts'
 import { begin, cents, prices, stage } from './stage.ts'
 
@@ -139,10 +139,7 @@ test('while uses wait to be forgotten, the account of the tenant is free', async
   await database.as('claims').tenant('acme', async (tx) => {
     await tx.query({ text: `SELECT 1 FROM tenants WHERE id = 'acme' FOR UPDATE` })
     pass = upkeep({ database, prices, signal: new AbortController().signal, log, audited })
-    const waiting = {
-      text: `SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`,
-    }
-    while ((await tx.query(waiting)).length === 0) await nextTurn()
+    await blocksAnother(tx)
     await tx.query({ text: `SELECT 1 FROM billing_accounts WHERE tenant_id = 'acme' FOR UPDATE NOWAIT` })
   })
   await pass

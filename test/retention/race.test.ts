@@ -3,6 +3,7 @@ import { test } from 'node:test'
 import { setImmediate as nextTurn } from 'node:timers/promises'
 import { openStores } from '../../plugins/runs/test/postgres/stores.ts'
 import { Batches } from '../../plugins/retention/batches.ts'
+import { blocksAnother } from '#testing'
 import { closeIdle } from '../../plugins/retention/conversations.ts'
 import { dropLogs } from '../../plugins/retention/logs.ts'
 import { chat, run, stage } from './stage.ts'
@@ -65,7 +66,6 @@ test('while the logs of an erased person are deleted, the sessions of their runs
                SELECT 'acme', '${id}', n, 1, 'x' FROM generate_series(2, 70) n`,
     ),
   )
-  const waiting = `SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`
   let erased: ReturnType<typeof call> | undefined
   for (const [id, session] of [
     ['run_a', 'sess-conv_a'],
@@ -74,7 +74,7 @@ test('while the logs of an erased person are deleted, the sessions of their runs
     await database.as('claims').tenant('acme', async (tx) => {
       await tx.query({ text: 'SELECT 1 FROM run_events WHERE run_id = $1 FOR UPDATE', values: [id] })
       erased ??= call('DELETE', '/api/end-users/ann', 'acme')
-      while ((await tx.query({ text: waiting })).length === 0) await nextTurn()
+      await blocksAnother(tx)
       await tx.query({ text: 'SELECT 1 FROM sessions WHERE id = $1 FOR UPDATE NOWAIT', values: [session] })
     })
   }

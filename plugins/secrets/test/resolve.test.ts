@@ -1,11 +1,10 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { setImmediate as nextTurn } from 'node:timers/promises'
-import type { Database, Statement, TenantTx } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import { createResolver, PlainCache } from '../resolver.ts'
 import { Reads } from '../reads.ts'
 import { keyringOf } from '../settings.ts'
-import { type TestBody } from '#testing'
+import { blocksAnother, type TestBody } from '#testing'
 import { masterKey, randomKey, stage } from './stage.ts'
 
 test('whoever signs with the family vfs resolves secrets of the tenant that is signed, and of no other', async (t) => {
@@ -245,9 +244,3 @@ test('headers get the values of what they refer to, and no value that would make
   await assert.rejects(headers({ a: 'secret://user/x' }), { code: 'invalid_ref' })
   await assert.rejects(headers({ a: 'Bearer secret://nobody' }), { code: 'unknown_secret: nobody' })
 })
-
-/** Resolves when another transaction waits for this one. */
-async function blocksAnother(tx: TenantTx): Promise<void> {
-  const text = 'SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))'
-  while ((await tx.query({ text })).length === 0) await nextTurn()
-}

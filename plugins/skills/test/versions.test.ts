@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { setImmediate as nextTurn } from 'node:timers/promises'
-import type { Statement, TenantTx } from '#contracts/database'
-import { freshDatabase } from '#testing'
+import type { Statement } from '#contracts/database'
+import { blocksAnother, freshDatabase } from '#testing'
 import { PostgresSkillStore } from '../postgres.ts'
 import { sweepTenants } from '../sweep.ts'
 import { skillText, startSkills } from './server.ts'
@@ -230,9 +229,3 @@ test('what profiles need of skills is read without the descriptions of their fil
     ],
   )
 })
-
-/** Resolves when another transaction waits for this one. */
-async function blocksAnother(tx: TenantTx): Promise<void> {
-  const text = 'SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))'
-  while ((await tx.query({ text })).length === 0) await nextTurn()
-}

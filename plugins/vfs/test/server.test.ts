@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { test } from 'node:test'
+import { test, type TestContext } from 'node:test'
 import { text } from 'node:stream/consumers'
 import type { VfsClient, VfsFile, VfsView } from '#contracts/vfs'
 import { testVfs } from '#testing'
@@ -105,9 +105,20 @@ test('a session has its scratch space and its layer; closing drops both, opening
   assert.deepEqual(await pathsIn(client, one, 'scratch'), [])
 })
 
-test('a part of an erasure ends after about a second with what is gone, and deletes nothing for who has left', async (t) => {
+/** Sessions whose files are these. */
+async function sessionsOver(t: TestContext, files: object): Promise<Sessions> {
   const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-'))
   t.after(() => rm(dir, { recursive: true, force: true }))
+  return new Sessions({
+    dir,
+    files: files as never,
+    defaults: () => ({ bytes: 1, entries: 1, sessions: 1, objects: 1, objectBytes: 1 }),
+    perSession: { bytes: 1, entries: 1 },
+    onFailed: assert.fail,
+  })
+}
+
+test('a part of an erasure ends after about a second with what is gone, and deletes nothing for who has left', async (t) => {
   let asked = 0
   const files = {
     use: async () => ({ bytes: 0, objects: 0 }),
@@ -120,13 +131,7 @@ test('a part of an erasure ends after about a second with what is gone, and dele
       return { bytes: 0, objects, more: true }
     },
   }
-  const sessions = new Sessions({
-    dir,
-    files: files as never,
-    defaults: () => ({ bytes: 1, entries: 1, sessions: 1, objects: 1, objectBytes: 1 }),
-    perSession: { bytes: 1, entries: 1 },
-    onFailed: assert.fail,
-  })
+  const sessions = await sessionsOver(t, files)
   await sessions.open('acme', 's1', {})
   assert.deepEqual(await sessions.erase('acme', AbortSignal.abort()), { deleted: 0, more: true })
   assert.equal((await sessions.usage('acme')).sessions, 1)
@@ -137,8 +142,6 @@ test('a part of an erasure ends after about a second with what is gone, and dele
 })
 
 test('a legal hold and an erasure wait for the files of their own tenant only', { timeout: 30_000 }, async (t) => {
-  const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-'))
-  t.after(() => rm(dir, { recursive: true, force: true }))
   const slow = Promise.withResolvers<void>()
   t.after(() => slow.resolve())
   const files = {
@@ -148,13 +151,7 @@ test('a legal hold and an erasure wait for the files of their own tenant only', 
       return { bytes: 0, objects: 0, more: false }
     },
   }
-  const sessions = new Sessions({
-    dir,
-    files: files as never,
-    defaults: () => ({ bytes: 1, entries: 1, sessions: 1, objects: 1, objectBytes: 1 }),
-    perSession: { bytes: 1, entries: 1 },
-    onFailed: assert.fail,
-  })
+  const sessions = await sessionsOver(t, files)
   await sessions.open('acme', 's1', {})
   await sessions.close('acme', 's1')
   await sessions.hold('globex', true)
