@@ -27,6 +27,13 @@ export function networkOf(text: string): Network | undefined {
 export const isWithin = (address: ipaddr.IPv4 | ipaddr.IPv6, [network, bits]: Network): boolean =>
   network.kind() === address.kind() && address.match(network, bits)
 
+/** Whether an address is in one of the networks. A text that is no address, such as a local socket, is in none. */
+export function isWithinAny(address: string, networks: readonly Network[]): boolean {
+  if (!ipaddr.isValid(address)) return false
+  const parsed = ipaddr.process(address)
+  return networks.some((network) => isWithin(parsed, network))
+}
+
 const text = ([address, bits]: Network): string => `${address.toString()}/${bits}`
 
 /** The networks that a client names, in PostgreSQL's notation. Throws 400 for an invalid network, or one outside `bounds`. */
@@ -65,15 +72,10 @@ export function createClientAddress(proxies: readonly string[] = []): ClientAddr
     if (network) return network
     throw new Error(`AGENT_ORC_TRUSTED_PROXIES: '${text}' is neither an IP address nor a network`)
   })
-  const trusted = (text: string): boolean => {
-    if (!ipaddr.isValid(text)) return false
-    const address = ipaddr.process(text)
-    return networks.some((network) => isWithin(address, network))
-  }
   return ({ ip, headers }) => {
     const hops = networks.length > 0 ? [headers['x-forwarded-for'] ?? []].flat().join(',').split(',') : []
     let client = ip
-    while (hops.length > 0 && trusted(client)) {
+    while (hops.length > 0 && isWithinAny(client, networks)) {
       const hop = addressOf(hops.pop()!)
       if (hop === undefined) break
       client = hop

@@ -1,11 +1,13 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { Counter, Histogram, type Registry } from 'prom-client'
 import { access, type App, type AppError, judgeOrigins } from '#kernel'
+import { elsewhere } from '#contracts/access-errors'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import { isOverLimit } from '#contracts/limits'
-import { type ClientAddress, type Held, OpenExchanges, rateLimit, Sweep, type WrongKeys } from '#kit'
+import { type ClientAddress, type Held, isWithinAny, type Network, networkOf } from '#kit'
+import { OpenExchanges, rateLimit, Sweep, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
 import { AllowedOrigins, name, namesOf } from './origins.ts'
 import { ChatParams } from './schema.ts'
@@ -31,6 +33,8 @@ export interface Agent {
 interface Holder {
   readonly tenantId: string
   readonly keyId: string
+  /** From where the key may be used; undefined: from anywhere. */
+  readonly networks: readonly Network[] | undefined
   readonly agent: Agent
   /** When the database said so, in milliseconds since the epoch. */
   readonly readAt: number
@@ -58,6 +62,7 @@ const memoryKey = ({ tenantId, slug, hash }: Shown): string => `${tenantId}/${sl
 
 interface KeyLookup extends Agent {
   readonly keyId: string
+  readonly addresses: readonly string[] | null
   /** The last use of the key is not on record yet, or was over a minute ago. */
   readonly unrecorded: boolean
 }
@@ -68,7 +73,7 @@ const fromLiveKeys = `FROM published_agent_keys key
          WHERE key.tenant_id = $1 AND key.revoked_at IS NULL AND (key.expires_at IS NULL OR key.expires_at > now())`
 const byKey = {
   name: 'chat-key',
-  text: `SELECT key.id AS "keyId",
+  text: `SELECT key.id AS "keyId", key.allowed_addresses::text[] AS addresses,
            key.last_used_at IS NULL OR key.last_used_at < now() - interval '1 minute' AS unrecorded,
            agent.id, agent.slug, agent.profile_name AS profile, agent.allowed_origins AS "allowedOrigins",
            agent.rate_limit_rpm AS "rateLimitRpm", agent.sync_max_duration_seconds * 1000 AS "syncMaxDurationMs",
@@ -225,13 +230,19 @@ export class ChatAdmission {
   }
 
   /**
-   * The remembered caller. Undefined leaves the decision to the database: for an origin that memory does not allow, and for a request with an
-   * idempotency key, which may join a run and so reach no statement that checks the key.
+   * The remembered caller. Undefined leaves the decision to the database: for an origin or an address that memory does not allow, and for a request
+   * with an idempotency key, which may join a run and so reach no statement that checks the key.
    */
-  #recall({ headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest, shown: Shown): Holder | undefined {
+  #recall(request: FastifyRequest, shown: Shown): Holder | undefined {
+    const { origin, 'idempotency-key': repeatable } = request.headers
     const known = repeatable === undefined ? this.#remembered.get(memoryKey(shown)) : undefined
     if (!known || known.readAt + rememberMs < Date.now()) return undefined
+    if (!this.#isHere(request, known)) return undefined
     return origin === undefined || known.agent.allowedOrigins.includes(origin) ? known : undefined
+  }
+
+  #isHere(request: FastifyRequest, { networks }: Holder): boolean {
+    return networks === undefined || isWithinAny(this.#clientOf(request), networks)
   }
 
   async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<Holder> {
@@ -254,6 +265,7 @@ export class ChatAdmission {
       if (!found.agent.allowedOrigins.includes(origin)) throw chatErrors.originNotAllowed()
       allow(reply, origin)
     }
+    if (!this.#isHere(request, found)) throw elsewhere(this.#clientOf(request))
     if (!found.agent.active) throw chatErrors.notPublished()
     this.#wrongKeys.worked(key!)
     this.#remembered.set(key!, found)
@@ -266,7 +278,8 @@ export class ChatAdmission {
       const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values: [tenantId, hash] })
       if (found?.slug !== slug) return undefined
       if (found.unrecorded) this.#used.set(found.keyId, tenantId)
-      return { tenantId, keyId: found.keyId, agent: found, readAt: Date.now() }
+      const networks = found.addresses?.map((name) => networkOf(name)!)
+      return { tenantId, keyId: found.keyId, networks, agent: found, readAt: Date.now() }
     } catch (err) {
       this.#log.error({ err, request_id: request.id }, 'auth.lookup_failed')
       throw err

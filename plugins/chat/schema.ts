@@ -83,6 +83,7 @@ export const refusals = [
   unauthorized,
   chatErrors.originNotAllowed,
   chatErrors.notPublished,
+  accessErrors.addressNotAllowed,
   accessErrors.tooManyWrongKeys,
 ] as const
 /** Further refusals that a new message may get. */

@@ -3,6 +3,7 @@ import type { Database, TenantTx } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { TenantLimits } from '#contracts/limits'
 import type { Listing, Page } from '#contracts/paging'
+import { networksOf } from '#kit'
 import { type ListSql, readList } from '#kit/lists'
 import { keyOver, unknownKey } from './errors.ts'
 import type { IssuedKey, KeyBody, KeyMetadata } from './schema.ts'
@@ -15,8 +16,9 @@ interface AgentKeyOptions {
   readonly limits?: Pick<TenantLimits, 'stored'> | undefined
 }
 
-/** Estimated bytes of a key with its index entries, without its label. */
-const bytesOfKey = 400
+/** Estimated bytes of a key with its index entries. */
+const bytesOf = ({ label, allowedAddresses }: KeyMetadata): number =>
+  400 + Buffer.byteLength(label) + Buffer.byteLength(allowedAddresses?.join() ?? '')
 
 // No other text is the id of a key, and PostgreSQL would answer some other texts with an error.
 const keyIdForm = /^key_[0-9a-z]{1,64}$/
@@ -28,16 +30,18 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
     return { id: newId('key'), token, hash: tokens.hash('ao:pub-key:v1', token) }
   }
   return {
-    /** The key expires no later than the caller's own key: ADR 55. */
-    async issue(caller: Caller, profile: string, { label, expiresAt: asked }: KeyBody): Promise<IssuedKey> {
+    /** The key expires no later than the caller's own key: ADR 55. It may be used from networks of its own: ADR 126. */
+    async issue(caller: Caller, profile: string, body: KeyBody): Promise<IssuedKey> {
+      const { label, expiresAt: asked, allowedAddresses: names } = body
+      const networks = names && networksOf(names, null)
       limits?.stored.admit(caller.tenantId)
       const { token, ...minted } = mint()
       const key = await database.tenant(caller.tenantId, async (tx) => {
         const expiresAt = await issuer.expiryFor(tx, caller, asked)
-        return insertKey(tx, profile, { ...minted, label, expiresAt, createdBy: caller.keyId })
+        return insertKey(tx, profile, { ...minted, label, expiresAt, networks, createdBy: caller.keyId })
       })
       const issued = { ...found(key), token }
-      limits?.stored.add(caller.tenantId, bytesOfKey + Buffer.byteLength(label))
+      limits?.stored.add(caller.tenantId, bytesOf(issued))
       return issued
     },
     /** The new key is the caller's, whose token it was given, not that of whoever issued the old one. */
@@ -53,7 +57,7 @@ export function createAgentKeyService({ database, tokens, issuer, limits }: Agen
       })
       if (key === 'over') throw keyOver()
       if (key === undefined) throw unknownKey()
-      limits?.stored.add(caller.tenantId, bytesOfKey + Buffer.byteLength(key.label))
+      limits?.stored.add(caller.tenantId, bytesOf(key))
       return { ...key, token }
     },
     list: async (tenantId: string, profile: string, page: Page) =>
@@ -73,10 +77,13 @@ interface KeyRow {
   created_by: string | null
   last_used_at: string | null
   expires_at: string | null
+  allowed_addresses: string[] | null
   revoked_at: string | null
 }
 
-const keyColumns = 'id, published_id, label, created_at, created_by, last_used_at, expires_at, revoked_at'
+// Each driver would read the type of networks in its own way.
+const keyColumns = `id, published_id, label, created_at, created_by, last_used_at, expires_at,
+  allowed_addresses::text[] AS allowed_addresses, revoked_at`
 
 const toMetadata = (row: KeyRow): KeyMetadata => ({
   id: row.id,
@@ -86,6 +93,7 @@ const toMetadata = (row: KeyRow): KeyMetadata => ({
   createdBy: row.created_by,
   lastUsedAt: row.last_used_at,
   expiresAt: row.expires_at,
+  allowedAddresses: row.allowed_addresses,
   revokedAt: row.revoked_at,
 })
 
@@ -94,6 +102,7 @@ interface NewKey {
   readonly label: string
   readonly hash: Buffer
   readonly expiresAt: Date | undefined
+  readonly networks: readonly string[] | undefined
   /** The id of the calling API key. */
   readonly createdBy: string
 }
@@ -103,10 +112,19 @@ const active = `SELECT id FROM published_agents WHERE tenant_id = $1 AND active_
 /** Undefined when the profile is not published. */
 async function insertKey(tx: TenantTx, profile: string, key: NewKey): Promise<KeyMetadata | undefined> {
   const insert = {
-    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at, created_by)
-           SELECT $1, $3, agent.id, $4, $5::bytea, $6::timestamptz, $7 FROM (${active}) agent
+    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at, created_by, allowed_addresses)
+           SELECT $1, $3, agent.id, $4, $5::bytea, $6::timestamptz, $7, $8::cidr[] FROM (${active}) agent
            RETURNING ${keyColumns}`,
-    values: [tx.tenantId, profile, key.id, key.label, key.hash, key.expiresAt ?? null, key.createdBy],
+    values: [
+      tx.tenantId,
+      profile,
+      key.id,
+      key.label,
+      key.hash,
+      key.expiresAt ?? null,
+      key.createdBy,
+      key.networks ?? null,
+    ],
   }
   const [row] = await tx.query<KeyRow>(insert)
   return row && toMetadata(row)
@@ -157,8 +175,8 @@ async function replaceKey(
     values: [tenantId, profile, id],
   }
   const insert = {
-    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at, created_by)
-           SELECT tenant_id, $3, published_id, label, $4::bytea, LEAST(expires_at, $5::timestamptz), $6
+    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at, created_by, allowed_addresses)
+           SELECT tenant_id, $3, published_id, label, $4::bytea, LEAST(expires_at, $5::timestamptz), $6, allowed_addresses
            FROM published_agent_keys WHERE tenant_id = $1 AND id = $2
            RETURNING ${keyColumns}`,
     values: [tenantId, id, key.id, key.hash, latest ?? null, key.createdBy],

@@ -207,7 +207,7 @@ function lifeRoutes(app: App, guard: Guard, service: AgentKeyService): void {
         tags,
         summary: 'Replace a key by a new one',
         description:
-          'The new key has the label and the expiry of the old one, or the expiry of the calling API key when that is earlier. The token is in this answer and never again.',
+          'The new key has the label, the networks and the expiry of the old one, or the expiry of the calling API key when that is earlier. The token is in this answer and never again.',
         params: KeyParams,
         body: KeyRotation,
         response: {

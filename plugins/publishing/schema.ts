@@ -66,6 +66,14 @@ export const KeyBody = Type.Object(
   {
     label: Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'Free text.' }),
     expiresAt: Type.Optional(keyExpiry),
+    allowedAddresses: Type.Optional(
+      Type.Array(Type.String({ minLength: 2, maxLength: 50 }), {
+        minItems: 1,
+        maxItems: 50,
+        uniqueItems: true,
+        description: 'Addresses and networks (`10.0.0.0/8`) from which the key may be used; by default from anywhere.',
+      }),
+    ),
   },
   { additionalProperties: false },
 )
@@ -85,6 +93,9 @@ export const KeyMetadata = Type.Object({
   }),
   lastUsedAt: MaybeTime,
   expiresAt: MaybeTime,
+  allowedAddresses: Type.Union([Type.Array(Type.String()), Type.Null()], {
+    description: 'The networks from which it may be used; null: from anywhere.',
+  }),
   revokedAt: MaybeTime,
 })
 export type KeyMetadata = Static<typeof KeyMetadata>

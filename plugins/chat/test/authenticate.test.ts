@@ -85,6 +85,33 @@ test('a key that was revoked or has expired is refused on the very next request'
   }
 })
 
+test('a key with networks works from these only, also while it is remembered, and a page can read why', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const origin = 'https://shop.example'
+  const agent = await publish(database, { origins: [origin] })
+  await sql(database, 'acme', `UPDATE published_agent_keys SET allowed_addresses = '{10.1.0.0/16, 2001:db8::/32}'`)
+  const ask = (remoteAddress: string, method: 'POST' | 'GET' = 'POST') => {
+    const asked =
+      method === 'POST' ? { url: agent.url, payload } : { url: `${agent.url}/runs/prun_0123456789abcdefghjkmnpqr` }
+    return app.inject({ method, ...asked, remoteAddress, headers: { ...agent.auth, origin } })
+  }
+  const inside = ['10.1.2.3', '::ffff:10.1.2.3', '2001:db8::1']
+  for (const address of [...inside, ...inside]) assert.equal((await ask(address)).statusCode, 200, address)
+  const remembered = dispatch.started.splice(0).filter(({ chat }) => chat?.admission !== undefined)
+  assert.equal(remembered.length, 5, 'all but the first')
+  for (const method of ['POST', 'GET'] as const) {
+    for (const address of ['10.2.0.1', '::ffff:10.2.0.1', '2001:db9::1', '127.0.0.1']) {
+      const reply = await ask(address, method)
+      assert.equal(reply.statusCode, 403, `${method} ${address}`)
+      assert.equal(reply.json().error, 'address_not_allowed')
+      assert.equal(reply.headers['access-control-allow-origin'], origin)
+    }
+  }
+  assert.deepEqual(dispatch.started, [])
+  // What is refused from elsewhere goes on working from inside.
+  assert.equal((await ask('10.1.2.3')).statusCode, 200)
+})
+
 test('a known key is looked at by the start of its run alone, and is refused by nothing that is only remembered', async (t) => {
   const { app, database, dispatch } = await gateway(t)
   const agent = await publish(database, { rpm: 3 })

@@ -22,6 +22,7 @@ test('a key is answered once with its token, and stored as a hash of the publish
     createdBy: 'tak_test',
     lastUsedAt: null,
     expiresAt: null,
+    allowedAddresses: null,
     revokedAt: null,
     token: 'ao_test_1',
   })
@@ -52,6 +53,7 @@ test('lists show active and revoked keys as metadata only', async (t) => {
     'createdBy',
     'lastUsedAt',
     'expiresAt',
+    'allowedAddresses',
     'revokedAt',
   ])
   assert.deepEqual(
@@ -63,6 +65,32 @@ test('lists show active and revoked keys as metadata only', async (t) => {
   )
   const page = await call('GET', '/api/profiles/p/keys?limit=1&offset=1')
   assert.deepEqual([page.json().length, page.headers['x-total-count']], [1, '2'])
+})
+
+test('a key has the networks that it is issued for, and so has what replaces it', async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  const issue = (allowedAddresses: unknown) => call('POST', '/api/profiles/p/keys', { label: 'l', allowedAddresses })
+  const networks = ['10.0.0.0/8', '192.0.2.7/32', '2001:db8::/32']
+  const issued = (await issue(['10.0.0.0/8', '192.0.2.7', '2001:db8::/32'])).json()
+  assert.deepEqual(issued.allowedAddresses, networks)
+  const rotated = (await call('POST', `/api/profiles/p/keys/${issued.id}/rotate`)).json()
+  assert.deepEqual(rotated.allowedAddresses, networks)
+  const listed = (await call('GET', '/api/profiles/p/keys')).json<{ allowedAddresses: string[] }[]>()
+  assert.deepEqual(
+    listed.map((key) => key.allowedAddresses),
+    [networks, networks],
+  )
+  for (const [wrong, sentence] of [
+    [['10.0.0.1/8'], /allowedAddresses\/0 must be the network itself: 10.0.0.0\/8/],
+    [['10.0.0.0/8', 'example.com'], /allowedAddresses\/1 must be an IP address or a network/],
+    [[], /allowedAddresses/],
+  ] as const) {
+    const reply = await issue(wrong)
+    assert.equal(reply.statusCode, 400)
+    assert.match(reply.json().message, sentence)
+  }
 })
 
 test('revoke answers 204, again and again, and keeps the first time', async (t) => {
