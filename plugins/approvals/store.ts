@@ -218,8 +218,14 @@ export async function insertNode(tx: TenantTx, node: AskedNode): Promise<void> {
   })
 }
 
-/** Approvals per read: the arguments of each may have a megabyte. */
-const atOnce = 20
+/** Approvals of one read of an export, and bytes of their arguments, unless the first one alone has more: each may have a megabyte. */
+const atOnce = 50
+const mostBytes = 1024 * 1024
+/** Approvals of one transaction of an erasure. */
+const goneAtOnce = 100
+
+/** SQL: the approvals of the tenant and end user that are the first two values of a statement, as their index has them. */
+const theirs = 'tenant_id = $1 AND hashtextextended(end_user_id, 0) = hashtextextended($2, 0) AND end_user_id = $2'
 
 /**
  * The personal data in approvals: what agents asked for on behalf of an end user. Approvals that still wait are not erased here; they go with their
@@ -229,7 +235,11 @@ export const createEndUserData = (database: Database): EndUserStore => ({
   async *items(tenantId, endUserId) {
     for (let after = '', rows: Row[]; ; after = rows.at(-1)!.id) {
       const page = {
-        text: `SELECT ${columns} FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND id > $3 ORDER BY id LIMIT ${atOnce}`,
+        text: `SELECT ${columns} FROM (
+                 SELECT *, row_number() OVER line AS nth, sum(coalesce(octet_length(arguments), 0)) OVER line AS bytes FROM (
+                   SELECT * FROM approvals WHERE ${theirs} AND id > $3 ORDER BY id LIMIT ${atOnce}) near
+                 WINDOW line AS (ORDER BY id)) weighed
+               WHERE nth = 1 OR bytes <= ${mostBytes} ORDER BY id`,
         values: [tenantId, endUserId, after],
       }
       ;[rows] = await database.as('reads').batch<[Row[]]>(tenantId, [page])
@@ -237,11 +247,21 @@ export const createEndUserData = (database: Database): EndUserStore => ({
       yield rows.map((row) => ({ ...toApproval(row) }))
     }
   },
-  async erase(tenantId, endUserId) {
-    const gone = `DELETE FROM approvals WHERE tenant_id = $1 AND end_user_id = $2 AND status <> 'waiting' RETURNING 1`
-    return database.as('reads').tenant(tenantId, async (tx) => {
-      if ((await tx.query(unlessHeld(tenantId))).length === 0) throw retentionErrors.legalHold()
-      return (await tx.query({ text: gone, values: [tenantId, endUserId] })).length
-    })
+  async erase(tenantId, endUserId, signal) {
+    const gone = {
+      text: `DELETE FROM approvals WHERE tenant_id = $1 AND id = ANY (ARRAY(
+               SELECT id FROM approvals WHERE ${theirs} AND status <> 'waiting' LIMIT ${goneAtOnce})) RETURNING 1`,
+      values: [tenantId, endUserId],
+    }
+    let erased = 0
+    for (let full = true; full && !signal.aborted;) {
+      const rows = await database.as('reads').tenant(tenantId, async (tx) => {
+        if ((await tx.query(unlessHeld(tenantId))).length === 0) throw retentionErrors.legalHold()
+        return tx.query(gone)
+      })
+      erased += rows.length
+      full = rows.length === goneAtOnce
+    }
+    return erased
   },
 })

@@ -3,8 +3,9 @@ import { type EndUserStore, retentionErrors, unlessHeld } from '#contracts/reten
 import { columns, type MemoryRow, personOf, toMemory } from './bank/rows.ts'
 import { lock } from './bank/statements.ts'
 
-/** Rows of one read, and of one transaction. */
-const atOnce = 100
+/** Memories of one read, each of which may have two texts of 32 KB. */
+const atOnce = 20
+/** Rows of one transaction. */
 const goneAtOnce = 200
 
 /**

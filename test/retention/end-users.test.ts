@@ -230,6 +230,29 @@ test('an export of megabytes is read by and by: a part when the one before was t
   assert.ok(reads.largest.bytes < 2 * 1024 * 1024, `a read of ${reads.largest.bytes} bytes`)
 })
 
+test('approvals are exported by their bytes, and erased some at a time', async (t) => {
+  const { sql, call, database } = await stage(t, {}, undefined, {}, [approvals])
+  const approved = (id: string, who: string, times: number, argument: string): string =>
+    `INSERT INTO approvals (tenant_id, id, run_id, end_user_id, message, status, on_expiry, arguments)
+     SELECT 'acme', '${id}' || lpad(n::text, 4, '0'), 'run_a1', '${who}', 'May I?', 'approved', 'reject', ${argument} FROM generate_series(1, ${times}) n`
+  await sql(
+    'acme',
+    ...chat('acme', 'a1', 0, 'conv_a', 'ann'),
+    approved('apr_large', 'ann', 12, `json_build_object('text', repeat('x', 700000))::text`),
+    approved('apr_small', 'ann', 230, 'NULL'),
+  )
+  const reads = watchReads(t, database)
+  const { items } = (await call('GET', '/api/end-users/ann/export', 'acme')).json<{
+    items: Record<string, unknown>[]
+  }>()
+  const found = items.filter(({ type }) => type === 'approval')
+  assert.equal(new Set(found.map(({ id }) => id)).size, 242)
+  assert.equal(found.length, 242)
+  assert.ok(reads.largest.bytes < 1024 * 1024, `a read of ${reads.largest.bytes} bytes`)
+  const erased = (await call('DELETE', '/api/end-users/ann', 'acme')).json<{ data: object }>()
+  assert.deepEqual(erased.data, { approval: 242 })
+})
+
 test('an export is a document also of a conversation whose row retention has just deleted', async (t) => {
   const { sql, call } = await stage(t)
   await sql('acme', ...chat('acme', 'a1', 0, 'conv_a', 'ann'), `DELETE FROM conversations`)
