@@ -37,6 +37,11 @@ interface LimitKind {
    */
   readonly relief: 'later' | 'held'
   readonly about: string
+  /**
+   * Of a limit on work in a minute: how much of it a tenant has in any case, unless its limit is lower. A process that is short of time gives no more
+   * to whoever does more there than others.
+   */
+  readonly least?: number
 }
 
 const kibi = 1024
@@ -45,21 +50,30 @@ const gibi = 1024 * mebi
 
 /** The limits of a tenant: their names in role files and `/api/limits`, and their defaults. The plugin that owns a resource enforces its limit. */
 export const limitKinds = {
-  readsPerMinute: { default: 60_000, unit: 'requests', relief: 'later', about: 'Requests of the API that only read.' },
+  readsPerMinute: {
+    default: 60_000,
+    least: 600,
+    unit: 'requests',
+    relief: 'later',
+    about: 'Requests of the API that only read.',
+  },
   writesPerMinute: {
     default: 30_000,
+    least: 300,
     unit: 'requests',
     relief: 'later',
     about: 'Requests of the API that start runs or change something.',
   },
   chatsPerMinute: {
     default: 60_000,
+    least: 1_500,
     unit: 'requests',
     relief: 'later',
     about: 'Messages to published agents, with all keys together.',
   },
   transferBytesPerMinute: {
     default: 4 * gibi,
+    least: 64 * mebi,
     unit: 'bytes',
     relief: 'later',
     about:
@@ -140,6 +154,7 @@ export const limitKinds = {
   },
   toolCallsPerMinute: {
     default: 30_000,
+    least: 600,
     unit: 'calls',
     relief: 'later',
     about:
@@ -236,6 +251,12 @@ export type Limits = Readonly<Record<LimitName, number>>
 export const largestOf = (name: LimitName): number =>
   limitKinds[name].unit === 'bytes' ? Number.MAX_SAFE_INTEGER : 1_000_000_000
 
+/** How much of a limit on work in a minute a tenant has in any case, unless its limit is lower. */
+export const leastOf = (name: LimitName): number => {
+  const kind: LimitKind = limitKinds[name]
+  return kind.least ?? 0
+}
+
 /** The default limits. */
 export const defaultLimits: Limits = Object.fromEntries(
   limitNames.map((name) => [name, limitKinds[name].default]),
@@ -257,10 +278,14 @@ export const limitErrors = errorTable('limits', {
 export const isOverLimit = ({ code }: AppError): boolean =>
   code === limitErrors.limitReached.row.code || code === limitErrors.limitExceeded.row.code
 
-/** The refusal of a tenant that exceeds a limit. */
-export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: number): AppError {
+/** The refusal of a tenant that exceeds a limit. `now`: what the tenant has of it, if that is less than its limit. */
+export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: number, now = max): AppError {
   const { relief, about } = limitKinds[limit]
-  const message = `The limit ${limit} of this tenant is ${max}. ${about} See GET /api/limits.`
+  const crowded =
+    now < max
+      ? `It is ${now} at present, because this server is short of time and the tenant does more than others. `
+      : ''
+  const message = `The limit ${limit} of this tenant is ${max}. ${crowded}${about} See GET /api/limits.`
   const detail = { limit, max }
   if (relief === 'held') return limitErrors.limitExceeded({ message, detail })
   const headers = { 'retry-after': String(retryAfterSeconds ?? 1) }
@@ -314,6 +339,11 @@ export interface TenantLimits {
    * no turns exist at all.
    */
   turn(tenantId: string, kind: RequestLimit, weight: number, options?: { readonly patient?: boolean }): Promise<void>
+  /**
+   * Says that this process works for the tenant where nobody takes a turn, as at the start of a run that another process sends. Tenants that take more
+   * turns than their neighbours give way while the process is short of time.
+   */
+  works(tenantId: string): void
   /** Turns of work that no request waits for, at the pace of the writes of its tenant and beside them: `atOnce` pass at once after a pause. */
   pace(atOnce: number): WaitForTurn
   /**

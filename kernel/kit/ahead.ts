@@ -1,4 +1,4 @@
-import { ahead } from '#kit'
+import { ahead } from './rate-limit.ts'
 
 /** Milliseconds. While somebody waits for a turn, the event loop is looked at so often, and judged after so many looks. */
 const lookEveryMs = 10
@@ -12,6 +12,14 @@ const less = 0.87
 const more = 1.03
 /** Nobody looks any more when nobody has waited for so many judgements. */
 const restAfter = 100
+/** Who takes more than so many times as many turns as its neighbours on average gives way to them. */
+const unevenly = 1.2
+/** What each judgement takes from it: it may do far less than its limits allow, and is felt until they are below that. */
+const taken = 0.7
+/** No part is smaller: from there the way back takes fifteen seconds. */
+const leastPart = 1 / 100
+/** A tenant that has had no turn for so long is not there, in milliseconds. */
+const thereForMs = 60_000
 
 /** Looks at an event loop: `looked` hears how late each look was, in milliseconds. */
 export interface LoopLooks {
@@ -20,9 +28,10 @@ export interface LoopLooks {
 }
 
 /**
- * How many times the average of its limit a tenant may be ahead: three times, and less and less while this process is short of time, down to the
- * average itself. So whoever does all that its limits allow gets it spread over the minute when others would feel it, and nobody gets less than
- * its limits say. Costs nothing while no tenant waits for its turn.
+ * How far ahead of the average of its limits a tenant may be. Three times; and less and less while this process is short of time, down to the average
+ * itself, so whoever does all that its limits allow gets it spread over the minute when others would feel it. If that is not enough, whoever takes
+ * more turns here than the tenants of the last minute on average gives way: it has ever fewer than its limits say, down to what it has in any case. A
+ * tenant that is alone never does. Costs next to nothing while no tenant waits for its turn and only one has any.
  */
 export class Ahead {
   readonly #looks: LoopLooks
@@ -32,18 +41,42 @@ export class Ahead {
   #looked = 0
   /** Judgements since somebody waited; undefined: nobody looks. */
   #since: number | undefined
+  /** The turns of each tenant, of which older ones count less. */
+  readonly #turns = new Map<string, { lately: number; last: number }>()
+  /** Those who give way: the part of their limits that they have. */
+  readonly #parts = new Map<string, number>()
 
   constructor(looks: LoopLooks) {
     this.#looks = looks
   }
 
+  /** Of all tenants but those who give way: from 1 to 3. */
   get factor(): number {
     return this.#factor
+  }
+  /** How many tenants give way to others. */
+  get givingWay(): number {
+    return this.#parts.size
+  }
+  /** How much of a limit a tenant has now. `least`: what it has in any case, unless the limit is lower. */
+  rateOf(tenantId: string, limit: number, least: number): number {
+    const part = this.#parts.get(tenantId)
+    return part === undefined ? limit * this.#factor : Math.max(limit * part, Math.min(limit, least))
   }
   /** Somebody waits for its turn, so it matters whether the process is short of time. */
   waits(): void {
     if (this.#since === undefined) this.#looks.start((lateMs) => this.#look(lateMs))
     this.#since = 0
+  }
+  /** The process works for a tenant. Two of them may be in each other's way. */
+  works(tenantId: string, turns = 1): void {
+    const mine = this.#turns.get(tenantId) ?? { lately: 0, last: 0 }
+    // Nobody was there whom its earlier turns could have been in the way of.
+    if (this.#since === undefined) mine.lately = 0
+    mine.lately += turns
+    mine.last = performance.now()
+    this.#turns.set(tenantId, mine)
+    if (this.#turns.size > 1) this.waits()
   }
   stop(): void {
     this.#looks.stop()
@@ -55,11 +88,34 @@ export class Ahead {
     if (++this.#looked < looksOfJudgement) return
     this.#latelyMs = fading * this.#latelyMs + (1 - fading) * (this.#lateMs / looksOfJudgement)
     this.#lateMs = this.#looked = 0
-    this.#factor =
-      this.#latelyMs > shortMs ? Math.max(1, this.#factor * less) : Math.min(ahead.factor, this.#factor * more)
-    if (++this.#since! < restAfter || this.#factor < ahead.factor) return
+    // Whoever gives way is slowed down only when nobody is ahead any more.
+    const isShort = this.#latelyMs > shortMs
+    this.#weigh(isShort && this.#factor === 1)
+    this.#factor = isShort ? Math.max(1, this.#factor * less) : Math.min(ahead.factor, this.#factor * more)
+    if (++this.#since! < restAfter || this.#factor < ahead.factor || this.#parts.size > 0) return
     this.stop()
     this.#latelyMs = 0
+    this.#turns.clear()
+  }
+
+  /** Takes from whoever has more turns than the others, and gives back to the others. */
+  #weigh(isCrowded: boolean): void {
+    let all = 0
+    for (const { lately } of this.#turns.values()) all += lately
+    const many = unevenly * (all / this.#turns.size)
+    for (const [tenantId, part] of this.#parts) {
+      if (isCrowded && (this.#turns.get(tenantId)?.lately ?? 0) > many) continue
+      if (part * more < 1) this.#parts.set(tenantId, part * more)
+      else this.#parts.delete(tenantId)
+    }
+    const gone = performance.now() - thereForMs
+    for (const [tenantId, turns] of this.#turns) {
+      if (isCrowded && turns.lately > many) {
+        this.#parts.set(tenantId, Math.max(leastPart, (this.#parts.get(tenantId) ?? 1) * taken))
+      }
+      turns.lately *= fading
+      if (turns.last < gone) this.#turns.delete(tenantId)
+    }
   }
 }
 

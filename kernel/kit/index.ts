@@ -1,5 +1,7 @@
 // Calls between roles and to the services of providers: HTTP without web streams, tables of routes, and the link; who calls.
-export { type ClientAddress, countedAs, createClientAddress, networksOf, trustedProxies } from './addresses.ts'
+export { type ClientAddress, countedAs, createClientAddress, trustedProxies } from './addresses.ts'
+export { isWithinAny, type Network, networkOf, networksOf } from './addresses.ts'
+export { Ahead, type LoopLooks, loopLooks } from './ahead.ts'
 export { awaitFirstChunk, openOnRead, readBody, readJson, type Reply } from './answer.ts'
 export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './exchange.ts'

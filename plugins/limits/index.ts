@@ -31,6 +31,14 @@ export default definePlugin({
         this.set(limits.turns.factor)
       },
     })
+    new Gauge({
+      name: 'agent_orc_limits_giving_way',
+      help: 'Tenants that have fewer turns in this process than their limits say, because it is short of time and they take more than others.',
+      registers: [metrics],
+      collect() {
+        this.set(limits.turns.givingWay)
+      },
+    })
     onStart(() => limits.start())
     onStop(() => limits.stop())
     return { limits }

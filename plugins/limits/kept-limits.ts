@@ -153,12 +153,9 @@ export class KeptLimits implements TenantLimits {
   turn(tenantId: string, kind: LimitName, weight: number, { patient = false } = {}): Promise<void> {
     return this.turns.take(tenantId, kind, weight, patient)
   }
-  pace(atOnce: number): WaitForTurn {
-    return this.turns.pace(atOnce)
-  }
-  steady(atOnce: number): (tenantId: string) => number {
-    return this.turns.steady(atOnce)
-  }
+  readonly pace = (atOnce: number): WaitForTurn => this.turns.pace(atOnce)
+  readonly works = (tenantId: string): void => this.turns.works(tenantId)
+  readonly steady = (atOnce: number): ((tenantId: string) => number) => this.turns.steady(atOnce)
   /** Counts an answer that was larger than most: its tenant's next requests of this kind wait as long as if it had been several. */
   answered(tenantId: string, kind: LimitName, bytes: number): void {
     const more = turnsOf(bytes) - 1
@@ -188,8 +185,9 @@ export class KeptLimits implements TenantLimits {
   }
   /** Milliseconds until it is the turn of so many bytes. Undefined: the wait would be too long, so no turn was reserved. */
   #transfer(tenantId: string, bytes: number): number | undefined {
-    const everyMs = (60_000 * bytesOfTurn) / this.of(tenantId).transferBytesPerMinute
-    return this.#transfers.turnOf(tenantId, everyMs, bytes / bytesOfTurn)
+    const turns = bytes / bytesOfTurn
+    const everyMs = bytesOfTurn * this.turns.apart(tenantId, 'transferBytesPerMinute', turns)
+    return this.#transfers.turnOf(tenantId, everyMs, turns)
   }
   /** Counts a request: the first of a minute in this process, further ones where all processes count. */
   async hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit> {

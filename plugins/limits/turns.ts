@@ -1,7 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type LimitName, overLimit, type WaitForTurn } from '#contracts/limits'
-import { ahead, Pace } from '#kit'
-import { Ahead, type LoopLooks, loopLooks } from './ahead.ts'
+import { leastOf, type LimitName, overLimit, type WaitForTurn } from '#contracts/limits'
+import { Ahead, ahead, type LoopLooks, loopLooks, Pace } from '#kit'
 
 /** The longest wait of a request in ms, while turns pass at three times the average. When they are further apart, as many may wait. */
 const longestMs = 2_000
@@ -21,7 +20,7 @@ export class TenantTurns {
 
   /** Resolves when it is the turn of a request of this weight; see `TenantLimits.turn`. */
   async take(tenantId: string, kind: LimitName, weight: number, patient: boolean): Promise<void> {
-    const max = this.#limitOf(tenantId, kind)
+    this.#ahead.works(tenantId, weight)
     const longest = this.#longestMs
     // Patient work has its place behind those who wait: if it had to find one that is free, those who ask more often would have it each time.
     const waitMs = this.#pace.turnOf(
@@ -32,12 +31,22 @@ export class TenantTurns {
     )
     if (waitMs === 0) return
     this.#ahead.waits()
-    if (waitMs === undefined) throw overLimit(kind, max, Math.ceil(longest / 1_000))
+    if (waitMs === undefined) throw this.#over(tenantId, kind, Math.ceil(longest / 1_000))
     await sleep(waitMs, undefined, { ref: false })
   }
   /** Takes turns for what was done already. */
   owe(tenantId: string, kind: LimitName, turns: number): void {
+    this.#ahead.works(tenantId, turns)
     this.#pace.owe(keyOf(tenantId, kind), this.#everyMs(tenantId, kind), turns)
+  }
+  /** The process works for a tenant without a turn of it; see `TenantLimits.works`. */
+  works(tenantId: string): void {
+    this.#ahead.works(tenantId)
+  }
+  /** Milliseconds between two units of a limit on other things than turns, of which the tenant takes some that cost as much as `turns`. */
+  apart(tenantId: string, kind: LimitName, turns: number): number {
+    this.#ahead.works(tenantId, turns)
+    return 60_000 / Math.min(this.#limitOf(tenantId, kind), this.#rateOf(tenantId, kind))
   }
   /** Whether a request would be refused now, since as many wait as may. */
   isFull(tenantId: string, kind: LimitName): boolean {
@@ -47,6 +56,7 @@ export class TenantTurns {
   pace(atOnce: number): WaitForTurn {
     const pace = new Pace({ atOnce, longestMs: Infinity })
     return async (tenantId, signal, turns) => {
+      this.#ahead.works(tenantId, turns)
       const waitMs = pace.turnOf(tenantId, Math.min(mostApartMs, this.#everyMs(tenantId, 'writesPerMinute')), turns)!
       if (waitMs === 0) return
       this.#ahead.waits()
@@ -63,13 +73,24 @@ export class TenantTurns {
   get factor(): number {
     return this.#ahead.factor
   }
+  /** How many tenants have fewer turns than their limits say, because others need the time. */
+  get givingWay(): number {
+    return this.#ahead.givingWay
+  }
   stop(): void {
     this.#ahead.stop()
   }
 
   /** Milliseconds between two turns. */
   #everyMs(tenantId: string, kind: LimitName): number {
-    return 60_000 / (this.#limitOf(tenantId, kind) * this.#ahead.factor)
+    return 60_000 / this.#rateOf(tenantId, kind)
+  }
+  #rateOf(tenantId: string, kind: LimitName): number {
+    return this.#ahead.rateOf(tenantId, this.#limitOf(tenantId, kind), leastOf(kind))
+  }
+  #over(tenantId: string, kind: LimitName, retryAfterSeconds: number) {
+    const now = Math.floor(this.#rateOf(tenantId, kind))
+    return overLimit(kind, this.#limitOf(tenantId, kind), retryAfterSeconds, now)
   }
   get #longestMs(): number {
     return (longestMs * ahead.factor) / this.#ahead.factor

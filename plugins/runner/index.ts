@@ -9,7 +9,7 @@ import { SkillCache } from '#contracts/skills'
 import { Toolkit } from '#contracts/tools'
 import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers } from '#contracts/workers'
-import { acceptLinks, isOpen, isReachable, trusted } from '#kit'
+import { acceptLinks, Ahead, isOpen, isReachable, loopLooks, trusted } from '#kit'
 import { BroadcastReceiver } from './broadcast.ts'
 import { Conversations } from './conversations.ts'
 import { runnerRoutes, runRoutes, sessionRoutes, skillRoutes } from './routes.ts'
@@ -89,7 +89,9 @@ export default definePlugin({
     })
     sandboxes?.countIn(table)
     const conversations = new Conversations(table, deps, log)
+    const ahead = new Ahead(loopLooks())
     const runs = new Runs({
+      ahead,
       table,
       conversations,
       executors: deps,
@@ -99,7 +101,7 @@ export default definePlugin({
       mcpBase: () => config.mcpBaseUrl ?? config.baseUrl ?? ctx.urlOf('runner'),
     })
     const broadcast = new BroadcastReceiver((...change) => sandboxes?.sawProfile(...change))
-    const callTool = createToolCalls(toolkit, runs, deps)
+    const callTool = createToolCalls(toolkit, runs, deps, ahead)
     const { promise: listening, resolve: listens } = Promise.withResolvers<void>()
     if (config.baseUrl !== undefined) listens()
     const runner = createRunner({
@@ -138,6 +140,7 @@ export default definePlugin({
     const sweeping = setInterval(() => table.sweep(), sweepEveryMs)
     ctx.onStop(async () => {
       clearInterval(sweeping)
+      ahead.stop()
       await Promise.race([runs.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
     })
     ctx.beforeClose('runner', () => drain(runner, config.drain))

@@ -6,6 +6,7 @@ import { defaultLimits, overLimit } from '#contracts/limits'
 import { attachmentBytesOf } from '#contracts/prompt'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
+import type { Ahead } from '#kit'
 import type { RunOutput } from './output.ts'
 import { Run, type RunContext } from './run.ts'
 import { canMove, type LiveSession } from './sessions.ts'
@@ -23,12 +24,15 @@ const maxEndedBytes = 32 * 1024 * 1024
 export interface RunsOptions extends Omit<RunContext, 'keepBytes' | 'over' | 'mcpUrl'> {
   /** The base URL at which sidecars reach the MCP endpoints of this runner. Known once the kernel listens. */
   mcpBase(): string
+  /** Hears for which tenants this runner works. */
+  readonly ahead: Pick<Ahead, 'works'>
 }
 
 /** The runs of this runner: at most one under way in a session, and the output of ended ones for as long as another reader may come. */
 export class Runs {
   readonly ledgers = new Ledgers()
   readonly #host: RunContext
+  readonly #ahead: Pick<Ahead, 'works'>
   /** The runs that are not over, each with the bytes of its attachments. */
   readonly #runs = new Map<Run, number>()
   /** The output of the newest run of each session, by tenant and session. */
@@ -37,7 +41,8 @@ export class Runs {
   readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
   #endedBytes = 0
 
-  constructor({ mcpBase, ...shared }: RunsOptions) {
+  constructor({ mcpBase, ahead, ...shared }: RunsOptions) {
+    this.#ahead = ahead
     let base: string | undefined
     this.#host = {
       ...shared,
@@ -97,6 +102,7 @@ export class Runs {
   }
 
   #begin(tenantId: string, order: ExecuteRun): Run {
+    this.#ahead.works(tenantId)
     const bytes = this.#admit(tenantId, order)
     const session = this.#claim(tenantId, order)
     const skills = session.profile.pinnedSkills && skillsOf(this.#host.skills, session)

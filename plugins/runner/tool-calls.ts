@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { tenantKey } from '#contracts/ids'
-import { overLimit } from '#contracts/limits'
+import { leastOf, overLimit } from '#contracts/limits'
 import type { Replay } from '#contracts/replay'
 import { calledStage } from '#contracts/run-event'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
@@ -8,7 +8,7 @@ import { runnerErrors } from '#contracts/runner-errors'
 import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
 import type { VfsManager } from '#contracts/vfs-manager'
 import type { SandboxWorkers } from '#contracts/workers'
-import { Pace } from '#kit'
+import { type Ahead, Pace } from '#kit'
 import { callApp } from './apps.ts'
 import { approvalTool } from '#contracts/approvals'
 import { askFor, callOf, refusalOf } from './permissions.ts'
@@ -33,13 +33,16 @@ export function createToolCalls(
   toolkit: Toolkit,
   runs: RunsUnderWay,
   { sandboxes, vfs }: { readonly sandboxes: SandboxWorkers | undefined; readonly vfs: VfsManager | undefined },
+  ahead: Ahead,
 ): RunnerSessions['invokeTool'] {
   const turns = new Pace(pace)
   const turn = async ({ tenantId, limits }: RunnerSession, signal: AbortSignal): Promise<void> => {
     const most = limits?.toolCallsPerMinute
     if (most === undefined) return
-    const waitMs = turns.turnOf(tenantId, 60_000 / most)
-    if (waitMs === undefined) throw overLimit('toolCallsPerMinute', most, pace.longestMs / 1_000)
+    ahead.works(tenantId)
+    const now = Math.min(most, ahead.rateOf(tenantId, most, leastOf('toolCallsPerMinute')))
+    const waitMs = turns.turnOf(tenantId, 60_000 / now)
+    if (waitMs === undefined) throw overLimit('toolCallsPerMinute', most, pace.longestMs / 1_000, Math.floor(now))
     // If the run ends during the wait, the call proceeds and its tool sees the aborted signal.
     if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
   }

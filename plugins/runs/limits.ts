@@ -74,6 +74,7 @@ export class RunLimits {
   /** Takes a slot. True: the caller has one and must give it back. */
   take(tenantId: string): boolean | Promise<boolean> {
     if (!this.#limits) return true
+    this.#limits.works(tenantId)
     const share = this.#of(tenantId)
     // An operator may have lowered the limit since.
     share.held = Math.min(share.held, this.#limits.of(tenantId).runningRuns)

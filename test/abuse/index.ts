@@ -74,7 +74,8 @@ function readOptions(args: string[]): Options {
   if (!(seconds > 0)) throw new Error('--seconds takes a number')
   const { plan = 'small', only = '' } = values
   if (plan !== 'small' && plan !== 'default') throw new Error('--plan takes small or default')
-  return { seconds, only, limits: plan === 'small' ? smallPlan : {} }
+  // The fleet of the benches has next to no limits, so each is given to the tenant.
+  return { seconds, only, limits: plan === 'small' ? smallPlan : defaultLimits }
 }
 
 interface Fleet {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError } from '#kernel'
-import { Ahead, type LoopLooks } from '../ahead.ts'
+import { Ahead, type LoopLooks } from '#kit'
 import { TenantTurns } from '../turns.ts'
 
 /** Looks that happen when the test says so. */
@@ -114,6 +114,25 @@ test('as many requests wait for their turns as before, and who is refused hears 
   const [short, later] = await fill('globex')
   assert.ok(Math.abs(usual - short) <= 1, `${usual} and ${short}`)
   assert.deepEqual([soon, later], ['2', '6'])
+})
+
+test('a tenant that gives way is told how much of its limit it has at present', async () => {
+  const { looks, pass } = scripted()
+  const turns = new TenantTurns(() => 60_000, looks)
+  const crowd = (): void => {
+    for (let n = 0; n < 60; n++) {
+      turns.owe('heavy', 'readsPerMinute', 10)
+      turns.works('light')
+      pass(0.1, 20)
+    }
+  }
+  crowd()
+  const error: unknown = await turns.take('heavy', 'readsPerMinute', 1, false).catch((error: unknown) => error)
+  assert.ok(isAppError(error) && error.code === 'limit_reached')
+  assert.deepEqual(error.detail, { limit: 'readsPerMinute', max: 60_000 })
+  assert.match(error.message, /is 60000\. It is 600 at present, because this server is short of time/)
+  await turns.take('light', 'readsPerMinute', 1, false)
+  assert.equal(turns.givingWay, 1)
 })
 
 test('patient work takes its place behind those who wait, where others are refused', async () => {

@@ -4,6 +4,7 @@ import type { Replay } from '#contracts/replay'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RunnerSession } from '#contracts/runner'
 import type { Toolkit } from '#contracts/tools'
+import { Ahead } from '#kit'
 import { createToolCalls, type Ledger, Ledgers } from '../tool-calls.ts'
 import { codeOf, collect, execute, hang, profile, run, runnerOf, type Script, types, until } from './fixtures.ts'
 
@@ -270,15 +271,22 @@ test('a sidecar that does not stamp its lines may be reported between, and a rep
 })
 
 test('the calls of a tenant take turns: some pass at once, and one that would wait for too long is refused', async () => {
+  let looked: ((lateMs: number) => void) | undefined
   const toolkit = { specs: () => [], invoke: async () => ({ ok: true, content: 'done' }) } as unknown as Toolkit
   const call = createToolCalls(
     toolkit,
     { ledgers: new Ledgers(), of: () => undefined },
     { sandboxes: undefined, vfs: undefined },
+    new Ahead({ start: (told) => void (looked = told), stop: () => {} }),
   )
-  const outcomes = async (tenantId: string, limits: RunnerSession['limits'], count: number): Promise<number[]> => {
+  const outcomes = async (
+    tenantId: string,
+    limits: RunnerSession['limits'],
+    count: number,
+    signal = new AbortController().signal,
+  ): Promise<number[]> => {
     const session = { id: 's', tenantId, tools: ['clock'], profile, limits } as unknown as RunnerSession
-    const calls = Array.from({ length: count }, () => call(session, 'clock', {}, new AbortController().signal))
+    const calls = Array.from({ length: count }, () => call(session, 'clock', {}, signal))
     const settled = await Promise.allSettled(calls)
     const refused = settled.filter(
       (one) => one.status === 'rejected' && (one.reason as { code: string }).code === 'limit_reached',
@@ -289,4 +297,13 @@ test('the calls of a tenant take turns: some pass at once, and one that would wa
   assert.deepEqual(await outcomes('quick', { toolCallsPerMinute: 6_000 }, 23), [23, 0])
   assert.deepEqual(await outcomes('none', { toolCallsPerMinute: 0 }, 1), [0, 1])
   assert.deepEqual(await outcomes('any', undefined, 23), [23, 0])
+  // This runner is short of time, and one tenant calls more tools than the others. Its run has ended, so nothing is waited for.
+  for (let n = 0; n < 50; n++) {
+    await outcomes('heavy', { toolCallsPerMinute: 1_000_000 }, 2, AbortSignal.abort())
+    for (let look = 0; look < 10; look++) looked!(20)
+  }
+  assert.deepEqual(await outcomes('heavy', { toolCallsPerMinute: 600 }, 23, AbortSignal.abort()), [23, 0])
+  assert.deepEqual(await outcomes('quick', { toolCallsPerMinute: 1_000_000 }, 900), [900, 0])
+  const most = await outcomes('heavy', { toolCallsPerMinute: 30_000 }, 900, AbortSignal.abort())
+  assert.ok(most[1]! > 300, `${most} of 900 were done and refused`)
 })

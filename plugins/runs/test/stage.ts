@@ -251,6 +251,7 @@ export function limitsOf(own: Partial<Limits>): TenantLimits {
     guard: nothing,
     holdAnswer: () => nothing,
     turn: async () => {},
+    works: () => {},
     steady: () => () => 0,
     pace(atOnce) {
       const pace = new Pace({ atOnce, longestMs: Infinity })
