@@ -42,7 +42,10 @@ export function networksOf(names: readonly string[], bounds: readonly string[] |
   return names.map((name, i) => {
     const field = `body/allowedAddresses/${i}`
     const network = networkOf(name)
-    if (!network) throw invalidField(field, 'must be an IP address or a network such as 10.0.0.0/8')
+    if (!network || name.includes('%'))
+      throw invalidField(field, 'must be an IP address or a network such as 10.0.0.0/8')
+    if (network[0] instanceof ipaddr.IPv6 && network[0].isIPv4MappedAddress())
+      throw invalidField(field, 'must be written as IPv4, as the addresses of clients are')
     const first = firstOf(name, network)
     if (first !== network[0].toString()) throw invalidField(field, `must be the network itself: ${first}/${network[1]}`)
     if (outer?.every(([address, bits]) => bits > network[1] || !isWithin(network[0], [address, bits]))) {

@@ -12,7 +12,7 @@ const less = 0.87
 const more = 1.03
 /** Nobody looks any more when nobody has waited for so many judgements. */
 const restAfter = 100
-/** Who takes more than so many times as many turns as its neighbours on average gives way to them. */
+/** Those with about as many turns as the one with the most, up to so many times fewer, give way together to all others. */
 const unevenly = 1.2
 /** What each judgement takes from it: it may do far less than its limits allow, and is felt until they are below that. */
 const taken = 0.7
@@ -29,9 +29,9 @@ export interface LoopLooks {
 
 /**
  * How far ahead of the average of its limits a tenant may be. Three times; and less and less while this process is short of time, down to the average
- * itself, so whoever does all that its limits allow gets it spread over the minute when others would feel it. If that is not enough, whoever takes
- * more turns here than the tenants of the last minute on average gives way: it has ever fewer than its limits say, down to what it has in any case. A
- * tenant that is alone never does. Costs next to nothing while no tenant waits for its turn and only one has any.
+ * itself, so whoever does all that its limits allow gets it spread over the minute when others would feel it. If that is not enough, those who take
+ * the most turns here give way to the other tenants of the last minute: they have ever fewer than their limits say, down to what they have in any
+ * case. A tenant that is alone never does. Costs next to nothing while no tenant waits for its turn and only one has any.
  */
 export class Ahead {
   readonly #looks: LoopLooks
@@ -61,7 +61,7 @@ export class Ahead {
   /** How much of a limit a tenant has now. `least`: what it has in any case, unless the limit is lower. */
   rateOf(tenantId: string, limit: number, least: number): number {
     const part = this.#parts.get(tenantId)
-    return part === undefined ? limit * this.#factor : Math.max(limit * part, Math.min(limit, least))
+    return this.#factor * (part === undefined ? limit : Math.max(limit * part, Math.min(limit, least)))
   }
   /** Somebody waits for its turn, so it matters whether the process is short of time. */
   waits(): void {
@@ -98,19 +98,23 @@ export class Ahead {
     this.#turns.clear()
   }
 
-  /** Takes from whoever has more turns than the others, and gives back to the others. */
+  /** Takes from those who have the most turns, if others are there, and gives back to the others. */
   #weigh(isCrowded: boolean): void {
-    let all = 0
-    for (const { lately } of this.#turns.values()) all += lately
-    const many = unevenly * (all / this.#turns.size)
+    let [most, fewest] = [0, Infinity]
+    for (const { lately } of this.#turns.values()) {
+      most = Math.max(most, lately)
+      fewest = Math.min(fewest, lately)
+    }
+    const many = most / unevenly
+    const takes = isCrowded && fewest < many
     for (const [tenantId, part] of this.#parts) {
-      if (isCrowded && (this.#turns.get(tenantId)?.lately ?? 0) > many) continue
+      if (takes && (this.#turns.get(tenantId)?.lately ?? 0) >= many) continue
       if (part * more < 1) this.#parts.set(tenantId, part * more)
       else this.#parts.delete(tenantId)
     }
     const gone = performance.now() - thereForMs
     for (const [tenantId, turns] of this.#turns) {
-      if (isCrowded && turns.lately > many) {
+      if (takes && turns.lately >= many) {
         this.#parts.set(tenantId, Math.max(leastPart, (this.#parts.get(tenantId) ?? 1) * taken))
       }
       turns.lately *= fading

@@ -150,8 +150,8 @@ interface PaceOptions {
 /** Spreads bursts over time, by key, because a minute's worth of work in a single second would affect everybody else. */
 export class Pace {
   readonly #options: PaceOptions
-  /** The time of each key's next turn. */
-  readonly #next = new Map<string, number>()
+  /** The time of each key's next turn, and how far apart its turns were when that was found. */
+  readonly #next = new Map<string, { readonly at: number; readonly everyMs: number }>()
   #cleanAt = 0
 
   constructor(options: PaceOptions) {
@@ -181,14 +181,19 @@ export class Pace {
   }
 
   #take(key: string, everyMs: number, turns: number, now: number): void {
-    this.#next.set(key, Math.max(now, this.#next.get(key) ?? 0) + turns * everyMs)
+    this.#next.set(key, { at: this.#atOf(key, everyMs, now) + turns * everyMs, everyMs })
   }
   #waitOf(key: string, everyMs: number, now: number): number {
-    return Math.max(0, (this.#next.get(key) ?? 0) - now - this.#options.atOnce * everyMs)
+    return Math.max(0, this.#atOf(key, everyMs, now) - now - this.#options.atOnce * everyMs)
+  }
+  /** What was taken are turns: when they are further apart than they were, or closer, the next one is as much later or earlier. */
+  #atOf(key: string, everyMs: number, now: number): number {
+    const next = this.#next.get(key)
+    return next && next.at > now ? now + (next.at - now) * (everyMs / next.everyMs) : now
   }
 
   #clean(now: number): void {
-    for (const [key, next] of this.#next) if (next <= now) this.#next.delete(key)
+    for (const [key, { at }] of this.#next) if (at <= now) this.#next.delete(key)
     this.#cleanAt = now + 60_000
   }
 }

@@ -164,12 +164,13 @@ export class KeptLimits implements TenantLimits {
   /** Resolves when the tenant may send a request body, which comes at once. Rejects with an AppError if the wait would exceed `longestTransferMs`. */
   async turnOfBody(tenantId: string, bytes: number): Promise<void> {
     const waitMs = this.#transfer(tenantId, bytes)
-    const { transferBytesPerMinute: max } = this.of(tenantId)
     if (waitMs === undefined) {
+      const max = this.of(tenantId).transferBytesPerMinute
+      const now = this.turns.nowOf(tenantId, 'transferBytesPerMinute')
       // Whoever is refused may send all of it again, and what was sent has to be read to be dropped. So a refusal takes as long as the body would have
       // taken, up to the longest wait: asking again is no faster than waiting. Nothing is read meanwhile.
-      await this.#hold(tenantId, Math.min(longestTransferMs, (bytes * 60_000) / max))
-      throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000)
+      await this.#hold(tenantId, Math.min(longestTransferMs, (bytes * 60_000) / now))
+      throw overLimit('transferBytesPerMinute', max, longestTransferMs / 1_000, Math.floor(now))
     }
     if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
   }
@@ -186,8 +187,10 @@ export class KeptLimits implements TenantLimits {
   /** Milliseconds until it is the turn of so many bytes. Undefined: the wait would be too long, so no turn was reserved. */
   #transfer(tenantId: string, bytes: number): number | undefined {
     const turns = bytes / bytesOfTurn
-    const everyMs = bytesOfTurn * this.turns.apart(tenantId, 'transferBytesPerMinute', turns)
-    return this.#transfers.turnOf(tenantId, everyMs, turns)
+    const everyMs = (60_000 * bytesOfTurn) / this.turns.nowOf(tenantId, 'transferBytesPerMinute')
+    const waitMs = this.#transfers.turnOf(tenantId, everyMs, turns)
+    if (waitMs !== undefined) this.turns.passed(tenantId, turns)
+    return waitMs
   }
   /** Counts a request: the first of a minute in this process, further ones where all processes count. */
   async hit(kv: Pick<Kv, 'hit'>, key: string, max: number, seconds: number): Promise<Hit> {
@@ -214,8 +217,7 @@ export class KeptLimits implements TenantLimits {
   }
   async usedBy(tenantId: string): Promise<Partial<Limits>> {
     const counted = [...this.#uses].map(async ([name, count]) => [name, await count(tenantId)] as const)
-    const known = (await Promise.all(counted)).filter(([, used]) => used !== undefined)
-    return Object.fromEntries(known)
+    return Object.fromEntries((await Promise.all(counted)).filter(([, used]) => used !== undefined))
   }
 
   async start(): Promise<void> {

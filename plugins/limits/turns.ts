@@ -43,10 +43,13 @@ export class TenantTurns {
   works(tenantId: string): void {
     this.#ahead.works(tenantId)
   }
-  /** Milliseconds between two units of a limit on other things than turns, of which the tenant takes some that cost as much as `turns`. */
-  apart(tenantId: string, kind: LimitName, turns: number): number {
-    this.#ahead.works(tenantId, turns)
-    return 60_000 / Math.min(this.#limitOf(tenantId, kind), this.#rateOf(tenantId, kind))
+  /** Bytes for so many turns were passed on, which costs far less than as many requests. */
+  passed(tenantId: string, turns: number): void {
+    this.#ahead.works(tenantId, turns / 16)
+  }
+  /** How much of a limit in which nobody is ahead a tenant has in a minute now. */
+  nowOf(tenantId: string, kind: LimitName): number {
+    return Math.min(this.#limitOf(tenantId, kind), this.#rateOf(tenantId, kind))
   }
   /** Whether a request would be refused now, since as many wait as may. */
   isFull(tenantId: string, kind: LimitName): boolean {

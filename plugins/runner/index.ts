@@ -140,8 +140,8 @@ export default definePlugin({
     const sweeping = setInterval(() => table.sweep(), sweepEveryMs)
     ctx.onStop(async () => {
       clearInterval(sweeping)
-      ahead.stop()
       await Promise.race([runs.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
+      ahead.stop()
     })
     ctx.beforeClose('runner', () => drain(runner, config.drain))
     return { locals: { local: runner }, sessions }

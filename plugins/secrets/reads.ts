@@ -90,13 +90,15 @@ const upsert = (tenantId: string, reads: readonly Read[]): Statement => ({
 const trim = (tenantId: string, reads: readonly Read[]): Statement => ({
   name: 'secrets_reads_trim',
   text: `WITH due AS MATERIALIZED (
-           SELECT name, reader FROM (
-             SELECT name, reader, row_number() OVER (PARTITION BY name ORDER BY last_read_at DESC, reader) AS place
+           SELECT name, reader, last_read_at FROM (
+             SELECT name, reader, last_read_at, row_number() OVER (PARTITION BY name ORDER BY last_read_at DESC, reader) AS place
              FROM secret_reads WHERE tenant_id = $1 AND name = ANY ($2)) n
            WHERE place > ${maxReaders}
          ), free AS MATERIALIZED (
            SELECT id FROM tenants WHERE id = $1 AND NOT legal_hold AND EXISTS (SELECT FROM due) FOR SHARE)
          DELETE FROM secret_reads r USING due
-         WHERE EXISTS (SELECT FROM free) AND r.tenant_id = $1 AND r.name = due.name AND r.reader = due.reader`,
+         WHERE EXISTS (SELECT FROM free) AND r.tenant_id = $1 AND r.name = due.name AND r.reader = due.reader
+           -- Another process may have noted a newer read.
+           AND r.last_read_at = due.last_read_at`,
   values: [tenantId, [...new Set(reads.map(({ name }) => name))]],
 })

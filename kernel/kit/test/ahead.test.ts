@@ -58,10 +58,28 @@ test('nobody gives way to tenants that do as much, to nobody, or to those that l
   assert.equal(alone.ahead.givingWay, 0)
 })
 
+test('those with the most give way together, and idle tenants make nobody heavy', () => {
+  const five = scripted()
+  five.pass(6, 20, { a: 100, b: 95, c: 105, d: 100, e: 100, light: 1 })
+  assert.equal(five.ahead.givingWay, 5)
+  assert.equal(five.rateOf('light'), 60_000)
+  const idle = scripted()
+  for (let n = 0; n < 50; n++) idle.ahead.works(`idle-${n}`)
+  idle.pass(6, 20, { heavy: 300, little: 10 })
+  assert.deepEqual([idle.ahead.givingWay, idle.rateOf('heavy'), idle.rateOf('little')], [1, 600, 60_000])
+})
+
+test('a tenant that gave way is ahead of what it has in any case as soon as the process has time', () => {
+  const { pass, rateOf } = scripted()
+  pass(6, 20, { heavy: 300, light: 1 })
+  pass(4.5, 0.1, { heavy: 10, light: 1 })
+  assert.ok(rateOf('heavy') >= 1_800, `${rateOf('heavy')} turns a minute`)
+})
+
 test('what a tenant did while it was alone does not count, and nobody looks while there is only one', () => {
   const { ahead, pass, isLooking } = scripted()
   pass(60, 20, { heavy: 1_000 })
   assert.equal(isLooking(), false)
-  pass(5, 20, { heavy: 10, light: 12 })
+  pass(5, 20, { heavy: 12, light: 12 })
   assert.deepEqual([isLooking(), ahead.givingWay], [true, 0])
 })

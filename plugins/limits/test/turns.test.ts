@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError } from '#kernel'
-import { Ahead, type LoopLooks } from '#kit'
+import { Ahead, type LoopLooks, Pace } from '#kit'
 import { TenantTurns } from '../turns.ts'
 
 /** Looks that happen when the test says so. */
@@ -133,6 +133,19 @@ test('a tenant that gives way is told how much of its limit it has at present', 
   assert.match(error.message, /is 60000\. It is 600 at present, because this server is short of time/)
   await turns.take('light', 'readsPerMinute', 1, false)
   assert.equal(turns.givingWay, 1)
+})
+
+test('turns that were taken are paid at the pace of now', (t) => {
+  let now = 1_000
+  t.mock.method(performance, 'now', () => now)
+  const pace = new Pace({ atOnce: 1, longestMs: Infinity })
+  // At a turn each second, ten turns are ten seconds; at ten in a second they are one.
+  pace.owe('acme', 1_000, 10)
+  assert.equal(pace.turnOf('acme', 100), 900)
+  now += 500
+  assert.equal(pace.turnOf('acme', 1_000), 5_000)
+  now += 60_000
+  assert.equal(pace.turnOf('acme', 1_000), 0)
 })
 
 test('patient work takes its place behind those who wait, where others are refused', async () => {

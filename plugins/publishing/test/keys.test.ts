@@ -85,6 +85,8 @@ test('a key has the networks that it is issued for, and so has what replaces it'
   for (const [wrong, sentence] of [
     [['10.0.0.1/8'], /allowedAddresses\/0 must be the network itself: 10.0.0.0\/8/],
     [['10.0.0.0/8', 'example.com'], /allowedAddresses\/1 must be an IP address or a network/],
+    [['fe80::1%eth0'], /allowedAddresses\/0 must be an IP address or a network/],
+    [['::ffff:10.0.0.0/104'], /allowedAddresses\/0 must be written as IPv4/],
     [[], /allowedAddresses/],
   ] as const) {
     const reply = await issue(wrong)
