@@ -61,7 +61,7 @@ export class Ahead {
   /** How much of a limit a tenant has now. `least`: what it has in any case, unless the limit is lower. */
   rateOf(tenantId: string, limit: number, least: number): number {
     const part = this.#parts.get(tenantId)
-    return this.#factor * (part === undefined ? limit : Math.max(limit * part, Math.min(limit, least)))
+    return part === undefined ? limit * this.#factor : Math.max(limit * part, Math.min(limit, least) * this.#factor)
   }
   /** Somebody waits for its turn, so it matters whether the process is short of time. */
   waits(): void {
