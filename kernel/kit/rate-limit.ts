@@ -186,10 +186,10 @@ export class Pace {
   #waitOf(key: string, everyMs: number, now: number): number {
     return Math.max(0, this.#atOf(key, everyMs, now) - now - this.#options.atOnce * everyMs)
   }
-  /** What was taken are turns: when they are further apart than they were, or closer, the next one is as much later or earlier. */
+  /** When turns are closer than they were, the next one is as much earlier. When they are further apart, what was taken before costs no more. */
   #atOf(key: string, everyMs: number, now: number): number {
     const next = this.#next.get(key)
-    return next && next.at > now ? now + (next.at - now) * (everyMs / next.everyMs) : now
+    return next && next.at > now ? now + (next.at - now) * Math.min(1, everyMs / next.everyMs) : now
   }
 
   #clean(now: number): void {

@@ -225,7 +225,7 @@ const mostBytes = 1024 * 1024
 const goneAtOnce = 100
 
 /** SQL: the approvals of the tenant and end user that are the first two values of a statement, as their index has them. */
-const theirs = 'tenant_id = $1 AND md5(end_user_id) = md5($2) AND end_user_id = $2'
+export const theirs = 'tenant_id = $1 AND md5(end_user_id) = md5($2) AND end_user_id = $2'
 
 /**
  * The personal data in approvals: what agents asked for on behalf of an end user. Approvals that still wait are not erased here; they go with their
@@ -250,7 +250,7 @@ export const createEndUserData = (database: Database): EndUserStore => ({
   async erase(tenantId, endUserId, signal) {
     const gone = {
       text: `DELETE FROM approvals WHERE tenant_id = $1 AND id = ANY (ARRAY(
-               SELECT id FROM approvals WHERE ${theirs} AND status <> 'waiting' LIMIT ${goneAtOnce} FOR UPDATE)) RETURNING 1`,
+               SELECT id FROM approvals WHERE ${theirs} AND status <> 'waiting' ORDER BY id LIMIT ${goneAtOnce} FOR UPDATE)) RETURNING 1`,
       values: [tenantId, endUserId],
     }
     let erased = 0

@@ -135,7 +135,7 @@ test('a tenant that gives way is told how much of its limit it has at present', 
   assert.equal(turns.givingWay, 1)
 })
 
-test('turns that were taken are paid at the pace of now', (t) => {
+test('turns that were taken at a slow pace are paid at the pace of now, and others cost no more than they did', (t) => {
   let now = 1_000
   t.mock.method(performance, 'now', () => now)
   const pace = new Pace({ atOnce: 1, longestMs: Infinity })
@@ -143,7 +143,9 @@ test('turns that were taken are paid at the pace of now', (t) => {
   pace.owe('acme', 1_000, 10)
   assert.equal(pace.turnOf('acme', 100), 900)
   now += 500
-  assert.equal(pace.turnOf('acme', 1_000), 5_000)
+  // 600 ms are left of eleven turns, and they stay 600: one turn comes at once, and the next one waits for them.
+  assert.equal(pace.turnOf('acme', 1_000), 0)
+  assert.equal(pace.turnOf('acme', 1_000), 600)
   now += 60_000
   assert.equal(pace.turnOf('acme', 1_000), 0)
 })
