@@ -16,7 +16,9 @@ const restAfter = 100
 const unevenly = 1.2
 /** What each judgement takes from it: it may do far less than its limits allow, and is felt until they are below that. */
 const taken = 0.7
-/** No part is smaller: from there the way back takes fifteen seconds. */
+/** What each judgement gives back: by more of it they would be in the way of others most of the time. */
+const given = 1.01
+/** No part is smaller: from there the way back takes three quarters of a minute. */
 const leastPart = 1 / 100
 /** A tenant that has had no turn for so long is not there, in milliseconds. */
 const thereForMs = 60_000
@@ -109,7 +111,7 @@ export class Ahead {
     const takes = isCrowded && fewest < many
     for (const [tenantId, part] of this.#parts) {
       if (takes && (this.#turns.get(tenantId)?.lately ?? 0) >= many) continue
-      if (part * more < 1) this.#parts.set(tenantId, part * more)
+      if (part * given < 1) this.#parts.set(tenantId, part * given)
       else this.#parts.delete(tenantId)
     }
     const gone = performance.now() - thereForMs

@@ -34,7 +34,7 @@ test('whoever takes more turns than others gives way while the process is crowde
   // It takes no more than the other one now.
   pass(3, 20, { heavy: 10, light: 20 })
   assert.ok(rateOf('heavy') > 600)
-  pass(30, 0.1, { heavy: 10, light: 20 })
+  pass(60, 0.1, { heavy: 10, light: 20 })
   assert.deepEqual([rateOf('heavy'), rateOf('light'), ahead.givingWay], [180_000, 180_000, 0])
 })
 
@@ -54,7 +54,7 @@ test('nobody gives way to tenants that do as much, to nobody, or to those that l
   alone.pass(3, 20, { heavy: 300 })
   assert.equal(alone.ahead.givingWay, 1, 'the other one may come back')
   now += 2_000
-  alone.pass(20, 20, { heavy: 300 })
+  alone.pass(60, 20, { heavy: 300 })
   assert.equal(alone.ahead.givingWay, 0)
 })
 
